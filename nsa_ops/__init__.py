@@ -1,1 +1,1 @@
-"""The operator's side: pods, runs and backups, over a transport. Importing this imports nothing else."""
+"""The operator's side: pods, runs and backups over a transport. Importing it imports nothing."""

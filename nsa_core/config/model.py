@@ -1,0 +1,77 @@
+"""The widths of the language model."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from nsa_core.config.base import FrozenModel
+from nsa_core.config.nsa import NSAConfig
+
+
+class GateConfig(FrozenModel):
+    """How the three branches are mixed (paper Eq. 5).
+
+    Attributes:
+        kind: `linear` is sigmoid(W x + b); `mlp` puts one hidden layer before it; `softmax` makes
+            the three shares sum to one.
+        temperature: Divides the logits of `softmax`.
+        per: One gate per query head, or one per key/value group.
+    """
+
+    kind: Literal["linear", "mlp", "softmax"] = "linear"
+    temperature: float = Field(1.0, gt=0)
+    per: Literal["head", "group"] = "head"
+
+
+class RopeConfig(FrozenModel):
+    """Rotary position embedding: base frequency and how it is stretched for longer contexts.
+
+    Attributes:
+        base: Base of the geometric series of wavelengths.
+        scaling: `none`, `linear` (positions divided by `scale`) or `yarn` (arXiv 2309.00071).
+        scale: Target context over trained context; 1 changes nothing.
+        trained_context: Tokens the model was trained with; `yarn` needs it.
+    """
+
+    base: float = Field(10_000.0, gt=1)
+    scaling: Literal["none", "linear", "yarn"] = "none"
+    scale: float = Field(1.0, ge=1)
+    trained_context: int = Field(2048, ge=1)
+
+
+class ModelConfig(FrozenModel):
+    """A decoder-only language model with NSA or, as the control, dense causal attention."""
+
+    attention: Literal["nsa", "dense"] = "nsa"
+    vocab_size: int = Field(50_304, ge=2)
+    dim: int = Field(768, ge=1)
+    num_layers: int = Field(12, ge=1)
+    num_heads: int = Field(12, ge=1)
+    num_kv_groups: int = Field(2, ge=1)
+    head_dim_k: int = Field(64, ge=2)
+    head_dim_v: int = Field(64, ge=1)
+    mlp_width: int = Field(2048, ge=1)
+    activation: Literal["swiglu", "silu"] = "swiglu"
+    tie_embeddings: bool = True
+    norm_eps: float = Field(1e-6, gt=0)
+    gate: GateConfig = GateConfig()
+    rope: RopeConfig = RopeConfig()
+    nsa: NSAConfig = NSAConfig()
+
+    @model_validator(mode="after")
+    def _check_widths(self) -> Self:
+        if self.num_heads % self.num_kv_groups:
+            message = (
+                f"num_heads {self.num_heads} must be a multiple of "
+                f"num_kv_groups {self.num_kv_groups}"
+            )
+            raise ValueError(message)
+        if self.head_dim_k % 2:
+            message = f"head_dim_k {self.head_dim_k} must be even: rotary embedding turns pairs"
+            raise ValueError(message)
+        return self
+
+    @property
+    def heads_per_group(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.num_heads // self.num_kv_groups

@@ -1,0 +1,191 @@
+"""Everything else a training run is configured by: data, schedule, optimizer, stops, limits."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from nsa_core.config.base import FrozenModel
+
+Precision = Literal["bf16", "fp16", "fp32"]
+BackendName = Literal["auto", "sdpa", "triton", "flash"]
+
+
+class DataConfig(FrozenModel):
+    """Where the text comes from and how it becomes batches.
+
+    Attributes:
+        source: `stdlib` is the text of the machine's Python library; `synthetic` is for smoke runs.
+        path: File or folder of `fineweb_edu_local`; a dataset name for `fineweb_edu`.
+        subset: Subset of `fineweb_edu` on the hub.
+        text_key: Field of a JSON or Parquet record that holds the text.
+        cache_dir: Folder of the token shards; relative paths are below the pod's root.
+        tokenizer: `byte`, `gpt2`, or `bpe` (trained on the run's own text).
+        tokenizer_path: Local vocabulary folder for `gpt2`; saved tokenizer for `bpe`.
+        bpe_vocab_size: Vocabulary of a `bpe` trained here, special tokens included.
+        max_tokens: Stop staging after this many tokens; 0 means all.
+        validation_fraction: Share of documents, chosen by content hash, kept out of training.
+        loader_timeout_s: Deadline of the first batch and of every later one.
+        prefetch: Batches kept ready by the loader's thread; 0 fetches in the loop.
+        warmup_batches: Batches fetched before the first step is timed.
+        document_batch: Documents tokenised at a time while staging.
+        pack_documents: Cut attention at document borders.
+        synthetic_on_fail: Smoke runs only: random tokens when the data cannot be opened.
+    """
+
+    source: Literal["stdlib", "fineweb_edu_local", "fineweb_edu", "synthetic"] = "fineweb_edu"
+    path: str = ""
+    subset: str = "sample-10BT"
+    text_key: str = "text"
+    cache_dir: Path = Path("data")
+    tokenizer: Literal["byte", "gpt2", "bpe"] = "gpt2"
+    tokenizer_path: str = ""
+    bpe_vocab_size: int = Field(8192, ge=300, le=65536)
+    max_tokens: int = Field(0, ge=0)
+    validation_fraction: float = Field(0.01, gt=0, lt=1)
+    loader_timeout_s: float = Field(120.0, gt=0)
+    prefetch: int = Field(4, ge=0)
+    warmup_batches: int = Field(0, ge=0)
+    document_batch: int = Field(64, ge=1)
+    pack_documents: bool = True
+    synthetic_on_fail: bool = False
+
+    @model_validator(mode="after")
+    def _check_path(self) -> Self:
+        if self.source == "fineweb_edu_local" and not self.path:
+            message = (
+                "source fineweb_edu_local needs data.path: a text, JSONL or Parquet file or folder"
+            )
+            raise ValueError(message)
+        return self
+
+
+class BatchConfig(FrozenModel):
+    """Tokens of one optimizer step: micro_batch x accumulation x world size x seq_len."""
+
+    seq_len: int = Field(2048, ge=2)
+    micro_batch: int = Field(8, ge=1)
+    accumulation: int = Field(1, ge=1)
+
+    def tokens_per_step(self, world_size: int = 1) -> int:
+        """Tokens that one optimizer step consumes on all ranks together."""
+        return self.seq_len * self.micro_batch * self.accumulation * world_size
+
+
+class ScheduleConfig(FrozenModel):
+    """Learning rate as a pure function of the optimizer step.
+
+    Attributes:
+        steps: Optimizer steps of the whole run; the schedule ends there.
+        kind: `cosine` to `min_ratio`, `wsd` (warm-up, stable, linear decay) or `constant`.
+        warmup_steps: Steps of linear warm-up.
+        decay_fraction: Share of the steps that `wsd` decays over.
+        min_ratio: Final learning rate over the peak.
+    """
+
+    steps: int = Field(50_000, ge=1)
+    kind: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup_steps: int = Field(1000, ge=0)
+    decay_fraction: float = Field(0.2, gt=0, le=1)
+    min_ratio: float = Field(0.1, ge=0, le=1)
+
+
+class OptimizerConfig(FrozenModel):
+    """AdamW, optionally with Muon for the matrices of the blocks."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    learning_rate: float = Field(6e-4, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    clip_norm: float = Field(1.0, gt=0)
+    muon_learning_rate: float = Field(0.02, gt=0)
+
+
+class CheckpointConfig(FrozenModel):
+    """When a checkpoint is saved and which ones are kept.
+
+    Attributes:
+        save_every: Optimizer steps between checkpoints; 0 saves only at the end or at a stop.
+        keep_last: Newest checkpoints that are kept.
+        keep_every: Every checkpoint at a multiple of this step is kept for good; 0 for none.
+        background: Write from a snapshot in a thread instead of stalling the loop.
+    """
+
+    save_every: int = Field(1000, ge=0)
+    keep_last: int = Field(3, ge=1)
+    keep_every: int = Field(0, ge=0)
+    background: bool = True
+
+
+class TelemetryConfig(FrozenModel):
+    """How often the run says something, and to whom."""
+
+    log_every: int = Field(10, ge=1)
+    beat_interval_s: float = Field(10.0, gt=0)
+    tensorboard: bool = True
+    gate_every: int = Field(10, ge=1)
+
+
+class EvaluationConfig(FrozenModel):
+    """Validation on held-out documents, and what is tried at the end of a run."""
+
+    eval_every: int = Field(1000, ge=0)
+    eval_batches: int = Field(16, ge=1)
+    sample_prompt: str = "The "
+    sample_tokens: int = Field(64, ge=0)
+
+
+class RuntimeConfig(FrozenModel):
+    """Which device, precision and kernels the run uses; speed only, never the mathematics.
+
+    Attributes:
+        device: `auto` is CUDA where there is a card.
+        backend: Default attention backend; `auto` asks the profile and the card.
+        backend_compressed: Overrides `backend` for one branch; likewise the next two.
+        compile: Use torch.compile.
+        activation_checkpointing: Recompute none, all or the attention of the blocks in backward.
+        deterministic: Bit-equal repeats on a GPU at the price of speed.
+        allocator: Value of PYTORCH_CUDA_ALLOC_CONF.
+        threads: CPU threads of torch; 0 leaves its own choice.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Precision = "bf16"
+    backend: BackendName = "auto"
+    backend_compressed: BackendName = "auto"
+    backend_selected: BackendName = "auto"
+    backend_sliding: BackendName = "auto"
+    compile: bool = False
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    deterministic: bool = False
+    allocator: str = "expandable_segments:True"
+    threads: int = Field(0, ge=0)
+    num_gpus: int = Field(1, ge=0)
+
+
+class WatchdogLimits(FrozenModel):
+    """When the watchdog warns and halts; a profile may override each (spec: rules and defaults)."""
+
+    interval_s: float = Field(5.0, gt=0)
+    stale_warn_s: float = Field(60.0, gt=0)
+    stale_halt_s: float = Field(180.0, gt=0)
+    stall_min_s: float = Field(180.0, gt=0)
+    stall_step_factor: float = Field(10.0, ge=1)
+    compile_limit_s: float = Field(1800.0, gt=0)
+    phase_limit_s: float = Field(300.0, gt=0)
+    data_wait_warn_s: float = Field(30.0, gt=0)
+    data_wait_halt_s: float = Field(600.0, gt=0)
+    nonfinite_in_row: int = Field(2, ge=1)
+    nonfinite_in_100: int = Field(3, ge=1)
+    gate_records: int = Field(3, ge=1)
+    gate_entropy_warn: float = 0.5
+    gate_entropy_halt: float = 0.2
+    gate_collapse_warn: float = 0.1
+    gate_collapse_halt: float = 0.5
+    gate_max_warn: float = 0.85
+    gate_max_halt: float = 0.9
+    ack_grace_s: float = Field(60.0, gt=0)
+    term_grace_s: float = Field(30.0, gt=0)
+    restart_budget: int = Field(3, ge=0)
