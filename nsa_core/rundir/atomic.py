@@ -1,0 +1,55 @@
+"""Write a file whole or not at all, and append whole lines, so that a kill leaves nothing torn."""
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def fsync_dir(folder: Path) -> None:
+    """Make the names in a folder durable; a rename is only certain after this."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Replace a file by new content: temporary file beside it, fsync, rename, fsync of the folder.
+
+    Raises:
+        OSError: If the disk is full or not writable; the old file is then untouched.
+    """
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    fsync_dir(path.parent)
+
+
+def write_text(path: Path, content: str, *, mode: int = 0o644) -> None:
+    """Like `write_bytes`, for UTF-8 text."""
+    write_bytes(path, content.encode(), mode=mode)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line in a single write; after a torn last line it starts on a line of its own.
+
+    Raises:
+        OSError: If the disk is full; a part of the line may then stand at the end, and the next
+            append closes it with a newline so that readers can pass over it.
+    """
+    with path.open("ab+") as file:
+        end = file.seek(0, os.SEEK_END)
+        torn = False
+        if end:
+            file.seek(end - 1)
+            torn = file.read(1) != b"\n"
+        file.write(("\n" if torn else "").encode() + line.encode() + b"\n")

@@ -1,0 +1,105 @@
+"""Checkpoint: which files it has, and whether they are whole; opening it is the trainer's work."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nsa_core.config.base import FrozenModel, TolerantModel
+from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
+
+MANIFEST_NAME = "checkpoint.json"
+
+
+class CheckpointFile(FrozenModel):
+    """One file of a checkpoint: name, size in bytes, sha256 in hex."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class CheckpointManifest(TolerantModel):
+    """Content of checkpoint.json, written last into the temporary folder before the rename.
+
+    Attributes:
+        run_id: Run that wrote it.
+        attempt: Its attempt.
+        step: Optimizer steps done.
+        tokens_seen: Tokens consumed.
+        created_unix_s: When.
+        config_sha256: Hash of the resolved configuration.
+        tokenizer_fingerprint: Tokenizer that the ids belong to.
+        files: All other files of the folder.
+    """
+
+    schema_version: int = 1
+    run_id: str
+    attempt: int
+    step: int
+    tokens_seen: int
+    created_unix_s: float
+    config_sha256: str
+    tokenizer_fingerprint: str = ""
+    files: list[CheckpointFile]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint folder with a manifest that can be read; its content may still be damaged."""
+
+    path: Path
+    manifest: CheckpointManifest
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.manifest.step
+
+
+def hash_file(path: Path) -> str:
+    """sha256 of a file in hex, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The checkpoint in a folder; None without a readable manifest: then it is not whole."""
+    try:
+        manifest = CheckpointManifest.model_validate_json((path / MANIFEST_NAME).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValidationError):
+        return None
+    return Checkpoint(path, manifest)
+
+
+def find_damage(checkpoint: Checkpoint) -> str | None:
+    """Hash every file; the first difference in one line, or None if the checkpoint is whole."""
+    for expected in checkpoint.manifest.files:
+        path = checkpoint.path / expected.name
+        if not path.is_file():
+            return f"{path.name} is missing"
+        size = path.stat().st_size
+        if size != expected.size:
+            return f"{path.name} has {size} bytes instead of {expected.size}"
+        if hash_file(path) != expected.sha256:
+            return f"{path.name} does not have its sha256 {expected.sha256[:12]}…"
+    return None
+
+
+def list_checkpoints(run: RunDir) -> list[Checkpoint]:
+    """All folders under checkpoints/ that have a manifest, newest step first; not yet verified."""
+    if not run.checkpoints.is_dir():
+        return []
+    found = [
+        checkpoint
+        for folder in run.checkpoints.iterdir()
+        if CHECKPOINT_NAME.fullmatch(folder.name)
+        and (checkpoint := read_checkpoint(folder)) is not None
+    ]
+    return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)

@@ -1,0 +1,62 @@
+"""events.jsonl: everything that happened to a run, by whom and why."""
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from nsa_core.config.base import TolerantModel
+from nsa_core.rundir.atomic import append_line
+from nsa_core.rundir.jsonl import read_records
+from nsa_core.rundir.layout import RunDir
+
+
+class Event(TolerantModel):
+    """One thing that happened.
+
+    Attributes:
+        ts: Unix seconds.
+        iso: The same in UTC.
+        attempt: Attempt of the run it belongs to.
+        kind: launched, first_step, saved, checkpoint_rejected, anomaly, halt_asked, halt_ack,
+            stale_halt, signal, resumed, rolled_back, restarted, ended, save_failed, torn_line…
+        by: trainer, watchdog, runner or operator.
+        message: One line for people.
+        facts: Numbers and names behind it.
+    """
+
+    ts: float
+    iso: str
+    attempt: int
+    kind: str
+    by: str
+    message: str = ""
+    facts: dict[str, Any] = {}
+
+
+def record(
+    run: RunDir,
+    *,
+    kind: str,
+    by: str,
+    attempt: int,
+    message: str = "",
+    facts: dict[str, Any] | None = None,
+) -> Event:
+    """Append an event to the run and return it."""
+    now = time.time()
+    event = Event(
+        ts=now,
+        iso=datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
+        attempt=attempt,
+        kind=kind,
+        by=by,
+        message=message,
+        facts=facts or {},
+    )
+    append_line(run.events, event.model_dump_json())
+    return event
+
+
+def read_events(run: RunDir) -> list[Event]:
+    """All events that can be read, oldest first; a torn line is passed over."""
+    return read_records(run.events, Event).records

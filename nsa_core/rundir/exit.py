@@ -1,0 +1,67 @@
+"""exit.json: how an attempt ended, and the trainer's exit codes."""
+
+from enum import IntEnum
+
+from pydantic import ValidationError
+
+from nsa_core.config.base import TolerantModel
+from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.layout import RunDir
+
+
+class TrainerExit(IntEnum):
+    """Exit codes of the trainer (`python -m nsa_core.train`)."""
+
+    FINISHED = 0
+    CRASHED = 1
+    CONFIGURATION = 2
+    HALTED = 10
+    NONFINITE = 12
+    OUT_OF_MEMORY = 13
+    DATA = 14
+    CHECKPOINT = 15
+    HANG = 16
+    RESUMABLE = 75
+    DO_NOT_RESTART = 93
+
+    @property
+    def watchdog_may_restart(self) -> bool:
+        """Whether the watchdog may begin another attempt by itself after this code."""
+        return self in {TrainerExit.RESUMABLE, TrainerExit.CRASHED}
+
+
+class ExitRecord(TolerantModel):
+    """Content of exit.json.
+
+    Attributes:
+        run_id: Run.
+        attempt: Attempt that ended.
+        code: Exit code; negative is the signal that ended the process.
+        reason: One line.
+        step: Optimizer steps that were done.
+        checkpoint_step: Step of the newest whole checkpoint; None without one.
+        at: Unix seconds.
+        by: `trainer`, or `runner` when the trainer could not write it itself.
+    """
+
+    run_id: str
+    attempt: int
+    code: int
+    reason: str
+    step: int
+    checkpoint_step: int | None
+    at: float
+    by: str
+
+
+def write_exit(run: RunDir, record: ExitRecord) -> None:
+    """Write exit.json whole."""
+    write_text(run.exit, record.model_dump_json(indent=2) + "\n")
+
+
+def read_exit(run: RunDir) -> ExitRecord | None:
+    """The exit record of the current attempt; None while it runs or if it cannot be read."""
+    try:
+        return ExitRecord.model_validate_json(run.exit.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None

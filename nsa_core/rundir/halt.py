@@ -1,0 +1,79 @@
+"""The stop request: a file in the run directory, bound to the run and the attempt it means."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nsa_core.config.base import TolerantModel
+from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.layout import RunDir
+
+
+class HaltRequest(TolerantModel):
+    """Content of `.HALT`.
+
+    Attributes:
+        run_id: Run it is meant for.
+        attempt: Attempt it is meant for.
+        reason: Why, in one line; a watchdog's rule id comes first.
+        by: Who asks: `operator`, `watchdog` or `file` (a plain line written by hand).
+        at: Unix seconds.
+        grace_s: Seconds the trainer has before it is told by signal.
+        save_checkpoint: Save before stopping.
+    """
+
+    run_id: str
+    attempt: int
+    reason: str
+    by: str
+    at: float
+    grace_s: float = 60.0
+    save_checkpoint: bool = True
+
+
+def write_halt(run: RunDir, request: HaltRequest) -> None:
+    """Put a stop request into the run directory, whole."""
+    write_text(run.halt, request.model_dump_json() + "\n")
+
+
+def _from_plain_line(text: str, path: Path, run_id: str, attempt: int) -> HaltRequest:
+    reason = text.strip().removeprefix("halt:").strip() or "a plain .HALT file"
+    return HaltRequest(
+        run_id=run_id, attempt=attempt, reason=reason, by="file", at=path.stat().st_mtime
+    )
+
+
+def read_halt(
+    run: RunDir, *, run_id: str, attempt: int, started_unix_s: float
+) -> HaltRequest | None:
+    """The stop request that means this attempt, or None.
+
+    A JSON request counts when run id and attempt agree. Any other content is a line written by hand
+    (`echo "halt: reason" > .HALT`); it counts when the file is newer than the start of the attempt.
+
+    Args:
+        run: Run directory.
+        run_id: Run that asks.
+        attempt: Its attempt.
+        started_unix_s: When this attempt started, by the same machine's clock.
+    """
+    try:
+        text = run.halt.read_text(errors="replace")
+    except FileNotFoundError:
+        return None
+    try:
+        request = HaltRequest.model_validate_json(text)
+    except ValidationError:
+        request = _from_plain_line(text, run.halt, run_id, attempt)
+        return request if request.at >= started_unix_s else None
+    return request if (request.run_id, request.attempt) == (run_id, attempt) else None
+
+
+def describe_halt_file(run: RunDir) -> str | None:
+    """One line that says what stands in `.HALT`, for a stale one that is being ignored."""
+    if not run.halt.exists():
+        return None
+    written = datetime.fromtimestamp(run.halt.stat().st_mtime, UTC)
+    first_line = run.halt.read_text(errors="replace").strip()[:120]
+    return f"{first_line} (written {written:%Y-%m-%d %H:%M:%S} UTC)"

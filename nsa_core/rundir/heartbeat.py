@@ -1,0 +1,65 @@
+"""Heartbeat: one JSON line per interval and rank that says the run is alive and how it does."""
+
+from typing import Literal
+
+from nsa_core.config.base import TolerantModel
+
+SCHEMA_VERSION = 1
+
+Message = Literal["boot", "beat", "progress", "checkpoint", "eval", "anomaly", "halt_ack", "end"]
+Phase = Literal["init", "data", "compile", "train", "data_wait", "eval", "checkpoint", "shutdown"]
+
+
+class Heartbeat(TolerantModel):
+    """One line of heartbeat_rank{r}.jsonl; fields a reader does not know are kept.
+
+    `alive_seq` moves every few seconds from a thread; `progress_seq` moves with the loop. Loss is
+    in nats per token, memory in MiB (base 2), power in watt, temperature in degrees Celsius. Fields
+    of progress are None on lines that carry no progress and where the machine cannot tell.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    attempt: int
+    rank: int
+    pid: int
+    ts: float
+    iso: str
+    msg: Message
+    phase: Phase
+    phase_deadline_s: float | None = None
+    alive_seq: int
+    progress_seq: int
+    step: int
+    micro_step: int = 0
+
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    step_s: float | None = None
+    data_s: float | None = None
+    dt_fetch_s: float | None = None
+    fetch_p50_ms: float | None = None
+    fetch_p95_ms: float | None = None
+    tokens_seen: int | None = None
+    finite: bool | None = None
+    skipped: int | None = None
+    loss_scale: float | None = None
+    gpu_mem_alloc: int | None = None
+    gpu_mem_reserved: int | None = None
+    gpu_mem_peak: int | None = None
+    gpu_util: float | None = None
+    power_w: float | None = None
+    temp_c: float | None = None
+    throttle: str | None = None
+    host_rss_mib: int | None = None
+    gate_entropy_mean: float | None = None
+    gate_entropy_min: float | None = None
+    gate_max_gate: float | None = None
+    gate_collapse_frac: float | None = None
+    gate_branch_shares: list[float] | None = None
+    gate_worst_layer: int | None = None
+    kernel_paths: dict[str, str] | None = None
+    fallbacks: dict[str, int] | None = None

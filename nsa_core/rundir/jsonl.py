@@ -1,0 +1,65 @@
+"""Read JSON lines by byte offset: nothing lost, nothing repeated, torn lines counted."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+RecordT = TypeVar("RecordT", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Records(Generic[RecordT]):
+    """What was read between two offsets.
+
+    Attributes:
+        records: Whole records, oldest first.
+        offset: Where the next read begins: the end of the last whole line.
+        torn: Whole lines that do not parse, cut off by a kill or a full disk.
+    """
+
+    records: list[RecordT]
+    offset: int
+    torn: int
+
+
+def parse_records(content: bytes, kind: type[RecordT], offset: int = 0) -> Records[RecordT]:
+    """Parse JSON lines; a last line without its newline is left for the next read."""
+    whole, newline, _ = content.rpartition(b"\n")
+    records: list[RecordT] = []
+    torn = 0
+    for line in whole.split(b"\n") if newline else []:
+        if not line.strip():
+            continue
+        try:
+            records.append(kind.model_validate_json(line))
+        except ValidationError:
+            torn += 1
+    return Records(records, offset + len(whole) + len(newline), torn)
+
+
+def read_records(path: Path, kind: type[RecordT], offset: int = 0) -> Records[RecordT]:
+    """Read the records of a file from a byte offset on; a file that is not there has none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return parse_records(file.read(), kind, offset)
+    except FileNotFoundError:
+        return Records([], offset, 0)
+
+
+def read_last_records(path: Path, kind: type[RecordT], max_bytes: int = 65536) -> Records[RecordT]:
+    """Read the records in the last bytes of a file; a line cut by the window is passed over."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, 2)
+            start = max(0, end - max_bytes)
+            file.seek(start)
+            content = file.read()
+    except FileNotFoundError:
+        return Records([], 0, 0)
+    if start:
+        head, _, content = content.partition(b"\n")
+        start += len(head) + 1
+    return parse_records(content, kind, start)

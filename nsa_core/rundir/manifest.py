@@ -1,0 +1,117 @@
+"""RunManifest: the frozen record of one launch, and how the next attempt replaces it."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from nsa_core.config.base import FrozenModel, TolerantModel
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.atomic import fsync_dir, write_text
+from nsa_core.rundir.layout import RunDir
+
+
+class Parent(FrozenModel):
+    """The run and step whose checkpoint another run began from."""
+
+    run_id: str
+    step: int
+
+
+class RunManifest(TolerantModel):
+    """Content of manifest.json.
+
+    Attributes:
+        run_id: Name of the run directory.
+        attempt: 1 at launch; every resume or restart adds one.
+        parent: Run and step it began from, if it is not a fresh model.
+        config: The resolved configuration.
+        origins: Where each value of it comes from, by dotted key; absent keys are defaults.
+        config_sha256: Hash of the configuration.
+        profile: Name of the hardware profile.
+        code_id: Hash of the code that runs.
+        code_commit: Git commit, `unknown` outside a checkout.
+        dirty_sha256: Hash of the uncommitted difference; empty if there is none.
+        lock_sha256: Hash of the lock file the environment was made from.
+        pod_id: Pod it was launched on.
+        pod_facts: Cards, driver, torch, CUDA as preflight saw them.
+        preflight_sha256: Report that allowed the launch; empty if it was overridden.
+        overrides: Guardrails that were overridden, with the reason given.
+        resume: `auto`, or the path of the checkpoint to begin from.
+        command: Exact command that launched it.
+        created_unix_s: When.
+    """
+
+    schema_version: int = 1
+    run_id: str
+    attempt: int = 1
+    parent: Parent | None = None
+    config: RunConfig
+    origins: dict[str, str] = {}
+    config_sha256: str
+    profile: str = "none"
+    code_id: str = "unknown"
+    code_commit: str = "unknown"
+    dirty_sha256: str = ""
+    lock_sha256: str = ""
+    pod_id: str = ""
+    pod_facts: dict[str, Any] = {}
+    preflight_sha256: str = ""
+    overrides: dict[str, str] = {}
+    resume: str = "auto"
+    command: list[str] = []
+    created_unix_s: float
+
+
+class ManifestError(ValueError):
+    """manifest.json is missing or cannot be used."""
+
+
+def read_manifest(run: RunDir) -> RunManifest:
+    """The manifest of the current attempt.
+
+    Raises:
+        ManifestError: If it is missing or damaged; the message says which.
+    """
+    try:
+        return RunManifest.model_validate_json(run.manifest.read_bytes())
+    except FileNotFoundError as error:
+        message = f"{run.manifest} does not exist: this is not a run directory"
+        raise ManifestError(message) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        message = f"{run.manifest} cannot be used: {where}: {first['msg']}"
+        raise ManifestError(message) from error
+
+
+def write_manifest(run: RunDir, manifest: RunManifest) -> None:
+    """Write manifest.json whole."""
+    write_text(run.manifest, manifest.model_dump_json(indent=2) + "\n")
+
+
+def begin_next_attempt(
+    run: RunDir, *, at_unix_s: float, changes: dict[str, Any] | None = None
+) -> RunManifest:
+    """Move the ended attempt's manifest and exit record aside and write the next manifest.
+
+    A kill in between leaves either the old manifest or the new one: the old one is copied to
+    attempts/k/ first, replaced atomically, and exit.json moves last. Calling it again after such a
+    kill is harmless.
+
+    Args:
+        run: Run directory of an attempt that has ended.
+        at_unix_s: Creation time of the new attempt.
+        changes: Manifest fields that differ in the new attempt.
+    """
+    old = read_manifest(run)
+    kept = run.attempt(old.attempt)
+    kept.mkdir(parents=True, exist_ok=True)
+    write_text(kept / run.manifest.name, old.model_dump_json(indent=2) + "\n")
+    if run.exit.exists():
+        run.exit.replace(kept / run.exit.name)
+        fsync_dir(run.root)
+    new = old.model_copy(
+        update={"attempt": old.attempt + 1, "created_unix_s": at_unix_s, **(changes or {})}
+    )
+    write_manifest(run, new)
+    return new
