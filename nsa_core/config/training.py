@@ -144,6 +144,8 @@ class RuntimeConfig(FrozenModel):
         device: `auto` is CUDA where there is a card.
         backend: Default attention backend; `auto` asks the profile and the card.
         backend_compressed: Overrides `backend` for one branch; likewise the next two.
+        flash_min_len_compressed: Tokens from which flash-attn may serve this branch, where it is
+            installed; -1 is off. Likewise for the sliding branch.
         compile: Use torch.compile.
         activation_checkpointing: Recompute none, all or the attention of the blocks in backward.
         deterministic: Bit-equal repeats on a GPU at the price of speed.
@@ -157,6 +159,8 @@ class RuntimeConfig(FrozenModel):
     backend_compressed: BackendName = "auto"
     backend_selected: BackendName = "auto"
     backend_sliding: BackendName = "auto"
+    flash_min_len_compressed: int = Field(-1, ge=-1)
+    flash_min_len_sliding: int = Field(-1, ge=-1)
     compile: bool = False
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     deterministic: bool = False

@@ -1,0 +1,225 @@
+"""Resolve recipe, profile, variables and flags into one configuration that knows its origins."""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from nsa_core.config.base import FrozenModel
+from nsa_core.config.environment import read_variables
+from nsa_core.config.errors import ConfigError
+from nsa_core.config.nsa import PAPER_SYMBOLS
+from nsa_core.config.profile import HardwareProfile, load_profile
+from nsa_core.config.run import RunConfig
+from nsa_core.config.yaml_files import first_error, load_mapping, names_in, parse_yaml
+
+
+class ResolvedConfig(FrozenModel):
+    """A whole configuration.
+
+    Attributes:
+        config: The values.
+        origins: By dotted key, who set it: `--set`, a variable, `profile a100`, `recipe tiny-cpu`;
+            a key that is absent has its default.
+        sha256: Hash of the values.
+        profile: Name of the profile; `none` without one.
+        notes: Lines that people should see, such as variables without effect.
+    """
+
+    config: RunConfig
+    origins: dict[str, str]
+    sha256: str
+    profile: str
+    notes: list[str]
+
+    def origin(self, key: str) -> str:
+        """Who set a dotted key."""
+        return self.origins.get(key, "default")
+
+
+def recipes_folder() -> Path:
+    """The folder with the recipes that come with the project."""
+    return Path(__file__).parent / "recipes"
+
+
+def list_recipes() -> list[str]:
+    """Names of all recipes, sorted."""
+    return names_in(recipes_folder())
+
+
+def config_sha256(config: RunConfig) -> str:
+    """Hash of the values of a configuration, whatever their origin."""
+    canonical = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def leaves(config: BaseModel, prefix: str = "") -> dict[str, Any]:
+    """All values of a configuration by dotted key, in the order of the fields."""
+    found: dict[str, Any] = {}
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        key = f"{prefix}{name}"
+        found |= leaves(value, f"{key}.") if isinstance(value, BaseModel) else {key: value}
+    return found
+
+
+_KNOWN_KEYS = list(leaves(RunConfig()))
+_SECTIONS = {key.rpartition(".")[0] for key in _KNOWN_KEYS} | {"model"}
+
+
+def _flatten(values: Mapping[Any, Any], where: str, prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key in _SECTIONS:
+            flat |= _flatten(value, where, f"{key}.")
+        else:
+            _check_key(key, where)
+            flat[key] = value
+    return flat
+
+
+def _check_key(key: str, where: str) -> None:
+    if key in _KNOWN_KEYS:
+        return
+    if key in _SECTIONS:
+        message = f"{where}: {key} is a section; name one of its keys, such as {_first_of(key)}"
+        raise ConfigError(message)
+    section, _, name = key.rpartition(".")
+    if section == "model.nsa" and name in PAPER_SYMBOLS:
+        advice = f"the paper's {name} is model.nsa.{PAPER_SYMBOLS[name]}"
+    else:
+        advice = _nearest(key)
+    message = f"{where}: unknown key {key!r}; {advice}"
+    raise ConfigError(message)
+
+
+def _nearest(key: str) -> str:
+    last = key.rpartition(".")[2]
+    near = difflib.get_close_matches(key, _KNOWN_KEYS, n=1, cutoff=0.7) or [
+        known for known in _KNOWN_KEYS if known.rpartition(".")[2] == last
+    ]
+    if near:
+        return f"did you mean {near[0]}?"
+    return "`nsa-ops config show` lists all keys"
+
+
+def _first_of(section: str) -> str:
+    return next(key for key in _KNOWN_KEYS if key.startswith(f"{section}."))
+
+
+def parse_set(flag: str) -> tuple[str, Any]:
+    """Parse one `--set key=value`; the value is YAML.
+
+    Raises:
+        ConfigError: If there is no `=`, or the key is unknown.
+    """
+    key, equals, text = flag.partition("=")
+    if not equals:
+        message = f"--set {flag!r} must look like schedule.steps=500"
+        raise ConfigError(message)
+    _check_key(key.strip(), "--set")
+    return key.strip(), parse_yaml(text, f"--set {key.strip()}")
+
+
+def resolve(
+    recipe: str,
+    profile: str | None = None,
+    sets: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    memory_gib: float | None = None,
+) -> ResolvedConfig:
+    """Resolve a configuration: `--set` over NSA_* variables over profile over recipe over default.
+
+    Args:
+        recipe: Name of a recipe, or path of a YAML file.
+        profile: Name of a hardware profile, or path of a YAML file.
+        sets: Values of `--set`, later ones win.
+        environment: Where to look for NSA_* variables; none if omitted.
+        memory_gib: Memory of the card, if it is known already; chooses the profile's batch tier.
+
+    Raises:
+        ConfigError: For an unknown name, key or variable, or values that cannot go together.
+    """
+    given, path = load_mapping(recipe, recipes_folder(), "recipe")
+    hardware = load_profile(profile) if profile else None
+    variables = read_variables(environment or {})
+    recipe_values = {"recipe": path.stem} | _flatten(given, f"recipe {path.name}")
+    flags = dict(parse_set(flag) for flag in sets)
+    layers: list[tuple[str, dict[str, Any]]] = [(f"recipe {path.stem}", recipe_values)]
+    if hardware:
+        asked = recipe_values | variables.values | flags
+        layers.append((f"profile {hardware.name}", _profile_values(hardware, asked, memory_gib)))
+    layers += [("", variables.values), ("--set", flags)]
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin, values in layers:
+        for key, value in values.items():
+            merged[key] = value
+            origins[key] = origin or variables.origins[key]
+    config = _validate(merged, origins)
+    if hardware:
+        _check_profile(config, origins, hardware)
+    return ResolvedConfig(
+        config=config,
+        origins=origins,
+        sha256=config_sha256(config),
+        profile=hardware.name if hardware else "none",
+        notes=variables.notes,
+    )
+
+
+def _profile_values(
+    hardware: HardwareProfile, asked: Mapping[str, Any], memory_gib: float | None
+) -> dict[str, Any]:
+    values = _flatten(hardware.config, f"profile {hardware.name}")
+    seq_len = asked.get("batch.seq_len", RunConfig().batch.seq_len)
+    batch = hardware.batch_for(seq_len, memory_gib) if isinstance(seq_len, int) else None
+    if batch is None:
+        return values
+    return {"batch.micro_batch": batch[0], "batch.accumulation": batch[1]} | values
+
+
+def _validate(flat: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfig:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, name = key.split(".")
+        target = nested
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[name] = value
+    try:
+        return RunConfig.model_validate(nested)
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        origin = f"{origins[where]}: " if where in origins else ""
+        message = f"{origin}{first_error(error)}"
+        raise ConfigError(message) from error
+
+
+def _check_profile(
+    config: RunConfig, origins: Mapping[str, str], hardware: HardwareProfile
+) -> None:
+    """Refuse what the hardware cannot do; the profile's own word is never overruled in silence."""
+    runtime = config.runtime
+    if runtime.precision not in hardware.precisions:
+        origin = origins.get("runtime.precision", "default")
+        message = (
+            f"{origin}: runtime.precision {runtime.precision} does not run on profile "
+            f"{hardware.name}, which allows {', '.join(hardware.precisions)}"
+        )
+        raise ConfigError(message)
+    for branch in ("", "_compressed", "_selected", "_sliding"):
+        backend = getattr(runtime, f"backend{branch}")
+        allowed = {"triton": hardware.triton, "flash": hardware.flash_attention}
+        if not allowed.get(backend, True):
+            origin = origins.get(f"runtime.backend{branch}", "default")
+            message = (
+                f"{origin}: runtime.backend{branch} {backend} does not run on profile "
+                f"{hardware.name}; use sdpa or auto"
+            )
+            raise ConfigError(message)

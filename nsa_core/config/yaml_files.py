@@ -1,0 +1,83 @@
+"""Read YAML mappings strictly: duplicate keys are refused, errors are one line with a name."""
+
+import difflib
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from nsa_core.config.errors import ConfigError
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key that stands twice in one mapping."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - PyYAML's signature
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key: Hashable = self.construct_object(key_node, deep=True)
+            if key in seen:
+                line = key_node.start_mark.line + 1
+                problem = f"key {key!r} stands twice (line {line}); keep one"
+                raise yaml.constructor.ConstructorError(problem=problem)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse YAML strictly.
+
+    Raises:
+        ConfigError: For a syntax error or a duplicate key; the message begins with `where`.
+    """
+    try:
+        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - derived from SafeLoader
+    except yaml.MarkedYAMLError as error:
+        line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
+        message = f"{where}: {error.problem}{line}"
+        raise ConfigError(message) from error
+    except yaml.YAMLError as error:
+        message = f"{where}: not YAML: {str(error).splitlines()[0]}"
+        raise ConfigError(message) from error
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names of the YAML files in a folder, without ending, sorted."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def load_mapping(name: str, folder: Path, kind: str) -> tuple[dict[str, Any], Path]:
+    """Read `folder/name.yaml`, or the file itself if `name` ends in .yaml.
+
+    Raises:
+        ConfigError: If it does not exist (the nearest name is given) or is not a mapping.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    try:
+        text = path.read_text()
+    except FileNotFoundError as error:
+        known = names_in(folder)
+        near = difflib.get_close_matches(name, known, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+        message = f"there is no {kind} {name!r}: {advice}"
+        raise ConfigError(message) from error
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{kind} {path} cannot be read: {error}"
+        raise ConfigError(message) from error
+    values = parse_yaml(text, f"{kind} {path.name}")
+    if not isinstance(values, dict):
+        message = f"{kind} {path.name} must be a mapping of keys to values"
+        raise ConfigError(message)
+    return values, path
+
+
+def first_error(error: ValidationError) -> str:
+    """The first problem of a validation error, as `key: what is wrong (value)`."""
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    text = problem["msg"].removeprefix("Value error, ")
+    value = problem["input"]
+    shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
+    return f"{where}: {text}{shown}" if where else text

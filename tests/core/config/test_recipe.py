@@ -1,0 +1,137 @@
+import pytest
+
+from nsa_core.config.errors import ConfigError
+from nsa_core.config.profile import list_profiles, load_profile
+from nsa_core.config.recipe import list_recipes, resolve
+
+
+def test_flags_win_over_variables_over_profile_over_recipe_and_each_value_tells_its_origin():
+    found = resolve(
+        "m7c-125m",
+        "a100",
+        ["batch.accumulation=3"],
+        {"NSA_BATCH_SIZE": "2", "NSA_ACCUM": "5"},
+    )
+    batch = found.config.batch
+    assert (batch.micro_batch, batch.accumulation) == (2, 3)
+    assert found.origin("batch.micro_batch") == "NSA_BATCH_SIZE"
+    assert found.origin("batch.accumulation") == "--set"
+    assert found.origin("runtime.precision") == "profile a100"
+    assert found.origin("schedule.steps") == "recipe m7c-125m"
+    assert found.origin("schedule.min_ratio") == "default"
+
+
+@pytest.mark.parametrize("recipe", list_recipes())
+@pytest.mark.parametrize("profile", list_profiles())
+def test_every_recipe_resolves_on_every_profile(recipe, profile):
+    sets = ["runtime.device=cpu"] if profile == "cpu" else []
+    config = resolve(recipe, profile, sets).config
+    hardware = load_profile(profile)
+    assert config.runtime.precision in hardware.precisions
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("scheduel.steps=5", "schedule.steps"),
+        ("model.nsa.l=16", "model.nsa.compress_block"),
+        ("model.nsa=16", "is a section"),
+        ("nonsense", "must look like"),
+        ("schedule.steps=-1", "schedule.steps"),
+        ("schedule.steps=abc", "abc"),
+        ("model.nsa.compress_stride=7", "compress_stride 7"),
+        ("data.tokenizer=gpt2", "vocab_size 320"),
+    ],
+)
+def test_a_bad_flag_is_one_line_that_names_the_nearest_key_or_both_values(flag, says):
+    with pytest.raises(ConfigError, match=r"^[^\n]+$") as caught:
+        resolve("tiny-cpu", "cpu", [flag])
+    assert says in str(caught.value)
+
+
+def test_an_unknown_variable_is_an_error_with_the_nearest_name():
+    with pytest.raises(ConfigError, match="NSA_ACCUM"):
+        resolve("tiny-cpu", environment={"NSA_ACUM": "4"})
+
+
+def test_the_operators_own_variables_are_not_the_runs():
+    assert resolve("tiny-cpu", environment={"NSA_OPS_STATE_DIR": "x"}).notes == []
+
+
+def test_minus_one_is_off_for_flash_attention_and_a_branch_overrides_the_global_switch():
+    off = resolve("tiny-cpu", environment={"NSA_USE_FA2": "-1"}).config.runtime
+    assert (off.flash_min_len_sliding, off.flash_min_len_compressed) == (-1, -1)
+    mixed = resolve(
+        "tiny-cpu", environment={"NSA_USE_FA2": "1", "NSA_USE_FA2_WIN": "0"}
+    ).config.runtime
+    assert (mixed.flash_min_len_sliding, mixed.flash_min_len_compressed) == (-1, 0)
+
+
+def test_a_variable_without_effect_says_what_replaced_it():
+    notes = resolve("tiny-cpu", environment={"NSA_PREFILL_BATCHED": "1"}).notes
+    assert len(notes) == 1
+    assert notes[0].startswith("NSA_PREFILL_BATCHED: accepted and without effect")
+
+
+@pytest.mark.parametrize("profile", ["v100", "t4"])
+def test_bf16_and_triton_are_refused_on_cards_without_them(profile):
+    for flag in ("runtime.precision=bf16", "runtime.backend_selected=triton"):
+        with pytest.raises(ConfigError, match=f"--set: .*profile {profile}"):
+            resolve("m7c-125m", profile, [flag])
+
+
+def test_a_duplicate_yaml_key_is_refused_with_its_line(tmp_path):
+    recipe = tmp_path / "twice.yaml"
+    recipe.write_text("seed: 1\nbatch: {seq_len: 64}\nseed: 2\n")
+    with pytest.raises(ConfigError, match=r"'seed' stands twice \(line 3\)"):
+        resolve(str(recipe))
+
+
+@pytest.mark.parametrize("content", ["- 1\n", "a: [", "seed: 1\n  b: 2\n", "\x00", ""])
+def test_a_broken_recipe_is_one_line(tmp_path, content):
+    recipe = tmp_path / "broken.yaml"
+    recipe.write_text(content)
+    with pytest.raises(ConfigError, match=r"^[^\n]*broken\.yaml[^\n]*$"):
+        resolve(str(recipe))
+
+
+def test_an_unknown_recipe_or_profile_names_the_nearest():
+    with pytest.raises(ConfigError, match="tiny-cpu"):
+        resolve("tiny-cpuu")
+    with pytest.raises(ConfigError, match="a100"):
+        resolve("tiny-cpu", "a10")
+
+
+def test_the_hash_follows_the_values_and_not_their_origin():
+    by_flag = resolve("tiny-cpu", sets=["batch.micro_batch=3"])
+    by_variable = resolve("tiny-cpu", environment={"NSA_BATCH_SIZE": "3"})
+    assert by_flag.sha256 == by_variable.sha256
+    assert by_flag.sha256 != resolve("tiny-cpu").sha256
+
+
+def test_the_batch_tier_follows_memory_and_the_sequence_length_that_is_asked_for():
+    small = resolve("m7c-125m", "a100", memory_gib=40).config.batch
+    large = resolve("m7c-125m", "a100", memory_gib=80).config.batch
+    assert (small.micro_batch, large.micro_batch) == (8, 16)
+    assert small.tokens_per_step() == large.tokens_per_step() == 262_144
+    longer = resolve("m7c-125m", "a100", ["batch.seq_len=8192"], memory_gib=80).config.batch
+    assert (longer.micro_batch, longer.tokens_per_step()) == (4, 262_144)
+
+
+@pytest.mark.parametrize(
+    ("card", "profile"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("Tesla T4", "t4"),
+    ],
+)
+def test_each_card_has_exactly_one_profile(card, profile):
+    assert [name for name in list_profiles() if load_profile(name).matches(card)] == [profile]
+
+
+def test_a_card_without_a_profile_matches_none():
+    for card in ("NVIDIA GeForce RTX 4080 SUPER", "NVIDIA L40S", "NVIDIA T400 4GB"):
+        assert not [name for name in list_profiles() if load_profile(name).matches(card)]
