@@ -1,0 +1,50 @@
+import os
+
+import pytest
+
+from nsa_core.rundir.halt import HaltRequest, read_halt, write_halt
+from nsa_core.rundir.layout import RunDir, check_run_id
+
+
+def read(run, started=100.0):
+    return read_halt(run, run_id="run-a", attempt=2, started_unix_s=started)
+
+
+def request(run_id="run-a", attempt=2):
+    return HaltRequest(run_id=run_id, attempt=attempt, reason="enough", by="operator", at=1.0)
+
+
+def test_a_request_for_this_run_and_attempt_counts_whatever_the_clock_says(tmp_path):
+    run = RunDir(tmp_path)
+    write_halt(run, request())
+    assert read(run, started=10**10) == request()
+
+
+@pytest.mark.parametrize("stale", [request(attempt=1), request(run_id="run-b")])
+def test_a_request_for_another_attempt_or_run_is_stale(tmp_path, stale):
+    run = RunDir(tmp_path)
+    write_halt(run, stale)
+    assert read(run) is None
+
+
+def test_a_plain_line_counts_only_if_it_is_newer_than_the_start(tmp_path):
+    run = RunDir(tmp_path)
+    run.halt.write_text("halt: manual_stop\n")
+    os.utime(run.halt, (150, 150))
+    found = read(run, started=100.0)
+    assert found is not None
+    assert (found.reason, found.by, found.attempt) == ("manual_stop", "file", 2)
+    assert read(run, started=200.0) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b'{"run_id": "run-a"}'])
+def test_an_unreadable_halt_file_still_stops_a_run_it_is_newer_than(tmp_path, content):
+    run = RunDir(tmp_path)
+    run.halt.write_bytes(content)
+    assert read(run, started=0.0) is not None
+
+
+@pytest.mark.parametrize("bad", ["", "../x", ".hidden", "a b", "a/b", "a\n", "-x", "x" * 81])
+def test_a_run_id_that_cannot_be_a_folder_is_refused(bad):
+    with pytest.raises(ValueError, match="run id"):
+        check_run_id(bad)
