@@ -6,6 +6,7 @@ E value width, C compressed blocks, J selection blocks, S = num_selected, R keys
 """
 
 import itertools
+import math
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ def masked_softmax(score_HTR: Tensor, is_visible_TR: Tensor) -> Tensor:
     """Softmax over the visible keys only; a row that sees nothing is all zero."""
     hidden_HTR = score_HTR.masked_fill(~is_visible_TR, float("-inf"))
     sees_any_T1 = is_visible_TR.any(dim=-1, keepdim=True)
-    prob_HTR: Tensor = torch.softmax(hidden_HTR.masked_fill(~sees_any_T1, 0.0), dim=-1)
+    prob_HTR = torch.softmax(hidden_HTR.masked_fill(~sees_any_T1, 0.0), dim=-1)
     return prob_HTR * sees_any_T1
 
 
@@ -26,7 +27,7 @@ def scaled_scores(q_THD: Tensor, k_RGD: Tensor) -> Tensor:
     """q.k / sqrt(D) of every query head against the keys of its group: [H, T, R]."""
     heads_per_group = q_THD.shape[1] // k_RGD.shape[1]
     k_RHD = k_RGD.repeat_interleave(heads_per_group, dim=1)
-    return torch.einsum("thd,rhd->htr", q_THD, k_RHD) * q_THD.shape[-1] ** -0.5
+    return torch.einsum("thd,rhd->htr", q_THD, k_RHD) * (1 / math.sqrt(q_THD.shape[-1]))
 
 
 def attend(q_THD: Tensor, k_RGD: Tensor, v_RGE: Tensor, is_visible_HTR: Tensor) -> Tensor:
