@@ -1,0 +1,116 @@
+"""What every attention backend has to offer, and how one says that it cannot run.
+
+Legend: N tokens of the call (documents end to end), H query heads, G key/value groups, D key width,
+E value width, C compressed slots, S = num_selected.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.packing import Packing
+
+Branch = Literal["compressed", "selected", "sliding"]
+BRANCHES: tuple[Branch, ...] = ("compressed", "selected", "sliding")
+
+
+class AttentionBackend(Protocol):
+    """The three branches and the block choice on packed rows; scores are scaled by 1 / sqrt(D).
+
+    Outputs have the dtype of q; softmax and lse are float32 (float64 for float64 inputs). All but
+    `select` are differentiable in q, k and v. Query head a belongs to group a // (H / G).
+    The compressed block i of a document that starts in row s lies in slot s // d + i. Slots that
+    no block owns hold finite garbage and must never influence anything.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name by which the configuration asks for it."""
+        ...
+
+    def compressed(
+        self, q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor, geometry: BlockGeometry, packing: Packing
+    ) -> tuple[Tensor, Tensor]:
+        """Attend to the compressed blocks that end at or before each token.
+
+        Returns:
+            out_NHE, and lse_NH: the natural log-sum-exp of the scaled scores. Where no block is
+            visible the output is 0 and lse is -inf. No gradient flows through lse.
+        """
+        ...
+
+    def select(
+        self,
+        q_NHD: Tensor,
+        k_CGD: Tensor,
+        lse_NH: Tensor,
+        geometry: BlockGeometry,
+        packing: Packing,
+    ) -> Tensor:
+        """Choose the selection blocks of each token and group (Eq. 8-12); carries no gradient.
+
+        Returns:
+            ids_NGS int32: document-local block indices, ascending, -1 as padding at the end.
+        """
+        ...
+
+    def selected(
+        self,
+        q_NHD: Tensor,
+        k_NGD: Tensor,
+        v_NGE: Tensor,
+        ids_NGS: Tensor,
+        geometry: BlockGeometry,
+        packing: Packing,
+    ) -> Tensor:
+        """Attend to the keys of the chosen blocks up to the token itself; returns out_NHE."""
+        ...
+
+    def sliding(
+        self, q_NHD: Tensor, k_NGD: Tensor, v_NGE: Tensor, geometry: BlockGeometry, packing: Packing
+    ) -> Tensor:
+        """Attend to the last `window` keys of the document, the token included; returns out_NHE."""
+        ...
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a backend needs to know to say whether it can run.
+
+    Attributes:
+        device_type: `cpu` or `cuda`.
+        capability: Compute capability (major, minor) of the card; None on a CPU.
+        dtype: The dtype in which q, k and v will arrive.
+    """
+
+    device_type: str
+    capability: tuple[int, int] | None
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """Which backend a branch uses and why: a line of the manifest and of every heartbeat."""
+
+    branch: Branch
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class BranchBackends:
+    """The backend of each branch; `compressed` also chooses the blocks."""
+
+    compressed: AttentionBackend
+    selected: AttentionBackend
+    sliding: AttentionBackend
+    choices: tuple[BackendChoice, ...] = ()
+
+    @classmethod
+    def of(cls, backend: AttentionBackend, reason: str = "named by the caller") -> "BranchBackends":
+        """Use one backend for all three branches."""
+        choices = tuple(BackendChoice(branch, backend.name, reason) for branch in BRANCHES)
+        return cls(backend, backend, backend, choices)

@@ -1,0 +1,90 @@
+"""Which blocks a token sees, and which of them overlap: integers only."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from nsa_core.config.nsa import NSAConfig
+
+
+@dataclass(frozen=True)
+class BlockGeometry:
+    """Block sizes in tokens; every position and block index is counted from its document's start.
+
+    Attributes:
+        compress_block: Tokens of one compressed block (paper: l).
+        compress_stride: Tokens between the starts of two compressed blocks (paper: d).
+        select_block: Tokens of one selectable block (paper: l').
+        num_selected: Blocks a token attends to, forced ones included (paper: n).
+        window: Keys of the sliding branch, the token itself included (paper: w).
+    """
+
+    compress_block: int
+    compress_stride: int
+    select_block: int
+    num_selected: int
+    window: int
+
+    @classmethod
+    def from_config(cls, config: NSAConfig) -> Self:
+        """Take the sizes of a checked configuration."""
+        return cls(
+            compress_block=config.compress_block,
+            compress_stride=config.compress_stride,
+            select_block=config.select_block,
+            num_selected=config.num_selected,
+            window=config.window,
+        )
+
+    def num_compressed(self, num_tokens: int) -> int:
+        """Compressed blocks that lie wholly within the first `num_tokens` tokens.
+
+        The token at position t sees exactly `num_compressed(t + 1)` of them.
+        """
+        if num_tokens < self.compress_block:
+            return 0
+        return (num_tokens - self.compress_block) // self.compress_stride + 1
+
+    def num_select_blocks(self, num_tokens: int) -> int:
+        """Selection blocks that start within the first `num_tokens` tokens; the last may be cut."""
+        return -(-num_tokens // self.select_block)
+
+    def num_slots(self, num_tokens: int) -> int:
+        """Rows of the packed compressed keys and values of a call with this many tokens."""
+        return num_tokens // self.compress_stride
+
+    @property
+    def compressed_per_select(self) -> int:
+        """Strides in one selection block: the step of `first_overlap` between neighbours."""
+        return self.select_block // self.compress_stride
+
+    @property
+    def overlap_weights(self) -> tuple[int, ...]:
+        """Strides that a selection block shares with each compressed block that touches it (Eq. 9).
+
+        Entry m belongs to compressed block `first_overlap(j) + m`; 32/16/64 gives 1, 2, 2, 2, 1.
+        """
+        strides = self.compress_block // self.compress_stride
+        offsets = range(1 - strides, self.compressed_per_select)
+        return tuple(
+            min(offset + strides, self.compressed_per_select) - max(offset, 0) for offset in offsets
+        )
+
+    def first_overlap(self, select_index: int) -> int:
+        """Lowest compressed block that touches this selection block; negative ones do not exist."""
+        strides = self.compress_block // self.compress_stride
+        return select_index * self.compressed_per_select - strides + 1
+
+    def forced_blocks(self, position: int) -> tuple[int, ...]:
+        """Blocks that a token always attends to, ascending: the first, the previous, its own."""
+        current = position // self.select_block
+        return tuple(sorted({0, max(current - 1, 0), current}))
+
+    def num_chosen(self, position: int) -> int:
+        """Blocks a token attends to: `num_selected`, or all that have started if they are fewer."""
+        return min(self.num_selected, position // self.select_block + 1)
+
+    def num_reads(self, position: int) -> int:
+        """Keys one decode step at this position has to read in the three branches together."""
+        own_block = position % self.select_block + 1
+        chosen = (self.num_chosen(position) - 1) * self.select_block + own_block
+        return self.num_compressed(position + 1) + chosen + min(self.window, position + 1)
