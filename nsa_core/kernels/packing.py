@@ -10,6 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from nsa_core.kernels.geometry import BlockGeometry
+
 
 @dataclass(frozen=True, eq=False)
 class Packing:
@@ -110,3 +112,33 @@ class Packing:
         return cls.from_cu_seqlens(
             borders.sort().values, max_seqlen=max_seqlen or length, num_tokens=num_tokens
         )
+
+
+@dataclass(frozen=True, eq=False)
+class CompressedSlots:
+    """Which rows the compressed block of each slot pools; no host synchronisation.
+
+    Attributes:
+        first_row_C: int64, first row of the block.
+        position_C: Position of that row within its document: i * d.
+        exists_C: bool, whether a whole block of one document belongs to this slot.
+    """
+
+    first_row_C: Tensor
+    position_C: Tensor
+    exists_C: Tensor
+
+
+def compressed_slots(packing: Packing, geometry: BlockGeometry) -> CompressedSlots:
+    """Map each of the N // d slots to its block.
+
+    A block that owns slot c covers row c * d + d - 1, because it starts within that stride and is
+    at least d long: the document of that row is the only one that can own the slot.
+    """
+    stride = geometry.compress_stride
+    slot_C = torch.arange(geometry.num_slots(packing.num_tokens), device=packing.start_N.device)
+    witness_C = slot_C * stride + stride - 1
+    start_C = packing.start_N[witness_C]
+    position_C = (slot_C - start_C // stride) * stride
+    exists_C = position_C + geometry.compress_block <= packing.length_N[witness_C]
+    return CompressedSlots(start_C + position_C, position_C, exists_C)

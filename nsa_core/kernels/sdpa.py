@@ -1,0 +1,139 @@
+"""Block-sparse attention in plain PyTorch: any GPU and CPU, no T * T tensor.
+
+Legend: N tokens, H query heads, G groups, h = H / G, D key width, E value width, C compressed slots
+(or compressed blocks of a document, in `select`), S = num_selected, J selection blocks, P tiles,
+Q queries of a tile, R keys of a tile.
+"""
+
+import torch
+from torch import Tensor
+
+from nsa_core.kernels.backend import Branch, DeviceFacts
+from nsa_core.kernels.gathered import (
+    attention_probabilities,
+    chunks,
+    gathered_attention,
+    to_tiles,
+    wide_dtype,
+)
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.packing import Packing
+from nsa_core.kernels.selection import choose_blocks, select_scores
+from nsa_core.kernels.tiles import (
+    ChosenBlocksPlan,
+    ChosenMaskPlan,
+    CompressedPlan,
+    SlidingPlan,
+    query_rows,
+)
+
+#: Documents up to this many times the chosen keys are masked, longer ones are gathered.
+MASKED_LENGTH_FACTOR = 8
+
+
+def refusal(branch: Branch, facts: DeviceFacts) -> str | None:
+    """Why this backend cannot run a branch on a device; it can run everywhere."""
+    del branch, facts
+    return None
+
+
+def create_backend() -> "SdpaBackend":
+    """Make the backend; called by the dispatcher."""
+    return SdpaBackend()
+
+
+class SdpaBackend:
+    """The `AttentionBackend` that runs everywhere."""
+
+    name = "sdpa"
+
+    def compressed(
+        self, q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor, geometry: BlockGeometry, packing: Packing
+    ) -> tuple[Tensor, Tensor]:
+        """See `AttentionBackend.compressed`."""
+        if k_CGD.shape[0] == 0:
+            return _nothing_visible(q_NHD, v_CGE.shape[-1])
+        return gathered_attention(q_NHD, k_CGD, v_CGE, CompressedPlan(geometry, packing))
+
+    @torch.no_grad()
+    def select(
+        self,
+        q_NHD: Tensor,
+        k_CGD: Tensor,
+        lse_NH: Tensor,
+        geometry: BlockGeometry,
+        packing: Packing,
+    ) -> Tensor:
+        """See `AttentionBackend.select`."""
+        num_groups, wide = k_CGD.shape[1], wide_dtype(q_NHD.dtype)
+        plan = CompressedPlan(geometry, packing)
+        q_PGQhD = to_tiles(q_NHD, num_groups, plan.queries)
+        lse_PGQh = to_tiles(lse_NH.unsqueeze(-1), num_groups, plan.queries).squeeze(-1)
+        parts = []
+        limit = plan.queries * q_NHD.shape[1]
+        for tiles in chunks(plan, packing.num_tokens, limit, q_NHD.device.type):
+            position_PQ = packing.position_N[
+                query_rows(tiles.start, tiles.stop, plan.queries, packing)
+            ]
+            prob_PQGC = _document_probabilities(
+                q_PGQhD[tiles].to(wide), k_CGD.to(wide), lse_PGQh[tiles].to(wide), plan, tiles
+            )
+            num_blocks = geometry.num_select_blocks(packing.max_seqlen)
+            score_PQGJ = select_scores(prob_PQGC, num_blocks, geometry)
+            parts.append(choose_blocks(score_PQGJ, position_PQ, geometry).flatten(0, 1))
+        return torch.cat(parts)[: packing.num_tokens]
+
+    def selected(
+        self,
+        q_NHD: Tensor,
+        k_NGD: Tensor,
+        v_NGE: Tensor,
+        ids_NGS: Tensor,
+        geometry: BlockGeometry,
+        packing: Packing,
+    ) -> Tensor:
+        """See `AttentionBackend.selected`."""
+        chosen_keys = geometry.num_selected * geometry.select_block
+        is_short = packing.max_seqlen <= MASKED_LENGTH_FACTOR * chosen_keys
+        make_plan = ChosenMaskPlan if is_short else ChosenBlocksPlan
+        return gathered_attention(q_NHD, k_NGD, v_NGE, make_plan(geometry, packing, ids_NGS))[0]
+
+    def sliding(
+        self, q_NHD: Tensor, k_NGD: Tensor, v_NGE: Tensor, geometry: BlockGeometry, packing: Packing
+    ) -> Tensor:
+        """See `AttentionBackend.sliding`."""
+        plan = SlidingPlan(geometry.window, packing)
+        return gathered_attention(q_NHD, k_NGD, v_NGE, plan)[0]
+
+
+def _nothing_visible(q_NHD: Tensor, value_width: int) -> tuple[Tensor, Tensor]:
+    num_tokens, num_heads, _ = q_NHD.shape
+    lse_NH = torch.full(
+        (num_tokens, num_heads), float("-inf"), dtype=wide_dtype(q_NHD.dtype), device=q_NHD.device
+    )
+    return q_NHD.new_zeros(num_tokens, num_heads, value_width), lse_NH
+
+
+def _document_probabilities(
+    q_PGQhD: Tensor, k_CGD: Tensor, lse_PGQh: Tensor, plan: CompressedPlan, tiles: slice
+) -> Tensor:
+    """Compressed probabilities, summed over the heads of a group, in document order: [P, Q, G, C].
+
+    The slots of a tile are shared by its documents, so each query shifts them to its own start.
+    """
+    geometry, packing, num_groups = plan.geometry, plan.packing, k_CGD.shape[1]
+    num_compressed = geometry.num_compressed(packing.max_seqlen)
+    shape = (q_PGQhD.shape[0], q_PGQhD.shape[2], num_groups, num_compressed)
+    if 0 in shape or k_CGD.shape[0] == 0:
+        return q_PGQhD.new_zeros(shape)
+    keys = plan.tile_keys(tiles.start, tiles.stop, num_groups)
+    k_PGRD = k_CGD.flatten(0, 1)[keys.row_PGR]
+    prob_PGQhR = attention_probabilities(q_PGQhD, k_PGRD, keys.is_visible_PGQR, lse_PGQh)
+    prob_PQGR = prob_PGQhR.sum(dim=3).transpose(1, 2)
+    start_PQ = packing.start_N[query_rows(tiles.start, tiles.stop, plan.queries, packing)]
+    first_P1 = plan.first_slots(tiles.start, tiles.stop).unsqueeze(-1)
+    shift_PQ = start_PQ // geometry.compress_stride - first_P1
+    column_PQC = shift_PQ.unsqueeze(-1) + torch.arange(num_compressed, device=k_CGD.device)
+    inside_PQGC = column_PQC.clamp(0, plan.keys - 1).unsqueeze(2).expand(shape)
+    is_read_PQ1C = ((column_PQC >= 0) & (column_PQC < plan.keys)).unsqueeze(2)
+    return prob_PQGR.gather(-1, inside_PQGC) * is_read_PQ1C

@@ -1,0 +1,200 @@
+"""The attention layers: Native Sparse Attention, and dense causal attention as its control.
+
+Legend: N tokens (documents end to end), W model width, H query heads, G groups, D key width,
+E value width, L tokens of a compressed block, C compressed slots, B batch, T tokens of a document.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nsa_core.config.model import ModelConfig
+from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.packing import CompressedSlots, Packing, compressed_slots
+from nsa_core.model.compression import make_compression
+from nsa_core.model.layers import BranchGate, widen
+from nsa_core.model.rotary import Rotary, rotate
+from nsa_core.model.statistics import measure
+
+#: FlashAttention in torch shares key heads among query heads from this compute capability on.
+GROUPED_SDPA_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionContext:
+    """What all layers of one forward pass have in common.
+
+    Attributes:
+        geometry: Block sizes.
+        packing: The documents.
+        slots: Where compressed blocks lie.
+        token_tables: Rotary tables of the tokens.
+        slot_tables: Rotary tables of the compressed keys, at the first position of their block.
+    """
+
+    geometry: BlockGeometry
+    packing: Packing
+    slots: CompressedSlots
+    token_tables: tuple[Tensor, Tensor]
+    slot_tables: tuple[Tensor, Tensor]
+
+
+def make_context(geometry: BlockGeometry, packing: Packing, rotary: Rotary) -> AttentionContext:
+    """Derive the shared tables from the documents."""
+    slots = compressed_slots(packing, geometry)
+    return AttentionContext(
+        geometry=geometry,
+        packing=packing,
+        slots=slots,
+        token_tables=rotary.tables(packing.position_N),
+        slot_tables=rotary.tables(slots.position_C),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class KeysValues:
+    """The three independent pairs of a layer (paper 3.3.3), before rotation."""
+
+    k_cmp: Tensor
+    k_slc: Tensor
+    k_win: Tensor
+    v_cmp: Tensor
+    v_slc: Tensor
+    v_win: Tensor
+
+
+class NSAAttention(nn.Module):
+    """Compressed, selected and sliding attention, mixed by gates (paper Eq. 5)."""
+
+    def __init__(self, config: ModelConfig, backends: BranchBackends) -> None:
+        """Make the projections; `LanguageModel` fills them."""
+        super().__init__()
+        self.config, self.backends = config, backends
+        groups, width_k, width_v = config.num_kv_groups, config.head_dim_k, config.head_dim_v
+        self.q = nn.Linear(config.dim, config.num_heads * width_k, bias=False)
+        self.kv = nn.Linear(config.dim, 3 * groups * (width_k + width_v), bias=False)
+        self.phi_k, self.phi_v = (
+            make_compression(
+                config.nsa.phi,
+                num_groups=groups,
+                block=config.nsa.compress_block,
+                width=width,
+                hidden=width_k,
+            )
+            for width in (width_k, width_v)
+        )
+        self.gate = BranchGate(config.gate, config.dim, config.num_heads, groups)
+        self.out = nn.Linear(config.num_heads * width_v, config.dim, bias=False)
+        self.is_recording = False
+        self.figures: Tensor | None = None
+
+    def forward(self, x_NW: Tensor, context: AttentionContext) -> Tensor:
+        """Attend within each document; returns [N, W]."""
+        geometry, packing = context.geometry, context.packing
+        pairs = self.project_keys_values(x_NW)
+        q_NHD = rotate(self.project_queries(x_NW), context.token_tables)
+        k_CGD, v_CGE = self._compress(pairs, context)
+        branches = self.backends
+        out_cmp, lse_NH = branches.compressed.compressed(q_NHD, k_CGD, v_CGE, geometry, packing)
+        ids_NGS = branches.compressed.select(q_NHD, k_CGD, lse_NH, geometry, packing)
+        k_slc, k_win = (rotate(k, context.token_tables) for k in (pairs.k_slc, pairs.k_win))
+        out_slc = branches.selected.selected(q_NHD, k_slc, pairs.v_slc, ids_NGS, geometry, packing)
+        out_win = branches.sliding.sliding(q_NHD, k_win, pairs.v_win, geometry, packing)
+        gate_NH3 = self.gate(x_NW)
+        if self.is_recording:
+            self.figures = measure(gate_NH3, ids_NGS, packing.position_N, geometry.select_block)
+        return self.mix(gate_NH3, (out_cmp, out_slc, out_win))
+
+    def project_queries(self, x_NW: Tensor) -> Tensor:
+        """Queries [N, H, D], not rotated."""
+        q_NX: Tensor = self.q(x_NW)
+        return q_NX.view(x_NW.shape[0], self.config.num_heads, self.config.head_dim_k)
+
+    def project_keys_values(self, x_NW: Tensor) -> KeysValues:
+        """The six keys and values [N, G, .], not rotated."""
+        groups = self.config.num_kv_groups
+        widths = [groups * self.config.head_dim_k] * 3 + [groups * self.config.head_dim_v] * 3
+        parts = self.kv(x_NW).split(widths, dim=-1)
+        return KeysValues(*(part.reshape(x_NW.shape[0], groups, -1) for part in parts))
+
+    def mix(self, gate_NH3: Tensor, outs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Sum of the gated branches in at least float32, then the output projection."""
+        gate_cmp, gate_slc, gate_win = gate_NH3.unsqueeze(-1).unbind(dim=-2)
+        out_cmp, out_slc, out_win = (widen(out) for out in outs)
+        mixed_NHE = gate_cmp * out_cmp + gate_slc * out_slc + gate_win * out_win
+        result: Tensor = self.out(mixed_NHE.flatten(1).to(outs[0].dtype))
+        return result
+
+    def _compress(self, pairs: KeysValues, context: AttentionContext) -> tuple[Tensor, Tensor]:
+        """Compressed keys (rotated at their first position) and values; 0 in unused slots."""
+        first_row_C = context.slots.first_row_C
+        offsets = torch.arange(self.config.nsa.compress_block, device=first_row_C.device)
+        row_CL = (first_row_C[:, None] + offsets).clamp_(max=context.packing.num_tokens - 1)
+        exists_C11 = context.slots.exists_C[:, None, None]
+        k_CGD = self.phi_k(_gather_rows(pairs.k_cmp, row_CL))
+        v_CGE = self.phi_v(_gather_rows(pairs.v_cmp, row_CL))
+        k_CGD = rotate(k_CGD, context.slot_tables)
+        return torch.where(exists_C11, k_CGD, 0.0), torch.where(exists_C11, v_CGE, 0.0)
+
+
+def _gather_rows(x_NGD: Tensor, row_CL: Tensor) -> Tensor:
+    flat = x_NGD.index_select(0, row_CL.flatten())
+    return flat.view(*row_CL.shape, *x_NGD.shape[1:])
+
+
+class DenseAttention(nn.Module):
+    """Causal attention over the whole document with the same heads: the honest baseline."""
+
+    def __init__(self, config: ModelConfig, backends: BranchBackends) -> None:
+        """Make the projections; `LanguageModel` fills them."""
+        super().__init__()
+        self.config, self.backends = config, backends
+        groups = config.num_kv_groups
+        self.q = nn.Linear(config.dim, config.num_heads * config.head_dim_k, bias=False)
+        self.kv = nn.Linear(
+            config.dim, groups * (config.head_dim_k + config.head_dim_v), bias=False
+        )
+        self.out = nn.Linear(config.num_heads * config.head_dim_v, config.dim, bias=False)
+
+    def forward(self, x_NW: Tensor, context: AttentionContext) -> Tensor:
+        """Attend within each document; returns [N, W]."""
+        q_NHD, k_NGD, v_NGE = self.project(x_NW)
+        q_NHD, k_NGD = (rotate(x, context.token_tables) for x in (q_NHD, k_NGD))
+        packing = context.packing
+        if packing.uniform_length is not None:
+            out_NHE = _batched_sdpa(q_NHD, k_NGD, v_NGE, packing.uniform_length)
+        else:
+            everything = replace(context.geometry, window=packing.max_seqlen)
+            out_NHE = self.backends.sliding.sliding(q_NHD, k_NGD, v_NGE, everything, packing)
+        result: Tensor = self.out(out_NHE.flatten(1))
+        return result
+
+    def project(self, x_NW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v, not rotated."""
+        config, num_tokens = self.config, x_NW.shape[0]
+        q_NHD = self.q(x_NW).view(num_tokens, config.num_heads, config.head_dim_k)
+        widths = [
+            config.num_kv_groups * config.head_dim_k,
+            config.num_kv_groups * config.head_dim_v,
+        ]
+        k_NX, v_NX = self.kv(x_NW).split(widths, dim=-1)
+        shape = (num_tokens, config.num_kv_groups, -1)
+        return q_NHD, k_NX.reshape(shape), v_NX.reshape(shape)
+
+
+def _batched_sdpa(q_NHD: Tensor, k_NGD: Tensor, v_NGE: Tensor, length: int) -> Tensor:
+    """Run the attention of torch on equally long documents."""
+    q, k, v = (x.reshape(-1, length, *x.shape[1:]).transpose(1, 2) for x in (q_NHD, k_NGD, v_NGE))
+    is_grouped = q.shape[1] != k.shape[1]
+    if is_grouped and q.is_cuda and not _shares_key_heads(q.device):
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        is_grouped = False
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+    return out.transpose(1, 2).flatten(0, 1)
+
+
+def _shares_key_heads(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= GROUPED_SDPA_CAPABILITY

@@ -1,0 +1,182 @@
+"""The decoder-only language model around the attention layers.
+
+Legend: B batch, T tokens of a row, N = B * T, W model width, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from nsa_core.config.model import ModelConfig
+from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.packing import Packing
+from nsa_core.kernels.sdpa import SdpaBackend
+from nsa_core.model.attention import AttentionContext, DenseAttention, NSAAttention, make_context
+from nsa_core.model.initialise import initialise
+from nsa_core.model.layers import MLP, RMSNorm
+from nsa_core.model.loss import LossSum, loss_sum
+from nsa_core.model.rotary import Rotary
+from nsa_core.model.statistics import AttentionStatistics, read_statistics
+
+ActivationCheckpointing = Literal["none", "full", "selective"]
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterInfo:
+    """A parameter and how the optimizer should treat it.
+
+    Attributes:
+        name: As in the state dict.
+        parameter: The tensor.
+        is_decayed: Weight decay applies: matrices do, norms, biases and embeddings do not.
+        is_block_matrix: A two-dimensional weight inside a block, gates left out, which Muon
+            may take.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    is_decayed: bool
+    is_block_matrix: bool
+
+
+class Block(nn.Module):
+    """Pre-norm attention, then pre-norm MLP."""
+
+    def __init__(self, config: ModelConfig, backends: BranchBackends) -> None:
+        """Make one layer."""
+        super().__init__()
+        attention = NSAAttention if config.attention == "nsa" else DenseAttention
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention = attention(config, backends)
+        self.mlp_norm = RMSNorm(config.dim, config.norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(
+        self, x_NW: Tensor, context: AttentionContext, *, is_selective: bool = False
+    ) -> Tensor:
+        """Add attention and MLP to the residual stream."""
+        normed_NW = self.attention_norm(x_NW)
+        if is_selective:
+            attended = _recomputed(self.attention, normed_NW, context)
+        else:
+            attended = self.attention(normed_NW, context)
+        x_NW = x_NW + attended
+        mapped: Tensor = self.mlp(self.mlp_norm(x_NW))
+        return x_NW + mapped
+
+
+class LanguageModel(nn.Module):
+    """Embedding, blocks, norm, head; the loss is part of it so that logits stay in chunks."""
+
+    def __init__(
+        self, config: ModelConfig, backends: BranchBackends | None = None, *, seed: int = 0
+    ) -> None:
+        """Make the model on the current default device, the same weights for the same seed.
+
+        Args:
+            config: Sizes.
+            backends: Attention backend of each branch; plain PyTorch if left out.
+            seed: Of the initial weights; no global random state is used or changed.
+        """
+        super().__init__()
+        self.config = config
+        self.geometry = BlockGeometry.from_config(config.nsa)
+        self.backends = backends or BranchBackends.of(SdpaBackend(), "runs everywhere")
+        self.activation_checkpointing: ActivationCheckpointing = "none"
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.rotary = Rotary(config.rope, config.head_dim_k)
+        self.blocks = nn.ModuleList(Block(config, self.backends) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.head = (
+            None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
+        )
+        initialise(self, config, seed)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, W]: the embedding if tied."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def forward(self, tokens_BT: Tensor, packing: Packing | None = None) -> Tensor:
+        """Logits [B, T, V] in the compute dtype; use `loss` where the vocabulary is large."""
+        hidden_NW = self.hidden(tokens_BT, packing)
+        return nn.functional.linear(hidden_NW, self.head_weight).view(*tokens_BT.shape, -1)
+
+    def hidden(self, tokens_BT: Tensor, packing: Packing | None = None) -> Tensor:
+        """Hidden states [N, W] after the last norm.
+
+        Args:
+            tokens_BT: Token ids.
+            packing: Documents of the flattened batch; None makes each row one document.
+        """
+        if packing is None:
+            packing = Packing.uniform(tokens_BT.shape[0], tokens_BT.shape[1], tokens_BT.device)
+        context = make_context(self.geometry, packing, self.rotary)
+        x_NW = self.embedding(tokens_BT.reshape(-1))
+        mode = self.activation_checkpointing if torch.is_grad_enabled() else "none"
+        for block in self.blocks:
+            if mode == "full":
+                x_NW = _recomputed(block, x_NW, context)
+            else:
+                x_NW = block(x_NW, context, is_selective=mode == "selective")
+        hidden: Tensor = self.norm(x_NW)
+        return hidden
+
+    def loss(
+        self, tokens_BT: Tensor, targets_BT: Tensor, packing: Packing | None = None
+    ) -> LossSum:
+        """Summed cross-entropy and the number of targets; a target of -1 is ignored."""
+        hidden_NW = self.hidden(tokens_BT, packing)
+        return loss_sum(hidden_NW, self.head_weight, targets_BT.reshape(-1))
+
+    def num_parameters(self) -> int:
+        """Trained numbers; a tied head counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def parameter_infos(self) -> list[ParameterInfo]:
+        """Every parameter with its treatment by the optimizer, in a fixed order."""
+        infos = []
+        for name, parameter in self.named_parameters():
+            is_table = name.startswith("embedding.") or name.endswith("position_LD")
+            is_decayed = parameter.ndim >= 2 and not is_table
+            is_inside = name.startswith("blocks.") and ".gate." not in name
+            is_block_matrix = is_decayed and is_inside and parameter.ndim == 2
+            infos.append(ParameterInfo(name, parameter, is_decayed, is_block_matrix))
+        return infos
+
+    @contextmanager
+    def recording_statistics(self) -> Iterator[None]:
+        """Let forward passes inside record gate and selection figures; free when not used."""
+        for layer in self._nsa_layers():
+            layer.is_recording = True
+        try:
+            yield
+        finally:
+            for layer in self._nsa_layers():
+                layer.is_recording = False
+
+    def gate_statistics(self) -> AttentionStatistics | None:
+        """Figures of the last recorded forward pass; None if there was none or it is dense.
+
+        Reading waits for the device.
+        """
+        figures = {
+            index: layer.figures
+            for index, layer in enumerate(self._nsa_layers())
+            if layer.figures is not None
+        }
+        return read_statistics(figures) if figures else None
+
+    def _nsa_layers(self) -> list[NSAAttention]:
+        return [module for module in self.modules() if isinstance(module, NSAAttention)]
+
+
+def _recomputed(module: nn.Module, *inputs: object) -> Tensor:
+    out: Tensor = checkpoint(module, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return out
