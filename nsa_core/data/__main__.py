@@ -1,0 +1,89 @@
+"""`python -m nsa_core.data`: stage the data of a run, or of a configuration on stdin."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nsa_core.config.training import DataConfig
+from nsa_core.data.errors import DataError
+from nsa_core.data.progress import StageProgress
+from nsa_core.data.staging import StagedData, stage
+from nsa_core.rundir.exit import TrainerExit
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import ManifestError, read_manifest
+
+PROGRESS_EVERY_S = 2.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Stage, print progress on stderr and a JSON summary on stdout; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m nsa_core.data", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, help="stage the data of this run's manifest")
+    parser.add_argument("--root", type=Path, help="folder that a relative cache_dir lies below")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the synthetic source")
+    parsed = parser.parse_args(arguments)
+    try:
+        config, seed = _read_config(parsed.run_dir, parsed.seed)
+        staged = stage(config, parsed.root or Path.cwd(), seed, _Printer())
+    except (ManifestError, ValidationError) as error:
+        print(f"error: {_one_line(error)}", file=sys.stderr)  # noqa: T201 - this is the terminal
+        return TrainerExit.CONFIGURATION
+    except DataError as error:
+        print(f"error: {error.message}; {error.hint}", file=sys.stderr)  # noqa: T201
+        return TrainerExit.DATA
+    print(json.dumps(summary(staged)))  # noqa: T201 - the result
+    return TrainerExit.FINISHED
+
+
+def summary(staged: StagedData) -> dict[str, object]:
+    """What was staged, as the JSON on stdout says it."""
+    manifest = staged.manifest
+    names = ("num_tokens", "num_documents", "num_text_bytes")
+    return {
+        "folder": str(staged.folder),
+        "manifest_sha256": staged.manifest_sha256,
+        "tokenizer": manifest.tokenizer.model_dump(),
+        "train": dict(zip(names, manifest.total("train"), strict=True)),
+        "validation": dict(zip(names, manifest.total("validation"), strict=True)),
+        "rejected": {reason: n.model_dump() for reason, n in manifest.rejected.items()},
+        "repaired": {reason: n.model_dump() for reason, n in manifest.repaired.items()},
+        "substituted_synthetic": staged.substituted_synthetic,
+        "substitution_reason": staged.substitution_reason,
+    }
+
+
+class _Printer:
+    """Prints a progress line on stderr now and then, and whenever something else begins."""
+
+    def __init__(self) -> None:
+        self._doing = ""
+        self._printed_s = 0.0
+
+    def __call__(self, progress: StageProgress) -> None:
+        now_s = time.monotonic()
+        if progress.doing == self._doing and now_s - self._printed_s < PROGRESS_EVERY_S:
+            return
+        self._doing, self._printed_s = progress.doing, now_s
+        print(progress.line(), file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal
+
+
+def _read_config(run_dir: Path | None, seed: int) -> tuple[DataConfig, int]:
+    if run_dir is None:
+        return DataConfig.model_validate_json(sys.stdin.buffer.read()), seed
+    config = read_manifest(RunDir(run_dir)).config
+    return config.data, config.seed
+
+
+def _one_line(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    return f"data.{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

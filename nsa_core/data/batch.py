@@ -1,0 +1,120 @@
+"""TokenBatch: rows of tokens with their targets and document borders.
+
+Legend: B rows of a micro-batch, T tokens of a row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nsa_core.config.base import FrozenModel
+
+#: Target of a position that has nothing to predict.
+IGNORED = -1
+
+
+class LoaderState(FrozenModel):
+    """Where in the data a run stands: goes into a checkpoint as JSON.
+
+    Attributes:
+        epoch: Passes over the training samples that are complete.
+        global_sample: Samples that all ranks together have consumed since the run began.
+        manifest_sha256: The staged data that the position belongs to.
+        seq_len: Tokens of a sample; another length gives other samples.
+        seed: Seed of the order.
+    """
+
+    epoch: int
+    global_sample: int
+    manifest_sha256: str
+    seq_len: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """One micro-batch of one rank.
+
+    Attributes:
+        tokens_BT: Input ids, int64.
+        targets_BT: The id to predict at each position, int64; -1 is ignored. An end token is
+            predicted by its document; the first token of the next document is not predicted from
+            it, and neither is anything after the end of the data.
+        cu_seqlens: int32 [M+1]: borders of the M attention segments in the flattened B*T row, 0
+            first and B*T last. A segment is a document's part in a row, or a whole row where
+            documents are not packed.
+        max_seqlen: Tokens of the longest segment.
+        num_targets: Targets that are not ignored.
+        num_text_bytes: Bytes of text that these targets stand for, for bits per byte.
+        state: The loader's state after this batch; None for validation.
+    """
+
+    tokens_BT: Tensor  # noqa: N815 - the shape is in the name
+    targets_BT: Tensor  # noqa: N815 - the shape is in the name
+    cu_seqlens: Tensor
+    max_seqlen: int
+    num_targets: int
+    num_text_bytes: int
+    state: LoaderState | None = None
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How rows are made.
+
+    Attributes:
+        seq_len: Tokens of a row.
+        pack_documents: Cut attention at document borders.
+        end_id: The end-of-document token.
+        token_num_bytes: Bytes of text of each id [vocab_size].
+    """
+
+    seq_len: int
+    pack_documents: bool
+    end_id: int
+    token_num_bytes: NDArray[np.int32]
+
+
+def make_batch(
+    rows: Sequence[NDArray[np.int64]], shape: BatchShape, state: LoaderState | None = None
+) -> TokenBatch:
+    """Put samples into a batch.
+
+    Args:
+        rows: Up to `seq_len + 1` tokens each, the last one only a target; a shorter row is filled
+            with end tokens that nothing is predicted from. An empty row is filled wholly.
+        shape: How rows are made.
+        state: State after the batch.
+    """
+    tokens_BT = np.full((len(rows), shape.seq_len), shape.end_id, dtype=np.int64)
+    targets_BT = np.full((len(rows), shape.seq_len), IGNORED, dtype=np.int64)
+    borders = [0]
+    for number, row in enumerate(rows):
+        inputs, targets = row[: shape.seq_len], row[1:]
+        tokens_BT[number, : len(inputs)] = inputs
+        is_end = inputs[: len(targets)] == shape.end_id
+        targets_BT[number, : len(targets)] = np.where(is_end, IGNORED, targets)
+        ends = _segment_ends(inputs, shape) if shape.pack_documents else [shape.seq_len]
+        borders += [number * shape.seq_len + end for end in ends]
+    counted = targets_BT[targets_BT != IGNORED]
+    cu_seqlens = np.asarray(borders, dtype=np.int32)
+    return TokenBatch(
+        tokens_BT=torch.from_numpy(tokens_BT),
+        targets_BT=torch.from_numpy(targets_BT),
+        cu_seqlens=torch.from_numpy(cu_seqlens),
+        max_seqlen=int(np.diff(cu_seqlens).max()),
+        num_targets=len(counted),
+        num_text_bytes=int(shape.token_num_bytes[counted].sum()),
+        state=state,
+    )
+
+
+def _segment_ends(inputs: NDArray[np.int64], shape: BatchShape) -> list[int]:
+    """Ends of a row's segments: after each end token, at the end of the text, and of the row."""
+    after_end = np.flatnonzero(inputs == shape.end_id) + 1
+    ends = {*after_end.tolist(), len(inputs), shape.seq_len} - {0}
+    return sorted(ends)

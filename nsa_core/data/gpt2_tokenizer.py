@@ -1,0 +1,147 @@
+"""The GPT-2 tokenizer through tiktoken, from a local vocabulary folder or fetched once."""
+
+import base64
+import binascii
+import hashlib
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+from numpy.typing import NDArray
+
+from nsa_core.data.errors import DataError
+from nsa_core.data.tokenizer import Ids
+from nsa_core.rundir.atomic import write_bytes
+
+SAVED_NAME = "gpt2.tiktoken"
+MERGES_NAME = "vocab.bpe"
+END_ID = 50_256
+FETCH_DEADLINE_S = 120.0
+#: Splits a text into words before merging (the pattern published with GPT-2).
+PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+HINT = (
+    f"set data.tokenizer_path to a folder with GPT-2's `{MERGES_NAME}` (or a saved "
+    f"`{SAVED_NAME}`), or use data.tokenizer byte or bpe"
+)
+Ranks = dict[bytes, int]
+
+
+class Gpt2Tokenizer:
+    """GPT-2's 50,257 ids; 50,256 ends a document and is never made from text."""
+
+    name = "gpt2"
+    vocab_size = END_ID + 1
+    end_id = END_ID
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._encoding = tiktoken.Encoding(
+            "nsa-gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={}
+        )
+        self.fingerprint = _fingerprint(ranks)
+
+    def encode(self, text: str) -> Ids:
+        """The ids of a text; `<|endoftext|>` in it is plain text."""
+        return np.asarray(self._encoding.encode_ordinary(text), dtype=np.uint32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of each text."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids; ids from 50,256 on are no text."""
+        return self._encoding.decode([n for n in ids if n < self.end_id], errors="replace")
+
+    def token_num_bytes(self) -> NDArray[np.int32]:
+        """Length of each token's bytes, 0 for the end token."""
+        lengths = np.zeros(self.vocab_size, dtype=np.int32)
+        for token, rank in self._ranks.items():
+            lengths[rank] = len(token)
+        return lengths
+
+    def save(self, folder: Path) -> None:
+        """Write the vocabulary as tiktoken does: a base64 token and its rank a line."""
+        ordered = sorted(self._ranks.items(), key=lambda item: item[1])
+        lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in ordered)
+        write_bytes(folder / SAVED_NAME, b"".join(lines))
+
+
+def load_gpt2(folder: Path | None) -> Gpt2Tokenizer:
+    """The tokenizer from a vocabulary folder, or from tiktoken's cache or site without one.
+
+    Raises:
+        DataError: If the folder holds no GPT-2 vocabulary, or it cannot be fetched.
+    """
+    ranks = _fetch_ranks() if folder is None else _read_folder(folder)
+    if sorted(ranks.values()) != list(range(END_ID)):
+        message = f"the vocabulary in {folder} has {len(ranks)} tokens; GPT-2 has {END_ID}"
+        raise DataError(message, HINT)
+    return Gpt2Tokenizer(ranks)
+
+
+def parse_merges(text: str) -> Ranks:
+    """Ranks from the merge rules of a `vocab.bpe`: 256 bytes first, then one token a rule.
+
+    GPT-2 writes a byte that does not print as a character from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    order = printable + others
+    spelled = {chr(byte): byte for byte in printable}
+    spelled |= {chr(256 + place): byte for place, byte in enumerate(others)}
+    ranks = {bytes([byte]): rank for rank, byte in enumerate(order)}
+    for rule in text.splitlines():
+        if rule.startswith("#version") or not rule.strip():
+            continue
+        left, right = rule.split(" ")
+        ranks[bytes(spelled[character] for character in left + right)] = len(ranks)
+    return ranks
+
+
+def parse_saved(content: bytes) -> Ranks:
+    """Ranks from a saved `gpt2.tiktoken`."""
+    pairs = (line.split() for line in content.splitlines() if line)
+    return {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
+
+
+def _read_folder(folder: Path) -> Ranks:
+    try:
+        if (folder / SAVED_NAME).is_file():
+            return parse_saved((folder / SAVED_NAME).read_bytes())
+        return parse_merges((folder / MERGES_NAME).read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"no GPT-2 vocabulary in {folder}: {error.strerror or error}"
+        raise DataError(message, HINT) from error
+    except (ValueError, KeyError, binascii.Error) as error:
+        message = f"the GPT-2 vocabulary in {folder} is damaged: {error}"
+        raise DataError(message, HINT) from error
+
+
+def _fetch_ranks() -> Ranks:
+    """Ask tiktoken in a thread, because its download has no deadline of its own."""
+    found: list[Ranks] = []
+    failures: list[Exception] = []
+
+    def fetch() -> None:
+        try:
+            found.append(dict(tiktoken.get_encoding("gpt2")._mergeable_ranks))
+        except (OSError, ValueError) as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=fetch, name="fetch-gpt2", daemon=True)
+    thread.start()
+    thread.join(FETCH_DEADLINE_S)
+    if found:
+        return found[0]
+    why = failures[0] if failures else f"no answer in {FETCH_DEADLINE_S:.0f} s"
+    message = f"GPT-2's vocabulary is not in tiktoken's cache and cannot be fetched ({why})"
+    raise DataError(message, HINT)
+
+
+def _fingerprint(ranks: Ranks) -> str:
+    digest = hashlib.sha256(f"gpt2/1 {PATTERN} end {END_ID}\n".encode())
+    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        digest.update(b"%d %d " % (rank, len(token)) + token)
+    return digest.hexdigest()

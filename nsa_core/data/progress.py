@@ -1,0 +1,29 @@
+"""StageProgress: what the data phase is doing right now, for a heartbeat or a terminal."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """One report; `wait` is a visible stall (a lock, or a hub that does not answer)."""
+
+    doing: Literal["hash", "tokenizer", "tokenise", "wait", "verify"]
+    num_documents: int = 0
+    num_tokens: int = 0
+    detail: str = ""
+
+    def line(self) -> str:
+        """One line for a terminal."""
+        counts = f"{self.num_documents:,} documents, {self.num_tokens:,} tokens"
+        return f"{self.doing}: {counts}" + (f" ({self.detail})" if self.detail else "")
+
+
+#: Called often; it may raise to stop the staging, and the next one goes on after the last shard.
+OnProgress = Callable[[StageProgress], None]
+
+
+def ignore_progress(progress: StageProgress) -> None:
+    """Report to nobody."""
+    del progress

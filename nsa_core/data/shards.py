@@ -1,0 +1,146 @@
+"""Token shards on disk: written whole and hashed, read through memory maps as one long row."""
+
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nsa_core.data.errors import DataError
+from nsa_core.data.manifest import ShardRecord, Split
+from nsa_core.data.sources.base import hash_file
+from nsa_core.data.tokenizer import Ids
+from nsa_core.rundir.atomic import write_bytes
+
+#: Tokens after which a shard is closed; it ends with a document, so it can be a little longer.
+SHARD_TOKENS = 2**24
+
+
+def dtype_name(vocab_size: int) -> Literal["uint16", "uint32"]:
+    """The smallest unsigned type that holds every id."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+@dataclass
+class ShardBuffer:
+    """Documents of one split that are not on disk yet."""
+
+    split: Split
+    end_id: int
+    dtype: np.dtype[np.unsignedinteger]
+    num_tokens: int = 0
+    num_text_bytes: int = 0
+    _rows: list[NDArray[np.unsignedinteger]] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)
+    _hashes: list[bytes] = field(default_factory=list)
+
+    def add(self, ids: Ids, content_hash: bytes, num_bytes: int) -> None:
+        """Append a document and its end token."""
+        row = np.empty(len(ids) + 1, dtype=self.dtype)
+        row[:-1] = ids
+        row[-1] = self.end_id
+        self._starts.append(self.num_tokens)
+        self._hashes.append(content_hash)
+        self._rows.append(row)
+        self.num_tokens += len(row)
+        self.num_text_bytes += num_bytes
+
+    def write(self, folder: Path, number: int) -> ShardRecord:
+        """Write the three files of a shard, each whole or not at all."""
+        name = f"{self.split}_{number:05d}"
+        contents = {
+            f"{name}.tokens.npy": _npy(np.concatenate(self._rows)),
+            f"{name}.starts.npy": _npy(np.asarray(self._starts, dtype=np.int64)),
+            f"{name}.hashes.npy": _npy(
+                np.frombuffer(b"".join(self._hashes), dtype=np.uint8).reshape(-1, 32)
+            ),
+        }
+        for file_name, content in contents.items():
+            write_bytes(folder / file_name, content)
+        return ShardRecord(
+            split=self.split,
+            name=name,
+            num_tokens=self.num_tokens,
+            num_documents=len(self._starts),
+            num_text_bytes=self.num_text_bytes,
+            sha256={
+                name: hashlib.sha256(content).hexdigest() for name, content in contents.items()
+            },
+        )
+
+
+class SplitTokens:
+    """The tokens of one split as one row, read from memory maps; safe to use from any thread.
+
+    Raises:
+        DataError: If a shard is missing or has another size than its record says.
+    """
+
+    def __init__(self, folder: Path, shards: Sequence[ShardRecord]) -> None:
+        self._maps = [_open_map(folder, shard) for shard in shards]
+        self._ends = np.cumsum([shard.num_tokens for shard in shards], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Tokens `start` to `stop`, which may lie in several shards; short at the end."""
+        parts: list[NDArray[np.int64]] = []
+        number = int(np.searchsorted(self._ends, start, side="right"))
+        while number < len(self._maps) and start < min(stop, len(self)):
+            shard = self._maps[number]
+            first = int(self._ends[number]) - len(shard)
+            part = shard[start - first : stop - first]
+            parts.append(part.astype(np.int64))
+            start += len(part)
+            number += 1
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def read_hashes(folder: Path, shards: Sequence[ShardRecord]) -> set[bytes]:
+    """The content hashes of the documents in some shards."""
+    found: set[bytes] = set()
+    for shard in shards:
+        rows = np.load(folder / f"{shard.name}.hashes.npy", allow_pickle=False)
+        found.update(row.tobytes() for row in rows)
+    return found
+
+
+def verify_shard(folder: Path, shard: ShardRecord) -> None:
+    """Compare the files of a shard with the hashes in its record.
+
+    Raises:
+        DataError: If a file is missing or a bit of it has changed.
+    """
+    for name, expected in shard.sha256.items():
+        try:
+            found = hash_file(folder / name)
+        except OSError as error:
+            raise _broken(folder, f"{name} cannot be read: {error.strerror or error}") from error
+        if found != expected:
+            raise _broken(folder, f"{name} has SHA-256 {found[:12]}, not {expected[:12]}")
+
+
+def _open_map(folder: Path, shard: ShardRecord) -> NDArray[np.unsignedinteger]:
+    name = f"{shard.name}.tokens.npy"
+    try:
+        row: NDArray[np.unsignedinteger] = np.load(folder / name, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise _broken(folder, f"{name} cannot be opened: {error}") from error
+    if row.shape != (shard.num_tokens,):
+        raise _broken(folder, f"{name} has {row.size} tokens, not {shard.num_tokens}")
+    return row
+
+
+def _broken(folder: Path, what: str) -> DataError:
+    return DataError(f"staged shard {what}", f"delete {folder} and stage again")
+
+
+def _npy(values: NDArray[np.generic]) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values, allow_pickle=False)
+    return file.getvalue()

@@ -1,0 +1,178 @@
+"""A data set streamed from the Hugging Face hub, with retries of our own and an exact place."""
+
+import importlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from nsa_core.data.documents import Document, Origin, Tallies, take_text
+from nsa_core.data.errors import DataError
+from nsa_core.data.progress import OnProgress, StageProgress, ignore_progress
+from nsa_core.data.sources.base import SourcePosition, SourceRecord
+
+#: Waits between tries; after the last one the staging stops, about five minutes after the first.
+RETRY_WAITS_S = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)
+#: What HTTP libraries raise that is no OSError; whichever of them `datasets` uses here.
+NETWORK_ERRORS = (
+    ("httpx", "HTTPError"),
+    ("httpx2", "HTTPError"),
+    ("aiohttp", "ClientError"),
+    ("requests", "RequestException"),
+)
+#: Answers that another try will not change.
+FINAL_ERRORS = (
+    ("datasets.exceptions", "DatasetNotFoundError"),
+    ("huggingface_hub.errors", "OfflineModeIsEnabled"),
+    ("huggingface_hub.errors", "GatedRepoError"),
+)
+HINT = "the staged part is kept: start again to go on, or use data.source fineweb_edu_local"
+
+
+class Stream(Protocol):
+    """What is used of `datasets.IterableDataset`."""
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Place after the last record, as JSON-able values."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to a place."""
+
+
+def open_hub_stream(dataset: str, subset: str) -> Stream:
+    """The training split of a data set, streamed."""
+    datasets = importlib.import_module("datasets")
+    stream: Stream = datasets.load_dataset(dataset, name=subset, split="train", streaming=True)
+    return stream
+
+
+class HubSource:
+    """Documents of a hub data set; a network failure is waited out, a long one stops the staging.
+
+    Args:
+        dataset: Name on the hub.
+        subset: Its configuration.
+        text_key: Column of the text.
+        open_stream: Opens the stream at its start.
+        sleep: Waits for some seconds.
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        subset: str,
+        text_key: str,
+        open_stream: Callable[[str, str], Stream] = open_hub_stream,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.tallies = Tallies()
+        self._dataset = dataset
+        self._subset = subset
+        self._text_key = text_key
+        self._open_stream = open_stream
+        self._sleep = sleep
+        self._num_records = 0
+        self._place: dict[str, Any] | None = None
+
+    def record(self) -> SourceRecord:
+        """The names; what the hub holds under them is not hashed."""
+        settings: dict[str, str | int] = {
+            "dataset": self._dataset,
+            "subset": self._subset,
+            "text_key": self._text_key,
+        }
+        return SourceRecord(kind="fineweb_edu", settings=settings)
+
+    def documents(
+        self, start: SourcePosition, progress: OnProgress = ignore_progress
+    ) -> Iterator[Document]:
+        """Yield the documents after `start`.
+
+        Raises:
+            DataError: If the hub does not answer after all retries, does not have the data set,
+                or its records have no text column.
+        """
+        self._go_to(start)
+        for record in self._records(progress):
+            origin = Origin(self._dataset, self._num_records)
+            text = record.get(self._text_key)
+            if isinstance(text, str):
+                yield from take_text(text, origin, self.tallies)
+            else:
+                self._count_missing(record, origin)
+
+    def remote_state(self) -> dict[str, Any] | None:
+        """Number of records read, and the stream's own place."""
+        return {"num_records": self._num_records, "place": self._place}
+
+    def _go_to(self, start: SourcePosition) -> None:
+        self.tallies.rejected.restore(start.rejected)
+        self.tallies.repaired.restore(start.repaired)
+        if start.remote is not None:
+            self._num_records = start.remote["num_records"]
+            self._place = start.remote["place"]
+
+    def _count_missing(self, record: Mapping[str, Any], origin: Origin) -> None:
+        if self._text_key in record:
+            self.tallies.rejected.add(f"`{self._text_key}` is null or not a text", origin)
+            return
+        columns = ", ".join(f"`{name}`" for name in record)
+        message = f"{self._dataset} has no column `{self._text_key}`; its columns are {columns}"
+        raise DataError(message, "name the text column with data.text_key")
+
+    def _records(self, progress: OnProgress) -> Iterator[Mapping[str, Any]]:
+        """Yield records, opening the stream again at the same place after a failure."""
+        final = _find_errors(FINAL_ERRORS)
+        passing: tuple[type[Exception], ...] = (OSError, EOFError, *_find_errors(NETWORK_ERRORS))
+        num_failures = 0
+        while True:
+            try:
+                stream = self._open()
+                for record in stream:
+                    self._place = stream.state_dict()
+                    self._num_records += 1
+                    num_failures = 0
+                    yield record
+                return
+            except final as error:
+                message = f"the hub has no {self._dataset} ({self._subset}) for us: {error}"
+                raise DataError(message, "correct data.path, log in, or go online") from error
+            except passing as error:
+                num_failures += 1
+                self._wait(num_failures, error, progress)
+
+    def _open(self) -> Stream:
+        stream = self._open_stream(self._dataset, self._subset)
+        if self._place is not None:
+            stream.load_state_dict(self._place)
+        return stream
+
+    def _wait(self, num_failures: int, error: Exception, progress: OnProgress) -> None:
+        """Wait in seconds, so that `progress` can stop it.
+
+        Raises:
+            DataError: If that was the last try.
+        """
+        if num_failures > len(RETRY_WAITS_S):
+            message = (
+                f"{self._dataset} did not answer in {num_failures} tries over "
+                f"{sum(RETRY_WAITS_S)} s, after record {self._num_records}: {error}"
+            )
+            raise DataError(message, HINT) from error
+        for left_s in range(RETRY_WAITS_S[num_failures - 1], 0, -1):
+            why = f"{type(error).__name__}: {error}"[:200]
+            detail = f"data stalled, try {num_failures + 1} in {left_s} s; {why}"
+            progress(StageProgress("wait", self._num_records, detail=detail))
+            self._sleep(1)
+
+
+def _find_errors(names: tuple[tuple[str, str], ...]) -> tuple[type[Exception], ...]:
+    """The exception types that exist here; a library that is not installed raises nothing."""
+    found: list[type[Exception]] = []
+    for module, name in names:
+        try:
+            found.append(getattr(importlib.import_module(module), name))
+        except ImportError:
+            continue
+    return tuple(found)

@@ -1,0 +1,238 @@
+"""Batches come in one global order, resume exactly, and a dead loader is an error."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nsa_core.data.batch import IGNORED
+from nsa_core.data.errors import DataError, LoaderStalled
+from nsa_core.data.loader import Loader, LoaderPlan, count_samples
+from nsa_core.data.staging import stage
+from nsa_core.data.validation import validation_batches
+from tests.core.data.conftest import local
+
+SEQ_LEN = 64
+
+
+@pytest.fixture
+def config(corpus):
+    return local(corpus)
+
+
+@pytest.fixture
+def staged(config, tmp_path):
+    return stage(config, tmp_path, 0)
+
+
+def plan(micro_batch=2, rank=0, world_size=1, seq_len=SEQ_LEN, seed=5):
+    return LoaderPlan(seq_len, micro_batch, seed, rank, world_size)
+
+
+def take(loader, count):
+    try:
+        return [loader.next_batch() for _ in range(count)]
+    finally:
+        assert loader.close()
+
+
+def rows(batches):
+    return [tuple(row) for batch in batches for row in batch.tokens_BT.tolist()]
+
+
+def test_one_epoch_predicts_every_token_but_the_first_of_each_document(staged, config):
+    loader = Loader(staged, config, plan(micro_batch=1))
+    batches = take(loader, loader.num_samples)
+    tokens, documents, _ = staged.manifest.total("train")
+    assert sum(batch.num_targets for batch in batches) == tokens - documents
+    assert batches[-1].state.epoch == 1
+
+
+def test_targets_are_the_next_tokens_and_stop_at_document_borders(staged, config):
+    (batch,) = take(Loader(staged, config, plan(micro_batch=8)), 1)
+    end = staged.tokenizer.end_id
+    tokens, targets = batch.tokens_BT, batch.targets_BT
+    counted = targets[:, :-1] != IGNORED
+    assert torch.equal(targets[:, :-1][counted], tokens[:, 1:][counted])
+    assert (targets[tokens == end] == IGNORED).all()
+    assert (targets == end).any()
+
+
+def test_segments_end_at_document_and_row_borders(staged, config):
+    (batch,) = take(Loader(staged, config, plan(micro_batch=8)), 1)
+    flat = batch.tokens_BT.flatten()
+    after_end = (flat == staged.tokenizer.end_id).nonzero().flatten() + 1
+    expected = {0, *range(0, 8 * SEQ_LEN + 1, SEQ_LEN), *after_end.tolist()}
+    assert batch.cu_seqlens.dtype == torch.int32
+    assert batch.cu_seqlens.tolist() == sorted(expected)
+    assert batch.max_seqlen == batch.cu_seqlens.diff().max()
+
+
+def test_unpacked_rows_are_one_segment_each(staged, corpus):
+    config = local(corpus, pack_documents=False)
+    (batch,) = take(Loader(staged, config, plan(micro_batch=3)), 1)
+    assert batch.cu_seqlens.tolist() == [0, SEQ_LEN, 2 * SEQ_LEN, 3 * SEQ_LEN]
+    assert batch.max_seqlen == SEQ_LEN
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(consumed=st.integers(0, 90), prefetch=st.integers(0, 5))
+def test_resume_goes_on_with_the_next_batch(staged, config, consumed, prefetch):
+    config = config.model_copy(update={"prefetch": prefetch})
+    whole = take(Loader(staged, config, plan()), consumed + 3)
+    first = Loader(staged, config, plan())
+    take(first, consumed)
+    resumed = Loader(staged, config, plan(), first.state.model_validate(first.state.model_dump()))
+    assert rows(take(resumed, 3)) == rows(whole[consumed:])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_global_order_does_not_depend_on_the_world_size(staged, config, world_size):
+    expected = rows(take(Loader(staged, config, plan(micro_batch=4)), 60))
+    micro_batch = 4 // world_size
+    ranks = [
+        take(Loader(staged, config, plan(micro_batch, rank, world_size)), 60)
+        for rank in range(world_size)
+    ]
+    assert [row for step in zip(*ranks, strict=True) for row in rows(step)] == expected
+
+
+def test_a_resume_with_another_world_size_keeps_the_order(staged, config):
+    expected = rows(take(Loader(staged, config, plan(micro_batch=4)), 10))
+    first = Loader(staged, config, plan(micro_batch=4))
+    take(first, 5)
+    ranks = [take(Loader(staged, config, plan(2, rank, 2), first.state), 5) for rank in range(2)]
+    assert [row for step in zip(*ranks, strict=True) for row in rows(step)] == expected[20:]
+
+
+def test_the_state_counts_consumed_batches_and_not_prefetched_ones(staged, config):
+    loader = Loader(staged, config, plan())
+    loader.warm_up()
+    assert loader.state.global_sample == 0
+    loader.next_batch()
+    assert loader.state.global_sample == 2
+    loader.close()
+
+
+@pytest.mark.parametrize(("change", "word"), [({"seq_len": 32}, "seq_len"), ({"seed": 6}, "seed")])
+def test_a_state_of_another_order_is_refused(staged, config, change, word):
+    loader = Loader(staged, config, plan())
+    loader.close()
+    with pytest.raises(DataError, match=word):
+        Loader(staged, config, plan(**change), loader.state)
+
+
+def test_a_state_of_other_data_is_refused(staged, config):
+    loader = Loader(staged, config, plan())
+    loader.close()
+    other = loader.state.model_copy(update={"manifest_sha256": "0" * 64})
+    with pytest.raises(DataError, match="staged data"):
+        Loader(staged, config, plan(), other)
+
+
+class StuckRow:
+    """A row whose reads never end, as on a dead network disk."""
+
+    def __init__(self):
+        self.release = threading.Event()
+
+    def __len__(self):
+        return 1000
+
+    def read(self, start, stop):
+        self.release.wait()
+        return np.zeros(stop - start, dtype=np.int64)
+
+
+def test_a_stalled_read_is_loader_stalled_after_the_deadline(staged, corpus):
+    stuck = StuckRow()
+    loader = Loader(staged, local(corpus, loader_timeout_s=0.05), plan(), row=stuck)
+    with pytest.raises(LoaderStalled, match=r"no batch arrived in 0.05 s"):
+        loader.next_batch()
+    stuck.release.set()
+    assert loader.close()
+
+
+def test_a_wait_polls_and_an_exception_of_the_poll_loses_no_batch(staged, config):
+    stuck = StuckRow()
+    loader = Loader(staged, config, plan(), row=stuck)
+
+    def stop():
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        loader.next_batch(stop)
+    stuck.release.set()
+    assert loader.next_batch().state.global_sample == 2
+    assert loader.close()
+
+
+class BrokenRow(StuckRow):
+    def read(self, start, stop):
+        raise OSError(5, "Input/output error")
+
+
+def test_a_read_error_becomes_a_data_error(staged, config):
+    loader = Loader(staged, config, plan(), row=BrokenRow())
+    with pytest.raises(DataError, match="Input/output error"):
+        loader.next_batch()
+    assert loader.close()
+
+
+class FatalRow(StuckRow):
+    def read(self, start, stop):
+        raise SystemExit
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_thread_is_named(staged, config):
+    loader = Loader(staged, config, plan(), row=FatalRow())
+    with pytest.raises(LoaderStalled, match="thread has died"):
+        loader.next_batch()
+    assert loader.close()
+
+
+def test_warm_up_builds_batches_that_are_still_handed_out(staged, corpus):
+    expected = rows(take(Loader(staged, local(corpus), plan()), 6))
+    loader = Loader(staged, local(corpus, warmup_batches=5, prefetch=1), plan())
+    loader.warm_up()
+    assert rows(take(loader, 6)) == expected
+    assert loader.statistics().num_batches == 6
+    assert loader.statistics().p95_ms >= loader.statistics().p50_ms >= 0
+
+
+def test_closing_leaves_no_thread_behind(staged, config):
+    before = threading.active_count()
+    for _ in range(5):
+        take(Loader(staged, config, plan()), 1)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(("num_tokens", "expected"), [(0, 0), (1, 0), (2, 1), (65, 1), (66, 2)])
+def test_the_last_short_sample_counts(num_tokens, expected):
+    assert count_samples(num_tokens, 64) == expected
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_validation_is_the_same_every_time_and_on_any_number_of_ranks(staged, world_size):
+    reference = list(validation_batches(staged, plan(4), 3, pack_documents=True))
+    again = list(validation_batches(staged, plan(4, seed=99), 3, pack_documents=True))
+    assert rows(again) == rows(reference)
+    ranks = [
+        list(validation_batches(staged, plan(4, rank, world_size), 3, pack_documents=True))
+        for rank in range(world_size)
+    ]
+    assert len({len(batches) for batches in ranks}) == 1
+    found = [batch for batches in ranks for batch in batches]
+    assert sum(b.num_targets for b in found) == sum(b.num_targets for b in reference)
+    assert sum(b.num_text_bytes for b in found) == sum(b.num_text_bytes for b in reference)
+
+
+def test_validation_bytes_are_the_bytes_of_the_counted_targets(staged):
+    batches = list(validation_batches(staged, plan(4), 10**6, pack_documents=True))
+    tokens, documents, num_bytes = staged.manifest.total("validation")
+    assert sum(batch.num_targets for batch in batches) == tokens - documents
+    assert sum(batch.num_text_bytes for batch in batches) == num_bytes - documents  # first bytes
