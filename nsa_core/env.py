@@ -32,6 +32,18 @@ def set_before_torch(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
 
 
+def trainer_environment(allocator: str) -> dict[str, str]:
+    """The environment a trainer is started with: this process's own and what a run needs.
+
+    Args:
+        allocator: Value of PYTORCH_CUDA_ALLOC_CONF; empty leaves what is set.
+    """
+    needed = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+    if allocator:
+        needed["PYTORCH_CUDA_ALLOC_CONF"] = allocator
+    return {**os.environ, **needed}
+
+
 #: Variables that change what a run computes or how fast; recorded in env.json, nothing else is.
 RECORDED = (
     "CUDA_VISIBLE_DEVICES",

@@ -170,19 +170,72 @@ class RuntimeConfig(FrozenModel):
 
 
 class WatchdogLimits(FrozenModel):
-    """When the watchdog warns and halts; a profile may override each (spec: rules and defaults)."""
+    """When the watchdog warns and halts; a profile may override each (spec: rules and defaults).
+
+    Losses are in nats per token, shares and fractions are 0 to 1. A record is one progress line of
+    the heartbeat.
+
+    Attributes:
+        interval_s: Seconds between two looks at the run.
+        stale_warn_s: `alive_seq` has not moved for so long.
+        stale_halt_s: The same, given up.
+        first_beat_limit_s: Longest time from the start of the process to its first heartbeat.
+        stall_min_s: Least patience with a training step.
+        stall_step_factor: Patience with a step in medians of the run's own step time.
+        compile_limit_s: Patience with the phases init and compile.
+        phase_limit_s: Least patience with evaluation, checkpoint and shutdown.
+        phase_factor: Patience with evaluation and checkpoint in durations of the last one.
+        data_wait_warn_s: The loop has waited so long for a batch.
+        data_wait_halt_s: The same, given up.
+        nonfinite_in_row: Bad losses or gradients in a row that halt.
+        nonfinite_in_100: Bad ones among 100 records that halt.
+        jump_nats: Least rise over the median that counts as a jump.
+        jump_noise_factor: A jump is also so many times the run's own noise (median deviation).
+        jump_in_row: Jumped records in a row that halt if gradients or the loss scale agree.
+        jump_patience: Jumped records in a row that halt without any other sign.
+        grad_spike_factor: A gradient norm so many medians high is a spike.
+        leak_bits_per_byte: A loss below this early in training is no language modelling.
+        leak_steps: How long `early` is.
+        leak_fall_nats: Fall of the 20-record median that is suspicious after `leak_steps`.
+        leak_fall_steps: Steps in which it fell.
+        gate_records: New records in a row that must agree before the gates are judged.
+        throughput_fraction: Share of the run's own median that is too slow.
+        throughput_window_s: It has been too slow for so long; half of it at half the share.
+        fetch_warn_s: Fetching a batch takes so long, record after record.
+        fetch_p95_warn_ms: 95th percentile of the fetch that is too long.
+        zero_in_row: Records in a row with a learning rate or gradient norm of exactly 0.
+        skipped_in_row: Steps in a row that were skipped for a falling loss scale.
+        memory_creep_fraction: Growth of the memory in use after the first records.
+        disk_checkpoints: Free disk in checkpoints of the size of the largest.
+        host_memory_fraction: Share of the pod's memory in use.
+        plateau_steps: Steps without a better 20-record median of the loss.
+        ack_grace_s: Time for the trainer to acknowledge `.HALT`.
+        term_grace_s: Time from TERM to KILL.
+        restart_budget: Restarts without progress after which the watchdog stops.
+    """
 
     interval_s: float = Field(5.0, gt=0)
     stale_warn_s: float = Field(60.0, gt=0)
     stale_halt_s: float = Field(180.0, gt=0)
+    first_beat_limit_s: float = Field(900.0, gt=0)
     stall_min_s: float = Field(180.0, gt=0)
     stall_step_factor: float = Field(10.0, ge=1)
     compile_limit_s: float = Field(1800.0, gt=0)
     phase_limit_s: float = Field(300.0, gt=0)
+    phase_factor: float = Field(5.0, ge=1)
     data_wait_warn_s: float = Field(30.0, gt=0)
     data_wait_halt_s: float = Field(600.0, gt=0)
     nonfinite_in_row: int = Field(2, ge=1)
     nonfinite_in_100: int = Field(3, ge=1)
+    jump_nats: float = Field(0.5, gt=0)
+    jump_noise_factor: float = Field(8.0, ge=1)
+    jump_in_row: int = Field(3, ge=1)
+    jump_patience: int = Field(30, ge=1)
+    grad_spike_factor: float = Field(10.0, gt=1)
+    leak_bits_per_byte: float = Field(0.6, ge=0)
+    leak_steps: int = Field(1000, ge=0)
+    leak_fall_nats: float = Field(0.5, gt=0)
+    leak_fall_steps: int = Field(100, ge=1)
     gate_records: int = Field(3, ge=1)
     gate_entropy_warn: float = 0.5
     gate_entropy_halt: float = 0.2
@@ -190,6 +243,16 @@ class WatchdogLimits(FrozenModel):
     gate_collapse_halt: float = 0.5
     gate_max_warn: float = 0.85
     gate_max_halt: float = 0.9
+    throughput_fraction: float = Field(0.5, gt=0, lt=1)
+    throughput_window_s: float = Field(600.0, gt=0)
+    fetch_warn_s: float = Field(2.0, gt=0)
+    fetch_p95_warn_ms: float = Field(100.0, gt=0)
+    zero_in_row: int = Field(3, ge=1)
+    skipped_in_row: int = Field(5, ge=1)
+    memory_creep_fraction: float = Field(0.1, gt=0)
+    disk_checkpoints: float = Field(2.0, ge=0)
+    host_memory_fraction: float = Field(0.9, gt=0, le=1)
+    plateau_steps: int = Field(1000, ge=1)
     ack_grace_s: float = Field(60.0, gt=0)
     term_grace_s: float = Field(30.0, gt=0)
     restart_budget: int = Field(3, ge=0)

@@ -39,14 +39,27 @@ def parse_records(content: bytes, kind: type[RecordT], offset: int = 0) -> Recor
     return Records(records, offset + len(whole) + len(newline), torn)
 
 
-def read_records(path: Path, kind: type[RecordT], offset: int = 0) -> Records[RecordT]:
-    """Read the records of a file from a byte offset on; a file that is not there has none."""
+def read_records(
+    path: Path, kind: type[RecordT], offset: int = 0, max_bytes: int = -1
+) -> Records[RecordT]:
+    """Read the records of a file from a byte offset on; a file that is not there has none.
+
+    Args:
+        path: JSON lines.
+        kind: Type of a line.
+        offset: First byte to read: 0, or the offset of an earlier read.
+        max_bytes: Read no more than this at a time; -1 reads to the end. A line that is longer
+            than this is passed over in pieces, each counted as torn.
+    """
     try:
         with path.open("rb") as file:
             file.seek(offset)
-            return parse_records(file.read(), kind, offset)
+            content = file.read(max_bytes)
     except FileNotFoundError:
         return Records([], offset, 0)
+    if len(content) == max_bytes and b"\n" not in content:
+        return Records([], offset + max_bytes, 1)
+    return parse_records(content, kind, offset)
 
 
 def read_last_records(path: Path, kind: type[RecordT], max_bytes: int = 65536) -> Records[RecordT]:

@@ -150,6 +150,16 @@ class RunDir:
         return self.root / "process.json"
 
     @property
+    def runner_lock(self) -> Path:
+        """Locked (flock) by the runner and its trainer for as long as either of them lives."""
+        return self.root / "runner.lock"
+
+    @property
+    def watchdog_lock(self) -> Path:
+        """Locked (flock) by the one watchdog of this run."""
+        return self.root / "watchdog.lock"
+
+    @property
     def watchdog(self) -> Path:
         """Who watches it, and the watchdog's last verdict."""
         return self.root / "watchdog.json"

@@ -1,0 +1,101 @@
+"""How an attempt ended, told from outside when the trainer could not write it itself."""
+
+import signal
+import time
+from pathlib import Path
+
+from nsa_core.rundir.checkpoint import list_checkpoints
+from nsa_core.rundir.events import Event, read_events
+from nsa_core.rundir.exit import ExitRecord, read_exit, write_exit
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_core.rundir.jsonl import read_last_records
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import RunManifest
+
+#: Where Linux counts the processes that the memory limit of this container has killed.
+_MEMORY_EVENTS = (
+    Path("/sys/fs/cgroup/memory.events"),
+    Path("/sys/fs/cgroup/memory/memory.oom_control"),
+)
+_STOP_SIGNALS = {"TERM", "KILL", "INT"}
+
+
+def count_memory_kills(files: tuple[Path, ...] = _MEMORY_EVENTS) -> int:
+    """Processes of this container that the kernel killed for memory; 0 where it is not counted."""
+    for file in files:
+        try:
+            lines = file.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0
+
+
+def asked_to_stop(events: list[Event], attempt: int) -> Event | None:
+    """The first event of this attempt by which somebody asked it to stop; None if nobody did.
+
+    A TERM that the runner only handed on is a pod going down, not a wish.
+    """
+    for event in events:
+        if event.attempt != attempt:
+            continue
+        if event.kind == "halt_asked":
+            return event
+        name = event.facts.get("signal")
+        if event.kind == "signal" and name in _STOP_SIGNALS:
+            if event.by == "runner" and name == "TERM":
+                continue
+            return event
+    return None
+
+
+def last_step(run: RunDir, attempt: int) -> int:
+    """The highest step that a heartbeat of this attempt told, 0 without one."""
+    beats = read_last_records(run.heartbeat(), Heartbeat).records
+    return max((beat.step for beat in beats if beat.attempt == attempt), default=0)
+
+
+def explain_code(code: int, *, asked: Event | None, memory_kills: int) -> str:
+    """One line about an exit code of a trainer that left no record."""
+    if code == 0:
+        return "ended with code 0 and without an exit record"
+    if code > 0:
+        return f"ended with code {code} and without an exit record; training.log has its last words"
+    name = signal.Signals(-code).name
+    if memory_kills > 0:
+        return f"killed by {name}: the pod's memory limit was reached (the kernel counted it)"
+    if asked is not None:
+        return f"killed by {name}: {asked.by} asked ({asked.message})"
+    if code == -signal.SIGKILL:
+        return f"killed by {name}, asked by nobody here: probably the kernel, out of host memory"
+    return f"killed by {name}"
+
+
+def write_missing_exit(
+    run: RunDir, manifest: RunManifest, code: int, *, memory_kills: int
+) -> ExitRecord:
+    """The trainer's exit record, or one made here if it left none.
+
+    A trainer that ends with 0 without having written a record has not finished: code 1.
+    """
+    written = read_exit(run)
+    if written is not None and written.attempt == manifest.attempt:
+        return written
+    checkpoints = list_checkpoints(run)
+    record = ExitRecord(
+        run_id=manifest.run_id,
+        attempt=manifest.attempt,
+        code=code if code else 1,
+        reason=explain_code(
+            code, asked=asked_to_stop(read_events(run), manifest.attempt), memory_kills=memory_kills
+        ),
+        step=last_step(run, manifest.attempt),
+        checkpoint_step=checkpoints[0].step if checkpoints else None,
+        at=time.time(),
+        by="runner",
+    )
+    write_exit(run, record)
+    return record

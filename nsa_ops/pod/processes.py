@@ -1,0 +1,141 @@
+"""Who runs and who watches a run: the records they leave, and the locks that keep them single."""
+
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nsa_core.config.base import TolerantModel
+from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.process import (
+    ProcessIdentity,
+    boot_id,
+    identify,
+    is_alive,
+    session_members,
+)
+
+
+class RunProcesses(TolerantModel):
+    """Content of process.json.
+
+    Attributes:
+        run_id: Run.
+        attempt: Attempt these processes belong to.
+        runner: The process that waits for the trainer.
+        trainer: The trainer, which leads a session of its own; None until it is started.
+        module: Python module that runs as the trainer.
+        started_unix_s: When the runner began.
+    """
+
+    schema_version: int = 1
+    run_id: str
+    attempt: int
+    runner: ProcessIdentity
+    trainer: ProcessIdentity | None = None
+    module: str = "nsa_core.train"
+    started_unix_s: float
+
+
+def write_processes(run: RunDir, record: RunProcesses) -> None:
+    """Write process.json whole."""
+    write_text(run.process, record.model_dump_json(indent=2) + "\n")
+
+
+def read_processes(run: RunDir, attempt: int | None = None) -> RunProcesses | None:
+    """The recorded processes; None without a record, or if it is about another attempt."""
+    try:
+        record = RunProcesses.model_validate_json(run.process.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+    return record if attempt in {None, record.attempt} else None
+
+
+def is_running(identity: ProcessIdentity | None) -> bool | None:
+    """Whether the recorded process lives; None if none was recorded."""
+    return None if identity is None else is_alive(identity)
+
+
+def is_this_boot(record: RunProcesses | None) -> bool:
+    """Whether the recorded processes belong to this boot of the machine."""
+    return record is None or record.runner.boot_id == boot_id()
+
+
+def send(identity: ProcessIdentity, number: signal.Signals) -> bool:
+    """Signal this very process; False if it does not run any more."""
+    if not is_alive(identity):
+        return False
+    try:
+        os.kill(identity.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def kill_session(leader: ProcessIdentity) -> list[int]:
+    """KILL every process of the session that this process leads or led; their pids.
+
+    A pid cannot be given to a new process while a session has it, so the members of the session
+    are this run's unless the pid belongs to another process now; then nothing is signalled.
+    """
+    if leader.boot_id != boot_id() or (identify(leader.pid) and not is_alive(leader)):
+        return []
+    killed = []
+    for pid in session_members(leader.pid):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        killed.append(pid)
+    return killed
+
+
+class LockHeldError(RuntimeError):
+    """Another process holds the lock."""
+
+
+def take_lock(path: Path) -> int:
+    """Take an exclusive lock on a file and return its descriptor; it holds until that is closed.
+
+    A child that inherits the descriptor holds the lock too, for as long as it lives.
+
+    Raises:
+        LockHeldError: If another process holds it.
+        OSError: If the file system cannot lock.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            message = f"{path} is locked by another process"
+            raise LockHeldError(message) from error
+        raise
+    return descriptor
+
+
+@contextmanager
+def hold_lock(path: Path) -> Iterator[int]:
+    """Hold the lock of a file for the length of a block; see `take_lock`."""
+    descriptor = take_lock(path)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process holds the lock of a file; no file, no lock."""
+    if not path.exists():
+        return False
+    try:
+        os.close(take_lock(path))
+    except LockHeldError:
+        return True
+    return False

@@ -1,0 +1,221 @@
+"""`python -m nsa_ops.pod.runner --run-dir D`: start one trainer, wait, and see that it has an exit.
+
+The runner holds the lock of the run and hands it on to the trainer, so that a second trainer cannot
+start while either of them lives. The trainer leads a session of its own: it outlives the runner.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from nsa_core.env import trainer_environment
+from nsa_core.rundir import events
+from nsa_core.rundir.exit import read_exit
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_core.rundir.process import identify
+from nsa_ops.pod.ending import count_memory_kills, write_missing_exit
+from nsa_ops.pod.processes import (
+    LockHeldError,
+    RunProcesses,
+    is_running,
+    kill_session,
+    read_processes,
+    take_lock,
+    write_processes,
+)
+
+TRAINER_MODULE = "nsa_core.train"
+CONFLICT = 7
+NOT_A_RUN = 6
+LOCAL_RESOURCE = 11
+
+
+class RefusedError(RuntimeError):
+    """The runner will not start a trainer; the code says why."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def claim(run: RunDir) -> tuple[int, RunManifest]:
+    """Take the lock of the run and read what is to be run.
+
+    Returns:
+        The descriptor of the lock, which the trainer inherits, and the manifest.
+
+    Raises:
+        RefusedError: If a trainer of this run lives, or the attempt has already ended.
+    """
+    try:
+        manifest = read_manifest(run)
+    except ManifestError as error:
+        raise RefusedError(str(error), NOT_A_RUN) from error
+    try:
+        descriptor = take_lock(run.runner_lock)
+    except LockHeldError as error:
+        raise RefusedError(_describe_holder(run), CONFLICT) from error
+    try:
+        manifest = read_manifest(run)
+        _refuse_if_used(run, manifest)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, manifest
+
+
+def _describe_holder(run: RunDir) -> str:
+    record = read_processes(run)
+    who = "a runner or trainer"
+    if record is not None and record.trainer is not None:
+        who = f"trainer pid {record.trainer.pid} (attempt {record.attempt})"
+    return f"{who} of run {run.run_id} is alive; halt it first: nsa-ops halt {run.run_id}"
+
+
+def _refuse_if_used(run: RunDir, manifest: RunManifest) -> None:
+    ended = read_exit(run)
+    if ended is not None:
+        message = (
+            f"run {run.run_id} attempt {ended.attempt} has ended (code {ended.code}: "
+            f"{ended.reason}); begin the next one: nsa-ops resume {run.run_id}"
+        )
+        raise RefusedError(message, CONFLICT)
+    record = read_processes(run, manifest.attempt)
+    if record is None:
+        return
+    if is_running(record.trainer):
+        raise RefusedError(_describe_holder(run), CONFLICT)
+    if record.trainer is not None:
+        message = (
+            f"run {run.run_id} attempt {manifest.attempt} was started before and left no exit "
+            f"record; begin the next one: nsa-ops resume {run.run_id}"
+        )
+        raise RefusedError(message, CONFLICT)
+
+
+def start_trainer(
+    run: RunDir, manifest: RunManifest, lock: int, module: str
+) -> subprocess.Popen[bytes]:
+    """Start the trainer in its own session, recorded in process.json before its first instruction.
+
+    The record is written between fork and exec by the child itself, whose pid and start time stay
+    the same across exec: there is no moment at which a trainer runs unrecorded.
+    """
+    runner = identify(os.getpid())
+    if runner is None:
+        message = "/proc does not show this process; nsa-ops needs a Linux pod with /proc"
+        raise RefusedError(message, LOCAL_RESOURCE)
+    record = RunProcesses(
+        run_id=manifest.run_id, attempt=manifest.attempt, runner=runner, module=module,
+        started_unix_s=time.time(),
+    )  # fmt: skip
+    write_processes(run, record)
+
+    def record_trainer() -> None:
+        write_processes(run, record.model_copy(update={"trainer": identify(os.getpid())}))
+
+    with run.log.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, "--run-dir", str(run.root)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=record_trainer,  # noqa: PLW1509 -- the runner has one thread
+            pass_fds=(lock,),
+            env=trainer_environment(manifest.config.runtime.allocator),
+        )
+
+
+def forward_signals(run: RunDir, attempt: int, trainer: subprocess.Popen[bytes]) -> None:
+    """Hand TERM on to the trainer (the pod goes down), and INT as a stop that a person asked for.
+
+    HUP is ignored from the start: closing the terminal ends neither of the two.
+    """
+
+    def forward(number: int, _frame: object) -> None:
+        name = signal.Signals(number).name.removeprefix("SIG")
+        events.record(
+            run, kind="signal", by="runner", attempt=attempt,
+            message=f"the runner got {name} and hands TERM on to pid {trainer.pid}",
+            facts={"signal": name, "pid": trainer.pid},
+        )  # fmt: skip
+        trainer.send_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGINT, forward)
+
+
+def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
+    """Start the trainer of the current attempt, wait for it, and return its exit code.
+
+    Raises:
+        RefusedError: If it must not be started.
+    """
+    lock, manifest = claim(run)
+    memory_kills = count_memory_kills()
+    trainer = start_trainer(run, manifest, lock, module)
+    forward_signals(run, manifest.attempt, trainer)
+    events.record(
+        run, kind="started", by="runner", attempt=manifest.attempt,
+        message=f"trainer pid {trainer.pid}, module {module}",
+        facts={"pid": trainer.pid, "runner_pid": os.getpid()},
+    )  # fmt: skip
+    code = trainer.wait()
+    _end_left_over(run, manifest.attempt)
+    record = write_missing_exit(
+        run, manifest, code, memory_kills=count_memory_kills() - memory_kills
+    )
+    events.record(
+        run, kind="ended", by="runner", attempt=manifest.attempt,
+        message=f"code {record.code}: {record.reason}",
+        facts={"code": record.code, "process_code": code, "step": record.step},
+    )  # fmt: skip
+    os.close(lock)
+    return code
+
+
+def _end_left_over(run: RunDir, attempt: int) -> None:
+    """KILL what the trainer left behind in its session: it would keep memory of the card."""
+    record = read_processes(run, attempt)
+    if record is None or record.trainer is None:
+        return
+    killed = kill_session(record.trainer)
+    if killed:
+        events.record(
+            run, kind="left_over_killed", by="runner", attempt=attempt,
+            message=f"{len(killed)} processes of the ended trainer were still there",
+            facts={"pids": killed},
+        )  # fmt: skip
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m nsa_ops.pod.runner", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--module", default=TRAINER_MODULE, help="Python module that trains")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one attempt; the exit code is the trainer's, 128 + n for signal n, or a refusal."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    given = _parse(arguments)
+    try:
+        code = run_attempt(RunDir(given.run_dir.resolve()), given.module)
+    except RefusedError as refusal:
+        sys.stderr.write(f"error: {refusal}\n")
+        return refusal.code
+    except OSError as error:
+        sys.stderr.write(f"error: {error.filename or given.run_dir}: {error.strerror or error}\n")
+        return LOCAL_RESOURCE
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

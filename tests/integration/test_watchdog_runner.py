@@ -1,0 +1,111 @@
+import os
+import signal
+import subprocess
+
+import pytest
+
+from nsa_core.rundir.events import read_events
+from nsa_core.rundir.exit import read_exit
+from nsa_core.rundir.process import identify, is_alive
+from nsa_ops.pod.processes import is_locked, read_processes
+from tests.integration.pod_runs import make_run, start, wait_for
+
+pytestmark = pytest.mark.integration
+
+
+def trainer_of(run):
+    return wait_for(lambda: (r := read_processes(run)) and r.trainer and r)
+
+
+def kill(identity):
+    if is_alive(identity):
+        os.kill(identity.pid, signal.SIGKILL)
+
+
+def test_the_runner_keeps_the_trainers_own_exit_record_and_code(tmp_path):
+    run = make_run(tmp_path, [["beat", 3], ["exit_record", 12]])
+    assert start("runner", run).wait(20) == 12
+    assert (read_exit(run).code, read_exit(run).by) == (12, "trainer")
+    assert [e.kind for e in read_events(run)] == ["started", "ended"]
+
+
+def test_a_trainer_that_is_killed_gets_its_exit_record_from_the_runner(tmp_path):
+    run = make_run(tmp_path, [["say", "last words"], ["beat", 4], ["die", "SIGKILL"]])
+    assert start("runner", run).wait(20) == 128 + 9
+    record = read_exit(run)
+    assert (record.code, record.by, record.step) == (-9, "runner", 4)
+    assert "out of host memory" in record.reason
+    assert "last words" in run.log.read_text()
+
+
+def test_a_trainer_that_ends_with_zero_but_without_a_record_has_not_finished(tmp_path):
+    run = make_run(tmp_path, [["exit", 0]])
+    start("runner", run).wait(20)
+    assert read_exit(run).code == 1
+
+
+def test_the_trainer_is_started_with_the_environment_of_a_run(tmp_path):
+    names = ["OMP_WAIT_POLICY", "PYTHONUNBUFFERED", "PYTORCH_CUDA_ALLOC_CONF"]
+    run = make_run(tmp_path, [["say_environment", names], ["exit_record", 0]])
+    start("runner", run).wait(20)
+    assert run.log.read_text().splitlines() == [
+        "OMP_WAIT_POLICY=PASSIVE",
+        "PYTHONUNBUFFERED=1",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    ]
+
+
+def test_of_launches_at_the_same_time_one_starts_a_trainer_and_the_others_refuse(tmp_path):
+    run = make_run(tmp_path, [["sleep", 1.0], ["exit_record", 0]])
+    codes = sorted(runner.wait(30) for runner in [start("runner", run) for _ in range(4)])
+    assert codes == [0, 7, 7, 7]
+    assert [e.kind for e in read_events(run)].count("started") == 1
+
+
+def test_an_attempt_that_has_ended_is_not_started_again(tmp_path):
+    run = make_run(tmp_path, [["exit_record", 0]])
+    assert start("runner", run).wait(20) == 0
+    assert start("runner", run).wait(20) == 7
+    assert "nsa-ops resume" in (run.root / "runner.err").read_text()
+
+
+def test_the_trainer_outlives_its_runner_and_still_keeps_others_out(tmp_path):
+    run = make_run(tmp_path, [["sleep", 60]])
+    runner = start("runner", run)
+    trainer = trainer_of(run).trainer
+    runner.kill()
+    runner.wait(10)
+    try:
+        assert is_alive(trainer)
+        assert is_locked(run.runner_lock)
+        assert start("runner", run).wait(20) == 7
+    finally:
+        kill(trainer)
+
+
+def test_the_runner_survives_a_hangup_and_leads_the_trainer_into_its_own_session(tmp_path):
+    run = make_run(tmp_path, [["sleep", 60]])
+    runner = start("runner", run)
+    trainer = trainer_of(run).trainer
+    runner.send_signal(signal.SIGHUP)
+    assert os.getsid(trainer.pid) == trainer.pid != os.getsid(runner.pid)
+    kill(trainer)
+    assert runner.wait(10) == 128 + 9
+
+
+def test_terminating_the_runner_terminates_the_trainer_in_good_order(tmp_path):
+    run = make_run(tmp_path, [["term_exit", 75], ["beat", 1], ["sleep", 60]])
+    runner = start("runner", run)
+    wait_for(lambda: run.heartbeat().exists() and run.heartbeat().read_text().count("\n") > 1)
+    runner.terminate()
+    assert runner.wait(10) == 75
+
+
+def test_a_recycled_pid_is_not_taken_for_the_trainer():
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        real = identify(sleeper.pid)
+        assert not is_alive(real.model_copy(update={"start_ticks": real.start_ticks - 1}))
+    finally:
+        sleeper.kill()
+        sleeper.wait()
