@@ -1,0 +1,99 @@
+"""The `nsa-ops` command: arguments in, one use case called, a result rendered, an exit code."""
+
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from nsa_ops.cli import configuration, pods
+from nsa_ops.cli.output import envelope
+from nsa_ops.errors import ConfigurationError, OpsError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (pods, configuration):
+    module.register(app)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        from nsa_core import __version__
+
+        typer.echo(f"nsa-ops {__version__}")
+        raise typer.Exit(0)
+
+
+@app.callback()
+def root(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version"),
+    ] = False,
+) -> None:
+    """Operate Native Sparse Attention training runs on rented GPU pods.
+
+    The everyday path: preflight, launch, watch, halt, resume.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit; an `OpsError` becomes one line, a hint and its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        result = app(args=words or ["--help"], prog_name="nsa-ops", standalone_mode=False)
+    except OpsError as error:
+        _fail(error, words)
+    except typer.TyperException as error:
+        _fail(_usage_error(error), words)
+    except typer.Abort:
+        _fail(ConfigurationError("No answer was given", hint="Repeat it with `-y`"), words)
+    except BrokenPipeError:
+        _leave_closed_pipe()
+    except Exception as error:  # noqa: BLE001 (outermost edge: a bug still ends in one line)
+        _fail(_bug(error, words), words)
+    raise SystemExit(result if isinstance(result, int) else 0)
+
+
+def _fail(error: OpsError, words: Sequence[str]) -> NoReturn:
+    """Say what failed on stderr, and as an envelope on stdout if JSON was asked for."""
+    if "--json" in words:
+        command = " ".join(word for word in words[:2] if re.fullmatch(r"[a-z][a-z-]*", word))
+        typer.echo(envelope(command or "nsa-ops", None, error))
+    typer.echo(f"error: {error.message}", err=True)
+    if error.hint:
+        typer.echo(f"\nhint: {error.hint}", err=True)
+    raise SystemExit(error.exit_code) from error
+
+
+def _usage_error(error: typer.TyperException) -> ConfigurationError:
+    """A parser's complaint in our words: what is unknown, and the nearest thing that is known."""
+    message = error.format_message().rstrip(".").replace("'", "`")
+    nearest = getattr(error, "possibilities", None)
+    if nearest:
+        message = f"{error.message.rstrip('.')}; did you mean `{sorted(nearest)[0]}`?"
+    message = message.replace(". Did you mean", "; did you mean")
+    context = getattr(error, "ctx", None)
+    where = context.command_path if context is not None else "nsa-ops"
+    return ConfigurationError(" ".join(message.split()), hint=f"See `{where} --help`")
+
+
+def _bug(error: Exception, words: Sequence[str]) -> OpsError:
+    if {"-v", "--verbose"} & set(words):
+        traceback.print_exception(error)
+    message = f"This is a bug in nsa-ops: {type(error).__name__}: {error}"
+    return OpsError(
+        " ".join(message.split()), hint="Repeat it with `-v` for the trace, and report it"
+    )
+
+
+def _leave_closed_pipe() -> NoReturn:
+    """The reader of our output went away (`| head`): leave without a second complaint."""
+    sys.stderr.close()
+    raise SystemExit(0)

@@ -1,0 +1,111 @@
+"""Make a function a command: the options all commands share, a session, and clean endings."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from nsa_ops.cli.session import Options, Session
+from nsa_ops.errors import InterruptedByOperatorError
+
+_PANEL = "Everywhere"
+
+_COMMON: dict[str, tuple[Any, Any]] = {
+    "json": (
+        Annotated[bool, typer.Option("--json", help="Result as JSON `{schema, ok, data, errors}`")],
+        False,
+    ),
+    "timeout_s": (
+        Annotated[
+            float | None,
+            typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Deadline of the command"),
+        ],
+        None,
+    ),
+    "no_input": (Annotated[bool, typer.Option("--no-input", help="Never ask")], False),
+    "verbose": (
+        Annotated[int, typer.Option("--verbose", "-v", count=True, help="Tell more of the story")],
+        0,
+    ),
+    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Tell no story")], False),
+    "color": (
+        Annotated[str | None, typer.Option("--color", metavar="auto|always|never")],
+        None,
+    ),
+}
+_CHANGING: dict[str, tuple[Any, Any]] = {
+    "yes": (Annotated[bool, typer.Option("--yes", "-y", help="Do not ask")], False),
+    "plan": (
+        Annotated[bool, typer.Option("--plan", help="Show what would be done, change nothing")],
+        False,
+    ),
+}
+
+CommandFunction = Callable[..., None]
+
+
+def command(
+    group: typer.Typer, name: str, *, path: str = "", changes: bool = False
+) -> Callable[[CommandFunction], CommandFunction]:
+    """Register a function as a command; its first parameter receives the `Session`.
+
+    Args:
+        group: Where it belongs.
+        name: Its word.
+        path: Words before it, such as `pod`; they name the JSON schema.
+        changes: It changes something: it takes `--yes` and `--plan` too.
+    """
+    words = f"{path} {name}".strip()
+
+    def register(function: CommandFunction) -> CommandFunction:
+        group.command(name, help=inspect.getdoc(function))(_in_session(function, words, changes))
+        return function
+
+    return register
+
+
+def _in_session(function: CommandFunction, words: str, changes: bool) -> CommandFunction:
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    shared = _COMMON | (_CHANGING if changes else {})
+
+    @functools.wraps(function)
+    def run(**values: Any) -> None:
+        session = Session(words, _options({name: values.pop(name) for name in shared}))
+        try:
+            function(session, **values)
+        except KeyboardInterrupt as error:
+            message = f"Stopped by Ctrl-C: {session.interrupt_note}"
+            raise InterruptedByOperatorError(message) from error
+        finally:
+            session.close()
+
+    parameters = [
+        *own,
+        *(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
+            )
+            for name, (annotation, default) in shared.items()
+        ),
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _options(values: dict[str, Any]) -> Options:
+    color = values["color"]
+    if color not in {None, "auto", "always", "never"}:
+        message = f"`--color {color}` must be auto, always or never"
+        raise typer.BadParameter(message)
+    return Options(
+        json=values["json"],
+        timeout_s=values["timeout_s"],
+        no_input=values["no_input"],
+        verbosity=-1 if values["quiet"] else values["verbose"],
+        color=color,
+        yes=values.get("yes", False),
+        plan=values.get("plan", False),
+    )

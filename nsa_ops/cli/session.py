@@ -1,0 +1,134 @@
+"""Session: the options every command has, its voice on stderr and its result on stdout."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+
+from nsa_ops.cli.output import envelope
+from nsa_ops.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from nsa_ops.plan import Plan
+    from nsa_ops.runs.context import Operator
+    from nsa_ops.settings import Settings
+
+ResultT = TypeVar("ResultT")
+_QUIET = -1
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options that every command takes; `yes` and `plan` only where something changes."""
+
+    json: bool = False
+    timeout_s: float | None = None
+    no_input: bool = False
+    verbosity: int = 0
+    color: str | None = None
+    yes: bool = False
+    plan: bool = False
+
+
+class Session:
+    """One invocation of one command."""
+
+    def __init__(self, command: str, options: Options) -> None:
+        self.command = command
+        self.options = options
+        self.interrupt_note = "nothing was left half done"
+
+    @cached_property
+    def settings(self) -> "Settings":
+        """Settings of this invocation.
+
+        Raises:
+            ConfigurationError: If a settings file or variable cannot be used.
+        """
+        from nsa_ops.settings import SettingsError, read_settings
+
+        try:
+            return read_settings()
+        except SettingsError as error:
+            raise ConfigurationError(str(error), hint="See `nsa-ops config show`") from error
+
+    @cached_property
+    def operator(self) -> "Operator":
+        """What use cases work with."""
+        from nsa_ops.clock import SystemClock
+        from nsa_ops.runs.context import Operator, connect_audited
+        from nsa_ops.store import Store
+
+        return Operator(
+            settings=self.settings,
+            store=Store(self.settings.state_dir / "registry.sqlite"),
+            clock=SystemClock(),
+            tell=self.tell,
+            connect=connect_audited,
+            timeout_s=self.options.timeout_s,
+        )
+
+    def close(self) -> None:
+        """Close the registry if it was opened."""
+        if "operator" in self.__dict__:
+            self.operator.store.close()
+
+    def tell(self, line: str) -> None:
+        """One line of the story, on stderr; silent with `-q`."""
+        if self.options.verbosity > _QUIET:
+            typer.echo(line, err=True)
+
+    def show(self, result: ResultT, view: "Callable[[Console, ResultT], None]") -> None:
+        """The result on stdout: one JSON envelope, or drawn."""
+        if self.options.json:
+            typer.echo(envelope(self.command, result))
+        else:
+            view(self.console, result)
+
+    def write(self, content: bytes) -> None:
+        """Unchanged bytes on stdout."""
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+
+    @cached_property
+    def console(self) -> "Console":
+        """Where results are drawn."""
+        from nsa_ops.cli.render import make_console
+
+        color = self.options.color or self.settings.values.color
+        return make_console(color, is_color_forbidden=self.settings.is_color_forbidden)
+
+    def agree(self, plan: "Plan", *, is_reversible: bool = True) -> None:
+        """Show a plan and go on only if the operator agrees.
+
+        `--plan` prints it and ends the command. A person at a terminal is asked. Off a terminal, or
+        with `--no-input`, nobody can be asked: a reversible plan goes on, any other needs `-y`.
+
+        Raises:
+            typer.Exit: After `--plan`, or if the answer was no.
+            ConfigurationError: If it needs `-y`.
+        """
+        from nsa_ops.cli.render import draw_plan, plan_lines
+
+        if self.options.plan:
+            self.show(plan, draw_plan)
+            raise typer.Exit(0)
+        if not plan.changes:
+            return
+        for line in plan_lines(plan):
+            self.tell(line)
+        if self.options.yes:
+            return
+        if not self.options.no_input and not self.options.json and sys.stdin.isatty():
+            if not typer.confirm("Go on?", default=is_reversible, err=True):
+                self.tell("nothing was changed")
+                raise typer.Exit(0)
+            return
+        if not is_reversible:
+            message = f"`{self.command}` cannot be undone and nobody can be asked"
+            raise ConfigurationError(message, hint="Repeat it with `-y`")

@@ -1,0 +1,129 @@
+"""Audit: an append-only, hash-chained log of every command that was run on a pod."""
+
+import fcntl
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nsa_ops.errors import OpsError
+from nsa_ops.remote.transport import Completed, Transport
+
+_GENESIS = "0" * 64
+_LAST_LINE_BYTES = 65_536
+_MAX_ARGUMENT = 2_000
+
+
+@dataclass(frozen=True)
+class AuditLog:
+    """One JSON line a command; each carries the hash of the line before it."""
+
+    path: Path
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """Append an entry under a file lock, chained to the last one."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            chained = {**entry, "previous": _last_hash(file.seek(0, 2), file)}
+            chained["sha256"] = _hash_of(chained)
+            file.write(json.dumps(chained, ensure_ascii=False).encode() + b"\n")
+
+
+def first_broken_line(path: Path) -> int | None:
+    """Number of the first line whose hash or predecessor does not agree; None if all do."""
+    previous = _GENESIS
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                entry = json.loads(line)
+                claimed = entry.pop("sha256")
+            except (ValueError, KeyError, AttributeError):
+                return number
+            if entry.get("previous") != previous or claimed != _hash_of(entry):
+                return number
+            previous = claimed
+    return None
+
+
+def _hash_of(entry: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+
+
+def _last_hash(end: int, file: Any) -> str:
+    """Hash of the last whole line; a torn one is closed so that the chain shows where it broke."""
+    if end == 0:
+        return _GENESIS
+    file.seek(max(0, end - _LAST_LINE_BYTES))
+    content = file.read()
+    if not content.endswith(b"\n"):
+        file.write(b"\n")
+    try:
+        return str(json.loads(content.strip().split(b"\n")[-1])["sha256"])
+    except (ValueError, KeyError, TypeError):
+        return _GENESIS
+
+
+class AuditedTransport:
+    """A transport whose every call is written to the audit log; inputs only by their size."""
+
+    def __init__(self, inner: Transport, log: AuditLog, pod: str) -> None:
+        self._inner = inner
+        self._log = log
+        self._pod = pod
+
+    @property
+    def where(self) -> str:
+        """The pod in words."""
+        return self._inner.where
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
+        """Run a command and record it, also when it fails."""
+        started = time.monotonic()
+        facts: dict[str, Any] = {"argv": [_clip(word) for word in argv], "stdin_bytes": len(stdin)}
+        try:
+            done = self._inner.run(argv, stdin=stdin, timeout_s=timeout_s)
+        except OpsError as error:
+            self._record("run", started, facts | {"error": error.message})
+            raise
+        sizes = {"stdout_bytes": len(done.stdout), "stderr_bytes": len(done.stderr)}
+        self._record("run", started, facts | {"exit_code": done.exit_code} | sizes)
+        return done
+
+    def put(self, source: Path, target: str, *, timeout_s: float) -> None:
+        """Copy a file to the pod and record its size."""
+        started = time.monotonic()
+        self._inner.put(source, target, timeout_s=timeout_s)
+        size = source.stat().st_size
+        self._record("put", started, {"target": target, "bytes": size})
+
+    def get(self, source: str, target: Path, *, timeout_s: float) -> None:
+        """Copy a file from the pod and record its size."""
+        started = time.monotonic()
+        self._inner.get(source, target, timeout_s=timeout_s)
+        size = target.stat().st_size
+        self._record("get", started, {"source": source, "bytes": size})
+
+    def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
+        """Read a part of a file and record how much."""
+        started = time.monotonic()
+        content = self._inner.tail(path, offset, max_bytes=max_bytes, timeout_s=timeout_s)
+        facts = {"path": path, "offset": offset, "bytes": len(content)}
+        self._record("tail", started, facts)
+        return content
+
+    def _record(self, call: str, started: float, facts: dict[str, Any]) -> None:
+        seconds = round(time.monotonic() - started, 3)
+        entry = {"at": time.time(), "pod": self._pod, "call": call, "seconds": seconds, **facts}
+        self._log.append(entry)
+
+
+def _clip(word: str) -> str:
+    """A long argument (a script) by its beginning and its hash."""
+    if len(word) <= _MAX_ARGUMENT:
+        return word
+    digest = hashlib.sha256(word.encode()).hexdigest()
+    return f"{word[:80]}… ({len(word)} characters, sha256 {digest})"

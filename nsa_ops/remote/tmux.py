@@ -1,0 +1,82 @@
+"""tmux as a pure mapping: what to run, as argument lists, and what its answers mean."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: One line a window: session, window, pid of its first process, dead or not.
+_LIST_FORMAT = "#{session_name}\t#{window_name}\t#{pane_pid}\t#{pane_dead}"
+
+
+@dataclass(frozen=True)
+class Window:
+    """One tmux window.
+
+    Attributes:
+        session: Session it belongs to.
+        name: `train` or `watchdog`.
+        pid: First process in it.
+        is_dead: The process ended and tmux kept the window.
+    """
+
+    session: str
+    name: str
+    pid: int
+    is_dead: bool
+
+
+@dataclass(frozen=True)
+class Tmux:
+    """Argument lists for one tmux server, whose socket has a name of its own.
+
+    The server is started without a configuration file, without TMUX, and with a TERM that every
+    machine knows (an unknown TERM ends tmux at once). Nothing is typed into a window and no state
+    is read from a screen.
+    """
+
+    socket: str = "nsa"
+
+    def _argv(self, *words: str) -> tuple[str, ...]:
+        head = ("env", "-u", "TMUX", "TERM=xterm-256color", "tmux", "-L", self.socket)
+        return (*head, "-f", "/dev/null", *words)
+
+    def new_session(self, session: str, window: str, command: Sequence[str]) -> tuple[str, ...]:
+        """Start a session whose first window runs a command, without a shell in between."""
+        size = ("-x", "200", "-y", "50")
+        return self._argv("new-session", "-d", "-s", session, "-n", window, *size, "--", *command)
+
+    def new_window(self, session: str, window: str, command: Sequence[str]) -> tuple[str, ...]:
+        """Add a window that runs a command."""
+        return self._argv("new-window", "-d", "-t", f"={session}:", "-n", window, "--", *command)
+
+    def list_windows(self) -> tuple[str, ...]:
+        """List every window of every session."""
+        return self._argv("list-panes", "-a", "-F", _LIST_FORMAT)
+
+    def kill_session(self, session: str) -> tuple[str, ...]:
+        """End a session; processes in sessions of their own stay alive."""
+        return self._argv("kill-session", "-t", f"={session}")
+
+
+def session_name(run_id: str) -> str:
+    """Name of a run's session; tmux does not allow dots in it."""
+    return f"nsa-{run_id.replace('.', '_')}"
+
+
+def parse_windows(stdout: str) -> list[Window]:
+    """Windows from the output of `list_windows`; lines of another form are passed over."""
+    windows = []
+    for line in stdout.splitlines():
+        fields = line.split("\t")
+        if len(fields) == len(_LIST_FORMAT.split("\t")) and fields[2].isdigit():
+            windows.append(Window(fields[0], fields[1], int(fields[2]), fields[3] == "1"))
+    return windows
+
+
+def is_no_server(stderr: str) -> bool:
+    """Whether tmux says that no server runs, which only means that nothing runs in it."""
+    return "no server running" in stderr or "error connecting to" in stderr
+
+
+def is_duplicate_session(stderr: str) -> bool:
+    """Whether tmux refused a session because one of that name exists."""
+    return "duplicate session" in stderr

@@ -1,0 +1,179 @@
+"""The operator's settings: the only place in nsa_ops that reads the laptop's environment."""
+
+import os
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from nsa_core.config.base import FrozenModel
+
+PREFIX = "NSA_OPS_"
+PROJECT_FILE = "nsa-ops.toml"
+
+#: What a process on a local pod inherits from here, as a fresh login would have it; no secrets.
+LOGIN_NAMES = frozenset(
+    {
+        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR",
+        "LD_LIBRARY_PATH", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "XDG_CACHE_HOME",
+        "HF_HOME", "HF_HUB_OFFLINE", "http_proxy", "https_proxy", "no_proxy",
+        "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+    }
+)  # fmt: skip
+LOGIN_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "TRITON_")
+
+#: Variables of earlier runbooks that configure a run though they do not begin with NSA_.
+TRAINING_NAMES = ("DDP_SAFE",)
+
+
+class SettingsError(ValueError):
+    """A settings file or variable cannot be used."""
+
+
+class OperatorSettings(FrozenModel):
+    """What can be set for every command; each has a variable NSA_OPS_<NAME>.
+
+    Attributes:
+        state_dir: Folder of the registry, the audit log and pulled backups; empty: the platform's.
+        pod: Pod to use where several would fit.
+        profile: Hardware profile to launch with.
+        recipe: Recipe to launch.
+        timeout_s: Deadline of a command; 0 leaves each command its own.
+        tmux_socket: Name of the tmux socket on the pod.
+        color: `auto`, `always` or `never`.
+    """
+
+    state_dir: str = ""
+    pod: str = ""
+    profile: str = ""
+    recipe: str = ""
+    timeout_s: float = 0.0
+    tmux_socket: str = "nsa"
+    color: str = "auto"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Resolved settings of this invocation.
+
+    Attributes:
+        values: Each setting.
+        origins: Where each setting comes from.
+        state_dir: Folder of the registry and the audit log.
+        training_environment: NSA_* variables that configure a run, not the operator.
+        login_environment: What a process on a local pod inherits from here.
+        is_color_forbidden: NO_COLOR is set.
+    """
+
+    values: OperatorSettings
+    origins: dict[str, str]
+    state_dir: Path
+    training_environment: dict[str, str] = field(default_factory=dict)
+    login_environment: dict[str, str] = field(default_factory=dict)
+    is_color_forbidden: bool = False
+
+
+def read_settings(
+    environment: Mapping[str, str] | None = None, *, folder: Path | None = None
+) -> Settings:
+    """Settings from NSA_OPS_* variables over `nsa-ops.toml` over the user's file over defaults.
+
+    Args:
+        environment: Environment to read; this process's if None.
+        folder: Folder where the project's `nsa-ops.toml` is looked for, and in its parents.
+
+    Raises:
+        SettingsError: If a file cannot be parsed or a name is unknown.
+    """
+    found = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(OperatorSettings.model_fields, "default")
+    for origin, layer in _layers(found, folder or Path.cwd()):
+        for name, value in layer.items():
+            _check_name(name, origin)
+            values[name], origins[name] = value, origin
+    try:
+        settings = OperatorSettings.model_validate(values)
+    except ValueError as error:
+        message = f"A setting cannot be used: {str(error).splitlines()[2].strip()}"
+        raise SettingsError(message) from error
+    return Settings(
+        values=settings,
+        origins=origins,
+        state_dir=Path(settings.state_dir or _platform_state_dir(found)).expanduser().absolute(),
+        training_environment=_training_environment(found),
+        login_environment=_login_environment(found),
+        is_color_forbidden=bool(found.get("NO_COLOR")),
+    )
+
+
+def _layers(found: Mapping[str, str], folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Settings by origin, weakest first."""
+    layers: list[tuple[str, dict[str, Any]]] = []
+    user = _config_home(found) / "nsa-ops" / "config.toml"
+    project = _find_upward(folder, PROJECT_FILE)
+    layers += [(str(path), _read_toml(path)) for path in (user, project) if path and path.is_file()]
+    variables = {
+        name.removeprefix(PREFIX).lower(): value
+        for name, value in found.items()
+        if name.startswith(PREFIX)
+    }
+    return layers + [(PREFIX + name.upper(), {name: value}) for name, value in variables.items()]
+
+
+def _check_name(name: str, origin: str) -> None:
+    known = list(OperatorSettings.model_fields)
+    if name in known:
+        return
+    near = get_close_matches(name, known, n=1)
+    suggestion = f"; did you mean `{near[0]}`?" if near else f"; known: {', '.join(known)}"
+    message = f"Unknown setting `{name}` from {origin}{suggestion}"
+    raise SettingsError(message)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        message = f"`{path}` is not valid TOML: {error}"
+        raise SettingsError(message) from error
+
+
+def _find_upward(folder: Path, name: str) -> Path | None:
+    for parent in (folder, *folder.parents):
+        if (parent / name).is_file():
+            return parent / name
+    return None
+
+
+def _home(found: Mapping[str, str]) -> Path:
+    return Path(found.get("HOME") or Path.home())
+
+
+def _config_home(found: Mapping[str, str]) -> Path:
+    return Path(found.get("XDG_CONFIG_HOME") or _home(found) / ".config")
+
+
+def _platform_state_dir(found: Mapping[str, str]) -> Path:
+    if sys.platform == "darwin":
+        return _home(found) / "Library" / "Application Support" / "nsa-ops"
+    return Path(found.get("XDG_STATE_HOME") or _home(found) / ".local" / "state") / "nsa-ops"
+
+
+def _training_environment(found: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in found.items()
+        if (name.startswith("NSA_") and not name.startswith(PREFIX)) or name in TRAINING_NAMES
+    }
+
+
+def _login_environment(found: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in found.items()
+        if name in LOGIN_NAMES or name.startswith(LOGIN_PREFIXES)
+    }

@@ -1,0 +1,252 @@
+"""Which pods, runs, reports and backups this laptop knows; every act's intent is written first."""
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nsa_core.rundir.report import Report
+from nsa_ops.errors import LocalResourceError
+
+_SCHEMA_VERSION = 1
+_BUSY_S = 10.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS pods (
+  name TEXT PRIMARY KEY, pod_id TEXT NOT NULL, kind TEXT NOT NULL, root TEXT NOT NULL,
+  python TEXT NOT NULL, profile TEXT NOT NULL, added_unix_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS runs (
+  run_id TEXT PRIMARY KEY, pod TEXT NOT NULL, recipe TEXT NOT NULL, profile TEXT NOT NULL,
+  code_id TEXT NOT NULL, config_sha256 TEXT NOT NULL, launched_unix_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS reports (
+  sha256 TEXT PRIMARY KEY, pod_id TEXT NOT NULL, code_id TEXT NOT NULL, profile TEXT NOT NULL,
+  at REAL NOT NULL, content TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS receipts (
+  run_id TEXT NOT NULL, step INTEGER NOT NULL, path TEXT NOT NULL, total_bytes INTEGER NOT NULL,
+  manifest_sha256 TEXT NOT NULL, pulled_unix_s REAL NOT NULL, verified_unix_s REAL NOT NULL,
+  PRIMARY KEY (run_id, step, path));
+CREATE TABLE IF NOT EXISTS intents (
+  id INTEGER PRIMARY KEY, at REAL NOT NULL, act TEXT NOT NULL, subject TEXT NOT NULL,
+  detail TEXT NOT NULL, ended_unix_s REAL, outcome TEXT);
+"""
+
+
+@dataclass(frozen=True)
+class PodRecord:
+    """A pod this laptop knows.
+
+    Attributes:
+        name: The operator's name for it.
+        pod_id: Its identity; a recycled address is a new pod.
+        kind: Transport: `local`.
+        root: Absolute folder on the pod that holds code/, runs/ and data/.
+        python: Interpreter on the pod that trains.
+        profile: Hardware profile to use there; empty if the operator has to say.
+        added_unix_s: When it was added.
+    """
+
+    name: str
+    pod_id: str
+    kind: str
+    root: str
+    python: str
+    profile: str
+    added_unix_s: float
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run that was launched from this laptop; its state is on the pod and never here."""
+
+    run_id: str
+    pod: str
+    recipe: str
+    profile: str
+    code_id: str
+    config_sha256: str
+    launched_unix_s: float
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A checkpoint that was pulled, and when every hash of it last agreed.
+
+    Attributes:
+        run_id: Run.
+        step: Step of the checkpoint.
+        path: Folder on this machine.
+        total_bytes: Size of its files.
+        manifest_sha256: Hash of its checkpoint.json.
+        pulled_unix_s: When it arrived.
+        verified_unix_s: When all its hashes last agreed.
+    """
+
+    run_id: str
+    step: int
+    path: str
+    total_bytes: int
+    manifest_sha256: str
+    pulled_unix_s: float
+    verified_unix_s: float
+
+
+@dataclass(frozen=True)
+class Intent:
+    """An act that was begun; without an end it was cut off and has to be looked at."""
+
+    id: int
+    at: float
+    act: str
+    subject: str
+    detail: str
+    ended_unix_s: float | None
+    outcome: str | None
+
+
+RecordT = TypeVar("RecordT", PodRecord, RunRecord, Receipt, Intent)
+
+
+class Store:
+    """The registry: one sqlite file in WAL mode, safe for several commands at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=FULL")
+            self._connection.executescript(_SCHEMA)
+            self._check_version()
+        except (OSError, sqlite3.Error) as error:
+            message = f"The registry `{path}` cannot be opened: {error}"
+            hint = "Name another folder with `NSA_OPS_STATE_DIR`"
+            raise LocalResourceError(message, hint=hint) from error
+
+    def _check_version(self) -> None:
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version > _SCHEMA_VERSION:
+            message = (
+                f"The registry `{self.path}` was written by a newer nsa-ops "
+                f"(schema {version}, this one reads {_SCHEMA_VERSION})"
+            )
+            raise LocalResourceError(message, hint="Update nsa-ops on this machine")
+        self._connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def _insert(self, table: str, record: Any, *, replace: bool) -> None:
+        values = asdict(record)
+        verb = "INSERT OR REPLACE" if replace else "INSERT"
+        names, marks = ", ".join(values), ", ".join("?" * len(values))
+        statement = f"{verb} INTO {table} ({names}) VALUES ({marks})"
+        self._connection.execute(statement, tuple(values.values()))
+
+    def _select(
+        self, kind: type[RecordT], table: str, tail: str = "", values: tuple[Any, ...] = ()
+    ) -> list[RecordT]:
+        names = ", ".join(field.name for field in fields(kind))
+        statement = f"SELECT {names} FROM {table} {tail}"  # noqa: S608 (names are ours)
+        return [kind(*row) for row in self._connection.execute(statement, values)]
+
+    def add_pod(self, pod: PodRecord) -> None:
+        """Add a pod.
+
+        Raises:
+            sqlite3.IntegrityError: If the name is taken.
+        """
+        self._insert("pods", pod, replace=False)
+
+    def pods(self) -> list[PodRecord]:
+        """All pods by name."""
+        return self._select(PodRecord, "pods", "ORDER BY name")
+
+    def find_pod(self, name: str) -> PodRecord | None:
+        """A pod by name."""
+        found = self._select(PodRecord, "pods", "WHERE name = ?", (name,))
+        return found[0] if found else None
+
+    def remove_pod(self, name: str) -> None:
+        """Forget a pod; nothing on it changes."""
+        self._connection.execute("DELETE FROM pods WHERE name = ?", (name,))
+
+    def save_run(self, run: RunRecord) -> None:
+        """Remember a run, or replace what is known of it."""
+        self._insert("runs", run, replace=True)
+
+    def runs(self, pod: str | None = None) -> list[RunRecord]:
+        """Runs, newest first; of one pod if named."""
+        order = "ORDER BY launched_unix_s DESC, run_id DESC"
+        if pod is None:
+            return self._select(RunRecord, "runs", order)
+        return self._select(RunRecord, "runs", f"WHERE pod = ? {order}", (pod,))
+
+    def find_run(self, run_id: str) -> RunRecord | None:
+        """A run by id."""
+        found = self._select(RunRecord, "runs", "WHERE run_id = ?", (run_id,))
+        return found[0] if found else None
+
+    def save_report(self, sha256: str, report: Report) -> None:
+        """Keep a preflight report."""
+        row = (sha256, report.pod_id, report.code_id, report.profile, report.at)
+        self._connection.execute(
+            "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?, ?, ?)",
+            (*row, report.model_dump_json()),
+        )
+
+    def newest_report(self, pod_id: str, code_id: str, profile: str) -> tuple[str, Report] | None:
+        """The newest report that holds for this pod, code and profile, with its hash."""
+        row = self._connection.execute(
+            "SELECT sha256, content FROM reports WHERE pod_id = ? AND code_id = ? AND profile = ? "
+            "ORDER BY at DESC LIMIT 1",
+            (pod_id, code_id, profile),
+        ).fetchone()
+        return (row[0], Report.model_validate_json(row[1])) if row else None
+
+    def save_receipt(self, receipt: Receipt) -> None:
+        """Keep a backup receipt."""
+        self._insert("receipts", receipt, replace=True)
+
+    def receipts(self, run_id: str | None = None) -> list[Receipt]:
+        """Backup receipts, highest step first; of one run if named."""
+        if run_id is None:
+            return self._select(Receipt, "receipts", "ORDER BY run_id, step DESC")
+        return self._select(
+            Receipt,
+            "receipts",
+            "WHERE run_id = ? ORDER BY step DESC, pulled_unix_s DESC",
+            (run_id,),
+        )
+
+    @contextmanager
+    def intent(self, act: str, subject: str, **detail: object) -> Iterator[int]:
+        """Write down what is about to be done, do it in the block, and write down how it ended.
+
+        A process that is killed in the block leaves the intent without an end.
+        """
+        cursor = self._connection.execute(
+            "INSERT INTO intents (at, act, subject, detail) VALUES (?, ?, ?, ?)",
+            (time.time(), act, subject, json.dumps(detail, default=str)),
+        )
+        number = int(cursor.lastrowid or 0)
+        try:
+            yield number
+        except BaseException as error:
+            self._end_intent(number, f"{type(error).__name__}: {error}")
+            raise
+        self._end_intent(number, "done")
+
+    def _end_intent(self, number: int, outcome: str) -> None:
+        self._connection.execute(
+            "UPDATE intents SET ended_unix_s = ?, outcome = ? WHERE id = ?",
+            (time.time(), outcome, number),
+        )
+
+    def open_intents(self) -> list[Intent]:
+        """Acts that were begun and never ended, oldest first."""
+        return self._select(Intent, "intents", "WHERE ended_unix_s IS NULL ORDER BY id")

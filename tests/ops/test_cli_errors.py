@@ -1,0 +1,140 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.ops.cli_case import CommandLine
+
+
+def test_an_unknown_command_names_the_nearest_one(cli: CommandLine) -> None:
+    outcome = cli("pods")
+    assert outcome.exit_code == 2
+    assert outcome.out == ""
+    assert outcome.err == (
+        "error: No such command `pods`; did you mean `pod`?\n\nhint: See `nsa-ops --help`\n"
+    )
+
+
+def test_an_unknown_flag_names_the_nearest_one(cli: CommandLine) -> None:
+    outcome = cli("pod", "ls", "--jsn")
+    assert outcome.exit_code == 2
+    assert outcome.err.startswith("error: No such option: --jsn; did you mean `--json`?\n\nhint: ")
+
+
+def test_an_unknown_key_names_the_nearest_one(cli: CommandLine) -> None:
+    outcome = cli("config", "check", "--set", "model.dm=3")
+    assert outcome.exit_code == 2
+    assert "unknown key 'model.dm'; did you mean model.dim?" in outcome.err
+
+
+def test_a_paper_symbol_is_answered_with_its_name_here(cli: CommandLine) -> None:
+    outcome = cli("config", "check", "--set", "model.nsa.l=64")
+    assert outcome.exit_code == 2
+    assert "model.nsa.compress_block" in outcome.err
+
+
+def test_an_impossible_pair_is_refused_before_any_pod_is_asked(cli: CommandLine) -> None:
+    outcome = cli("config", "check", "--profile", "v100", "--set", "runtime.precision=bf16")
+    assert outcome.exit_code == 2
+    assert "bf16 does not run on profile v100" in outcome.err
+
+
+def test_an_unknown_profile_is_one_line_and_a_hint(cli: CommandLine) -> None:
+    outcome = cli("profile", "show", "a1000")
+    assert outcome.exit_code == 2
+    assert outcome.err.count("\n") == 3
+    assert "nsa-ops profile ls" in outcome.err
+
+
+def test_a_missing_pod_names_the_command_that_adds_it(cli: CommandLine) -> None:
+    outcome = cli("pod", "show", "a100-1")
+    assert outcome.exit_code == 6
+    assert outcome.err == (
+        "error: There is no pod `a100-1`\n\nhint: Add it with `nsa-ops pod add a100-1 local`\n"
+    )
+
+
+def test_an_error_with_json_is_an_envelope_on_stdout(cli: CommandLine) -> None:
+    outcome = cli("pod", "show", "nope", "--json")
+    document = json.loads(outcome.out)
+    assert outcome.exit_code == 6
+    assert document["schema"] == "nsa-ops/pod-show/1"
+    assert (document["ok"], document["data"]) == (False, None)
+    assert document["errors"][0]["exit_code"] == 6
+
+
+def test_an_unknown_setting_names_the_nearest_one(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSA_OPS_TMUX_SOKET", "x")
+    outcome = cli("pod", "ls")
+    assert outcome.exit_code == 2
+    assert "did you mean `tmux_socket`?" in outcome.err
+
+
+def test_an_unknown_training_variable_is_an_error(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSA_BATCHSIZE", "4")
+    outcome = cli("config", "check")
+    assert outcome.exit_code == 2
+    assert "NSA_BATCH_SIZE" in outcome.err
+
+
+def test_the_same_pod_added_twice_is_fine_and_another_one_is_a_conflict(
+    cli: CommandLine, tmp_path: Path
+) -> None:
+    address = f"local:{tmp_path / 'pod'}"
+    assert cli("pod", "add", "here", address).exit_code == 0
+    assert cli("pod", "add", "here", address).exit_code == 0
+    outcome = cli("pod", "add", "here", f"local:{tmp_path / 'other'}")
+    assert outcome.exit_code == 7
+    assert "Pod `here` exists with root" in outcome.err
+
+
+def test_plan_changes_nothing(cli: CommandLine, tmp_path: Path) -> None:
+    outcome = cli("pod", "add", "here", f"local:{tmp_path / 'pod'}", "--plan")
+    assert outcome.exit_code == 0
+    assert outcome.out.startswith("plan: Add pod `here`\n  1. register: ")
+    assert not (tmp_path / "pod").exists()
+    assert cli("pod", "ls", "--json").out.count("here") == 0
+
+
+def test_what_cannot_be_undone_needs_yes_where_nobody_can_be_asked(
+    cli: CommandLine, tmp_path: Path
+) -> None:
+    cli("pod", "add", "here", f"local:{tmp_path / 'pod'}")
+    assert cli("pod", "rm", "here", "--no-input").exit_code == 2
+    assert cli("pod", "rm", "here", "-y").exit_code == 0
+    assert (tmp_path / "pod").is_dir()
+
+
+def test_a_bug_is_one_line_and_exit_code_1(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        message = "planted\nproblem"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr("nsa_ops.runs.configure.all_hardware", broken)
+    outcome = cli("profile", "ls")
+    assert outcome.exit_code == 1
+    assert outcome.err.startswith(
+        "error: This is a bug in nsa-ops: RuntimeError: planted problem\n"
+    )
+
+
+def test_ctrl_c_ends_with_a_line_and_130(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nsa_ops.runs.configure.all_hardware", interrupted)
+    outcome = cli("profile", "ls")
+    assert outcome.exit_code == 130
+    assert outcome.err == "error: Stopped by Ctrl-C: nothing was left half done\n"
+
+
+def test_quiet_tells_no_story(cli: CommandLine, tmp_path: Path) -> None:
+    outcome = cli("pod", "add", "here", f"local:{tmp_path / 'pod'}", "-q")
+    assert outcome.err == ""
+    assert outcome.out.startswith("pod ")
