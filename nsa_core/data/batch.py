@@ -53,8 +53,8 @@ class TokenBatch:
         state: The loader's state after this batch; None for validation.
     """
 
-    tokens_BT: Tensor  # noqa: N815 - the shape is in the name
-    targets_BT: Tensor  # noqa: N815 - the shape is in the name
+    tokens_BT: Tensor
+    targets_BT: Tensor
     cu_seqlens: Tensor
     max_seqlen: int
     num_targets: int
