@@ -51,9 +51,12 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, backends: BranchBackends) -> None:
         """Make one layer."""
         super().__init__()
-        attention = NSAAttention if config.attention == "nsa" else DenseAttention
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
-        self.attention = attention(config, backends)
+        self.attention: NSAAttention | DenseAttention
+        if config.attention == "nsa":
+            self.attention = NSAAttention(config, backends)
+        else:
+            self.attention = DenseAttention(config, backends)
         self.mlp_norm = RMSNorm(config.dim, config.norm_eps)
         self.mlp = MLP(config)
 
@@ -120,7 +123,7 @@ class LanguageModel(nn.Module):
         context = make_context(self.geometry, packing, self.rotary)
         x_NW = self.embedding(tokens_BT.reshape(-1))
         mode = self.activation_checkpointing if torch.is_grad_enabled() else "none"
-        for block in self.blocks:
+        for block in self.block_list:
             if mode == "full":
                 x_NW = _recomputed(block, x_NW, context)
             else:
@@ -173,8 +176,14 @@ class LanguageModel(nn.Module):
         }
         return read_statistics(figures) if figures else None
 
+    @property
+    def block_list(self) -> list[Block]:
+        """The blocks, with their type."""
+        return [block for block in self.blocks if isinstance(block, Block)]
+
     def _nsa_layers(self) -> list[NSAAttention]:
-        return [module for module in self.modules() if isinstance(module, NSAAttention)]
+        attentions = (block.attention for block in self.block_list)
+        return [attention for attention in attentions if isinstance(attention, NSAAttention)]
 
 
 def _recomputed(module: nn.Module, *inputs: object) -> Tensor:

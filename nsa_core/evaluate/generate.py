@@ -1,0 +1,95 @@
+"""Continue a prompt token by token through the decode cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nsa_core.model.cache import DecodeCache
+from nsa_core.model.decode import extend, logits, prefill
+from nsa_core.model.transformer import LanguageModel
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn.
+
+    Attributes:
+        temperature: Divides the logits; 0 takes the most likely token.
+        top_p: Draw from the smallest set of tokens with at least this probability.
+        seed: Of the draws.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing."""
+        if self.temperature < 0 or not 0 < self.top_p <= 1:
+            message = (
+                f"temperature must be at least 0 and top_p in (0, 1], got {self.temperature} "
+                f"and {self.top_p}"
+            )
+            raise ValueError(message)
+
+
+def pick_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """Draw one token id; ties of the greedy choice go to the lowest id."""
+    if sampling.temperature == 0:
+        return int(logits_V.argmax())
+    prob_V = torch.softmax(logits_V.float() / sampling.temperature, dim=-1)
+    sorted_V, order_V = prob_V.sort(descending=True, stable=True)
+    before_V = sorted_V.cumsum(dim=-1) - sorted_V
+    kept_V = sorted_V * (before_V < sampling.top_p)
+    return int(order_V[torch.multinomial(kept_V.cpu(), 1, generator=generator).to(order_V.device)])
+
+
+def generate(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    stop_token: int | None = None,
+    prefill_chunk: int = 512,
+) -> list[int]:
+    """Ids that continue the prompt, the stop token left out.
+
+    Args:
+        model: In any mode; no gradient is kept.
+        prompt: At least one id.
+        max_new_tokens: At most so many new ids.
+        sampling: Greedy if left out.
+        stop_token: Ends the text, usually the end-of-document id.
+        prefill_chunk: Tokens of the prompt that are taken at a time.
+
+    Raises:
+        ValueError: If the prompt is empty or an id is not in the vocabulary.
+    """
+    vocab_size = model.config.vocab_size
+    if not prompt or not 0 <= min(prompt) <= max(prompt) < vocab_size:
+        message = f"the prompt needs at least one id, all in 0 .. {vocab_size - 1}"
+        raise ValueError(message)
+    sampling = sampling or Sampling()
+    weight = model.embedding.weight
+    generator = torch.Generator().manual_seed(sampling.seed)
+    cache = DecodeCache.allocate(
+        model.config,
+        batch=1,
+        capacity=len(prompt) + max_new_tokens,
+        chunk=prefill_chunk,
+        dtype=weight.dtype,
+        device=weight.device,
+    )
+    step = prefill(model, cache, torch.tensor([list(prompt)], device=weight.device))
+    new: list[int] = []
+    while len(new) < max_new_tokens:
+        token = pick_token(logits(model, step)[0], sampling, generator)
+        if token == stop_token:
+            break
+        new.append(token)
+        if len(new) < max_new_tokens:
+            step = extend(model, cache, torch.tensor([[token]], device=weight.device))
+    return new

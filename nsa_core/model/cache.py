@@ -1,0 +1,142 @@
+"""What a layer keeps between decode steps: preallocated buffers, written in place.
+
+Legend: B sequences, m new tokens, G groups, D width of a key or value, l tokens of a compressed
+block, d stride, w window.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from nsa_core.config.model import ModelConfig
+from nsa_core.kernels.geometry import BlockGeometry
+
+
+@dataclass(frozen=True)
+class CacheSizes:
+    """Rows of the buffers.
+
+    Attributes:
+        capacity: Tokens of the longest sequence.
+        chunk: Most new tokens of one step.
+        ring: Rows of the window: w - 1 old ones and a chunk of new ones.
+        compressed: Compressed blocks of the longest sequence.
+        tail: Rows of the raw tail: what the next block already has, and a chunk.
+    """
+
+    capacity: int
+    chunk: int
+    ring: int
+    compressed: int
+    tail: int
+
+    @classmethod
+    def plan(cls, geometry: BlockGeometry, *, capacity: int, chunk: int) -> Self:
+        """Smallest buffers that serve this many tokens in steps of at most `chunk`."""
+        return cls(
+            capacity=capacity,
+            chunk=chunk,
+            ring=geometry.window - 1 + chunk,
+            compressed=geometry.num_compressed(capacity),
+            tail=geometry.compress_block - 1 + chunk,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PairBuffer:
+    """Keys [B, R, G, D] and values [B, R, G, E] of R rows."""
+
+    k: Tensor
+    v: Tensor
+
+    def write(self, rows: Tensor, k_BmGD: Tensor, v_BmGE: Tensor) -> None:
+        """Copy new keys and values to these rows."""
+        self.k.index_copy_(1, rows, k_BmGD.to(self.k.dtype))
+        self.v.index_copy_(1, rows, v_BmGE.to(self.v.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class NSALayerCache:
+    """Buffers of one NSA layer.
+
+    Attributes:
+        selected: Rotated keys of the selected branch, all tokens.
+        window: Rotated keys of the sliding branch; the token at position p is in row p % ring.
+        compressed: Rotated compressed keys, block i in row i.
+        tail: Raw keys of the compressed branch from the first token of the next block on.
+    """
+
+    selected: PairBuffer
+    window: PairBuffer
+    compressed: PairBuffer
+    tail: PairBuffer
+
+
+@dataclass(frozen=True, eq=False)
+class DenseLayerCache:
+    """Rotated keys and values of all tokens."""
+
+    pair: PairBuffer
+
+
+LayerCache = NSALayerCache | DenseLayerCache
+
+
+@dataclass(eq=False)
+class DecodeCache:
+    """The buffers of all layers and how many tokens they hold; all sequences are equally long."""
+
+    geometry: BlockGeometry
+    sizes: CacheSizes
+    layers: tuple[LayerCache, ...]
+    length: int = 0
+
+    @classmethod
+    def allocate(
+        cls,
+        config: ModelConfig,
+        *,
+        batch: int,
+        capacity: int,
+        chunk: int = 512,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Reserve everything that `capacity` tokens need, once.
+
+        Args:
+            config: The model.
+            batch: Sequences.
+            capacity: Most tokens of a sequence, prompt and new ones together.
+            chunk: Most tokens added in one step: prompts are taken in chunks of this size.
+            dtype: Of keys and values.
+            device: Of the buffers.
+        """
+        geometry = BlockGeometry.from_config(config.nsa)
+        sizes = CacheSizes.plan(geometry, capacity=capacity, chunk=min(chunk, capacity))
+
+        def pair(rows: int) -> PairBuffer:
+            shape = (batch, rows, config.num_kv_groups)
+            k = torch.zeros(*shape, config.head_dim_k, dtype=dtype, device=device)
+            v = torch.zeros(*shape, config.head_dim_v, dtype=dtype, device=device)
+            return PairBuffer(k, v)
+
+        def layer() -> LayerCache:
+            if config.attention == "dense":
+                return DenseLayerCache(pair(capacity))
+            return NSALayerCache(
+                selected=pair(capacity),
+                window=pair(sizes.ring),
+                compressed=pair(sizes.compressed),
+                tail=pair(sizes.tail),
+            )
+
+        return cls(geometry, sizes, tuple(layer() for _ in range(config.num_layers)))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all buffers."""
+        pairs: list[PairBuffer] = [pair for layer in self.layers for pair in vars(layer).values()]
+        return sum(pair.k.nbytes + pair.v.nbytes for pair in pairs)

@@ -1,0 +1,245 @@
+"""Extend cached sequences by new tokens: prefill in chunks and decode are one function.
+
+Legend: B sequences, m new tokens of each, W model width, H heads, G groups, h = H / G, D key width,
+E value width, C compressed blocks, J selection blocks, S = num_selected, R keys a query reads.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nsa_core.kernels.gathered import (
+    attention_probabilities,
+    gathered_attention,
+    to_tiles,
+    wide_dtype,
+)
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.selection import choose_blocks, select_scores
+from nsa_core.model.attention import DenseAttention, KeysValues, NSAAttention
+from nsa_core.model.cache import DecodeCache, DenseLayerCache, NSALayerCache, PairBuffer
+from nsa_core.model.decode_plans import CachedBlocksPlan, CachedPlan, Positions
+from nsa_core.model.rotary import Rotary, rotate
+from nsa_core.model.transformer import LanguageModel
+
+
+@dataclass(frozen=True, eq=False)
+class LayerReads:
+    """Keys that each new token read, counted from the gathers; int64 [B, m].
+
+    A dense layer reads all of its keys as `selected`.
+    """
+
+    compressed: Tensor
+    selected: Tensor
+    sliding: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """All branches together."""
+        return self.compressed + self.selected + self.sliding
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeStep:
+    """What one step computed.
+
+    Attributes:
+        hidden_BmW: Hidden states of the new tokens after the last norm.
+        ids: Chosen blocks [B, m, G, S] of each NSA layer.
+        reads: Keys read in each layer.
+    """
+
+    hidden_BmW: Tensor
+    ids: tuple[Tensor, ...]
+    reads: tuple[LayerReads, ...]
+
+
+@torch.no_grad()
+def extend(model: LanguageModel, cache: DecodeCache, tokens_Bm: Tensor) -> DecodeStep:
+    """Add new tokens to every cached sequence and compute their hidden states.
+
+    Raises:
+        ValueError: If the tokens are more than a chunk or do not fit into the cache.
+    """
+    batch, count = tokens_Bm.shape
+    first, last = cache.length, cache.length + count
+    if count > cache.sizes.chunk or last > cache.sizes.capacity:
+        message = (
+            f"cannot add {count} tokens to {first}: the cache takes {cache.sizes.chunk} at a time "
+            f"and holds {cache.sizes.capacity}"
+        )
+        raise ValueError(message)
+    positions = Positions(first, last, batch, tokens_Bm.device)
+    x_NW: Tensor = model.embedding(tokens_Bm.reshape(-1))
+    ids, reads = [], []
+    for block, layer in zip(model.block_list, cache.layers, strict=True):
+        normed_NW = block.attention_norm(x_NW)
+        attention = block.attention
+        if isinstance(attention, NSAAttention) and isinstance(layer, NSALayerCache):
+            attended, chosen, read = _extend_nsa(attention, normed_NW, layer, positions, model)
+            ids.append(chosen)
+        elif isinstance(attention, DenseAttention) and isinstance(layer, DenseLayerCache):
+            attended, read = _extend_dense(attention, normed_NW, layer, positions, model.rotary)
+        else:
+            message = f"a cache made for {type(layer).__name__} cannot serve {type(attention)}"
+            raise TypeError(message)
+        reads.append(read)
+        x_NW = x_NW + attended
+        x_NW = x_NW + block.mlp(block.mlp_norm(x_NW))
+    cache.length = last
+    hidden: Tensor = model.norm(x_NW)
+    return DecodeStep(hidden.view(batch, count, -1), tuple(ids), tuple(reads))
+
+
+def prefill(model: LanguageModel, cache: DecodeCache, tokens_BT: Tensor) -> DecodeStep:
+    """Take a prompt in chunks; returns the step of the last chunk."""
+    step = None
+    for chunk in torch.split(tokens_BT, cache.sizes.chunk, dim=1):
+        step = extend(model, cache, chunk)
+    if step is None:
+        message = "the prompt has no tokens"
+        raise ValueError(message)
+    return step
+
+
+def logits(model: LanguageModel, step: DecodeStep) -> Tensor:
+    """Logits [B, V] after the last token of a step."""
+    return nn.functional.linear(step.hidden_BmW[:, -1], model.head_weight)
+
+
+def _extend_nsa(
+    attention: NSAAttention,
+    x_NW: Tensor,
+    layer: NSALayerCache,
+    positions: Positions,
+    model: LanguageModel,
+) -> tuple[Tensor, Tensor, LayerReads]:
+    rotary, geometry = model.rotary, model.geometry
+    tables = rotary.tables(positions.of_all_sequences())
+    q_NHD = rotate(attention.project_queries(x_NW), tables)
+    pairs = attention.project_keys_values(x_NW)
+    rows_m = positions.new()
+    _write(layer.selected, rows_m, rotate(pairs.k_slc, tables), pairs.v_slc)
+    ring = layer.window.k.shape[1]
+    _write(layer.window, rows_m % ring, rotate(pairs.k_win, tables), pairs.v_win)
+    _compress_new(attention, pairs, layer, positions, rotary, geometry)
+    out_cmp, ids_BmGS, reads_cmp = _attend_compressed(q_NHD, layer.compressed, positions, geometry)
+    blocks = CachedBlocksPlan(ids_BmGS, positions, geometry, layer.selected.k.shape[1])
+    window = _window_plan(positions, geometry.window, ring)
+    out_slc, out_win = (
+        gathered_attention(q_NHD, pair.k.flatten(0, 1), pair.v.flatten(0, 1), plan)[0]
+        for pair, plan in ((layer.selected, blocks), (layer.window, window))
+    )
+    out_NW = attention.mix(attention.gate(x_NW), (out_cmp, out_slc, out_win))
+    batch = positions.batch
+    return out_NW, ids_BmGS, LayerReads(reads_cmp, blocks.reads(batch), window.reads(batch))
+
+
+def _extend_dense(
+    attention: DenseAttention,
+    x_NW: Tensor,
+    layer: DenseLayerCache,
+    positions: Positions,
+    rotary: Rotary,
+) -> tuple[Tensor, LayerReads]:
+    tables = rotary.tables(positions.of_all_sequences())
+    q_NHD, k_NGD, v_NGE = attention.project(x_NW)
+    _write(layer.pair, positions.new(), rotate(k_NGD, tables), v_NGE)
+    key_R = torch.arange(positions.last, device=x_NW.device)
+    plan = CachedPlan(key_R, key_R <= positions.new()[:, None], layer.pair.k.shape[1])
+    out_NHE, _ = gathered_attention(
+        rotate(q_NHD, tables), layer.pair.k.flatten(0, 1), layer.pair.v.flatten(0, 1), plan
+    )
+    out_NW: Tensor = attention.out(out_NHE.flatten(1))
+    reads_Bm = plan.reads(positions.batch)
+    nothing_Bm = torch.zeros_like(reads_Bm)
+    return out_NW, LayerReads(nothing_Bm, reads_Bm, nothing_Bm)
+
+
+def _write(pair: PairBuffer, rows_m: Tensor, k_NGD: Tensor, v_NGE: Tensor) -> None:
+    batch = pair.k.shape[0]
+    pair.write(rows_m, *(x.reshape(batch, -1, *x.shape[1:]) for x in (k_NGD, v_NGE)))
+
+
+def _window_plan(positions: Positions, window: int, ring: int) -> CachedPlan:
+    oldest = max(0, positions.first - window + 1)
+    key_R = torch.arange(oldest, positions.last, device=positions.device)
+    age_mR = positions.new()[:, None] - key_R
+    return CachedPlan(key_R % ring, (age_mR >= 0) & (age_mR < window), ring)
+
+
+def _compress_new(
+    attention: NSAAttention,
+    pairs: KeysValues,
+    layer: NSALayerCache,
+    positions: Positions,
+    rotary: Rotary,
+    geometry: BlockGeometry,
+) -> None:
+    """Add the raw keys to the tail, compress the blocks that they complete, keep the rest."""
+    stride, first = geometry.compress_stride, geometry.num_compressed(positions.first)
+    num_new = geometry.num_compressed(positions.last) - first
+    held = positions.first - first * stride
+    _write(layer.tail, positions.new() - first * stride, pairs.k_cmp, pairs.v_cmp)
+    if num_new == 0:
+        return
+    block_i = torch.arange(first, first + num_new, device=positions.device)
+    k_new, v_new = (
+        phi(_blocks(raw, num_new, geometry).to(like.dtype))
+        for phi, raw, like in (
+            (attention.phi_k, layer.tail.k, pairs.k_cmp),
+            (attention.phi_v, layer.tail.v, pairs.v_cmp),
+        )
+    )
+    tables = rotary.tables((block_i * stride).repeat(positions.batch))
+    _write(layer.compressed, block_i, rotate(k_new, tables), v_new)
+    used, end = num_new * stride, held + positions.count
+    for raw in (layer.tail.k, layer.tail.v):
+        raw[:, : end - used] = raw[:, used:end].clone()
+
+
+def _blocks(raw_BRGD: Tensor, count: int, geometry: BlockGeometry) -> Tensor:
+    """The first `count` overlapping blocks of the tail: [B * count, l, G, D]."""
+    length = (count - 1) * geometry.compress_stride + geometry.compress_block
+    windows = raw_BRGD[:, :length].unfold(1, geometry.compress_block, geometry.compress_stride)
+    return windows.permute(0, 1, 4, 2, 3).flatten(0, 1)
+
+
+def _attend_compressed(
+    q_NHD: Tensor, pair: PairBuffer, positions: Positions, geometry: BlockGeometry
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output of the compressed branch, the chosen blocks [B, m, G, S] and the keys read [B, m]."""
+    num_groups, width_v = pair.k.shape[2], pair.v.shape[3]
+    block_C = torch.arange(geometry.num_compressed(positions.last), device=positions.device)
+    last_C = block_C * geometry.compress_stride + geometry.compress_block - 1
+    plan = CachedPlan(block_C, last_C <= positions.new()[:, None], pair.k.shape[1])
+    if plan.keys == 0:
+        out_NHE = q_NHD.new_zeros(*q_NHD.shape[:2], width_v)
+        shape = (positions.batch, positions.count, num_groups, 0)
+        prob_BmGC = torch.zeros(shape, dtype=wide_dtype(q_NHD.dtype), device=q_NHD.device)
+    else:
+        k_flat, v_flat = pair.k.flatten(0, 1), pair.v.flatten(0, 1)
+        out_NHE, lse_NH = gathered_attention(q_NHD, k_flat, v_flat, plan)
+        prob_BmGC = _group_probabilities(q_NHD, pair.k[:, : plan.keys], lse_NH, plan)
+    num_blocks = geometry.num_select_blocks(positions.last)
+    score_BmGJ = select_scores(prob_BmGC, num_blocks, geometry)
+    position_Bm = positions.new().expand(positions.batch, -1)
+    return (
+        out_NHE,
+        choose_blocks(score_BmGJ, position_Bm, geometry),
+        plan.reads(positions.batch),
+    )
+
+
+def _group_probabilities(q_NHD: Tensor, k_BCGD: Tensor, lse_NH: Tensor, plan: CachedPlan) -> Tensor:
+    """Compressed probabilities summed over the heads of each group: [B, m, G, C]."""
+    num_groups, wide = k_BCGD.shape[2], wide_dtype(q_NHD.dtype)
+    q_BGmhD = to_tiles(q_NHD, num_groups, plan.queries).to(wide)
+    lse_BGmh = to_tiles(lse_NH.unsqueeze(-1), num_groups, plan.queries).squeeze(-1)
+    with torch.autocast(q_NHD.device.type, enabled=False):
+        prob_BGmhC = attention_probabilities(
+            q_BGmhD, k_BCGD.transpose(1, 2).to(wide), plan.is_visible_mR[None, None], lse_BGmh
+        )
+    return prob_BGmhC.sum(dim=3).transpose(1, 2)
