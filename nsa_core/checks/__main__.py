@@ -1,0 +1,73 @@
+"""`python -m nsa_core.checks`: prove the model on this device and print a Report.
+
+Reads nothing but its flags and, with `--config -`, a resolved configuration on stdin. Exit code 0
+when every check passed, 9 when one failed, 2 for flags that cannot be used.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from nsa_core.config.errors import ConfigError
+from nsa_core.config.recipe import resolve
+from nsa_core.config.run import RunConfig
+from nsa_core.env import set_before_torch
+
+EXIT_FAILED = 9
+EXIT_USAGE = 2
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the flags; unknown ones end with exit code 2."""
+    parser = argparse.ArgumentParser(prog="python -m nsa_core.checks", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print the Report as JSON")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--tier", default="standard", choices=["quick", "standard", "full"])
+    parser.add_argument(
+        "--config", metavar="FILE", help="RunConfig as JSON, `-` for stdin; a recipe without it"
+    )
+    return parser.parse_args(argv)
+
+
+def read_config(source: str | None, device: str) -> RunConfig:
+    """The configuration whose model and kernels are to be proven.
+
+    Raises:
+        ConfigError: If the file cannot be read or is not a configuration.
+    """
+    if source is None:
+        recipe = "tiny-cpu" if device == "cpu" else "m7c-125m"
+        return resolve(recipe, sets=[f"runtime.device={device}"]).config
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text()
+        return RunConfig.model_validate_json(text)
+    except (OSError, ValueError) as error:
+        message = f"--config {source}: not a configuration: {str(error).splitlines()[0]}"
+        raise ConfigError(message) from error
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the probes, print the Report and return the exit code."""
+    arguments = parse_arguments(argv)
+    set_before_torch("OMP_WAIT_POLICY", "PASSIVE")
+    # torch reads the variable when it is imported, so it is imported after it.
+    from nsa_core.checks.probes import choose_device, run_probes
+
+    try:
+        device = choose_device(arguments.device)
+        config = read_config(arguments.config, device)
+        report = run_probes(config, device, arguments.tier)
+    except (ConfigError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the tool's own story
+        return EXIT_USAGE
+    if arguments.json:
+        print(report.model_dump_json(indent=2))  # noqa: T201 - the tool's result
+    else:
+        for check in report.checks:
+            print(f"{check.status:8} {check.name:28} {check.message}")  # noqa: T201 - as above
+        print(f"verdict: {report.verdict}")  # noqa: T201 - as above
+    return EXIT_FAILED if report.verdict == "fail" else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,193 @@
+"""Compare the chosen backends with the reference on this very device, forward and gradients.
+
+Legend: N tokens, H query heads, G key/value groups, D key width, E value width, C compressed slots.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nsa_core.config.model import ModelConfig
+from nsa_core.kernels.backend import AttentionBackend, BranchBackends
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.packing import Packing
+from nsa_core.kernels.reference import (
+    ReferenceBackend,
+    block_scores,
+    document_borders,
+    document_slots,
+)
+
+#: Relative L2 error that each dtype may have (spec: what must be shown, 1). float32 is held to what
+#: sums of a few hundred products in another order differ by.
+LIMITS = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+#: Share of the exact choice's score that a choice in lower precision may lose.
+REGRET_LIMIT = 1e-3
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Error of one branch against the reference.
+
+    Attributes:
+        branch: Branch that was compared.
+        backend: Backend that computed it.
+        error: Largest relative L2 error over the output and the gradients of q, k and v.
+        worst: Which of them it was.
+        limit: What the error may be.
+    """
+
+    branch: str
+    backend: str
+    error: float
+    worst: str
+    limit: float
+
+    @property
+    def is_close(self) -> bool:
+        """Within the limit; NaN is not."""
+        return self.error <= self.limit
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    """L2 norm of the difference over the L2 norm of the reference."""
+    wanted = wanted.double()
+    scale = wanted.norm().clamp(min=1e-30)
+    return float((found.double() - wanted).norm() / scale)
+
+
+@dataclass(frozen=True, eq=False)
+class _Inputs:
+    q_NHD: Tensor
+    k_NGD: Tensor
+    v_NGE: Tensor
+    k_CGD: Tensor
+    v_CGE: Tensor
+    grad_NHE: Tensor
+    packing: Packing
+    geometry: BlockGeometry
+
+
+def _draw(config: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int) -> _Inputs:
+    """Random inputs in two documents of odd lengths, beyond the window if memory allows it."""
+    geometry = BlockGeometry.from_config(config.nsa)
+    lengths = [min(2 * geometry.window, 1100) + 13, geometry.select_block + 5]
+    packing = Packing.from_lengths(lengths, device)
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(rows: int, heads: int, width: int) -> Tensor:
+        return torch.randn(rows, heads, width, generator=generator).to(device, dtype)
+
+    tokens, slots = packing.num_tokens, geometry.num_slots(packing.num_tokens)
+    groups = config.num_kv_groups
+    return _Inputs(
+        q_NHD=draw(tokens, config.num_heads, config.head_dim_k),
+        k_NGD=draw(tokens, groups, config.head_dim_k),
+        v_NGE=draw(tokens, groups, config.head_dim_v),
+        k_CGD=draw(slots, groups, config.head_dim_k),
+        v_CGE=draw(slots, groups, config.head_dim_v),
+        grad_NHE=draw(tokens, config.num_heads, config.head_dim_v),
+        packing=packing,
+        geometry=geometry,
+    )
+
+
+Branch = Callable[[AttentionBackend, Tensor, Tensor, Tensor], Tensor]
+
+
+def _run(branch: Branch, backend: AttentionBackend, *inputs: Tensor) -> dict[str, Tensor]:
+    """Output and gradients of a branch; the last input is the gradient of the output."""
+    *qkv, grad = inputs
+    leaves = [tensor.clone().requires_grad_() for tensor in qkv]
+    out = branch(backend, leaves[0], leaves[1], leaves[2])
+    out.backward(grad)  # type: ignore[no-untyped-call]
+    named = zip(("dq", "dk", "dv"), leaves, strict=True)
+    return {"out": out.detach()} | {
+        name: leaf.grad for name, leaf in named if leaf.grad is not None
+    }
+
+
+def _compare(name: str, branch: Branch, backend: AttentionBackend, *inputs: Tensor) -> Parity:
+    found = _run(branch, backend, *inputs)
+    wanted = _run(branch, ReferenceBackend(), *(tensor.float() for tensor in inputs))
+    errors = {key: relative_error(found[key], wanted[key]) for key in wanted}
+    worst = max(errors, key=lambda key: (errors[key] != errors[key], errors[key]))
+    return Parity(name, backend.name, errors[worst], worst, LIMITS[inputs[0].dtype])
+
+
+def parity_probe(
+    config: ModelConfig,
+    backends: BranchBackends,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+) -> list[Parity]:
+    """Compare every branch with the reference at the model's own widths and block sizes.
+
+    The selected branch gets the reference's own choice; the choice itself is judged by
+    `choice_regret`.
+
+    Args:
+        config: Widths and block sizes.
+        backends: The backends that would train.
+        device: Where they run.
+        dtype: In which q, k and v arrive.
+        seed: Of the inputs.
+    """
+    x = _draw(config, device, dtype, seed)
+    reference = ReferenceBackend()
+    ids_NGS = reference.select(
+        x.q_NHD.float(), x.k_CGD.float(), torch.empty(0), x.geometry, x.packing
+    ).to(device, torch.int32)
+    compressed: Branch = lambda b, q, k, v: b.compressed(q, k, v, x.geometry, x.packing)[0]  # noqa: E731
+    selected: Branch = lambda b, q, k, v: b.selected(q, k, v, ids_NGS, x.geometry, x.packing)  # noqa: E731
+    sliding: Branch = lambda b, q, k, v: b.sliding(q, k, v, x.geometry, x.packing)  # noqa: E731
+    return [
+        _compare(
+            "compressed", compressed, backends.compressed, x.q_NHD, x.k_CGD, x.v_CGE, x.grad_NHE
+        ),
+        _compare("selected", selected, backends.selected, x.q_NHD, x.k_NGD, x.v_NGE, x.grad_NHE),
+        _compare("sliding", sliding, backends.sliding, x.q_NHD, x.k_NGD, x.v_NGE, x.grad_NHE),
+    ]
+
+
+def choice_regret(
+    config: ModelConfig,
+    backend: AttentionBackend,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+) -> float:
+    """Share of the exact choice's score that a backend's choice of blocks loses; 0 is exact.
+
+    A choice that breaks a rule (a block chosen twice, one of the future, a wrong count) costs 1.
+    """
+    x = _draw(config, device, dtype, seed)
+    q_NHD, k_CGD = x.q_NHD.float(), x.k_CGD.float()
+    exact = ReferenceBackend().select(q_NHD, k_CGD, torch.empty(0), x.geometry, x.packing)
+    _, lse_NH = backend.compressed(x.q_NHD, x.k_CGD, x.v_CGE, x.geometry, x.packing)
+    found = backend.select(x.q_NHD, x.k_CGD, lse_NH, x.geometry, x.packing)
+    wanted_score = found_score = 0.0
+    for start, stop in document_borders(x.packing):
+        slots = document_slots(start, stop, x.geometry)
+        score_TGJ = block_scores(q_NHD[start:stop], k_CGD[slots], x.geometry)
+        wanted, chosen = exact[start:stop].long(), found[start:stop].long()
+        if not _follows_the_rules(chosen, wanted):
+            return 1.0
+        wanted_score += float(_score_of(score_TGJ, wanted))
+        found_score += float(_score_of(score_TGJ, chosen))
+    return max(0.0, 1 - found_score / wanted_score)
+
+
+def _follows_the_rules(chosen_TGS: Tensor, exact_TGS: Tensor) -> bool:
+    """Same number of blocks as the exact choice, none twice, none that starts after the token."""
+    is_same_count = ((chosen_TGS >= 0).sum(-1) == (exact_TGS >= 0).sum(-1)).all()
+    is_ascending = ((chosen_TGS[..., 1:] > chosen_TGS[..., :-1]) | (chosen_TGS[..., 1:] < 0)).all()
+    is_past = (chosen_TGS.amax(-1) <= exact_TGS.amax(-1)).all()
+    return bool(is_same_count & is_ascending & is_past)
+
+
+def _score_of(score_TGJ: Tensor, ids_TGS: Tensor) -> Tensor:
+    return (score_TGJ.gather(-1, ids_TGS.clamp(min=0)) * (ids_TGS >= 0)).sum()

@@ -1,0 +1,185 @@
+"""Run the probes of one device and turn what they found into a Report."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from nsa_core.checks.causality import SentinelSettings, perturbation_probe, sentinel_probe
+from nsa_core.checks.decoding import decode_probe
+from nsa_core.checks.numerics import REGRET_LIMIT, choice_regret, parity_probe
+from nsa_core.config.model import ModelConfig
+from nsa_core.config.run import RunConfig
+from nsa_core.config.training import Precision
+from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.dispatch import choose_backends, device_facts
+from nsa_core.kernels.sdpa import SdpaBackend
+from nsa_core.model.transformer import LanguageModel
+from nsa_core.rundir.report import CheckResult, Report
+
+DTYPES: dict[Precision, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+}
+_ALSO = "python -m nsa_core.checks"
+_LEAK_HINT = "do not train with this code: a token sees its future; compare the kernels' masks"
+#: Vocabulary and layers of the models that the probes build: the widths are the run's own.
+_PROBE_SIZE = {"vocab_size": 64, "num_layers": 2}
+
+
+def choose_device(wanted: str) -> str:
+    """`cuda` or `cpu`.
+
+    Raises:
+        ValueError: If CUDA is asked for and torch sees no card.
+    """
+    has_card = torch.cuda.is_available()
+    if wanted == "cuda" and not has_card:
+        message = "--device cuda: torch sees no CUDA card here; `nvidia-smi` says why"
+        raise ValueError(message)
+    if wanted == "auto":
+        return "cuda" if has_card else "cpu"
+    return wanted
+
+
+class _Probes:
+    """The checks on one device with one configuration; every check is a method."""
+
+    def __init__(self, config: RunConfig, device: str, tier: str) -> None:
+        self.is_full = tier == "full"
+        self.device = torch.device(device)
+        self.dtype = DTYPES[config.runtime.precision if device == "cuda" else "fp32"]
+        facts = device_facts(self.device, self.dtype)
+        self.backends: BranchBackends = choose_backends(config.runtime, facts)
+        self.model_config: ModelConfig = config.model.model_copy(update=_PROBE_SIZE)
+
+    def model(self) -> LanguageModel:
+        """A fresh model on the device; its gates are drawn wide so that every branch counts."""
+        return LanguageModel(self.model_config, self.backends, seed=1).to(self.device)
+
+    def autocast(self) -> torch.autocast:
+        """The precision of the run."""
+        is_low = self.dtype != torch.float32
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=is_low)
+
+    def parity(self) -> Iterator[CheckResult]:
+        """Each branch against the reference, forward and gradients."""
+        for found in parity_probe(self.model_config, self.backends, self.device, self.dtype):
+            yield CheckResult(
+                name=f"parity.{found.branch}",
+                status="pass" if found.is_close else "fail",
+                message=f"{found.backend} in {self.dtype}: worst is {found.worst}",
+                measured=f"{found.error:.1e} relative L2",
+                limit=f"{found.limit:.0e}",
+                hint="" if found.is_close else "choose another backend for this branch",
+            )
+
+    def choice(self) -> Iterator[CheckResult]:
+        """The chosen blocks against the exact choice."""
+        regret = choice_regret(self.model_config, self.backends.compressed, self.device, self.dtype)
+        is_good = regret <= REGRET_LIMIT
+        yield CheckResult(
+            name="parity.choice",
+            status="pass" if is_good else "fail",
+            message="blocks chosen against the exact choice",
+            measured=f"{regret:.1e} of its score lost",
+            limit=f"{REGRET_LIMIT:.0e}",
+            hint="" if is_good else "use runtime.backend_compressed=sdpa",
+        )
+
+    def perturbation(self) -> Iterator[CheckResult]:
+        """Changed tokens must not move an earlier output or another document by one bit."""
+        window = self.model_config.nsa.window
+        lengths = [window // 2 + 1, window, 2 * window + 7]
+        if self.is_full:
+            lengths.append(16 * window + 9)
+        model = self.model()
+        with self.autocast():
+            found = perturbation_probe(
+                model,
+                vocab_size=self.model_config.vocab_size,
+                lengths=lengths,
+                device=self.device,
+            )
+        leak = found.leaks[0] if found.leaks else None
+        where = (
+            f"token {leak.token} of {leak.length} moved by {leak.difference:.1e}" if leak else ""
+        )
+        yield CheckResult(
+            name="causality.perturbation",
+            status="fail" if leak else "pass",
+            message=where or "no output moved when tokens it cannot see were changed",
+            measured=f"{len(found.leaks)} leaks in {found.num_cases} cases",
+            limit="0 leaks",
+            hint=_LEAK_HINT if leak else "",
+        )
+
+    def sentinel(self) -> Iterator[CheckResult]:
+        """Random tokens cannot be predicted by a model that sees only the past."""
+        settings = SentinelSettings() if self.is_full else _sentinel_settings(self.device)
+        model = self.model()
+        with self.autocast():
+            found = sentinel_probe(list(model.parameters()), model.loss, settings, self.device)
+        yield CheckResult(
+            name="causality.sentinel",
+            status="pass" if found.is_causal else "fail",
+            message=f"{settings.steps} steps on random tokens",
+            measured=f"mean loss {found.mean_loss:.4f} nats",
+            limit=f">= {found.limit:.4f} nats (ln {settings.vocab_size} - {settings.margin})",
+            hint="" if found.is_causal else _LEAK_HINT,
+        )
+
+    def decode(self) -> Iterator[CheckResult]:
+        """Prefill and token-by-token decode must agree.
+
+        In float32 with SDPA on both sides: decode has its own gathers, and the branches' kernels
+        are held against the reference by `parity`.
+        """
+        backends = BranchBackends.of(SdpaBackend())
+        model = LanguageModel(self.model_config, backends, seed=1).to(self.device)
+        window = self.model_config.nsa.window
+        found = decode_probe(model, num_tokens=window + 61, prompt=window + 23)
+        yield CheckResult(
+            name="decode.prefill",
+            status="pass" if found.is_equal else "fail",
+            message=f"{found.num_tokens} tokens one by one against one prefill, in float32",
+            measured=f"{found.difference:.1e} max abs",
+            limit=f"{found.limit:.0e}",
+            hint="" if found.is_equal else "generated text would differ from the trained model",
+        )
+
+
+def _sentinel_settings(device: torch.device) -> SentinelSettings:
+    """The specification's size on a card; what a processor does in seconds elsewhere."""
+    full = SentinelSettings()
+    if device.type == "cuda":
+        return full
+    return replace(full, steps=60, batch=4, seq_len=128, judged_steps=30)
+
+
+def run_probes(config: RunConfig, device: str, tier: str) -> Report:
+    """Run the probes of a tier.
+
+    `quick` leaves out the sentinel, which takes longest; `full` runs it at the specification's
+    size on every device and perturbs a row of 16 windows as well.
+
+    Args:
+        config: The run's configuration: widths, block sizes, precision and backends are its own.
+        device: `cpu` or `cuda`.
+        tier: `quick`, `standard` or `full`.
+    """
+    probes = _Probes(config, device, tier)
+    wanted = [probes.parity, probes.choice, probes.perturbation, probes.decode]
+    if tier != "quick":
+        wanted.append(probes.sentinel)
+    checks = [check for probe in wanted for check in _timed(probe)]
+    return Report(at=time.time(), tier=tier, checks=checks)
+
+
+def _timed(probe: Callable[[], Iterator[CheckResult]]) -> list[CheckResult]:
+    started = time.monotonic()
+    found = [check.model_copy(update={"command": _ALSO}) for check in probe()]
+    spent_s = (time.monotonic() - started) / max(1, len(found))
+    return [check.model_copy(update={"seconds": round(spent_s, 2)}) for check in found]

@@ -1,0 +1,107 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nsa_core.checks import probes
+from nsa_core.config.recipe import resolve
+from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.sdpa import SdpaBackend
+
+CONFIG = resolve("tiny-cpu", "cpu").config
+
+
+def statuses(report):
+    return {check.name: check.status for check in report.checks}
+
+
+class SeesTheNextKey(SdpaBackend):
+    """Each token's window begins one key later and ends one key later."""
+
+    def sliding(self, q_NHD, k_NGD, v_NGE, geometry, packing):
+        return super().sliding(q_NHD, k_NGD.roll(-1, 0), v_NGE.roll(-1, 0), geometry, packing)
+
+
+class DropsTheCurrentBlock(SdpaBackend):
+    """The last chosen block of each token is left out."""
+
+    def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
+        last = (ids_NGS >= 0).sum(-1, keepdim=True) - 1
+        shorter = ids_NGS.scatter(-1, last.clamp(min=1), -1)
+        return super().selected(q_NHD, k_NGD, v_NGE, shorter, geometry, packing)
+
+
+class ChoosesTheOldest(SdpaBackend):
+    """Takes the first blocks instead of the best ones; the forced ones stay."""
+
+    def select(self, q_NHD, k_CGD, lse_NH, geometry, packing):
+        return super().select(q_NHD * 0, k_CGD, lse_NH, geometry, packing)
+
+
+def run(monkeypatch, backend, tier="quick"):
+    monkeypatch.setattr(probes, "choose_backends", lambda *_: BranchBackends.of(backend))
+    return probes.run_probes(CONFIG, "cpu", tier)
+
+
+def test_the_product_passes_every_probe_on_this_machine():
+    report = probes.run_probes(CONFIG, "cpu", "standard")
+    assert set(statuses(report).values()) == {"pass"}
+    assert {"causality.perturbation", "causality.sentinel", "decode.prefill"} <= set(
+        statuses(report)
+    )
+    assert report.verdict == "pass"
+
+
+def test_a_planted_view_of_the_next_token_fails_perturbation_sentinel_and_parity(monkeypatch):
+    found = statuses(run(monkeypatch, SeesTheNextKey(), "standard"))
+    assert found["causality.perturbation"] == "fail"
+    assert found["causality.sentinel"] == "fail"
+    assert found["parity.sliding"] == "fail"
+
+
+def test_a_dropped_block_fails_parity_and_stays_causal(monkeypatch):
+    found = statuses(run(monkeypatch, DropsTheCurrentBlock()))
+    assert found["parity.selected"] == "fail"
+    assert found["causality.perturbation"] == "pass"
+
+
+def test_a_poor_choice_of_blocks_fails_by_regret(monkeypatch):
+    assert statuses(run(monkeypatch, ChoosesTheOldest()))["parity.choice"] == "fail"
+
+
+def probe_command(*words, stdin=""):
+    return subprocess.run(
+        [sys.executable, "-m", "nsa_core.checks", *words],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+@pytest.mark.integration
+def test_the_command_reads_a_configuration_and_prints_one_json_report():
+    done = probe_command(
+        "--json", "--device", "cpu", "--tier", "quick", "--config", "-",
+        stdin=CONFIG.model_dump_json(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert {check["status"] for check in json.loads(done.stdout)["checks"]} == {"pass"}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("--device", "cuda"), "nvidia-smi"), (("--device", "cpu", "--config", "-"), "not a config")],
+)
+def test_the_command_answers_bad_input_with_one_line_and_exit_code_2(words, says):
+    done = probe_command(*words, stdin="{}}")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
