@@ -8,7 +8,7 @@ from nsa_core.data.errors import DataError
 from nsa_core.data.manifest import StagingPlan
 from nsa_core.data.progress import ignore_progress
 from nsa_core.data.sources import make
-from nsa_core.data.sources.base import SourcePosition
+from nsa_core.data.sources.base import SourcePosition, hash_file
 from nsa_core.data.sources.hub import RETRY_WAITS_S, HubSource
 from nsa_core.data.staging import open_staged
 from tests.core.data.conftest import local
@@ -151,7 +151,7 @@ def test_a_staging_that_the_hub_ended_goes_on_at_its_last_shard(tmp_path, monkey
     monkeypatch.setattr("nsa_core.data.build.make_source", make_source)
     config = local(tmp_path).model_copy(update={"source": "fineweb_edu", "document_batch": 5})
     plan = StagingPlan(
-        source=source()[0].record(),
+        source=source()[0].record(hash_file),
         tokenizer="byte",
         max_tokens=0,
         validation_fraction=0.2,
@@ -171,5 +171,5 @@ def test_a_staging_that_the_hub_ended_goes_on_at_its_last_shard(tmp_path, monkey
 def test_the_configured_source_is_made(corpus, tmp_path):
     assert isinstance(make.make_source(local(corpus, text_key="body"), 0), make.LocalSource)
     hub = local(corpus).model_copy(update={"source": "fineweb_edu", "path": ""})
-    settings = make.make_source(hub, 0).record().settings
+    settings = make.make_source(hub, 0).record(hash_file).settings
     assert settings["dataset"] == "HuggingFaceFW/fineweb-edu"

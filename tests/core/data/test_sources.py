@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nsa_core.data.documents import MAX_NAMED_ORIGINS, Origin, RejectTally, Tallies, take_text
 from nsa_core.data.errors import DataError
 from nsa_core.data.lines import MAX_LINE_BYTES, read_lines
-from nsa_core.data.sources.base import SourcePosition
+from nsa_core.data.sources.base import SourcePosition, hash_file
 from nsa_core.data.sources.local import LocalSource
 from nsa_core.data.sources.plain import cut_position, piece_bytes, read_plain
 from nsa_core.data.sources.stdlib import StdlibSource
@@ -198,7 +198,11 @@ def test_a_folder_is_read_in_the_order_of_names_and_unknown_files_are_counted(tm
     texts, source = read(tmp_path)
     assert texts == ["first", "second", "third"]
     assert source.tallies.rejected.origins == {"unknown kind of file": ["picture.png:0"]}
-    assert [file.name for file in source.record().files] == ["a.TXT", "b/2.jsonl", "c.parquet"]
+    assert [file.name for file in source.record(hash_file).files] == [
+        "a.TXT",
+        "b/2.jsonl",
+        "c.parquet",
+    ]
 
 
 def test_missing_and_unknown_paths_say_what_is_known(tmp_path):
@@ -231,7 +235,7 @@ def test_the_python_library_is_real_text_without_tests():
 
 def test_a_python_without_its_library_says_what_to_use(tmp_path):
     with pytest.raises(DataError, match="fineweb_edu_local"):
-        StdlibSource(tmp_path).record()
+        StdlibSource(tmp_path).record(hash_file)
 
 
 def test_synthetic_text_follows_its_seed_and_resumes():
