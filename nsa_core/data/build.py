@@ -181,6 +181,7 @@ def _training_texts(job: BuildJob, threshold: bytes) -> Iterator[str]:
     """The texts that a tokenizer may be trained on: never a held-out one."""
     source = make_source(job.config, job.seed)
     for document in source.documents(SourcePosition(), job.progress):
+        job.progress(StageProgress("tokenizer", detail=job.config.tokenizer))
         if not is_validation(content_hash(document.text)[0], threshold):
             yield document.text
 

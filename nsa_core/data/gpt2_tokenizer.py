@@ -19,8 +19,10 @@ SAVED_NAME = "gpt2.tiktoken"
 MERGES_NAME = "vocab.bpe"
 END_ID = 50_256
 FETCH_DEADLINE_S = 120.0
-#: Splits a text into words before merging (the pattern published with GPT-2).
-PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+#: Splits a text into words before merging (the pattern published with GPT-2's encoder.py).
+PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+#: SHA-256 of the saved form; tiktoken publishes the same one for its `r50k_base.tiktoken`.
+SAVED_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 HINT = (
     f"set data.tokenizer_path to a folder with GPT-2's `{MERGES_NAME}` (or a saved "
     f"`{SAVED_NAME}`), or use data.tokenizer byte or bpe"
@@ -34,13 +36,13 @@ class Gpt2Tokenizer:
     name = "gpt2"
     vocab_size = END_ID + 1
     end_id = END_ID
+    fingerprint = hashlib.sha256(f"gpt2/1 {PATTERN} {SAVED_SHA256}".encode()).hexdigest()
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._encoding = tiktoken.Encoding(
             "nsa-gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={}
         )
-        self.fingerprint = _fingerprint(ranks)
 
     def encode(self, text: str) -> Ids:
         """The ids of a text; `<|endoftext|>` in it is plain text."""
@@ -63,9 +65,7 @@ class Gpt2Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Write the vocabulary as tiktoken does: a base64 token and its rank a line."""
-        ordered = sorted(self._ranks.items(), key=lambda item: item[1])
-        lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in ordered)
-        write_bytes(folder / SAVED_NAME, b"".join(lines))
+        write_bytes(folder / SAVED_NAME, format_saved(self._ranks))
 
 
 def load_gpt2(folder: Path | None) -> Gpt2Tokenizer:
@@ -75,8 +75,8 @@ def load_gpt2(folder: Path | None) -> Gpt2Tokenizer:
         DataError: If the folder holds no GPT-2 vocabulary, or it cannot be fetched.
     """
     ranks = _fetch_ranks() if folder is None else _read_folder(folder)
-    if sorted(ranks.values()) != list(range(END_ID)):
-        message = f"the vocabulary in {folder} has {len(ranks)} tokens; GPT-2 has {END_ID}"
+    if hashlib.sha256(format_saved(ranks)).hexdigest() != SAVED_SHA256:
+        message = f"the vocabulary in {folder} is not GPT-2's: {len(ranks)} tokens, other content"
         raise DataError(message, HINT)
     return Gpt2Tokenizer(ranks)
 
@@ -98,6 +98,12 @@ def parse_merges(text: str) -> Ranks:
         left, right = rule.split(" ")
         ranks[bytes(spelled[character] for character in left + right)] = len(ranks)
     return ranks
+
+
+def format_saved(ranks: Ranks) -> bytes:
+    """Ranks as tiktoken's files have them: a token in base64 and its rank a line."""
+    ordered = sorted(ranks.items(), key=lambda item: item[1])
+    return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ordered)
 
 
 def parse_saved(content: bytes) -> Ranks:
@@ -138,10 +144,3 @@ def _fetch_ranks() -> Ranks:
     why = failures[0] if failures else f"no answer in {FETCH_DEADLINE_S:.0f} s"
     message = f"GPT-2's vocabulary is not in tiktoken's cache and cannot be fetched ({why})"
     raise DataError(message, HINT)
-
-
-def _fingerprint(ranks: Ranks) -> str:
-    digest = hashlib.sha256(f"gpt2/1 {PATTERN} end {END_ID}\n".encode())
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        digest.update(b"%d %d " % (rank, len(token)) + token)
-    return digest.hexdigest()

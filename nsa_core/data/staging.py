@@ -6,13 +6,17 @@ from pathlib import Path
 from nsa_core.config.training import DataConfig
 from nsa_core.data.build import BuildJob, build_folder
 from nsa_core.data.errors import DataError
+from nsa_core.data.file_hashes import FileHashes
 from nsa_core.data.folder_lock import folder_lock
 from nsa_core.data.manifest import MANIFEST_NAME, StagedManifest, StagingPlan, read_manifest
 from nsa_core.data.progress import OnProgress, StageProgress, ignore_progress
 from nsa_core.data.shards import SplitTokens, verify_shard
+from nsa_core.data.sources.base import HashOf, hash_file
 from nsa_core.data.sources.make import make_source
 from nsa_core.data.tokenizer import Tokenizer
 from nsa_core.data.vocabulary import describe_tokenizer, load_tokenizer, tokenizer_identity
+
+HASHES_NAME = ".file_hashes.json"
 
 
 @dataclass(frozen=True)
@@ -102,28 +106,33 @@ def _stage(config: DataConfig, root: Path, seed: int, progress: OnProgress) -> S
     if config.source == "synthetic":  # words without meaning need no vocabulary, so no download
         config = config.model_copy(update={"tokenizer": "byte"})
     progress(StageProgress("hash", detail=config.path or config.source))
-    plan = plan_staging(config, seed)
     cache = root / config.cache_dir
-    folder = cache / f"{plan.source.kind}-{config.tokenizer}-{plan.key()}"
     try:
         cache.mkdir(parents=True, exist_ok=True)
+        plan = plan_staging(config, seed, FileHashes(cache / HASHES_NAME, progress))
+        folder = cache / f"{plan.source.kind}-{config.tokenizer}-{plan.key()}"
         with folder_lock(cache / f".{folder.name}.lock", progress):
             if not (folder / MANIFEST_NAME).exists():
                 build_folder(BuildJob(config, seed, plan, folder, progress))
     except OSError as error:
-        message = f"cannot stage into {folder}: {error.strerror or error}"
+        message = f"cannot stage into {cache}: {error.strerror or error}"
         raise DataError(message, "free space, or choose another data.cache_dir") from error
     return open_staged(folder, progress=progress)
 
 
-def plan_staging(config: DataConfig, seed: int) -> StagingPlan:
-    """What a staging would be made of; reads and hashes the source's files.
+def plan_staging(config: DataConfig, seed: int, hash_of: HashOf = hash_file) -> StagingPlan:
+    """What a staging would be made of.
+
+    Args:
+        config: Which data and tokenizer.
+        seed: Seed of the synthetic source.
+        hash_of: SHA-256 of a file of the source.
 
     Raises:
         DataError: If there is nothing to stage.
     """
     return StagingPlan(
-        source=make_source(config, seed).record(),
+        source=make_source(config, seed).record(hash_of),
         tokenizer=tokenizer_identity(config),
         max_tokens=config.max_tokens,
         validation_fraction=config.validation_fraction,

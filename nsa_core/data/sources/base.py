@@ -12,6 +12,7 @@ from nsa_core.data.documents import Document, RejectCount, Tallies
 from nsa_core.data.progress import OnProgress, ignore_progress
 
 HASH_BYTES = 2**20
+HashOf = Callable[[Path], str]
 
 
 class SourceFile(FrozenModel):
@@ -44,8 +45,8 @@ class Source(Protocol):
 
     tallies: Tallies
 
-    def record(self) -> SourceRecord:
-        """What the source is made of; reads and hashes its files."""
+    def record(self, hash_of: HashOf) -> SourceRecord:
+        """What the source is made of; `hash_of` gives the SHA-256 of a file."""
 
     def documents(
         self, start: SourcePosition, progress: OnProgress = ignore_progress

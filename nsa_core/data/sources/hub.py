@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from nsa_core.data.documents import Document, Origin, Tallies, take_text
 from nsa_core.data.errors import DataError
 from nsa_core.data.progress import OnProgress, StageProgress, ignore_progress
-from nsa_core.data.sources.base import SourcePosition, SourceRecord
+from nsa_core.data.sources.base import HashOf, SourcePosition, SourceRecord
 
 #: Waits between tries; after the last one the staging stops, about five minutes after the first.
 RETRY_WAITS_S = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)
@@ -75,8 +75,9 @@ class HubSource:
         self._num_records = 0
         self._place: dict[str, Any] | None = None
 
-    def record(self) -> SourceRecord:
+    def record(self, hash_of: HashOf) -> SourceRecord:
         """The names; what the hub holds under them is not hashed."""
+        del hash_of  # there are no files
         settings: dict[str, str | int] = {
             "dataset": self._dataset,
             "subset": self._subset,

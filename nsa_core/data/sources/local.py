@@ -9,10 +9,10 @@ from nsa_core.data.documents import Document, Origin, Tallies
 from nsa_core.data.errors import DataError
 from nsa_core.data.progress import OnProgress, ignore_progress
 from nsa_core.data.sources.base import (
+    HashOf,
     SourceFile,
     SourcePosition,
     SourceRecord,
-    hash_file,
     skip_documents,
 )
 from nsa_core.data.sources.jsonl import read_jsonl
@@ -58,9 +58,9 @@ class LocalSource:
         self._found = _find_files(path)
         self._is_alone = path.is_file()
 
-    def record(self) -> SourceRecord:
+    def record(self, hash_of: HashOf) -> SourceRecord:
         """Every file that is read, with its hash; the place of the folder does not matter."""
-        files = tuple(_describe(found) for found in self._found if found.kind is not None)
+        files = tuple(_describe(found, hash_of) for found in self._found if found.kind is not None)
         settings: dict[str, str | int] = {
             "text_key": self._text_key,
             "form": "file" if self._is_alone else "folder",
@@ -96,9 +96,9 @@ class LocalSource:
         return iter(())
 
 
-def _describe(found: _Found) -> SourceFile:
+def _describe(found: _Found, hash_of: HashOf) -> SourceFile:
     try:
-        num_bytes, sha256 = found.path.stat().st_size, hash_file(found.path)
+        num_bytes, sha256 = found.path.stat().st_size, hash_of(found.path)
     except OSError as error:
         raise _unreadable(found.path, error) from error
     return SourceFile(name=found.name, num_bytes=num_bytes, sha256=sha256)

@@ -9,10 +9,10 @@ from nsa_core.data.documents import Document, Origin, Tallies, take_text
 from nsa_core.data.errors import DataError
 from nsa_core.data.progress import OnProgress, ignore_progress
 from nsa_core.data.sources.base import (
+    HashOf,
     SourceFile,
     SourcePosition,
     SourceRecord,
-    hash_file,
     skip_documents,
 )
 
@@ -44,13 +44,13 @@ class StdlibSource:
             raise DataError(message, hint)
         return sorted(kept, key=Path.as_posix)
 
-    def record(self) -> SourceRecord:
+    def record(self, hash_of: HashOf) -> SourceRecord:
         """Every file with its hash, and the version of Python it belongs to."""
         files = tuple(
             SourceFile(
                 name=name.as_posix(),
                 num_bytes=(self.root / name).stat().st_size,
-                sha256=hash_file(self.root / name),
+                sha256=hash_of(self.root / name),
             )
             for name in self.files()
         )

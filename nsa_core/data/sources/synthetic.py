@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from nsa_core.data.documents import Document, Origin, Tallies
 from nsa_core.data.progress import OnProgress, ignore_progress
-from nsa_core.data.sources.base import SourcePosition, SourceRecord
+from nsa_core.data.sources.base import HashOf, SourcePosition, SourceRecord
 
 NUM_WORDS = 512
 NUM_DOCUMENTS = 512
@@ -23,8 +23,9 @@ class SyntheticSource:
         self._seed = seed
         self._is_endless = is_endless
 
-    def record(self) -> SourceRecord:
+    def record(self, hash_of: HashOf) -> SourceRecord:
         """The seed is all there is."""
+        del hash_of  # there are no files
         return SourceRecord(kind="synthetic", settings={"seed": self._seed})
 
     def documents(

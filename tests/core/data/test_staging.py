@@ -9,6 +9,7 @@ import pytest
 from nsa_core.data.build import BuildJob, batch_documents, build_folder
 from nsa_core.data.documents import Document, Origin
 from nsa_core.data.errors import DataError
+from nsa_core.data.folder_lock import folder_lock
 from nsa_core.data.manifest import MANIFEST_NAME
 from nsa_core.data.progress import ignore_progress
 from nsa_core.data.shards import read_hashes
@@ -223,3 +224,35 @@ def test_synthetic_words_take_the_place_of_missing_data_only_when_asked_and_say_
 def test_batches_of_documents_are_short_where_texts_are_long():
     documents = [Document("x" * 3_000_000, Origin("f", n)) for n in range(5)]
     assert [len(batch) for batch in batch_documents(iter(documents), 64)] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("doing", "report"),
+    [("hash", 1), ("tokenizer", 1), ("tokenizer", 9), ("tokenise", 1), ("verify", 1)],
+)
+def test_every_part_of_a_staging_can_be_stopped(corpus, tmp_path, doing, report):
+    """The ninth report of `tokenizer` comes from within the training of the BPE."""
+    config = local(corpus, tokenizer="bpe", bpe_vocab_size=300)
+    reports = []
+
+    def stop(progress):
+        reports.append(progress.doing)
+        if reports.count(doing) == report:
+            raise Killed
+
+    with pytest.raises(Killed):
+        stage(config, tmp_path, 0, stop)
+    assert stage(config, tmp_path, 0).manifest.shards
+
+
+def test_a_second_process_waits_for_the_first_and_says_so(tmp_path):
+    with folder_lock(tmp_path / "lock", ignore_progress):
+
+        def stop(progress):
+            assert progress.doing == "wait"
+            raise Killed
+
+        with pytest.raises(Killed), folder_lock(tmp_path / "lock", stop):
+            pytest.fail("two held one lock")
+    with folder_lock(tmp_path / "lock", stop):
+        pass
