@@ -101,6 +101,16 @@ class RunDir:
         return self.checkpoints / "latest"
 
     @property
+    def known_good(self) -> Path:
+        """Text file that holds the name of the last known good checkpoint."""
+        return self.checkpoints / "known_good"
+
+    @property
+    def reserve(self) -> Path:
+        """A few blocks held back, so that a full disk leaves room for exit.json."""
+        return self.root / ".reserve"
+
+    @property
     def final_model(self) -> Path:
         """Weights of the finished run."""
         return self.root / "model.safetensors"

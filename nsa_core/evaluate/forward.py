@@ -1,0 +1,32 @@
+"""One forward pass over a batch of tokens, as training and evaluation both need it."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from nsa_core.config.training import Precision
+from nsa_core.data.batch import TokenBatch
+from nsa_core.kernels.packing import Packing
+
+COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def autocast(
+    device: torch.device, precision: Precision
+) -> AbstractContextManager[torch.autocast | None]:
+    """Mixed precision of the run; fp32 computes as written."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=COMPUTE_DTYPE[precision])
+
+
+def move(batch: TokenBatch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, Packing]:
+    """Tokens [B, T], targets [B, T] and packing of a batch on the device of the model."""
+    tokens_BT = batch.tokens_BT.to(device, non_blocking=True)
+    targets_BT = batch.targets_BT.to(device, non_blocking=True)
+    packing = Packing.from_cu_seqlens(
+        batch.cu_seqlens.to(device, non_blocking=True),
+        max_seqlen=batch.max_seqlen,
+        num_tokens=tokens_BT.numel(),
+    )
+    return tokens_BT, targets_BT, packing

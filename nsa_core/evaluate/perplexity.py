@@ -1,0 +1,75 @@
+"""Loss, bits per byte and perplexity of a model on held-out documents."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from nsa_core.config.training import Precision
+from nsa_core.data.batch import TokenBatch
+from nsa_core.evaluate.forward import autocast, move
+from nsa_core.model.transformer import LanguageModel
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """How well a model predicts text.
+
+    Attributes:
+        loss: Mean nats per target token.
+        num_tokens: Target tokens.
+        num_bytes: Bytes of text that they stand for.
+    """
+
+    loss: float
+    num_tokens: int
+    num_bytes: int
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Comparable between tokenizers; an end token costs bits and stands for no byte."""
+        return self.loss * self.num_tokens / math.log(2) / max(1, self.num_bytes)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite where that is beyond a float."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+@torch.no_grad()
+def measure_perplexity(
+    model: LanguageModel,
+    batches: Iterable[TokenBatch],
+    precision: Precision,
+    poll: Callable[[], None],
+) -> Perplexity:
+    """Mean over all targets of all batches, in eval mode; the model's mode is restored.
+
+    Args:
+        model: Any language model.
+        batches: The same ones each time.
+        precision: As in training.
+        poll: Called before every batch; it may raise.
+
+    Raises:
+        ValueError: If no batch has a target.
+    """
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    num_tokens = num_bytes = 0
+    try:
+        for batch in batches:
+            poll()
+            with autocast(device, precision):
+                total += model.loss(*move(batch, device)).sum
+            num_tokens += batch.num_targets
+            num_bytes += batch.num_text_bytes
+    finally:
+        model.train(was_training)
+    if num_tokens == 0:
+        message = "the validation batches have no target tokens"
+        raise ValueError(message)
+    return Perplexity(float(total) / num_tokens, num_tokens, num_bytes)

@@ -1,0 +1,172 @@
+"""The outermost edge of the trainer: take the run, turn every end into an exit code and a line."""
+
+import fcntl
+import os
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from nsa_core.env import read_rank
+from nsa_core.rundir.checkpoint import list_checkpoints
+from nsa_core.rundir.exit import ExitRecord, TrainerExit, read_exit, write_exit
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_core.train.context import AttemptContext
+from nsa_core.train.disk import LossyWrites, hold_reserve, release_reserve
+from nsa_core.train.failure import (
+    ConfigurationError,
+    DiskFullError,
+    RunIsTakenError,
+    TrainerError,
+)
+from nsa_core.train.heartbeat import HeartbeatWriter, read_last_alive
+from nsa_core.train.log import RunLog
+from nsa_core.train.stop import SignalWatch
+from nsa_core.train.telemetry import Telemetry
+
+
+def run_attempt(folder: Path) -> int:
+    """Run the attempt that a run directory's manifest describes; returns the exit code."""
+    run = RunDir(folder.resolve())
+    try:
+        manifest = take_run(run)
+    except TrainerError as error:
+        RunLog(run.log if run.root.is_dir() else Path(os.devnull)).tell(_line(error))
+        return error.code
+    return Attempt(run, manifest).run()
+
+
+def take_run(run: RunDir) -> RunManifest:
+    """Lock the run directory for this process and read what to run.
+
+    The lock is on the folder itself and ends with the process, however it ends.
+
+    Raises:
+        ConfigurationError: If this is no run directory.
+        RunIsTakenError: If another trainer holds it, or its attempt has ended.
+    """
+    try:
+        manifest = read_manifest(run)
+    except ManifestError as error:
+        raise ConfigurationError(str(error), hint="Launch with `nsa-ops launch`") from error
+    descriptor = os.open(run.root, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        message = f"another trainer runs in {run.root}"
+        raise RunIsTakenError(message, hint=f"See `nsa-ops status {run.run_id}`") from error
+    ended = read_exit(run)
+    if ended is not None and ended.attempt == manifest.attempt:
+        message = f"attempt {ended.attempt} has ended with code {ended.code}: {ended.reason}"
+        raise RunIsTakenError(
+            message, hint=f"Begin the next attempt with `nsa-ops resume {run.run_id}`"
+        )
+    return manifest
+
+
+def _line(error: TrainerError) -> str:
+    return f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else "")
+
+
+class Attempt:
+    """One attempt in this process; its end is written exactly once."""
+
+    def __init__(self, run: RunDir, manifest: RunManifest) -> None:
+        self._run = run
+        self._manifest = manifest
+        self._rank = read_rank()
+        self._log = RunLog(run.log)
+        self._beats = HeartbeatWriter(
+            run,
+            run_id=manifest.run_id,
+            attempt=manifest.attempt,
+            rank=self._rank.rank,
+            writes=LossyWrites(self._log.tell),
+        )
+        self._telemetry = Telemetry(run, manifest, self._beats, self._log)
+
+    def run(self) -> int:
+        """Signals first, because torch takes seconds to load; then everything else."""
+        signals = SignalWatch(self._exit_now)
+        signals.install(self._run, self._rank.rank)
+        code, reason = self._guarded(lambda: self._train(signals))
+        signals.disarm()
+        self._end(code, reason)
+        return code
+
+    def _train(self, signals: SignalWatch) -> tuple[TrainerExit, str]:
+        self._hold_reserve()
+        self._telemetry.note_torn_lines(self._rank.rank)
+        last_alive = read_last_alive(self._run)
+        self._beats.start(self._manifest.config.telemetry.beat_interval_s)
+        from nsa_core.train.run import run_training  # loads torch, seconds after the first beat
+
+        context = AttemptContext(
+            self._run, self._manifest, self._rank, self._log, self._beats, signals
+        )
+        outcome = run_training(context, self._telemetry, last_alive)
+        return outcome.code, outcome.reason
+
+    def _hold_reserve(self) -> None:
+        try:
+            hold_reserve(self._run)
+        except OSError as error:
+            message = f"the disk of {self._run.root} takes no more bytes: {error}"
+            raise DiskFullError(
+                message, has_checkpoint=False, hint="Free space, then `nsa-ops resume`"
+            ) from error
+
+    def _guarded(self, body: Callable[[], tuple[TrainerExit, str]]) -> tuple[TrainerExit, str]:
+        try:
+            return body()
+        except TrainerError as error:
+            self._log.tell(_line(error))
+            return error.code, str(error)
+        except Exception as error:  # noqa: BLE001 - the outermost edge: every end has a code
+            return self._classify(error)
+
+    def _classify(self, error: Exception) -> tuple[TrainerExit, str]:
+        from nsa_core.data.errors import DataError
+        from nsa_core.train.run import is_out_of_memory
+
+        if isinstance(error, DataError):
+            self._log.tell(f"error: {error.message}\nhint: {error.hint}")
+            return TrainerExit.DATA, error.message
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        self._log.keep("".join(traceback.format_exception(error)))
+        if is_out_of_memory(error):
+            hint = "Lower batch.micro_batch and raise batch.accumulation by as much"
+            self._log.tell(f"error: out of memory: {reason}\nhint: {hint}")
+            return TrainerExit.OUT_OF_MEMORY, f"out of memory: {reason}"
+        self._log.tell(f"error: a bug: {reason}\nhint: The traceback is in {self._run.log}")
+        return TrainerExit.CRASHED, reason
+
+    def _end(self, code: TrainerExit, reason: str) -> None:
+        self._beats.write("end", exit_code=int(code))
+        self._telemetry.close()
+        self._telemetry.writes.attempt("the reserve", lambda: release_reserve(self._run))
+        self._write_exit(code, reason)
+        lost = self._telemetry.writes.num_lost
+        facts = {"code": int(code), "step": self._beats.step, "telemetry_lines_lost": lost}
+        self._telemetry.event("ended", f"exit code {int(code)}: {reason}", **facts)
+
+    def _write_exit(self, code: TrainerExit, reason: str) -> None:
+        saved = list_checkpoints(self._run)
+        record = ExitRecord(
+            run_id=self._manifest.run_id,
+            attempt=self._manifest.attempt,
+            code=int(code),
+            reason=reason,
+            step=self._beats.step,
+            checkpoint_step=saved[0].step if saved else None,
+            at=time.time(),
+            by="trainer",
+        )
+        self._telemetry.writes.attempt("exit.json", lambda: write_exit(self._run, record))
+
+    def _exit_now(self, why: str) -> None:
+        """End from another thread while the loop may be blocked in C; nothing more is saved."""
+        self._write_exit(TrainerExit.RESUMABLE, f"{why}; nothing was saved at the stop")
+        self._log.tell(f"stopped at once: {why}")
+        os._exit(TrainerExit.RESUMABLE)

@@ -1,0 +1,262 @@
+"""What a checkpoint holds, and how its folder is written whole or not at all."""
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from nsa_core.config.base import FrozenModel
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.atomic import fsync_dir, write_text
+from nsa_core.rundir.checkpoint import (
+    MANIFEST_NAME,
+    Checkpoint,
+    CheckpointFile,
+    CheckpointManifest,
+    hash_file,
+)
+from nsa_core.rundir.layout import RunDir
+from nsa_core.train.random_state import HostRandomState
+
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "state.json"
+CONFIG_FILE = "config.json"
+TEMPORARY_PREFIX = ".writing_"
+
+
+def random_tensors_file(rank: int) -> str:
+    """File with one rank's torch generators."""
+    return f"random_rank{rank}.safetensors"
+
+
+def random_words_file(rank: int) -> str:
+    """File with one rank's Python and numpy generators."""
+    return f"random_rank{rank}.json"
+
+
+class TrainingState(FrozenModel):
+    """Content of state.json: where the run stands, apart from tensors.
+
+    Attributes:
+        step: Optimizer steps done.
+        tokens_seen: Tokens consumed by all ranks.
+        loader: The data cursor, as the loader gave it.
+        loss_scaler: State of the fp16 gradient scaler; None without one.
+        unusable_steps: Recent steps that were skipped, for the rule "3 in 100".
+        step_seconds: Seconds of training behind this state; tells what a rollback loses.
+    """
+
+    step: int
+    tokens_seen: int
+    loader: dict[str, Any]
+    loss_scaler: dict[str, float] | None = None
+    unusable_steps: list[int] = []
+    step_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A consistent copy of everything a checkpoint holds; training may go on meanwhile."""
+
+    state: TrainingState
+    config: RunConfig
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    random_tensors: dict[str, Tensor]
+    random_words: HostRandomState
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who writes a checkpoint; goes into its manifest."""
+
+    run_id: str
+    attempt: int
+    config_sha256: str
+    tokenizer_fingerprint: str
+
+
+class CheckpointWriteError(Exception):
+    """A checkpoint could not be written; what was there before is untouched.
+
+    Attributes:
+        is_disk_full: The disk or the quota has no room.
+    """
+
+    def __init__(self, message: str, *, is_disk_full: bool) -> None:
+        super().__init__(message)
+        self.is_disk_full = is_disk_full
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Weights and persistent buffers by name, each shared tensor once."""
+    unique: dict[int, str] = {}
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        unique.setdefault(id(tensor), name)
+    return {name: state[name].detach() for name in unique.values()}
+
+
+def to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in host memory that later updates do not touch."""
+    return {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
+    }
+
+
+def is_disk_full(error: OSError | SafetensorError) -> bool:
+    """Whether a write failed for lack of room; safetensors hides the errno in its text."""
+    codes = {errno.ENOSPC, errno.EDQUOT}
+    if isinstance(error, OSError):
+        return error.errno in codes
+    return any(f"os error {code})" in str(error) for code in codes)
+
+
+def write_checkpoint(run: RunDir, snapshot: Snapshot, origin: Origin) -> Checkpoint:
+    """Write a folder beside its final name, fsync it, rename it, then replace `latest`.
+
+    Raises:
+        CheckpointWriteError: If the disk refuses; the temporary folder is gone then.
+    """
+    final = run.checkpoint(snapshot.state.step)
+    temporary = run.checkpoints / f"{TEMPORARY_PREFIX}{final.name}"
+    try:
+        run.checkpoints.mkdir(exist_ok=True)
+        _remove(temporary)
+        temporary.mkdir()
+        _write_content(temporary, snapshot)
+        manifest = _describe(temporary, snapshot, origin)
+        write_text(temporary / MANIFEST_NAME, manifest.model_dump_json(indent=2) + "\n")
+        temporary.rename(final)
+        fsync_dir(run.checkpoints)
+        write_text(run.latest, final.name + "\n")
+    except (OSError, SafetensorError) as error:
+        _remove(temporary)
+        message = f"checkpoint of step {snapshot.state.step} could not be written: {error}"
+        raise CheckpointWriteError(message, is_disk_full=is_disk_full(error)) from error
+    return Checkpoint(final, manifest)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _write_content(folder: Path, snapshot: Snapshot) -> None:
+    save_file(snapshot.model, folder / MODEL_FILE)
+    save_file(snapshot.optimizer, folder / OPTIMIZER_FILE)
+    save_file(snapshot.random_tensors, folder / random_tensors_file(snapshot.rank))
+    for name, record in (
+        (random_words_file(snapshot.rank), snapshot.random_words),
+        (STATE_FILE, snapshot.state),
+        (CONFIG_FILE, snapshot.config),
+    ):
+        (folder / name).write_text(record.model_dump_json() + "\n")
+    for path in folder.iterdir():
+        path.chmod(0o644)  # safetensors makes files that only their owner reads
+        _fsync_file(path)
+
+
+def _fsync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _describe(folder: Path, snapshot: Snapshot, origin: Origin) -> CheckpointManifest:
+    files = [
+        CheckpointFile(name=path.name, size=path.stat().st_size, sha256=hash_file(path))
+        for path in sorted(folder.iterdir())
+    ]
+    return CheckpointManifest(
+        run_id=origin.run_id,
+        attempt=origin.attempt,
+        step=snapshot.state.step,
+        tokens_seen=snapshot.state.tokens_seen,
+        created_unix_s=time.time(),
+        config_sha256=origin.config_sha256,
+        tokenizer_fingerprint=origin.tokenizer_fingerprint,
+        files=files,
+    )
+
+
+def remove_leftovers(run: RunDir) -> list[str]:
+    """Remove temporary folders that a kill left behind; returns their names."""
+    if not run.checkpoints.is_dir():
+        return []
+    leftovers = [
+        path for path in run.checkpoints.iterdir() if path.name.startswith(TEMPORARY_PREFIX)
+    ]
+    for path in leftovers:
+        shutil.rmtree(path)
+    return sorted(path.name for path in leftovers)
+
+
+def read_state(folder: Path) -> TrainingState:
+    """state.json of a checkpoint.
+
+    Raises:
+        ValueError: If it does not hold a training state.
+    """
+    return TrainingState.model_validate_json((folder / STATE_FILE).read_bytes())
+
+
+def read_config(folder: Path) -> RunConfig:
+    """The configuration that a checkpoint was trained with.
+
+    Raises:
+        ValueError: If it cannot be read as one.
+    """
+    return RunConfig.model_validate_json((folder / CONFIG_FILE).read_bytes())
+
+
+def read_random_words(folder: Path, rank: int) -> HostRandomState:
+    """One rank's Python and numpy generators.
+
+    Raises:
+        ValueError: If the file does not hold them.
+    """
+    content = (folder / random_words_file(rank)).read_bytes()
+    return HostRandomState.model_validate_json(content)
+
+
+def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    """All tensors of one file, in host memory."""
+    return load_file(folder / name)
+
+
+def load_model_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Copy weights into a model in place.
+
+    Raises:
+        ValueError: If names or shapes differ; the first difference is named.
+    """
+    own = model_tensors(model)
+    if own.keys() != tensors.keys():
+        name = min(own.keys() ^ tensors.keys())
+        side = "the model has" if name in own else "the checkpoint has"
+        message = f"tensor `{name}` is on one side only: {side} it"
+        raise ValueError(message)
+    for name, tensor in own.items():
+        if tensor.shape != tensors[name].shape:
+            message = (
+                f"tensor `{name}` has shape {list(tensors[name].shape)} in the checkpoint "
+                f"and {list(tensor.shape)} in the model"
+            )
+            raise ValueError(message)
+        tensor.copy_(tensors[name])
+
+
+def missing_names(names: Iterable[str], manifest: CheckpointManifest) -> list[str]:
+    """Files of `names` that a checkpoint's manifest does not list."""
+    listed = {file.name for file in manifest.files}
+    return [name for name in names if name not in listed]

@@ -1,0 +1,185 @@
+"""The training loop: fetch, step, judge, log, evaluate, save, until the end or a stop."""
+
+import time
+
+from nsa_core.data.batch import TokenBatch
+from nsa_core.data.errors import DataError
+from nsa_core.evaluate.perplexity import measure_perplexity
+from nsa_core.train.failure import NonFiniteError
+from nsa_core.train.gates import gates_are_due, record_gates
+from nsa_core.train.judgement import find_breach, recent
+from nsa_core.train.report_step import report_progress
+from nsa_core.train.schedule import learning_rate_scale
+from nsa_core.train.session import Session
+from nsa_core.train.step import StepResult
+from nsa_core.train.stop import StopAskedError, StopRequest
+from nsa_core.train.summary import write_summary
+from nsa_core.train.telemetry import ValidationRecord
+
+#: Steps in a row that a falling fp16 loss scale may cost before the run ends.
+OVERFLOWS_IN_ROW = 5
+
+
+def train(session: Session) -> StopRequest | None:
+    """Train to the end of the schedule; a stop or an error leaves a checkpoint of the last step.
+
+    Returns:
+        The stop that was asked for, or None if the schedule is done.
+
+    Raises:
+        NonFiniteError: If too many steps had no usable loss; nothing is saved then, because the
+            weights are suspect.
+        DataError: If no batch comes; saved first.
+        DiskFullError: If checkpoints cannot be written any more.
+    """
+    try:
+        _run_steps(session)
+    except StopAskedError as stop:
+        if stop.request.save_checkpoint:
+            session.keeper.save(session.snapshot, session.step, wait=True)
+        return stop.request
+    except DataError:
+        session.keeper.save(session.snapshot, session.step, wait=True)
+        raise
+    session.keeper.save(session.snapshot, session.step, wait=True)
+    return None
+
+
+def _run_steps(session: Session) -> None:
+    last_step = session.config.schedule.steps
+    while True:
+        session.stop.check()
+        _evaluate_if_due(session)
+        _save_if_due(session)
+        if session.step >= last_step:
+            return
+        _enter_training(session)
+        began = time.monotonic()
+        batches = _fetch(session)
+        fetched = time.monotonic()
+        result, learning_rate = _step(session, batches)
+        num_tokens = sum(batch.tokens_BT.numel() for batch in batches)
+        session.meter.add(num_tokens, time.monotonic() - fetched, fetched - began)
+        _judge(session, result, num_tokens)
+        report_progress(session, result, learning_rate)
+
+
+def _enter_training(session: Session) -> None:
+    """The first step of an attempt may compile; it is a phase and a bucket of its own."""
+    watchdog = session.config.watchdog
+    if session.config.runtime.compile and not session.meter.has_steps:
+        session.context.beats.enter("compile", watchdog.compile_limit_s)
+        session.clock.switch("compile")
+    else:
+        session.context.beats.enter("train", watchdog.stall_min_s)
+        session.clock.switch("step")
+
+
+def _fetch(session: Session) -> list[TokenBatch]:
+    """All micro-batches of one step."""
+    beats, before = session.context.beats, session.context.beats.phase
+    with session.clock.within("data_wait"):
+        beats.enter("data_wait", session.config.data.loader_timeout_s)
+        batches = [
+            session.loader.next_batch(session.stop.check)
+            for _ in range(session.config.batch.accumulation)
+        ]
+        beats.phase = before
+    return batches
+
+
+def _step(session: Session, batches: list[TokenBatch]) -> tuple[StepResult, float]:
+    """One optimizer step at the learning rate of its number."""
+    scale = learning_rate_scale(session.step, session.config.schedule)
+    learning_rate = session.steps.optimizers.set_scale(scale)
+
+    def poll(micro_step: int) -> None:
+        session.context.beats.advance(micro_step=micro_step)
+        session.stop.check()
+
+    session.model.train()
+    with record_gates(session.model, is_wanted=gates_are_due(session.config, session.step + 1)):
+        result = session.steps.run(batches, poll)
+    return result, learning_rate
+
+
+def _judge(session: Session, result: StepResult, num_tokens: int) -> None:
+    """Move to the next boundary; a step without a usable loss counts, and too many end the run."""
+    step = session.step + 1
+    unusable = recent(session.position.unusable_steps, step)
+    session.overflows_in_row = session.overflows_in_row + 1 if result.is_overflow else 0
+    if result.fault is None or result.is_overflow:
+        session.num_skipped += result.is_overflow
+        session.advance(num_tokens, tuple(unusable))
+        _end_if(session, _overflow_breach(session))
+        return
+    session.num_skipped += 1
+    session.telemetry.anomaly(
+        step, result.fault, result.loss, result.grad_norm, session.num_skipped
+    )
+    unusable.append(step)
+    session.keeper.last_anomaly_step = step
+    session.advance(num_tokens, tuple(unusable))
+    limits = session.config.watchdog
+    _end_if(
+        session,
+        find_breach(unusable, step, in_row=limits.nonfinite_in_row, in_100=limits.nonfinite_in_100),
+    )
+
+
+def _overflow_breach(session: Session) -> str | None:
+    if session.overflows_in_row < OVERFLOWS_IN_ROW:
+        return None
+    return f"{OVERFLOWS_IN_ROW} steps in a row were skipped for a falling loss scale"
+
+
+def _end_if(session: Session, breach: str | None) -> None:
+    if breach is None:
+        return
+    session.telemetry.mark_anomaly("nonfinite")
+    good = session.keeper.known_good or session.keeper.whole_step
+    have = "there is no checkpoint" if good is None else f"the last good checkpoint is step {good}"
+    message = f"{breach}, up to step {session.step}; {have}"
+    raise NonFiniteError(
+        message,
+        hint="Lower the learning rate or look at the data, then resume from the good checkpoint",
+    )
+
+
+def _evaluate_if_due(session: Session) -> None:
+    """Validate before the first step, every `eval_every` steps and at the end; once a step."""
+    every, step = session.config.evaluation.eval_every, session.step
+    is_due = every > 0 and step % every == 0
+    is_end = step == session.config.schedule.steps
+    if step in session.telemetry.validated_steps or not (is_due or is_end):
+        return
+
+    def poll() -> None:
+        session.context.beats.advance()
+        session.stop.check()
+
+    session.context.beats.enter("eval", session.config.watchdog.phase_limit_s)
+    with session.clock.within("eval"):
+        found = measure_perplexity(
+            session.model, session.validation(), session.config.runtime.precision, poll
+        )
+    session.telemetry.validation(
+        ValidationRecord(
+            step=step,
+            val_loss=found.loss,
+            bits_per_byte=found.bits_per_byte,
+            ppl=found.perplexity,
+            tokens=found.num_tokens,
+            bytes=found.num_bytes,
+        )
+    )
+
+
+def _save_if_due(session: Session) -> None:
+    """Save on schedule or on USR2, and take note of a write that has finished meanwhile."""
+    session.keeper.settle()
+    asked = session.stop.take_save_request()
+    if session.step > session.keeper.begin_step and (asked or session.keeper.is_due(session.step)):
+        session.keeper.save(session.snapshot, session.step)
+        write_summary(session)
+    session.keeper.mark_known_good(session.step)

@@ -1,0 +1,106 @@
+"""The optimizers of a run behind one door: AdamW, and Muon for the matrices of the blocks."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nsa_core.config.training import OptimizerConfig
+from nsa_core.model.transformer import ParameterInfo
+
+
+class OptimizerSet:
+    """One or two torch optimizers that step together and share one schedule.
+
+    State is read and written by parameter name, so that a checkpoint does not depend on the order
+    in which a model declares its layers.
+    """
+
+    def __init__(
+        self, parameters: Sequence[ParameterInfo], config: OptimizerConfig, device: torch.device
+    ) -> None:
+        matrices = [p for p in parameters if config.kind == "muon" and p.is_block_matrix]
+        taken = {info.name for info in matrices}
+        rest = [info for info in parameters if info.name not in taken]
+        ordered = sorted(rest, key=lambda info: not info.is_decayed)
+        self.parameters = [info.parameter for info in parameters]
+        self._optimizers: list[torch.optim.Optimizer] = [_adamw(ordered, config, device)]
+        self._names = [[info.name for info in ordered]]
+        if matrices:
+            self._optimizers.append(
+                torch.optim.Muon(
+                    [info.parameter for info in matrices],
+                    lr=config.muon_learning_rate,
+                    weight_decay=config.weight_decay,
+                )
+            )
+            self._names.append([info.name for info in matrices])
+        self._peaks: list[list[float]] = [
+            [group["lr"] for group in o.param_groups] for o in self._optimizers
+        ]
+
+    @property
+    def torch_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers, for a gradient scaler."""
+        return self._optimizers
+
+    def set_scale(self, scale: float) -> float:
+        """Set every learning rate to its peak times `scale`; returns the first group's rate."""
+        for optimizer, peaks in zip(self._optimizers, self._peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * scale
+        return self._peaks[0][0] * scale
+
+    def step(self) -> None:
+        """Update the weights."""
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Every state tensor under `parameter/key`; empty before the first step."""
+        tensors = {}
+        for optimizer, names in zip(self._optimizers, self._names, strict=True):
+            for index, entries in optimizer.state_dict()["state"].items():
+                for key, value in entries.items():
+                    tensors[f"{names[index]}/{key}"] = torch.as_tensor(value)
+        return tensors
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Replace the state by what `state_tensors` gave.
+
+        Raises:
+            ValueError: If a name belongs to no parameter of this run.
+        """
+        by_name: dict[str, dict[str, Tensor]] = {}
+        for path, value in tensors.items():
+            name, _, key = path.rpartition("/")
+            by_name.setdefault(name, {})[key] = value
+        unknown = by_name.keys() - {name for names in self._names for name in names}
+        if unknown:
+            message = f"optimizer state of `{min(unknown)}` belongs to no parameter of this run"
+            raise ValueError(message)
+        for optimizer, names in zip(self._optimizers, self._names, strict=True):
+            state = optimizer.state_dict()
+            state["state"] = {i: by_name[name] for i, name in enumerate(names) if name in by_name}
+            optimizer.load_state_dict(state)
+
+
+def _adamw(
+    ordered: Sequence[ParameterInfo], config: OptimizerConfig, device: torch.device
+) -> torch.optim.AdamW:
+    """AdamW with the decayed parameters in the first group, in the order given."""
+    decayed = [info.parameter for info in ordered if info.is_decayed]
+    plain = [info.parameter for info in ordered if not info.is_decayed]
+    groups = [(decayed, config.weight_decay), (plain, 0.0)]
+    return torch.optim.AdamW(
+        [{"params": found, "weight_decay": decay} for found, decay in groups if found],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=device.type == "cuda",
+    )

@@ -1,0 +1,175 @@
+"""Find the checkpoint a run continues from: the newest whole one, never silently from scratch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.checkpoint import (
+    Checkpoint,
+    find_damage,
+    read_checkpoint,
+)
+from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
+from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_core.train import checkpoint as content
+from nsa_core.train.failure import CheckpointError
+
+Reject = Callable[[Path, str], None]
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """A verified checkpoint and what stands in it beside tensors."""
+
+    checkpoint: Checkpoint
+    state: content.TrainingState
+    config: RunConfig
+
+
+def find_resume_point(run: RunDir, manifest: RunManifest, reject: Reject) -> ResumePoint | None:
+    """The newest whole checkpoint that this attempt may continue from; None for a fresh start.
+
+    Args:
+        run: Run directory.
+        manifest: Its `resume` is `auto` or the path of a checkpoint, or of another run.
+        reject: Called with each damaged checkpoint and its damage, newest first.
+
+    Raises:
+        CheckpointError: If the named path has no checkpoint, or every candidate is damaged.
+    """
+    named = manifest.resume != "auto"
+    first_attempt = _first_attempt_with_same_resume(run, manifest) if named else 1
+    candidates = _candidates(run, first_attempt)
+    if named:
+        candidates += _named_candidates(Path(manifest.resume))
+    for folder in candidates:
+        point = _verify(folder, reject)
+        if point is not None:
+            return point
+    if candidates:
+        message = f"all {len(candidates)} checkpoints are damaged, newest {candidates[0].name}"
+        raise CheckpointError(
+            message,
+            hint="Restore one with `nsa-ops backup restore`, or launch a new run",
+        )
+    return None
+
+
+def _first_attempt_with_same_resume(run: RunDir, manifest: RunManifest) -> int:
+    """Attempts that only restart one another share `resume`; their own checkpoints come first."""
+    attempt = manifest.attempt
+    while attempt > 1:
+        try:
+            before = read_manifest(RunDir(run.attempt(attempt - 1)))
+        except ManifestError:
+            break
+        if before.resume != manifest.resume:
+            break
+        attempt -= 1
+    return attempt
+
+
+def _candidates(run: RunDir, first_attempt: int) -> list[Path]:
+    """Checkpoint folders of these attempts, newest step first; no manifest is damage, not absence.
+
+    Steps order them rightly because `set_aside_later` takes an abandoned future out of the way.
+    """
+    if not run.checkpoints.is_dir():
+        return []
+    found = []
+    for folder in run.checkpoints.iterdir():
+        match = CHECKPOINT_NAME.fullmatch(folder.name)
+        if match is None:
+            continue
+        readable = read_checkpoint(folder)
+        if readable is None or readable.manifest.attempt >= first_attempt:
+            found.append((int(match.group(1)), folder))
+    return [folder for _, folder in sorted(found, reverse=True)]
+
+
+def _named_candidates(path: Path) -> list[Path]:
+    if not path.is_dir():
+        message = f"`{path}` is no checkpoint folder, so there is nothing to resume from"
+        raise CheckpointError(message, hint="List what there is with `nsa-ops checkpoint ls RUN`")
+    if CHECKPOINT_NAME.fullmatch(path.name) or (path / content.STATE_FILE).exists():
+        return [path]
+    inside = _candidates(RunDir(path), 1)
+    if not inside:
+        message = f"`{path}` holds no checkpoint, so there is nothing to resume from"
+        raise CheckpointError(message, hint="Name a run directory or a folder like step_000500")
+    return inside
+
+
+def _verify(folder: Path, reject: Reject) -> ResumePoint | None:
+    found = read_checkpoint(folder)
+    if found is None:
+        reject(folder, "checkpoint.json is missing or cannot be read")
+        return None
+    needed = (content.MODEL_FILE, content.OPTIMIZER_FILE, content.STATE_FILE, content.CONFIG_FILE)
+    missing = content.missing_names(needed, found.manifest)
+    damage = f"checkpoint.json does not list {missing[0]}" if missing else find_damage(found)
+    if damage is not None:
+        reject(folder, damage)
+        return None
+    try:
+        state, config = content.read_state(folder), content.read_config(folder)
+    except ValueError as error:
+        reject(folder, f"its content cannot be read: {str(error).splitlines()[0]}")
+        return None
+    if state.step != found.step:
+        reject(folder, f"checkpoint.json says step {found.step}, its state is step {state.step}")
+        return None
+    return ResumePoint(found, state, config)
+
+
+def set_aside_later(run: RunDir, step: int, attempt: int) -> list[str]:
+    """Rename checkpoints after the resumed step, so that the steps done again can be saved.
+
+    They are damaged, or belong to a future that a rollback abandoned; nothing is deleted.
+    """
+    if not run.checkpoints.is_dir():
+        return []
+    moved = []
+    for folder in sorted(run.checkpoints.iterdir()):
+        match = CHECKPOINT_NAME.fullmatch(folder.name)
+        if match and int(match.group(1)) > step:
+            target = folder.with_name(f"aside_attempt{attempt}_{folder.name}")
+            while target.exists():
+                target = target.with_name(f"{target.name}_again")
+            folder.rename(target)
+            moved.append(target.name)
+    return moved
+
+
+def find_differences(before: RunConfig, now: RunConfig) -> list[str]:
+    """Dotted keys whose values differ, each as `key: old -> new`; pure."""
+    old, new = _flatten(before.model_dump(mode="json")), _flatten(now.model_dump(mode="json"))
+    return [
+        f"{key}: {old.get(key)} -> {new.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        flat |= _flatten(value, f"{path}.") if isinstance(value, dict) else {path: value}
+    return flat
+
+
+def require_same_model(point: ResumePoint, config: RunConfig) -> None:
+    """Refuse a checkpoint of another model.
+
+    Raises:
+        CheckpointError: If a field of `model` differs; the first is named.
+    """
+    differences = [d for d in find_differences(point.config, config) if d.startswith("model.")]
+    if differences:
+        message = f"{point.checkpoint.path.name} is of another model: {differences[0]}"
+        raise CheckpointError(
+            message, hint="Resume with the configuration that the checkpoint was trained with"
+        )
