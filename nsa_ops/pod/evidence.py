@@ -1,0 +1,242 @@
+"""HealthEvidence: everything the rules judge, and the Tracker that gathers it beat by beat.
+
+The tracker never compares two clocks. Whoever feeds it says when it saw a beat: the watchdog by its
+own monotonic clock, a one-shot probe by the time stamps of the pod that wrote the beats.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.exit import ExitRecord
+from nsa_core.rundir.heartbeat import Heartbeat, Phase
+
+KEPT_RECORDS = 256
+REFERENCE_RECORDS = 200
+MEDIAN_RECORDS = 20
+
+#: Bytes of English text or code that one token stands for, about; None where nothing is known.
+_BYTES_PER_TOKEN = {"byte": 1.0, "gpt2": 4.3, "bpe": 3.0}
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the configuration says that the rules need.
+
+    Attributes:
+        total_steps: Steps of the whole schedule; None if unknown.
+        warmup_steps: Steps of the warm-up.
+        bytes_per_token: For bits per byte; None where the loss says nothing about text.
+        fresh: The run began from random weights.
+    """
+
+    total_steps: int | None = None
+    warmup_steps: int = 0
+    bytes_per_token: float | None = None
+    fresh: bool = True
+
+
+def facts_of(config: RunConfig, *, fresh: bool) -> RunFacts:
+    """The facts of a run of this project."""
+    known = None if config.data.source == "synthetic" else config.data.tokenizer
+    return RunFacts(
+        total_steps=config.schedule.steps,
+        warmup_steps=config.schedule.warmup_steps,
+        bytes_per_token=_BYTES_PER_TOKEN[known] if known else None,
+        fresh=fresh,
+    )
+
+
+@dataclass(frozen=True)
+class ProcessEvidence:
+    """What the process table and the run directory say about the attempt.
+
+    Attributes:
+        trainer_alive: The recorded trainer lives; None if none was recorded.
+        age_s: Seconds since it was started.
+        exit: How the attempt ended.
+        checkpoint_step: Newest checkpoint with a manifest; None without one.
+    """
+
+    trainer_alive: bool | None = None
+    age_s: float = 0.0
+    exit: ExitRecord | None = None
+    checkpoint_step: int | None = None
+
+
+@dataclass(frozen=True)
+class MachineEvidence:
+    """What the pod has left; None where it cannot be read."""
+
+    disk_free_bytes: int | None = None
+    checkpoint_bytes: int | None = None
+    host_memory_fraction: float | None = None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What is normal for this run, from its own first records.
+
+    Attributes:
+        first_loss: Loss of the first record.
+        tokens_per_s: Median rate; None before there is one.
+        gpu_memory_mib: Memory in use after the first records.
+        host_memory_mib: The same of the host.
+        best_loss: Lowest 20-record median.
+        best_step: Where that was.
+        calm_fallbacks: Fallbacks counted when the first records were in.
+    """
+
+    first_loss: float | None = None
+    tokens_per_s: float | None = None
+    gpu_memory_mib: float | None = None
+    host_memory_mib: float | None = None
+    best_loss: float | None = None
+    best_step: int = 0
+    calm_fallbacks: int | None = None
+
+
+@dataclass(frozen=True)
+class HealthEvidence:
+    """What is known of one attempt at one moment; the rules know nothing else.
+
+    Attributes:
+        facts: From the configuration.
+        process: From the process table.
+        machine: From the pod.
+        last: Newest heartbeat; None before the first.
+        alive_age_s: Seconds since `alive_seq` moved.
+        still_s: Seconds since `progress_seq` moved or the phase changed.
+        phase_durations_s: How long the last finished phase of each kind took.
+        records: Newest progress lines and skipped steps, oldest first.
+        reference: What is normal here.
+    """
+
+    facts: RunFacts
+    process: ProcessEvidence
+    machine: MachineEvidence
+    last: Heartbeat | None
+    alive_age_s: float
+    still_s: float
+    phase_durations_s: dict[Phase, float]
+    records: tuple[Heartbeat, ...]
+    reference: Reference
+
+
+@dataclass
+class Tracker:
+    """Follows the heartbeats of one attempt; a newer attempt begins it anew.
+
+    Attributes:
+        facts: From the configuration.
+        attempt: The attempt that is followed; beats of earlier ones are passed over.
+    """
+
+    facts: RunFacts
+    attempt: int
+    _last: Heartbeat | None = None
+    _alive_at: float = 0.0
+    _still_since: float = 0.0
+    _phase_since: float = 0.0
+    _durations_s: dict[Phase, float] = field(default_factory=dict)
+    _records: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
+    _num_records: int = 0
+    _losses: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_RECORDS))
+    _rates: list[float] = field(default_factory=list)
+    _gpu_mib: list[float] = field(default_factory=list)
+    _host_mib: list[float] = field(default_factory=list)
+    _first_loss: float | None = None
+    _best: tuple[float, int] | None = None
+    _fallbacks: int | None = None
+
+    def feed(self, beats: Iterable[Heartbeat], at_s: float | None = None) -> None:
+        """Take in beats, oldest first.
+
+        Args:
+            beats: New beats of one rank.
+            at_s: When they were seen by the watcher's clock; None takes each beat's own time.
+        """
+        for beat in beats:
+            if beat.attempt == self.attempt:
+                self._take(beat, beat.ts if at_s is None else at_s)
+
+    def _take(self, beat: Heartbeat, at_s: float) -> None:
+        last = self._last
+        if last is None or beat.phase != last.phase:
+            if last is not None:
+                self._durations_s[last.phase] = at_s - self._phase_since
+            self._phase_since = self._still_since = at_s
+        if last is None or beat.alive_seq != last.alive_seq:
+            self._alive_at = at_s
+        moved = last is None or beat.progress_seq != last.progress_seq
+        if moved:
+            self._alive_at = self._still_since = at_s
+        if is_record(beat) and (not self._records or is_new(beat, self._records[-1])):
+            self._take_record(beat)
+        self._last = beat
+
+    def _take_record(self, record: Heartbeat) -> None:
+        self._records.append(record)
+        self._num_records += 1
+        if record.loss is not None and record.finite is not False:
+            self._take_loss(record.loss, record.step)
+        _collect(self._rates, record.tokens_per_s, REFERENCE_RECORDS)
+        _collect(self._gpu_mib, record.gpu_mem_alloc, MEDIAN_RECORDS)
+        _collect(self._host_mib, record.host_rss_mib, MEDIAN_RECORDS)
+        if self._num_records <= MEDIAN_RECORDS and record.fallbacks is not None:
+            self._fallbacks = sum(record.fallbacks.values())
+
+    def _take_loss(self, loss: float, step: int) -> None:
+        if self._first_loss is None:
+            self._first_loss = loss
+        self._losses.append(loss)
+        level = median(self._losses)
+        if self._best is None or level < self._best[0]:
+            self._best = (level, step)
+
+    def evidence(
+        self, now_s: float, process: ProcessEvidence, machine: MachineEvidence
+    ) -> HealthEvidence:
+        """What is known now, by the same clock that `feed` was told."""
+        return HealthEvidence(
+            facts=self.facts,
+            process=process,
+            machine=machine,
+            last=self._last,
+            alive_age_s=now_s - self._alive_at if self._last else 0.0,
+            still_s=now_s - self._still_since if self._last else 0.0,
+            phase_durations_s=dict(self._durations_s),
+            records=tuple(self._records),
+            reference=self._reference(),
+        )
+
+    def _reference(self) -> Reference:
+        # The newest rate is what is judged: it may not vouch for itself while there are few.
+        rates = self._rates[:-1] if 1 < len(self._rates) < MEDIAN_RECORDS else self._rates
+        full = self._num_records > MEDIAN_RECORDS
+        return Reference(
+            first_loss=self._first_loss,
+            tokens_per_s=median(rates) if rates else None,
+            gpu_memory_mib=median(self._gpu_mib) if full and self._gpu_mib else None,
+            host_memory_mib=median(self._host_mib) if full and self._host_mib else None,
+            best_loss=self._best[0] if self._best else None,
+            best_step=self._best[1] if self._best else 0,
+            calm_fallbacks=self._fallbacks if full else None,
+        )
+
+
+def is_record(beat: Heartbeat) -> bool:
+    """Whether a beat tells of training steps: progress, or a step that was skipped."""
+    return beat.msg == "progress" or (beat.msg == "anomaly" and beat.finite is False)
+
+
+def is_new(beat: Heartbeat, last: Heartbeat) -> bool:
+    """Whether a record is not the last one said again."""
+    return (beat.progress_seq, beat.step, beat.msg) != (last.progress_seq, last.step, last.msg)
+
+
+def _collect(values: list[float], value: float | None, most: int) -> None:
+    if value is not None and len(values) < most:
+        values.append(value)

@@ -1,0 +1,120 @@
+"""What the run directory and the pod show now: read here, judged elsewhere."""
+
+import os
+from pathlib import Path
+
+from nsa_core.rundir.checkpoint import MANIFEST_NAME, read_checkpoint
+from nsa_core.rundir.exit import read_exit
+from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
+from nsa_core.rundir.manifest import RunManifest
+from nsa_core.rundir.process import age_s
+from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence
+from nsa_ops.pod.messages import CheckpointFact
+from nsa_ops.pod.processes import RunProcesses, is_running
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMORY_INFO = Path("/proc/meminfo")
+
+
+def list_checkpoint_facts(run: RunDir) -> list[CheckpointFact]:
+    """Every folder under checkpoints/ with its size, newest step first; nothing is verified."""
+    if not run.checkpoints.is_dir():
+        return []
+    facts = []
+    for folder in run.checkpoints.iterdir():
+        name = CHECKPOINT_NAME.fullmatch(folder.name)
+        if name and folder.is_dir():
+            facts.append(_checkpoint_fact(folder, int(name[1])))
+    return sorted(facts, key=lambda fact: fact.step, reverse=True)
+
+
+def _checkpoint_fact(folder: Path, step: int) -> CheckpointFact:
+    checkpoint = read_checkpoint(folder)
+    size_bytes = 0
+    for path in folder.iterdir():
+        try:
+            size_bytes += path.stat().st_size
+        except FileNotFoundError:
+            continue  # retention removes old checkpoints while we look
+    return CheckpointFact(
+        name=folder.name,
+        step=step,
+        size_bytes=size_bytes,
+        whole=checkpoint is not None and (folder / MANIFEST_NAME).exists(),
+        created_unix_s=checkpoint.manifest.created_unix_s if checkpoint else None,
+    )
+
+
+def newest_whole(checkpoints: list[CheckpointFact]) -> int | None:
+    """Step of the newest checkpoint that has a manifest."""
+    return next((fact.step for fact in checkpoints if fact.whole), None)
+
+
+def read_process_evidence(
+    run: RunDir,
+    manifest: RunManifest,
+    record: RunProcesses | None,
+    checkpoints: list[CheckpointFact],
+) -> ProcessEvidence:
+    """Whether the recorded trainer lives, how old it is, and how the attempt ended."""
+    ended = read_exit(run)
+    trainer = record.trainer if record else None
+    alive = is_running(trainer)
+    return ProcessEvidence(
+        trainer_alive=alive,
+        age_s=age_s(trainer) if trainer and alive else 0.0,
+        exit=ended if ended and ended.attempt == manifest.attempt else None,
+        checkpoint_step=newest_whole(checkpoints),
+    )
+
+
+def read_machine_evidence(run: RunDir, checkpoints: list[CheckpointFact]) -> MachineEvidence:
+    """Free disk, size of the largest whole checkpoint, and memory in use."""
+    sizes = [fact.size_bytes for fact in checkpoints if fact.whole]
+    return MachineEvidence(
+        disk_free_bytes=read_disk_free(run.root),
+        checkpoint_bytes=max(sizes, default=None),
+        host_memory_fraction=read_memory_fraction(),
+    )
+
+
+def read_disk_free(path: Path) -> int | None:
+    """Bytes that an ordinary user may still write."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def read_memory_fraction(info: Path = _MEMORY_INFO, cgroup: Path = _CGROUP) -> float | None:
+    """Share of the memory in use: of the container if it has a limit, else of the machine.
+
+    Page cache does not count: the kernel gives it back.
+    """
+    limited = _container_memory(cgroup)
+    if limited is not None:
+        return limited
+    try:
+        text = info.read_text()
+    except OSError:
+        return None
+    values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    if not {"MemTotal", "MemAvailable"} <= values.keys():
+        return None
+    total, available = (int(values[n].split()[0]) for n in ("MemTotal", "MemAvailable"))
+    return 1 - available / total if total else None
+
+
+def _container_memory(cgroup: Path) -> float | None:
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        details = (cgroup / "memory.stat").read_text().split()
+    except (OSError, ValueError):
+        return None
+    if limit == "max":
+        return None
+    values = dict(zip(details[::2], details[1::2], strict=False))
+    cache = int(values.get("inactive_file", 0)) + int(values.get("active_file", 0))
+    return max(0, used - cache) / int(limit)

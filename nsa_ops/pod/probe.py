@@ -1,0 +1,275 @@
+"""`python -m nsa_ops.pod.probe --runs-root R`: everything about the runs of a pod in one document.
+
+Offsets of the last probe come as JSON on stdin; what is new since then goes out, bounded.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from nsa_core.rundir.events import Event
+from nsa_core.rundir.halt import HaltRequest, read_halt
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_core.rundir.jsonl import Records, RecordT, read_last_records, read_records
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_core.rundir.process import boot_id
+from nsa_core.rundir.status import Evidence, derive_status
+from nsa_ops.pod.evidence import ProcessEvidence, Tracker, facts_of
+from nsa_ops.pod.facts import (
+    list_checkpoint_facts,
+    newest_whole,
+    read_machine_evidence,
+    read_process_evidence,
+)
+from nsa_ops.pod.messages import (
+    OFFSETS,
+    CheckpointFact,
+    ManifestSummary,
+    Offsets,
+    ProbeDocument,
+    RunProblem,
+    RunReport,
+    WatchdogRecord,
+)
+from nsa_ops.pod.processes import RunProcesses, is_running, is_this_boot, read_processes
+from nsa_ops.pod.rules import judge
+from nsa_ops.pod.verdict import Verdict
+
+#: The most that one probe reads of the new lines of one file, and of the past for its verdict.
+MAX_BYTES = 256 * 1024
+HISTORY_BYTES = 512 * 1024
+MAX_CHECKPOINTS = 200
+USAGE = 2
+
+
+class _Seen(NamedTuple):
+    """What was read of one run before anything is concluded."""
+
+    manifest: RunManifest
+    processes: RunProcesses | None
+    watchdog: WatchdogRecord | None
+    checkpoints: list[CheckpointFact]
+    process: ProcessEvidence
+    halt: HaltRequest | None
+    history: list[Heartbeat]
+    now_unix_s: float
+
+
+class _News(NamedTuple):
+    """New lines since the offsets."""
+
+    beats: Records[Heartbeat]
+    events: Records[Event]
+    beats_more: bool
+    events_more: bool
+
+
+def summarize(manifest: RunManifest) -> ManifestSummary:
+    """What a list of runs shows of a manifest."""
+    config = manifest.config
+    return ManifestSummary(
+        run_id=manifest.run_id,
+        attempt=manifest.attempt,
+        recipe=config.recipe,
+        profile=manifest.profile,
+        config_sha256=manifest.config_sha256,
+        code_id=manifest.code_id,
+        code_commit=manifest.code_commit,
+        steps=config.schedule.steps,
+        tokens_per_step=config.batch.tokens_per_step(max(1, config.runtime.num_gpus)),
+        save_every=config.checkpoint.save_every,
+        created_unix_s=manifest.created_unix_s,
+        parent=manifest.parent,
+    )
+
+
+def read_watchdog(run: RunDir) -> WatchdogRecord | None:
+    """watchdog.json; None if there is none or it cannot be read."""
+    try:
+        return WatchdogRecord.model_validate_json(run.watchdog.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def _see(run: RunDir, now_unix_s: float) -> _Seen:
+    manifest = read_manifest(run)
+    processes = read_processes(run, manifest.attempt)
+    checkpoints = list_checkpoint_facts(run)
+    started = processes.started_unix_s if processes else manifest.created_unix_s
+    beats = read_last_records(run.heartbeat(), Heartbeat, HISTORY_BYTES).records
+    return _Seen(
+        manifest=manifest,
+        processes=processes,
+        watchdog=read_watchdog(run),
+        checkpoints=checkpoints,
+        process=read_process_evidence(run, manifest, processes, checkpoints),
+        halt=read_halt(
+            run, run_id=manifest.run_id, attempt=manifest.attempt, started_unix_s=started
+        ),
+        history=[beat for beat in beats if beat.attempt == manifest.attempt],
+        now_unix_s=now_unix_s,
+    )
+
+
+def _verdict(run: RunDir, seen: _Seen) -> Verdict:
+    """The judge's word, by the pod's clock against the pod's time stamps."""
+    manifest = seen.manifest
+    tracker = Tracker(facts_of(manifest.config, fresh=manifest.parent is None), manifest.attempt)
+    tracker.feed(seen.history)
+    machine = read_machine_evidence(run, seen.checkpoints)
+    evidence = tracker.evidence(seen.now_unix_s, seen.process, machine)
+    return judge(evidence, manifest.config.watchdog)
+
+
+def _new_records(path: Path, kind: type[RecordT], offset: int) -> tuple[Records[RecordT], bool]:
+    """What is new since the offset, and whether there is more."""
+    if offset < 0:
+        return read_last_records(path, kind, MAX_BYTES), False
+    return read_records(path, kind, offset, MAX_BYTES), _size(path) - offset > MAX_BYTES
+
+
+def _read_news(run: RunDir, offsets: Offsets | None) -> _News:
+    if offsets is None:
+        return _News(Records([], -1, 0), Records([], -1, 0), beats_more=False, events_more=False)
+    beats, beats_more = _new_records(run.heartbeat(), Heartbeat, offsets.heartbeats)
+    events, events_more = _new_records(run.events, Event, offsets.events)
+    return _News(beats, events, beats_more=beats_more, events_more=events_more)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _read_anomaly(run: RunDir) -> str:
+    try:
+        return run.anomaly.read_text(errors="replace").strip()[:200]
+    except FileNotFoundError:
+        return ""
+
+
+def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunReport:
+    """Everything about one run.
+
+    Args:
+        run: Run directory.
+        offsets: Where to go on in heartbeats and events; None leaves both out.
+        now_unix_s: The pod's clock.
+
+    Raises:
+        ManifestError: If it has no usable manifest.
+    """
+    seen = _see(run, now_unix_s)
+    watchdog_alive = is_running(seen.watchdog.identity) if seen.watchdog else None
+    runner_alive = is_running(seen.processes.runner) if seen.processes else None
+    last = seen.history[-1] if seen.history else None
+    status = derive_status(
+        Evidence(
+            now_unix_s=now_unix_s,
+            manifest=seen.manifest,
+            last_beat=last,
+            exit=seen.process.exit,
+            halt=seen.halt,
+            trainer_alive=seen.process.trainer_alive,
+            runner_alive=runner_alive,
+            watchdog_alive=watchdog_alive,
+            same_boot=is_this_boot(seen.processes),
+            checkpoint_step=newest_whole(seen.checkpoints),
+        )
+    )
+    news = _read_news(run, offsets)
+    machine = read_machine_evidence(run, seen.checkpoints)
+    return RunReport(
+        run_id=run.run_id,
+        run_dir=str(run.root),
+        manifest=summarize(seen.manifest),
+        state=status.state,
+        why=status.why,
+        flags=status.flags,
+        processes=seen.processes,
+        trainer_alive=seen.process.trainer_alive,
+        runner_alive=runner_alive,
+        watchdog_alive=watchdog_alive,
+        same_boot=is_this_boot(seen.processes),
+        last_beat=last,
+        beat_age_s=now_unix_s - last.ts if last else None,
+        exit=seen.process.exit,
+        halt=seen.halt,
+        verdict=_verdict(run, seen),
+        watchdog=seen.watchdog,
+        beats=news.beats.records,
+        beats_offset=news.beats.offset,
+        beats_more=news.beats_more,
+        beats_torn=news.beats.torn,
+        events=news.events.records,
+        events_offset=news.events.offset,
+        events_more=news.events_more,
+        log_bytes=_size(run.log),
+        checkpoints=seen.checkpoints[:MAX_CHECKPOINTS],
+        disk_free_bytes=machine.disk_free_bytes,
+        anomaly=_read_anomaly(run),
+    )
+
+
+def _find_runs(root: Path, wanted: Sequence[str]) -> list[RunDir]:
+    if wanted:
+        return [RunDir(root / run_id) for run_id in wanted]
+    if not root.is_dir():
+        return []
+    return [
+        RunDir(path)
+        for path in sorted(root.iterdir(), reverse=True)
+        if not path.name.startswith(".") and (path / "manifest.json").exists()
+    ]
+
+
+def probe(root: Path, wanted: Sequence[str], offsets: dict[str, Offsets]) -> ProbeDocument:
+    """Report the runs that are asked for, or all runs under a folder.
+
+    New heartbeats and events come along for runs that are asked for or have an offset.
+    """
+    asked = dict.fromkeys(wanted, Offsets()) | offsets
+    now_unix_s = time.time()
+    runs: list[RunReport] = []
+    problems: list[RunProblem] = []
+    for run in _find_runs(root, wanted):
+        try:
+            runs.append(report_run(run, asked.get(run.run_id), now_unix_s))
+        except (ManifestError, OSError) as error:
+            problems.append(RunProblem(run_id=run.run_id, message=str(error)))
+    return ProbeDocument(pod_unix_s=now_unix_s, boot_id=boot_id(), runs=runs, problems=problems)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m nsa_ops.pod.probe", description=__doc__)
+    parser.add_argument("--runs-root", type=Path, required=True)
+    parser.add_argument("--run-id", action="append", default=[])
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read offsets from stdin (nothing, or JSON), write one document to stdout."""
+    given = _parse(arguments)
+    content = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
+    try:
+        offsets = OFFSETS.validate_json(content) if content.strip() else {}
+    except ValidationError as error:
+        sys.stderr.write(
+            f"error: the offsets on stdin cannot be read: {error.errors()[0]['msg']}\n"
+        )
+        return USAGE
+    document = probe(given.runs_root.resolve(), given.run_id, offsets)
+    sys.stdout.write(document.model_dump_json() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""The rules of the watchdog: `judge(evidence, limits)` is pure and the only judge there is.
+
+Not judged here, because no evidence of it is gathered yet: Xid and ECC errors and lost devices.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nsa_core.config.training import WatchdogLimits
+from nsa_ops.pod import rules_gates, rules_loss, rules_machine, rules_process
+from nsa_ops.pod.evidence import HealthEvidence
+from nsa_ops.pod.verdict import Finding, Verdict, conclude
+
+Judgement = Callable[[HealthEvidence, WatchdogLimits], Finding | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        id: Stable name; what it finds carries it.
+        level: The worst level it can give.
+        about: What it looks at, in one sentence.
+        apply: Evidence in, a finding or None out.
+    """
+
+    id: str
+    level: str
+    about: str
+    apply: Judgement
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "process_gone", "halt",
+        "The trainer's process is gone, or ended on an error.",
+        rules_process.process_gone,
+    ),
+    Rule(
+        "heartbeat_stale", "halt",
+        "Nothing in the process moves: alive_seq stands still.",
+        rules_process.heartbeat_stale,
+    ),
+    Rule(
+        "stall", "halt",
+        "The loop stands still for longer than its phase may take.",
+        rules_process.stall,
+    ),
+    Rule(
+        "loss_nonfinite", "halt",
+        "A loss or gradient is not finite, missing or exactly 0; one is a warning.",
+        rules_loss.loss_nonfinite,
+    ),
+    Rule(
+        "loss_missing", "halt",
+        "The loss vanished from the records and nothing says that a step was skipped.",
+        rules_loss.loss_missing,
+    ),
+    Rule(
+        "loss_jump", "halt",
+        "The loss is far above its median: one record warns, a row of them halts.",
+        rules_loss.loss_jump,
+    ),
+    Rule(
+        "loss_too_good", "halt",
+        "The loss is lower than any text allows this early: the model sees its targets.",
+        rules_loss.loss_too_good,
+    ),
+    Rule(
+        "loss_fall", "warn",
+        "The loss fell faster than learning does: run the causality probe.",
+        rules_loss.loss_fall,
+    ),
+    Rule(
+        "gates_collapsed", "halt",
+        "The gates of the worst layer use one branch only, on several new records.",
+        rules_gates.gates_collapsed,
+    ),
+    Rule(
+        "not_learning", "halt",
+        "Learning rate 0 before the schedule ends, or gradient norm 0 after the warm-up.",
+        rules_loss.not_learning,
+    ),
+    Rule(
+        "loss_scale_falling", "halt",
+        "Steps in a row are skipped while the loss scale falls.",
+        rules_loss.loss_scale_falling,
+    ),
+    Rule(
+        "throughput_low", "warn",
+        "The run is slower than its own median for a long time.",
+        rules_machine.throughput_low,
+    ),
+    Rule("data_slow", "warn", "Batches take long to come.", rules_machine.data_slow),
+    Rule(
+        "grad_spike", "warn",
+        "The gradient norm is many times its median.",
+        rules_loss.grad_spike,
+    ),
+    Rule(
+        "loss_plateau", "warn",
+        "The median of the loss has not improved for a long time.",
+        rules_loss.loss_plateau,
+    ),
+    Rule(
+        "memory_creep", "warn",
+        "The memory in use grows with the steps.",
+        rules_machine.memory_creep,
+    ),
+    Rule(
+        "disk_low", "warn",
+        "The disk has no room for the next checkpoints.",
+        rules_machine.disk_low,
+    ),
+    Rule(
+        "host_memory_high", "warn",
+        "The pod's memory is nearly used up.",
+        rules_machine.host_memory_high,
+    ),
+    Rule(
+        "fallbacks_rising", "warn",
+        "Kernels fall back to slower ones again and again.",
+        rules_machine.fallbacks_rising,
+    ),
+)  # fmt: skip
+
+
+def judge(evidence: HealthEvidence, limits: WatchdogLimits) -> Verdict:
+    """What the rules say about the evidence; what is worst comes first."""
+    found = (rule.apply(evidence, limits) for rule in RULES)
+    return conclude([finding for finding in found if finding is not None])

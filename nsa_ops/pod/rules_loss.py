@@ -1,0 +1,331 @@
+"""Rules about the loss, the gradient and the learning rate."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+from nsa_core.config.training import WatchdogLimits
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.pod.evidence import MEDIAN_RECORDS, HealthEvidence
+from nsa_ops.pod.verdict import Finding
+
+#: A run that shows this first is a language model with random weights (ln 257 is 5.5 nats).
+_UNTRAINED_NATS = 3.0
+#: A jump that has not come back by half of its height after so many records will not.
+_SETTLED_IN_ROW = 10
+#: What a gradient norm over its median says about a jump.
+_SUPPORT_FACTOR = 2.0
+#: Records that are looked at for one jump: patience, the median before it, and some room.
+_JUMP_RECORDS = 80
+_HUNDRED = 100
+
+
+def fault_of(record: Heartbeat, *, skipped: bool = False) -> str | None:
+    """What is wrong with the loss or gradient of a record; None if it is sound.
+
+    Args:
+        record: Progress line, or a step that the trainer skipped.
+        skipped: A loss scaler skipped a step since the record before: then a missing loss or an
+            infinite gradient is how it works.
+    """
+    if record.loss is None:
+        return "missing" if record.finite is False else None
+    if not math.isfinite(record.loss):
+        return f"loss {record.loss}"
+    if record.loss == 0.0:
+        return "loss exactly 0"
+    if skipped:
+        return None
+    if record.grad_norm is not None and not math.isfinite(record.grad_norm):
+        return f"gradient norm {record.grad_norm}"
+    return "gradient not finite" if record.finite is False else None
+
+
+def scaler_skips(records: Sequence[Heartbeat]) -> list[int]:
+    """Steps that a loss scaler skipped between each record and the one before it."""
+    skips = [0] * min(1, len(records))
+    for before, record in pairwise(records):
+        known = record.loss_scale is not None and None not in (record.skipped, before.skipped)
+        skips.append(max(0, (record.skipped or 0) - (before.skipped or 0)) if known else 0)
+    return skips
+
+
+def loss_nonfinite(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """Bad losses or gradients: one warns, some in a row or among a hundred halt."""
+    records = evidence.records[-_HUNDRED:]
+    skips = scaler_skips(records)
+    faults = [
+        fault_of(record, skipped=skip > 0) for record, skip in zip(records, skips, strict=True)
+    ]
+    if not any(faults):
+        return None
+    in_row = _faults_in_row(records, faults)
+    bad = [
+        record
+        for record, fault in zip(records, faults, strict=True)
+        if fault and (record.msg != "anomaly" or records[-1].step - record.step < _HUNDRED)
+    ]
+    if not bad:
+        return None
+    many = in_row >= limits.nonfinite_in_row or len(bad) >= limits.nonfinite_in_100
+    newest = next(fault for fault in reversed(faults) if fault)
+    return Finding(
+        rule="loss_nonfinite",
+        level="halt" if many else "warn",
+        sentence=f"{newest} at step {bad[-1].step}: {in_row} in a row, {len(bad)} of the last "
+        f"{len(records)} records (limits {limits.nonfinite_in_row} and {limits.nonfinite_in_100}); "
+        + _last_good(evidence),
+        facts={"step": bad[-1].step, "in_row": in_row, "in_100": len(bad)},
+    )
+
+
+def _faults_in_row(records: Sequence[Heartbeat], faults: Sequence[str | None]) -> int:
+    """Faults in a row up to the newest record; skipped steps must follow each other directly."""
+    count = 0
+    following: Heartbeat | None = None
+    for record, fault in zip(reversed(records), reversed(faults), strict=True):
+        apart = following is not None and following.step - record.step > 1
+        if not fault or (apart and record.msg == "anomaly"):
+            break
+        count += 1
+        following = record
+    return count
+
+
+def _last_good(evidence: HealthEvidence) -> str:
+    step = evidence.process.checkpoint_step
+    return "no checkpoint exists" if step is None else f"the newest checkpoint is step {step}"
+
+
+def loss_missing(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
+    """A loss that was there in the records before and is not in the newest.
+
+    Some trainers leave the field out when the loss is NaN and count no NaN at all.
+    """
+    if len(evidence.records) < 3:
+        return None
+    before = evidence.records[-3:-1]
+    last = evidence.records[-1]
+    skipped = scaler_skips(evidence.records[-2:])[-1] > 0
+    vanished = last.loss is None and last.finite is not False and not skipped
+    if not vanished or any(record.loss is None for record in before):
+        return None
+    return Finding(
+        rule="loss_missing",
+        level="halt",
+        sentence=f"The loss is missing at step {last.step} and was there before: some trainers "
+        "leave it out when it is NaN; " + _last_good(evidence),
+        facts={"step": last.step},
+    )
+
+
+def loss_jump(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """A row of losses far above the median of the calm records before it."""
+    row, calm = _jumped_row(evidence.records[-_JUMP_RECORDS:], limits)
+    if not row:
+        return None
+    usual = median(record.loss for record in calm if record.loss is not None)
+    above = [record.loss - usual for record in row if record.loss is not None]
+    recovering = above[-1] <= max(above) / 2
+    supported = _has_support(row, calm)
+    must_stop = not recovering and (
+        (supported and len(row) >= limits.jump_in_row) or len(row) >= _SETTLED_IN_ROW
+    )
+    return Finding(
+        rule="loss_jump",
+        level="halt" if must_stop or len(row) >= limits.jump_patience else "warn",
+        sentence=f"The loss {row[-1].loss:.3f} at step {row[-1].step} is {above[-1]:.2f} nats over "
+        f"its median {usual:.3f}, {len(row)} records in a row"
+        + (", and gradients or loss scale agree" if supported else "")
+        + (", coming back" if recovering else "")
+        + "; "
+        + _last_good(evidence),
+        facts={
+            "step": row[-1].step, "median": usual, "above": above[-1], "in_row": len(row),
+            "supported": supported, "recovering": recovering,
+        },
+    )  # fmt: skip
+
+
+def _jumped_row(
+    records: Sequence[Heartbeat], limits: WatchdogLimits
+) -> tuple[list[Heartbeat], list[Heartbeat]]:
+    """The newest records in a row that jumped, and the calm ones that they are held against."""
+    calm: list[Heartbeat] = []
+    row: list[Heartbeat] = []
+    for record in records:
+        if record.loss is None or not math.isfinite(record.loss):
+            continue
+        if _is_jump(record.loss, [r.loss for r in calm if r.loss is not None], limits):
+            row.append(record)
+            continue
+        row = []
+        calm.append(record)
+        if len(calm) > MEDIAN_RECORDS:
+            calm.pop(0)
+    return row, calm
+
+
+def _is_jump(loss: float, calm: list[float], limits: WatchdogLimits) -> bool:
+    if len(calm) < 2 or loss <= min(calm) + limits.jump_nats:
+        return False
+    usual = median(calm)
+    if loss <= usual + limits.jump_nats:
+        return False
+    noise = median(abs(value - usual) for value in calm)
+    return loss > usual + limits.jump_noise_factor * noise
+
+
+def _has_support(row: Sequence[Heartbeat], calm: Sequence[Heartbeat]) -> bool:
+    """Whether gradient norms or the loss scale say the same as the loss."""
+    usual = [record.grad_norm for record in calm if record.grad_norm is not None]
+    highest = max((record.grad_norm or 0.0 for record in row), default=0.0)
+    if usual and highest > _SUPPORT_FACTOR * median(usual):
+        return True
+    scales = [r.loss_scale for r in (calm[-1], *row) if r.loss_scale is not None]
+    return len(scales) > 1 and scales[-1] < scales[0]
+
+
+def loss_too_good(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """A loss that no text allows so early: the model sees what it must predict."""
+    facts, first = evidence.facts, evidence.reference.first_loss
+    if facts.bytes_per_token is None or not facts.fresh or first is None:
+        return None
+    limit = limits.leak_bits_per_byte * math.log(2) * facts.bytes_per_token
+    if first < max(_UNTRAINED_NATS, 2 * limit):
+        return None
+    newest = [r for r in evidence.records[-3:] if r.loss is not None]
+    if not newest or newest[-1].step > limits.leak_steps:
+        return None
+    losses = [r.loss for r in newest if r.loss is not None]
+    certain = losses[-1] < limit / 10 or (len(losses) == 3 and max(losses) < limit)
+    if losses[-1] >= limit:
+        return None
+    return Finding(
+        rule="loss_too_good",
+        level="halt" if certain else "warn",
+        sentence=f"The loss {losses[-1]:.3g} at step {newest[-1].step} is below "
+        f"{limits.leak_bits_per_byte:g} bits per byte ({limit:.2f} nats per token): no text allows "
+        "that so early. The model sees its targets, or a tiny text is learnt by heart; run the "
+        "causality probe: nsa-ops preflight",
+        facts={"step": newest[-1].step, "loss": losses[-1], "limit_nats": limit},
+    )
+
+
+def loss_fall(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """A median that falls faster than learning does, long after the start."""
+    records = [r for r in evidence.records if r.loss is not None and math.isfinite(r.loss)]
+    if len(records) <= MEDIAN_RECORDS or records[-1].step <= limits.leak_steps:
+        return None
+    since = records[-1].step - limits.leak_fall_steps
+    end = sum(record.step <= since for record in records)
+    if end < MEDIAN_RECORDS or records[end - 1].step <= limits.leak_steps:
+        return None
+    before = median(r.loss or 0.0 for r in records[end - MEDIAN_RECORDS : end])
+    now = median(r.loss or 0.0 for r in records[-MEDIAN_RECORDS:])
+    if evidence.facts.bytes_per_token is None or before - now < limits.leak_fall_nats:
+        return None
+    return Finding(
+        rule="loss_fall",
+        level="warn",
+        sentence=f"The median loss fell from {before:.3f} to {now:.3f} within "
+        f"{limits.leak_fall_steps} steps at step {records[-1].step}: run the causality probe, "
+        "nsa-ops preflight, before you trust it",
+        facts={"step": records[-1].step, "before": before, "now": now},
+    )
+
+
+def not_learning(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """Nothing can be learnt: the learning rate or the gradient is exactly 0, again and again."""
+    skips = scaler_skips(evidence.records)
+    done = [
+        record
+        for record, skip in zip(evidence.records, skips, strict=True)
+        if skip == 0 and record.msg == "progress"
+    ]
+    newest = done[-limits.zero_in_row :]
+    if len(newest) < limits.zero_in_row:
+        return None
+    step = newest[-1].step
+    if all(record.lr == 0.0 for record in newest) and not _schedule_may_be_over(evidence, done):
+        what = "learning rate"
+    elif step > evidence.facts.warmup_steps and all(r.grad_norm == 0.0 for r in newest):
+        what = "gradient norm"
+    else:
+        return None
+    return Finding(
+        rule="not_learning",
+        level="halt",
+        sentence=f"The {what} is exactly 0 on {len(newest)} records in a row up to step {step}: "
+        "nothing is learnt",
+        facts={"step": step, "what": what},
+    )
+
+
+def _schedule_may_be_over(evidence: HealthEvidence, records: Sequence[Heartbeat]) -> bool:
+    total = evidence.facts.total_steps
+    if total is not None:
+        return records[-1].step >= total
+    return any(record.lr for record in records)
+
+
+def loss_scale_falling(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """Step after step is skipped although the loss scale falls, in a run that has trained before.
+
+    The first steps of a run look for their loss scale in the same way; that is not judged.
+    """
+    skips = scaler_skips(evidence.records)
+    in_row = 0
+    start = len(evidence.records)
+    for index in range(len(evidence.records) - 1, 0, -1):
+        steps = evidence.records[index].step - evidence.records[index - 1].step
+        if skips[index] == 0 or skips[index] < steps:
+            break
+        in_row += skips[index]
+        start = index
+    trained = sum(skip == 0 for skip in skips[1:start])
+    if in_row < limits.skipped_in_row or trained < MEDIAN_RECORDS:
+        return None
+    last = evidence.records[-1]
+    return Finding(
+        rule="loss_scale_falling",
+        level="halt",
+        sentence=f"{in_row} steps in a row were skipped up to step {last.step}, and the loss scale "
+        f"is down at {last.loss_scale:g}; " + _last_good(evidence),
+        facts={"step": last.step, "in_row": in_row, "loss_scale": last.loss_scale},
+    )
+
+
+def grad_spike(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """A gradient norm that is many times the median of the records before."""
+    norms = [r.grad_norm for r in evidence.records if r.grad_norm and math.isfinite(r.grad_norm)]
+    if len(norms) < 3 or evidence.records[-1].grad_norm != norms[-1]:
+        return None
+    usual = median(norms[-_HUNDRED:-1])
+    if norms[-1] <= limits.grad_spike_factor * usual:
+        return None
+    return Finding(
+        rule="grad_spike",
+        level="warn",
+        sentence=f"The gradient norm {norms[-1]:.3g} at step {evidence.records[-1].step} is "
+        f"{norms[-1] / usual:.0f} times its median {usual:.3g}",
+        facts={"step": evidence.records[-1].step, "grad_norm": norms[-1], "median": usual},
+    )
+
+
+def loss_plateau(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """No better median for many steps."""
+    reference = evidence.reference
+    if not evidence.records or reference.best_loss is None:
+        return None
+    steps = evidence.records[-1].step - reference.best_step
+    if steps <= limits.plateau_steps:
+        return None
+    return Finding(
+        rule="loss_plateau",
+        level="warn",
+        sentence=f"The median loss has not been better than {reference.best_loss:.3f} "
+        f"(step {reference.best_step}) for {steps} steps",
+        facts={"best_loss": reference.best_loss, "best_step": reference.best_step},
+    )

@@ -1,0 +1,141 @@
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir import events
+from nsa_core.rundir.atomic import append_line
+from nsa_core.rundir.checkpoint import MANIFEST_NAME, CheckpointManifest
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import RunManifest, write_manifest
+from nsa_ops.pod.messages import Offsets, ProbeDocument
+from nsa_ops.pod.probe import MAX_BYTES, probe
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDir(tmp_path / "run-1")
+    run.root.mkdir()
+    write_manifest(
+        run,
+        RunManifest(run_id="run-1", config=RunConfig(), config_sha256="0" * 64, created_unix_s=1.0),
+    )
+    return run
+
+
+def write_beats(run, first, last, attempt=1, **fields):
+    for step in range(first, last + 1):
+        beat = Heartbeat(
+            run_id="run-1", attempt=attempt, rank=0, pid=1, ts=time.time(), iso="", msg="progress",
+            phase="train", alive_seq=step, progress_seq=step, step=step,
+            **({"loss": 3.0, "lr": 0.1, "grad_norm": 1.0} | fields),
+        )  # fmt: skip
+        append_line(run.heartbeat(), beat.model_dump_json())
+
+
+def look(run, **offsets):
+    document = probe(run.root.parent, ["run-1"], {"run-1": Offsets(**offsets)})
+    return document.runs[0]
+
+
+def test_a_run_that_was_only_prepared_is_planned_and_healthy(run):
+    report = look(run)
+    assert (report.state, report.verdict.level, report.beats) == ("planned", "healthy", [])
+
+
+def test_following_by_offset_loses_and_repeats_nothing_even_with_a_torn_line(run):
+    write_beats(run, 1, 3)
+    with run.heartbeat().open("ab") as file:
+        file.write(b'{"schema_version": 1, "run_id": "ru')
+    first = look(run, heartbeats=0)
+    write_beats(run, 4, 5)
+    second = look(run, heartbeats=first.beats_offset)
+    third = look(run, heartbeats=second.beats_offset)
+    assert [beat.step for beat in (*first.beats, *second.beats)] == [1, 2, 3, 4, 5]
+    assert (second.beats_torn, third.beats) == (1, [])
+
+
+def test_a_huge_file_is_carried_in_bounded_pieces_that_say_there_is_more(run):
+    write_beats(run, 1, 3000)
+    steps, offset, rounds, more = [], 0, 0, True
+    while more:
+        report = look(run, heartbeats=offset)
+        assert report.beats_offset - offset <= MAX_BYTES
+        steps += [beat.step for beat in report.beats]
+        offset, more, rounds = report.beats_offset, report.beats_more, rounds + 1
+    assert steps == list(range(1, 3001))
+    assert rounds > 2
+
+
+def test_a_line_longer_than_a_probe_carries_is_passed_over(run):
+    with run.heartbeat().open("ab") as file:
+        file.write(b"x" * (MAX_BYTES * 2) + b"\n")
+    write_beats(run, 1, 1)
+    steps, offset = [], 0
+    for _ in range(4):
+        report = look(run, heartbeats=offset)
+        steps += [beat.step for beat in report.beats]
+        offset = report.beats_offset
+    assert steps == [1]
+
+
+def test_the_verdict_is_the_judges_on_the_current_attempt_only(run):
+    write_beats(run, 1, 3, attempt=1)
+    assert look(run).verdict.level == "healthy"
+    write_beats(run, 4, 6, loss=float("nan"), finite=False)
+    report = look(run)
+    assert (report.verdict.level, report.verdict.rule) == ("halt", "loss_nonfinite")
+    write_manifest(
+        run,
+        RunManifest(
+            run_id="run-1", attempt=2, config=RunConfig(), config_sha256="", created_unix_s=2.0
+        ),
+    )
+    assert look(run).verdict.level == "healthy"
+
+
+def test_checkpoints_say_whether_they_have_a_manifest(run):
+    whole = run.checkpoints / "step_000500"
+    for folder in (whole, run.checkpoints / "step_001000", run.checkpoints / "tmp-1"):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"12345")
+    manifest = CheckpointManifest(
+        run_id="run-1", attempt=1, step=500, tokens_seen=1, created_unix_s=9.0,
+        config_sha256="", files=[],
+    )  # fmt: skip
+    (whole / MANIFEST_NAME).write_text(manifest.model_dump_json())
+    found = [(fact.step, fact.whole, fact.size_bytes >= 5) for fact in look(run).checkpoints]
+    assert found == [(1000, False, True), (500, True, True)]
+
+
+def test_a_folder_of_runs_lists_them_without_their_lines_and_names_what_is_broken(run):
+    write_beats(run, 1, 2)
+    broken = run.root.with_name("run-2")
+    broken.mkdir()
+    (broken / "manifest.json").write_text("{")
+    run.root.with_name("no-run").mkdir()
+    document = probe(run.root.parent, [], {})
+    assert [(report.run_id, report.beats) for report in document.runs] == [("run-1", [])]
+    assert [problem.run_id for problem in document.problems] == ["run-2"]
+    assert probe(run.root.parent, ["absent"], {}).problems[0].run_id == "absent"
+
+
+def test_the_program_reads_offsets_and_answers_with_one_document(run):
+    write_beats(run, 1, 2)
+    events.record(run, kind="launched", by="operator", attempt=1)
+    command = [sys.executable, "-m", "nsa_ops.pod.probe", "--runs-root", str(run.root.parent)]
+    offsets = json.dumps({"run-1": {"heartbeats": 0, "events": 0}})
+    done = subprocess.run(
+        command, input=offsets, capture_output=True, text=True, check=True, timeout=30
+    )
+    report = ProbeDocument.model_validate_json(done.stdout).runs[0]
+    assert (len(report.beats), [event.kind for event in report.events]) == (2, ["launched"])
+    bad = subprocess.run(
+        command, input="[", capture_output=True, text=True, timeout=30, check=False
+    )
+    assert bad.returncode == 2
+    assert "offsets" in bad.stderr
