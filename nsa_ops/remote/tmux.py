@@ -39,14 +39,19 @@ class Tmux:
         head = ("env", "-u", "TMUX", "TERM=xterm-256color", "tmux", "-L", self.socket)
         return (*head, "-f", "/dev/null", *words)
 
-    def new_session(self, session: str, window: str, command: Sequence[str]) -> tuple[str, ...]:
-        """Start a session whose first window runs a command, without a shell in between."""
-        size = ("-x", "200", "-y", "50")
-        return self._argv("new-session", "-d", "-s", session, "-n", window, *size, "--", *command)
+    def new_session(
+        self, session: str, window: str, folder: str, command: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Start a session whose first window runs a command in a folder, without a shell."""
+        where = ("-s", session, "-n", window, "-c", folder, "-x", "200", "-y", "50")
+        return self._argv("new-session", "-d", *where, "--", *command)
 
-    def new_window(self, session: str, window: str, command: Sequence[str]) -> tuple[str, ...]:
-        """Add a window that runs a command."""
-        return self._argv("new-window", "-d", "-t", f"={session}:", "-n", window, "--", *command)
+    def new_window(
+        self, session: str, window: str, folder: str, command: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Add a window that runs a command in a folder."""
+        where = ("-t", f"={session}:", "-n", window, "-c", folder)
+        return self._argv("new-window", "-d", *where, "--", *command)
 
     def list_windows(self) -> tuple[str, ...]:
         """List every window of every session."""

@@ -1,0 +1,99 @@
+"""What the machine behind a pod offers: interpreter, tools, disk, memory, limits, clock."""
+
+from pydantic import ValidationError
+
+from nsa_core.config.base import TolerantModel
+from nsa_ops.errors import VerificationError
+from nsa_ops.remote.transport import QUICK_S, Transport
+
+#: Asks the interpreter that will train, in one round trip; runs on Python 3.8 and later.
+SCRIPT = """
+import json, os, resource, shutil, sys, time
+path = sys.argv[1]
+while not os.path.isdir(path):
+    path = os.path.dirname(path)
+def free(folder):
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+def memory(name):
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith(name + ":"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        return None
+print(json.dumps({
+    "python_version": ".".join(map(str, sys.version_info[:3])),
+    "num_cpus": len(os.sched_getaffinity(0)),
+    "memory_bytes": memory("MemTotal"), "memory_free_bytes": memory("MemAvailable"),
+    "disk_free_bytes": free(path), "disk_path": path, "disk_writable": os.access(path, os.W_OK),
+    "shm_free_bytes": free("/dev/shm"),
+    "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    "tools": {name: shutil.which(name) for name in ("tmux", "rsync", "git", "nvidia-smi", "tar")},
+    "unix_s": time.time(),
+}))
+"""
+
+
+class HostFacts(TolerantModel):
+    """A machine; None where it cannot tell.
+
+    Attributes:
+        python_version: Version of the interpreter that trains.
+        num_cpus: Processors this login may use.
+        memory_bytes: RAM.
+        memory_free_bytes: RAM that could be used now.
+        disk_free_bytes: Free for this login where the pod's root is, or will be.
+        disk_path: Existing folder that was measured.
+        disk_writable: This login may write there.
+        shm_free_bytes: Free in /dev/shm.
+        open_files_limit: Soft limit of open files.
+        tools: Path of each tool, None where it is missing.
+        unix_s: Its clock.
+    """
+
+    python_version: str
+    num_cpus: int | None = None
+    memory_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    disk_path: str = ""
+    disk_writable: bool = True
+    shm_free_bytes: int | None = None
+    open_files_limit: int | None = None
+    tools: dict[str, str | None] = {}
+    unix_s: float
+
+    @property
+    def python_pair(self) -> tuple[int, int]:
+        """Major and minor version of Python."""
+        major, minor, *_ = self.python_version.split(".")
+        return int(major), int(minor)
+
+
+def parse_host(stdout: str) -> HostFacts | None:
+    """Facts from the script's answer; None if it is not one."""
+    try:
+        return HostFacts.model_validate_json(stdout.strip().splitlines()[-1])
+    except (ValidationError, IndexError):
+        return None
+
+
+def read_host(transport: Transport, python: str, root: str) -> HostFacts:
+    """Ask the machine, with the interpreter that will train.
+
+    Raises:
+        VerificationError: If the interpreter gives no answer that can be read.
+    """
+    done = transport.run((python, "-I", "-c", SCRIPT, root), timeout_s=QUICK_S)
+    facts = parse_host(done.text)
+    if facts is None:
+        message = (
+            f"`{python}` on {transport.where} gave no answer: {done.last_error_line or 'nothing'}"
+        )
+        raise VerificationError(message, hint="Name a Python 3.11 or later with `pod add --python`")
+    return facts

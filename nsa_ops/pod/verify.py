@@ -1,0 +1,98 @@
+"""`python -m nsa_ops.pod.verify`: hash checkpoints where they are and say which are whole."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from nsa_core.config.base import TolerantModel
+from nsa_core.rundir.checkpoint import Checkpoint, find_damage, list_checkpoints, read_checkpoint
+from nsa_core.rundir.layout import RunDir
+
+MISSING = "does not exist"
+
+
+class VerifiedCheckpoint(TolerantModel):
+    """One checkpoint that was hashed.
+
+    Attributes:
+        path: Its folder.
+        damage: What is wrong with it; empty if every hash agrees.
+        run_id: Run that wrote it; empty if it has no manifest.
+        step: Optimizer steps done.
+        tokens_seen: Tokens consumed.
+        total_bytes: Bytes of its files.
+        created_unix_s: When it was written.
+    """
+
+    path: str
+    damage: str = ""
+    run_id: str = ""
+    step: int = -1
+    tokens_seen: int = 0
+    total_bytes: int = 0
+    created_unix_s: float = 0.0
+
+
+class Verification(TolerantModel):
+    """Answer of the agent, newest checkpoint first; it ends with the first whole one."""
+
+    schema_version: int = 1
+    checkpoints: list[VerifiedCheckpoint] = []
+
+    @property
+    def whole(self) -> VerifiedCheckpoint | None:
+        """The newest whole checkpoint; None if there is none."""
+        return next((found for found in self.checkpoints if not found.damage), None)
+
+
+def verify(checkpoint: Checkpoint) -> VerifiedCheckpoint:
+    """Hash every file of a checkpoint."""
+    manifest = checkpoint.manifest
+    return VerifiedCheckpoint(
+        path=str(checkpoint.path),
+        damage=find_damage(checkpoint) or "",
+        run_id=manifest.run_id,
+        step=manifest.step,
+        tokens_seen=manifest.tokens_seen,
+        total_bytes=manifest.total_bytes,
+        created_unix_s=manifest.created_unix_s,
+    )
+
+
+def verify_folder(path: Path) -> VerifiedCheckpoint:
+    """Hash the checkpoint in a folder; one that is missing or not whole is said to be so."""
+    if not path.is_dir():
+        return VerifiedCheckpoint(path=str(path), damage=MISSING)
+    checkpoint = read_checkpoint(path)
+    if checkpoint is None:
+        return VerifiedCheckpoint(path=str(path), damage="has no manifest: it is not whole")
+    return verify(checkpoint)
+
+
+def verify_newest(run: RunDir) -> Iterator[VerifiedCheckpoint]:
+    """Hash a run's checkpoints, newest first, up to the first whole one."""
+    for checkpoint in list_checkpoints(run):
+        found = verify(checkpoint)
+        yield found
+        if not found.damage:
+            return
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Verify one checkpoint folder or the newest of a run; the answer is JSON on stdout."""
+    parser = argparse.ArgumentParser(prog="python -m nsa_ops.pod.verify", description=__doc__)
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--checkpoint", type=Path, help="Folder of one checkpoint")
+    wanted.add_argument("--run-dir", type=Path, help="Run whose newest whole checkpoint is sought")
+    given = parser.parse_args(arguments)
+    if given.checkpoint is not None:
+        found = [verify_folder(given.checkpoint)]
+    else:
+        found = list(verify_newest(RunDir(given.run_dir)))
+    sys.stdout.write(Verification(checkpoints=found).model_dump_json() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Which run is meant: the named one, or the only one that fits."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError
+from nsa_ops.pod.messages import RunReport
+from nsa_ops.runs.agents import probe, probe_run
+from nsa_ops.runs.context import Operator, PodLink
+from nsa_ops.store import PodRecord, RunRecord
+
+LIVE = frozenset({"planned", "staging", "starting", "running", "halting", "resuming"})
+ENDED = frozenset({"halted", "preempted", "failed", "lost"})
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run, the open door to its pod, and what the pod shows of it."""
+
+    record: RunRecord
+    link: PodLink
+    report: RunReport
+
+
+@dataclass(frozen=True)
+class PodRuns:
+    """The runs of one pod as it shows them.
+
+    Attributes:
+        pod: Name of the pod.
+        reports: What it shows, by run id, newest first.
+        problem: Why it could not be asked, in one line; says nothing about its runs.
+    """
+
+    pod: str
+    reports: list[RunReport]
+    problem: str = ""
+
+
+def link_of(operator: Operator, run: RunRecord) -> PodLink:
+    """The door to the pod of a run.
+
+    Raises:
+        NotFoundError: If its pod was forgotten.
+    """
+    pod = operator.store.find_pod(run.pod)
+    if pod is None:
+        message = f"Run `{run.run_id}` is on pod `{run.pod}`, which is no longer known"
+        raise NotFoundError(
+            message, hint=f"Add it again with `nsa-ops pod add {run.pod} local:ROOT`"
+        )
+    return operator.link(pod)
+
+
+def find_run(
+    operator: Operator, run_id: str | None, *, among: Collection[str] | None = None
+) -> FoundRun:
+    """The named run, or the only one known, or the only one in one of these states.
+
+    Args:
+        operator: Who asks.
+        run_id: Its id; None to look for the one that fits.
+        among: States that fit; None for any.
+
+    Raises:
+        NotFoundError: If there is none.
+        ConfigurationError: If several fit.
+    """
+    record = choose_record(operator, run_id, among=among)
+    link = link_of(operator, record)
+    return FoundRun(record, link, probe_run(link, record.code_id, record.run_id))
+
+
+def choose_record(
+    operator: Operator, run_id: str | None, *, among: Collection[str] | None = None
+) -> RunRecord:
+    """As `find_run`, without looking at the named run."""
+    if run_id is not None:
+        return _named(operator, run_id)
+    runs = operator.store.runs(operator.settings.values.pod or None)
+    if not runs:
+        message = "No run was launched from here yet"
+        raise NotFoundError(message, hint="Launch one with `nsa-ops launch --profile NAME`")
+    if len(runs) == 1:
+        return runs[0]
+    fitting = [run for run in runs if among and _state(operator, runs, run) in among]
+    if len(fitting) == 1:
+        return fitting[0]
+    candidates = fitting or runs
+    names = ", ".join(f"`{run.run_id}`" for run in candidates[:5])
+    more = ", …" if len(candidates) > 5 else ""
+    message = f"Which run? {len(candidates)} fit: {names}{more}"
+    raise ConfigurationError(message, hint="Name one; see `nsa-ops run ls`")
+
+
+def _named(operator: Operator, run_id: str) -> RunRecord:
+    found = operator.store.find_run(run_id)
+    if found is not None:
+        return found
+    beginning = [run for run in operator.store.runs() if run.run_id.startswith(run_id)]
+    if len(beginning) == 1:
+        return beginning[0]
+    message = f"No run `{run_id}` was launched from here"
+    raise NotFoundError(message, hint="See `nsa-ops run ls`")
+
+
+def _state(operator: Operator, runs: Sequence[RunRecord], wanted: RunRecord) -> str:
+    """State of a run; `unreachable` if its pod cannot be asked."""
+    for pod in look_at_pods(operator, runs):
+        for report in pod.reports:
+            if report.run_id == wanted.run_id:
+                return report.state
+    return "unreachable"
+
+
+def look_at_pods(operator: Operator, runs: Sequence[RunRecord]) -> list[PodRuns]:
+    """What every pod of these runs shows, one round trip a pod; one that fails says so."""
+    looked = []
+    for name in dict.fromkeys(run.pod for run in runs):
+        ours = [run for run in runs if run.pod == name]
+        pod = operator.store.find_pod(name)
+        looked.append(_look(operator, pod, ours) if pod else PodRuns(name, [], "no longer known"))
+    return looked
+
+
+def _look(operator: Operator, pod: PodRecord, runs: Sequence[RunRecord]) -> PodRuns:
+    try:
+        document = probe(operator.link(pod), runs[0].code_id)
+    except OpsError as error:
+        return PodRuns(pod.name, [], error.message)
+    known = {run.run_id for run in runs}
+    return PodRuns(pod.name, [report for report in document.runs if report.run_id in known])

@@ -1,0 +1,145 @@
+"""Resolve what to run: the configuration with its origins, and what profiles say and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nsa_core.config.errors import ConfigError
+from nsa_core.config.profile import HardwareProfile, list_profiles, load_profile
+from nsa_core.config.recipe import ResolvedConfig, leaves, resolve
+from nsa_ops.errors import ConfigurationError
+from nsa_ops.settings import Settings
+
+_DEFAULT_RECIPE = {"cpu": "tiny-cpu"}
+_FALLBACK_RECIPE = "m7c-125m"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the operator chose on the command line; empty means not given."""
+
+    recipe: str = ""
+    profile: str = ""
+    sets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of a configuration.
+
+    Attributes:
+        key: Dotted key.
+        value: Its value.
+        origin: Who set it.
+        reason: Why the profile sets it so; empty otherwise.
+    """
+
+    key: str
+    value: Any
+    origin: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A configuration that can be used.
+
+    Attributes:
+        recipe: Recipe it began from.
+        profile: Hardware profile; `none` without one.
+        sha256: Hash of the values.
+        notes: Lines that people should see.
+        num_overridden: Values that differ in origin from the defaults.
+    """
+
+    recipe: str
+    profile: str
+    sha256: str
+    notes: list[str]
+    num_overridden: int
+
+
+def resolve_choice(
+    settings: Settings, choice: Choice, *, pod_profile: str = "", memory_gib: float | None = None
+) -> ResolvedConfig:
+    """The configuration of a choice: flags, then settings, then the pod's profile, then defaults.
+
+    Raises:
+        ConfigurationError: If a name, key or value is unknown, or two values cannot go together.
+    """
+    profile = choice.profile or settings.values.profile or pod_profile or None
+    recipe = choice.recipe or settings.values.recipe or default_recipe(profile)
+    try:
+        return resolve(
+            recipe, profile, choice.sets, settings.training_environment, memory_gib=memory_gib
+        )
+    except ConfigError as error:
+        hint = "See the keys with `nsa-ops config show`, names with `nsa-ops profile ls`"
+        raise ConfigurationError(_sentence(str(error)), hint=hint) from error
+
+
+def default_recipe(profile: str | None) -> str:
+    """Recipe of a profile when none is named: a tiny one where there is no card."""
+    return _DEFAULT_RECIPE.get(profile or "", _FALLBACK_RECIPE)
+
+
+def check_config(settings: Settings, choice: Choice) -> Checked:
+    """Resolve a configuration and say what it is."""
+    found = resolve_choice(settings, choice)
+    return Checked(
+        found.config.recipe, found.profile, found.sha256, found.notes, len(found.origins)
+    )
+
+
+def list_values(settings: Settings, choice: Choice) -> list[Value]:
+    """Every value of a configuration with its origin and, where the profile decides, the reason."""
+    found = resolve_choice(settings, choice)
+    reasons = load_hardware(found.profile).reasons if found.profile != "none" else {}
+    return [
+        Value(key, value, origin, reasons.get(key, "") if origin.startswith("profile") else "")
+        for key, value in leaves(found.config).items()
+        for origin in (found.origin(key),)
+    ]
+
+
+def list_settings(settings: Settings) -> list[Value]:
+    """The operator's own settings with their origins."""
+    values = settings.values.model_dump() | {"state_dir": str(settings.state_dir)}
+    return [Value(name, value, settings.origins[name]) for name, value in values.items()]
+
+
+def load_hardware(name: str) -> HardwareProfile:
+    """A hardware profile.
+
+    Raises:
+        ConfigurationError: If there is none of that name, or it cannot be used.
+    """
+    try:
+        return load_profile(name)
+    except ConfigError as error:
+        raise ConfigurationError(_sentence(str(error)), hint="See `nsa-ops profile ls`") from error
+
+
+def all_hardware() -> list[HardwareProfile]:
+    """Every hardware profile by name."""
+    return [load_hardware(name) for name in list_profiles()]
+
+
+def explain_profile(settings: Settings, choice: Choice) -> list[Value]:
+    """The values that the profile decides, each with its reason."""
+    return [
+        value
+        for value in list_values(settings, choice)
+        if value.origin == f"profile {choice.profile}"
+    ]
+
+
+def split_sets(sets: Sequence[str] | None) -> tuple[str, ...]:
+    """The `--set` flags as given."""
+    return tuple(sets or ())
+
+
+def _sentence(text: str) -> str:
+    return (
+        text[:1].upper() + text[1:] if text[:1].isalpha() and not text.startswith("NSA") else text
+    )

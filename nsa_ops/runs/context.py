@@ -1,0 +1,97 @@
+"""What every use case works with: settings, registry, clock, a voice, and the way to a pod."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from nsa_ops.clock import Clock
+from nsa_ops.errors import ConfigurationError
+from nsa_ops.remote.audit import AuditedTransport, AuditLog
+from nsa_ops.remote.local import LocalTransport
+from nsa_ops.remote.tmux import Tmux
+from nsa_ops.remote.transport import Transport
+from nsa_ops.settings import Settings
+from nsa_ops.store import PodRecord, Store
+
+#: Takes one line of the story while a use case works.
+Tell = Callable[[str], None]
+
+#: Opens the door to a pod.
+Connect = Callable[[PodRecord, Settings], Transport]
+
+
+@dataclass(frozen=True)
+class PodLink:
+    """A pod and the open door to it; the paths of its root are spelled here and nowhere else."""
+
+    record: PodRecord
+    transport: Transport
+    tmux: Tmux
+
+    @property
+    def root(self) -> PurePosixPath:
+        """Folder that holds everything of ours on the pod."""
+        return PurePosixPath(self.record.root)
+
+    @property
+    def runs(self) -> PurePosixPath:
+        """Folder of the run directories."""
+        return self.root / "runs"
+
+    def run_dir(self, run_id: str) -> PurePosixPath:
+        """Directory of one run."""
+        return self.runs / run_id
+
+    def code(self, code_id: str) -> PurePosixPath:
+        """Folder of one version of the code."""
+        return self.root / "code" / code_id
+
+    def module(self, code_id: str, module: str, *words: str) -> tuple[str, ...]:
+        """Argument list that runs a Python module of that version of the code, and no other."""
+        # PYTHONSAFEPATH also holds for the trainer that the runner starts: the working folder must
+        # never stand in for the pinned code.
+        pinned = (f"PYTHONPATH={self.code(code_id)}", "PYTHONSAFEPATH=1", "PYTHONUNBUFFERED=1")
+        return ("env", *pinned, self.record.python, "-m", module, *words)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """The laptop's side of every use case.
+
+    Attributes:
+        settings: Resolved settings.
+        store: Registry.
+        clock: Time.
+        tell: Takes one line of the story.
+        connect: Opens the door to a pod.
+        timeout_s: Deadline the operator gave; None leaves each use case its own.
+    """
+
+    settings: Settings
+    store: Store
+    clock: Clock
+    tell: Tell
+    connect: Connect
+    timeout_s: float | None = None
+
+    def link(self, pod: PodRecord) -> PodLink:
+        """Open the door to a pod."""
+        tmux = Tmux(self.settings.values.tmux_socket)
+        return PodLink(pod, self.connect(pod, self.settings), tmux)
+
+    def deadline_s(self, default_s: float) -> float:
+        """The operator's deadline, or the use case's own."""
+        return self.timeout_s or self.settings.values.timeout_s or default_s
+
+
+def connect_audited(pod: PodRecord, settings: Settings) -> Transport:
+    """Open the door that the pod's kind names, with every command written to the audit log.
+
+    Raises:
+        ConfigurationError: If this version does not know the kind.
+    """
+    if pod.kind != "local":
+        message = f"Pod `{pod.name}` is of kind `{pod.kind}`, and this version knows only `local`"
+        raise ConfigurationError(message, hint="Update nsa-ops")
+    log = AuditLog(settings.state_dir / "audit.jsonl")
+    return AuditedTransport(LocalTransport(settings.login_environment), log, pod.name)

@@ -1,0 +1,361 @@
+"""Launch: resolve, refuse, plan, ship, prepare, start; done when the first heartbeat was seen."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+
+from nsa_core.config.profile import HardwareProfile
+from nsa_core.config.recipe import ResolvedConfig
+from nsa_core.rundir.layout import check_run_id, new_run_id
+from nsa_core.rundir.manifest import Parent, RunManifest
+from nsa_core.rundir.report import CheckResult
+from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError, VerificationError
+from nsa_ops.facts.gpu import GPUFacts, read_gpus
+from nsa_ops.facts.host import read_host
+from nsa_ops.facts.python import PythonFacts
+from nsa_ops.plan import Plan, Step, plan_of
+from nsa_ops.pod.messages import PrepareRunAction, RunReport
+from nsa_ops.pod.verify import MISSING, VerifiedCheckpoint
+from nsa_ops.remote.snapshot import Snapshot, has_code, ship, take_snapshot
+from nsa_ops.remote.tmux import session_name
+from nsa_ops.remote.transport import QUICK_S
+from nsa_ops.runs.agents import ask, probe_run, verify
+from nsa_ops.runs.configure import Choice, load_hardware
+from nsa_ops.runs.context import Operator, PodLink
+from nsa_ops.runs.guardrails import (
+    PREFLIGHT,
+    apply_overrides,
+    check_guardrails,
+)
+from nsa_ops.runs.pods import choose_pod
+from nsa_ops.runs.preflight import (
+    PodFacts,
+    require_green,
+    require_profile,
+    resolve_for,
+    subject_of,
+)
+from nsa_ops.runs.session import TRAINER_MODULE, start_session, train_command, watchdog_command
+from nsa_ops.runs.wait import await_first_beat
+from nsa_ops.store import RunRecord
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What the operator asked for.
+
+    Attributes:
+        choice: Recipe, profile and values.
+        pod: Pod; None where only one fits.
+        run_id: Run id; empty makes a new one.
+        resume_from: Folder of a checkpoint on the pod to begin from; empty begins afresh.
+        overrides: Guardrails that may be passed, with the reason.
+        command: The words that asked for it, for the record.
+        trainer_module: Python module that trains.
+    """
+
+    choice: Choice
+    pod: str | None = None
+    run_id: str = ""
+    resume_from: str = ""
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    command: Sequence[str] = ()
+    trainer_module: str = TRAINER_MODULE
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """A launch that may be done.
+
+    Attributes:
+        link: Pod it goes to.
+        snapshot: Code it runs.
+        manifest: What will be written.
+        plan: What will be done.
+        trainer_module: Python module that trains.
+    """
+
+    link: PodLink
+    snapshot: Snapshot
+    manifest: RunManifest
+    plan: Plan
+    trainer_module: str
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A run that is there now.
+
+    Attributes:
+        run_id: Its id.
+        pod: Where.
+        run_dir: Its directory on the pod.
+        attempt: Current attempt.
+        is_new: This launch made it; otherwise the same launch was done before.
+        state: State when it was last looked at.
+        why: The evidence for it.
+        first_beat_after_s: Seconds from the start to the first heartbeat; None if it was not new.
+    """
+
+    run_id: str
+    pod: str
+    run_dir: str
+    attempt: int
+    is_new: bool
+    state: str
+    why: str
+    first_beat_after_s: float | None
+
+
+def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
+    """Everything that can be refused is refused here, before anything changes.
+
+    Raises:
+        ConfigurationError: If the configuration cannot be used.
+        RefusedError: If a guardrail or the preflight stands against it.
+        NotFoundError: If the pod, the data or the checkpoint does not exist.
+    """
+    wanted = request.pod or operator.settings.values.pod or None
+    link = operator.link(choose_pod(operator.store, wanted))
+    hardware = load_hardware(require_profile(operator, request.choice, link.record.profile))
+    facts = _live_facts(link, hardware)
+    resolved = resolve_for(operator, request.choice, hardware, facts)
+    findings = check_guardrails(subject_of(resolved, hardware, facts))
+    findings = apply_overrides(findings, request.overrides)
+    refuse_failures(findings)
+    snapshot = take_snapshot()
+    sha256 = _preflight(operator, request, link, snapshot, hardware)
+    _require_data(link, resolved)
+    manifest = _manifest(operator, request, link, resolved, snapshot, sha256)
+    return LaunchPlan(
+        link=link,
+        snapshot=snapshot,
+        manifest=manifest,
+        plan=_plan(link, snapshot, manifest, request.trainer_module, findings, resolved.notes),
+        trainer_module=request.trainer_module,
+    )
+
+
+def _live_facts(link: PodLink, hardware: HardwareProfile) -> PodFacts:
+    """What can change between preflight and launch: disk and cards."""
+    host = read_host(link.transport, link.record.python, link.record.root)
+    gpus = read_gpus(link.transport) if hardware.needs_card else GPUFacts()
+    return PodFacts(host, PythonFacts(), gpus)
+
+
+def refuse_failures(findings: Sequence[CheckResult]) -> None:
+    """Stop if a guardrail stands against the run.
+
+    Raises:
+        RefusedError: With the first one's reason and override, and the names of the others.
+    """
+    failed = [finding for finding in findings if finding.status == "fail"]
+    if not failed:
+        return
+    first, *others = failed
+    names = ", ".join(f"`{other.name}`" for other in others)
+    more = f" (also {names})" if others else ""
+    message = f"Refused by `{first.name}`: {first.message}{more}"
+    raise RefusedError(message, hint=first.hint)
+
+
+def _preflight(
+    operator: Operator,
+    request: LaunchRequest,
+    link: PodLink,
+    snapshot: Snapshot,
+    hardware: HardwareProfile,
+) -> str:
+    if PREFLIGHT in request.overrides:
+        return ""
+    pod = link.record
+    return require_green(operator, pod.pod_id, pod.name, snapshot.code_id, hardware.name)
+
+
+def _require_data(link: PodLink, resolved: ResolvedConfig) -> None:
+    """A local data set must be on the pod before anything is started."""
+    data = resolved.config.data
+    if data.source != "fineweb_edu_local":
+        return
+    path = link.root / data.path
+    if link.transport.run(("test", "-e", str(path)), timeout_s=QUICK_S).exit_code != 0:
+        message = f"The data set `{path}` does not exist on pod `{link.record.name}`"
+        raise NotFoundError(message, hint="Set `data.path` to a file or folder on the pod")
+
+
+def _manifest(
+    operator: Operator,
+    request: LaunchRequest,
+    link: PodLink,
+    resolved: ResolvedConfig,
+    snapshot: Snapshot,
+    preflight_sha256: str,
+) -> RunManifest:
+    now_unix_s = operator.clock.unix_s()
+    run_id = _run_id(request.run_id, resolved.config.recipe, now_unix_s)
+    stored = operator.store.newest_report(link.record.pod_id, snapshot.code_id, resolved.profile)
+    return RunManifest(
+        run_id=run_id,
+        config=resolved.config,
+        origins=resolved.origins,
+        config_sha256=resolved.sha256,
+        profile=resolved.profile,
+        code_id=snapshot.code_id,
+        code_commit=snapshot.commit,
+        dirty_sha256=snapshot.dirty_sha256,
+        lock_sha256=snapshot.lock_sha256,
+        pod_id=link.record.pod_id,
+        pod_facts=(stored[1].model_extra or {}).get("facts", {}) if stored else {},
+        preflight_sha256=preflight_sha256,
+        overrides=dict(request.overrides),
+        resume=request.resume_from or "auto",
+        command=list(request.command),
+        created_unix_s=now_unix_s,
+    )
+
+
+def _run_id(given: str, recipe: str, now_unix_s: float) -> str:
+    if not given:
+        return new_run_id(recipe, datetime.fromtimestamp(now_unix_s, UTC))
+    try:
+        return check_run_id(given)
+    except ValueError as error:
+        message = f"Run id `{given}` cannot be used"
+        raise ConfigurationError(message, hint=str(error)) from error
+
+
+def _plan(
+    link: PodLink,
+    snapshot: Snapshot,
+    manifest: RunManifest,
+    module: str,
+    findings: Sequence[CheckResult],
+    notes: Sequence[str],
+) -> Plan:
+    code, run_dir = link.code(snapshot.code_id), link.run_dir(manifest.run_id)
+    config, names = manifest.config, (snapshot.code_id, manifest.run_id, module)
+    shipped = has_code(link.transport, link.record.python, code)
+    size = f"{len(snapshot.files)} files, {snapshot.total_bytes // 1024} KiB"
+    steps = [
+        Step(
+            "ship code",
+            f"{size}, commit {snapshot.commit[:12]}{' + changes' if snapshot.dirty_sha256 else ''}",
+            files=(str(code),),
+            is_done=shipped,
+        ),
+        Step(
+            "prepare run",
+            f"configuration sha256 {manifest.config_sha256[:12]}",
+            files=(str(run_dir / "manifest.json"),),
+        ),
+        Step(
+            "start training",
+            f"tmux session {session_name(manifest.run_id)}, window train",
+            command=train_command(link, *names),
+        ),
+        Step(
+            "start watchdog",
+            f"tmux session {session_name(manifest.run_id)}, window watchdog",
+            command=watchdog_command(link, *names),
+        ),
+    ]
+    title = (
+        f"Launch {manifest.run_id} on pod {link.record.name}: {config.schedule.steps} steps of "
+        f"{config.batch.tokens_per_step()} tokens"
+    )
+    warned = [f"{found.name}: {found.message}" for found in findings if found.status == "warn"]
+    return plan_of(title, steps, [*notes, *warned])
+
+
+def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
+    """Carry out a plan; asking again after a cut goes on where it stopped.
+
+    Raises:
+        StateConflictError: If another run has the id, or its directory is not a run.
+        OpsError: If the run does not come up; the message is the trainer's own last word.
+    """
+    link, manifest = planned.link, planned.manifest
+    code_id, run_id = planned.snapshot.code_id, manifest.run_id
+    with operator.store.intent("launch", run_id, pod=link.record.name, code_id=code_id):
+        code = link.code(code_id)
+        if ship(planned.snapshot, link.transport, link.record.python, code):
+            operator.tell(f"code {code_id} shipped")
+        manifest = _with_parent(link, manifest)
+        run_dir = PurePosixPath(link.run_dir(run_id))
+        reply = ask(link, code_id, PrepareRunAction(run_dir=run_dir, manifest=manifest))
+        _remember(operator, link, reply.manifest or manifest)
+        before = probe_run(link, code_id, run_id)
+        if before.state != "planned":
+            operator.tell(f"{run_id} was launched before")
+            return _launched(link, before, is_new=False)
+        started_s = operator.clock.monotonic_s()
+        start_session(link, code_id, run_id, planned.trainer_module)
+        operator.tell(f"started {run_id}; waiting for the first heartbeat")
+        beat = await_first_beat(operator, link, code_id, run_id, started_s)
+    return _launched(link, beat.report, is_new=True, after_s=beat.after_s)
+
+
+def _with_parent(link: PodLink, manifest: RunManifest) -> RunManifest:
+    """Verify the checkpoint to begin from, and name its run as the parent.
+
+    Raises:
+        NotFoundError: If it is missing or damaged.
+    """
+    if manifest.resume == "auto":
+        return manifest
+    checkpoint = require_checkpoint(link, manifest.code_id, manifest.resume)
+    parent = Parent(run_id=checkpoint.run_id, step=checkpoint.step)
+    return manifest.model_copy(update={"parent": parent, "resume": checkpoint.path})
+
+
+def require_checkpoint(link: PodLink, code_id: str, path: str) -> VerifiedCheckpoint:
+    """A whole checkpoint on the pod, every hash checked.
+
+    Args:
+        link: Pod.
+        code_id: Version of the code whose agent looks.
+        path: Its folder; a relative one is below the pod's root.
+
+    Raises:
+        NotFoundError: If it does not exist.
+        VerificationError: If it is not whole.
+    """
+    folder = str(link.root / path)
+    found = verify(link, code_id, checkpoint=folder).checkpoints[0]
+    if found.damage == MISSING:
+        message = f"Checkpoint `{folder}` does not exist on pod `{link.record.name}`"
+        raise NotFoundError(message, hint="See what is there with `nsa-ops run show RUN`")
+    if found.damage:
+        message = f"Checkpoint `{folder}` cannot be used: {found.damage}"
+        raise VerificationError(message, hint="Leave the path out to use the newest whole one")
+    return found
+
+
+def _remember(operator: Operator, link: PodLink, manifest: RunManifest) -> None:
+    operator.store.save_run(
+        RunRecord(
+            run_id=manifest.run_id,
+            pod=link.record.name,
+            recipe=manifest.config.recipe,
+            profile=manifest.profile,
+            code_id=manifest.code_id,
+            config_sha256=manifest.config_sha256,
+            launched_unix_s=manifest.created_unix_s,
+        )
+    )
+
+
+def _launched(
+    link: PodLink, report: RunReport, *, is_new: bool, after_s: float | None = None
+) -> Launched:
+    return Launched(
+        run_id=report.run_id,
+        pod=link.record.name,
+        run_dir=report.run_dir,
+        attempt=report.manifest.attempt,
+        is_new=is_new,
+        state=report.state,
+        why=report.why,
+        first_beat_after_s=after_s,
+    )

@@ -1,0 +1,170 @@
+"""Pods: add one, list them, show one, forget one."""
+
+import re
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsa_core.config.errors import ConfigError
+from nsa_core.config.profile import load_profile
+from nsa_ops.errors import ConfigurationError, NotFoundError, StateConflictError
+from nsa_ops.plan import Plan, Step, plan_of
+from nsa_ops.runs.context import Operator
+from nsa_ops.store import PodRecord, RunRecord, Store
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+_LOCAL = re.compile(r"local(?::(?P<root>.+))?")
+_LOCAL_ROOT = "~/nsa-pod"
+
+
+@dataclass(frozen=True)
+class PodDetails:
+    """A pod and the runs that were launched on it from here."""
+
+    pod: PodRecord
+    runs: list[RunRecord]
+
+
+def plan_add(
+    operator: Operator, name: str, address: str, *, profile: str = "", python: str = ""
+) -> tuple[PodRecord, Plan]:
+    """The record of a new pod and what adding it does.
+
+    Args:
+        operator: Who asks.
+        name: Name to give it.
+        address: `local` or `local:ROOT`.
+        profile: Hardware profile to use there.
+        python: Interpreter on the pod; for `local` the one that runs this command.
+
+    Raises:
+        ConfigurationError: If name, address, profile or interpreter cannot be used.
+        StateConflictError: If the name is taken by another pod.
+    """
+    if not _NAME.fullmatch(name):
+        message = f"Pod name `{name}` must be 1 to 40 letters, digits, dots, dashes or underscores"
+        raise ConfigurationError(message, hint="Begin it with a letter or a digit")
+    root = _local_root(address)
+    _check_profile(profile)
+    pod = PodRecord(
+        name=name,
+        pod_id=f"pod-{secrets.token_hex(6)}",
+        kind="local",
+        root=str(root),
+        python=_check_python(python or sys.executable),
+        profile=profile,
+        added_unix_s=operator.clock.unix_s(),
+    )
+    known = operator.store.find_pod(name)
+    if known is not None:
+        return known, _plan_known(known, pod)
+    step = Step(
+        "register", f"remember `{name}` as this machine with root `{root}`", files=(str(root),)
+    )
+    return pod, plan_of(f"Add pod `{name}`", [step])
+
+
+def _plan_known(known: PodRecord, asked: PodRecord) -> Plan:
+    """Adding the same pod again changes nothing; another one under its name is a conflict."""
+    same = ("kind", "root", "python", "profile")
+    differing = [key for key in same if getattr(known, key) != getattr(asked, key)]
+    if differing:
+        key = differing[0]
+        message = (
+            f"Pod `{known.name}` exists with {key} `{getattr(known, key)}`, "
+            f"not `{getattr(asked, key)}`"
+        )
+        hint = f"Choose another name, or forget it first with `nsa-ops pod rm {known.name}`"
+        raise StateConflictError(message, hint=hint)
+    step = Step("register", f"`{known.name}` is known already", is_done=True)
+    return plan_of(f"Add pod `{known.name}`", [step])
+
+
+def execute_add(operator: Operator, pod: PodRecord, plan: Plan) -> PodRecord:
+    """Make the pod's root and remember it."""
+    if not plan.changes:
+        return pod
+    with operator.store.intent("pod add", pod.name, root=pod.root):
+        for folder in ("code", "runs", "data"):
+            (Path(pod.root) / folder).mkdir(parents=True, exist_ok=True)
+        operator.store.add_pod(pod)
+    return pod
+
+
+def show_pod(operator: Operator, name: str | None) -> PodDetails:
+    """A pod and its runs."""
+    pod = choose_pod(operator.store, name or operator.settings.values.pod or None)
+    return PodDetails(pod, operator.store.runs(pod.name))
+
+
+def plan_remove(store: Store, name: str) -> tuple[PodRecord, Plan]:
+    """What forgetting a pod does: only this laptop's record goes."""
+    pod = choose_pod(store, name)
+    notes = [f"Nothing under `{pod.root}` on the pod is deleted"]
+    runs = store.runs(pod.name)
+    if runs:
+        notes.append(f"{len(runs)} runs were launched on it and can no longer be reached by name")
+    return pod, plan_of(f"Forget pod `{name}`", [Step("forget", f"forget `{name}`")], notes)
+
+
+def execute_remove(operator: Operator, pod: PodRecord) -> PodRecord:
+    """Forget a pod."""
+    with operator.store.intent("pod rm", pod.name):
+        operator.store.remove_pod(pod.name)
+    return pod
+
+
+def choose_pod(store: Store, name: str | None) -> PodRecord:
+    """The named pod, or the only one.
+
+    Raises:
+        NotFoundError: If there is none of that name, or none at all.
+        ConfigurationError: If several fit and none was named.
+    """
+    pods = store.pods()
+    known = ", ".join(f"`{pod.name}`" for pod in pods)
+    if name is not None:
+        found = store.find_pod(name)
+        if found is None:
+            hint = f"Known pods: {known}" if pods else f"Add it with `nsa-ops pod add {name} local`"
+            message = f"There is no pod `{name}`"
+            raise NotFoundError(message, hint=hint)
+        return found
+    if not pods:
+        message = "No pod is known yet"
+        raise NotFoundError(message, hint="Add this machine with `nsa-ops pod add here local`")
+    if len(pods) > 1:
+        message = f"Which pod? There are {len(pods)}: {known}"
+        raise ConfigurationError(message, hint="Name one, or set `NSA_OPS_POD`")
+    return pods[0]
+
+
+def _local_root(address: str) -> Path:
+    match = _LOCAL.fullmatch(address)
+    if match is None:
+        message = f"Pod address `{address}` is not `local` or `local:ROOT`"
+        hint = "This version operates this machine as its own pod: `nsa-ops pod add here local`"
+        raise ConfigurationError(message, hint=hint)
+    root = Path(match["root"] or _LOCAL_ROOT).expanduser().absolute()
+    if root.exists() and not root.is_dir():
+        message = f"Pod root `{root}` is a file, and it must be a folder"
+        raise ConfigurationError(message)
+    return root
+
+
+def _check_profile(profile: str) -> None:
+    if not profile:
+        return
+    try:
+        load_profile(profile)
+    except ConfigError as error:
+        raise ConfigurationError(str(error), hint="See `nsa-ops profile ls`") from error
+
+
+def _check_python(python: str) -> str:
+    path = Path(python).expanduser().absolute()
+    if not path.is_file():
+        message = f"Interpreter `{python}` does not exist on this machine"
+        raise ConfigurationError(message, hint="Name another one with `--python PATH`")
+    return str(path)

@@ -1,0 +1,233 @@
+"""Preflight: facts of a pod, guardrails and correctness probes on it; one report, one verdict."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from nsa_core.config.profile import HardwareProfile
+from nsa_core.config.recipe import ResolvedConfig
+from nsa_core.rundir.report import CheckResult, Report
+from nsa_ops.errors import ConfigurationError, DeadlineError, RefusedError
+from nsa_ops.facts.gpu import GPUFacts, read_gpus
+from nsa_ops.facts.host import HostFacts, read_host
+from nsa_ops.facts.python import PythonFacts, read_python
+from nsa_ops.remote.snapshot import Snapshot, ship, take_snapshot
+from nsa_ops.runs.configure import Choice, load_hardware, resolve_choice
+from nsa_ops.runs.context import Operator, PodLink
+from nsa_ops.runs.estimate import estimate_run
+from nsa_ops.runs.guardrails import Subject, apply_overrides, check_guardrails
+from nsa_ops.runs.judge import judge_gpus, judge_host, judge_python
+from nsa_ops.runs.pods import choose_pod
+
+PROBE_S = 300.0
+TIER = "standard"
+#: The causality and parity probes have no second chance: they must pass, not merely not fail.
+CORRECTNESS = ("causality.", "kernels.", "model.", "numerics.")
+_MIB_PER_GIB = 1024
+
+
+@dataclass(frozen=True)
+class PodFacts:
+    """Everything that was read from a pod."""
+
+    host: HostFacts
+    python: PythonFacts
+    gpus: GPUFacts
+
+    @property
+    def card_memory_mib(self) -> float | None:
+        """Memory of the smallest card; None if unknown or there is none."""
+        known = [gpu.memory_mib for gpu in self.gpus.gpus if gpu.memory_mib is not None]
+        return min(known, default=None)
+
+    def summary(self) -> dict[str, object]:
+        """What a manifest records of the pod."""
+        return {
+            "gpus": [gpu.name for gpu in self.gpus.gpus],
+            "driver": next((gpu.driver_version for gpu in self.gpus.gpus), None),
+            "torch": self.python.torch_version,
+            "cuda": self.python.cuda_version,
+            "python": self.host.python_version,
+            "num_cpus": self.host.num_cpus,
+            "memory_bytes": self.host.memory_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The outcome.
+
+    Attributes:
+        pod: Name of the pod.
+        report: Every check.
+        verdict: `pass`, `warn` or `fail` over all checks.
+        sha256: Hash of the report, which a manifest names.
+        is_green: Whether a launch may follow.
+        blocking: Checks that stand against it.
+    """
+
+    pod: str
+    report: Report
+    verdict: str
+    sha256: str
+    is_green: bool
+    blocking: list[str]
+
+
+def blocking_checks(checks: Sequence[CheckResult]) -> list[str]:
+    """Names of checks that forbid a launch: failures, and correctness that was not proven."""
+    names = [
+        check.name
+        for check in checks
+        if check.status == "fail"
+        or (check.status == "unknown" and check.name.startswith(CORRECTNESS))
+    ]
+    has_proof = any(
+        check.status == "pass" and check.name.startswith("causality.") for check in checks
+    )
+    return names if has_proof else [*names, "causality (no probe passed)"]
+
+
+def run_preflight(
+    operator: Operator, pod_name: str | None, choice: Choice, overrides: dict[str, str]
+) -> Preflight:
+    """Look at a pod, probe it, and keep the report.
+
+    Raises:
+        OpsError: If the pod cannot be asked or the configuration cannot be used.
+    """
+    pod = choose_pod(operator.store, pod_name or operator.settings.values.pod or None)
+    link = operator.link(pod)
+    hardware = load_hardware(require_profile(operator, choice, pod.profile))
+    operator.tell(f"reading pod {pod.name} ({link.transport.where})")
+    facts = read_facts(operator, link)
+    resolved = resolve_for(operator, choice, hardware, facts)
+    snapshot = take_snapshot()
+    checks = judge_facts(operator, link, facts, hardware)
+    checks += apply_overrides(check_guardrails(subject_of(resolved, hardware, facts)), overrides)
+    if any(check.status == "fail" for check in checks if check.name.startswith("python.")):
+        checks.append(_not_probed("the interpreter above cannot run it"))
+    else:
+        checks += probe_correctness(operator, link, snapshot, hardware)
+    report = Report(
+        at=operator.clock.unix_s(),
+        tier=TIER,
+        pod_id=pod.pod_id,
+        code_id=snapshot.code_id,
+        profile=hardware.name,
+        checks=checks,
+    )
+    return keep_report(operator, pod.name, report)
+
+
+def keep_report(operator: Operator, pod: str, report: Report) -> Preflight:
+    """Store a report under its hash and say what it allows."""
+    sha256 = hashlib.sha256(report.model_dump_json().encode()).hexdigest()
+    operator.store.save_report(sha256, report)
+    blocking = blocking_checks(report.checks)
+    return Preflight(pod, report, report.verdict, sha256, not blocking, blocking)
+
+
+def require_profile(operator: Operator, choice: Choice, pod_profile: str) -> str:
+    """The profile that applies.
+
+    Raises:
+        ConfigurationError: If none was named anywhere.
+    """
+    profile = choice.profile or operator.settings.values.profile or pod_profile
+    if not profile:
+        message = "No hardware profile was named"
+        hint = "Name one with `--profile`; see `nsa-ops profile ls`"
+        raise ConfigurationError(message, hint=hint)
+    return profile
+
+
+def read_facts(operator: Operator, link: PodLink) -> PodFacts:
+    """Ask the pod for everything that can be read without our code on it."""
+    python = link.record.python
+    host = read_host(link.transport, python, link.record.root)
+    operator.tell(f"python {host.python_version}; importing torch")
+    return PodFacts(host, read_python(link.transport, python), read_gpus(link.transport))
+
+
+def resolve_for(
+    operator: Operator, choice: Choice, hardware: HardwareProfile, facts: PodFacts
+) -> ResolvedConfig:
+    """The configuration for this very card."""
+    memory_mib = facts.card_memory_mib if hardware.needs_card else None
+    return resolve_choice(
+        operator.settings,
+        choice,
+        pod_profile=hardware.name,
+        memory_gib=memory_mib / _MIB_PER_GIB if memory_mib is not None else None,
+    )
+
+
+def subject_of(resolved: ResolvedConfig, hardware: HardwareProfile, facts: PodFacts) -> Subject:
+    """What the guardrails look at."""
+    return Subject(
+        config=resolved.config,
+        profile=hardware,
+        estimate=estimate_run(resolved.config, hardware),
+        disk_free_bytes=facts.host.disk_free_bytes,
+        card_memory_mib=facts.card_memory_mib,
+    )
+
+
+def judge_facts(
+    operator: Operator, link: PodLink, facts: PodFacts, hardware: HardwareProfile
+) -> list[CheckResult]:
+    """Every check on the machine, its interpreter and its cards."""
+    is_local = link.record.kind == "local"
+    return [
+        *judge_host(facts.host, is_local=is_local, laptop_unix_s=operator.clock.unix_s()),
+        *judge_python(facts.python, hardware),
+        *judge_gpus(facts.gpus, hardware),
+    ]
+
+
+def probe_correctness(
+    operator: Operator, link: PodLink, snapshot: Snapshot, hardware: HardwareProfile
+) -> list[CheckResult]:
+    """Run the causality and parity probes on the pod with the code that would train."""
+    moved = ship(snapshot, link.transport, link.record.python, link.code(snapshot.code_id))
+    operator.tell(f"code {snapshot.code_id} {'shipped' if moved else 'is there already'}; probing")
+    argv = link.module(snapshot.code_id, "nsa_core.checks", "--json", *_probe_words(hardware))
+    try:
+        done = link.transport.run(argv, timeout_s=operator.deadline_s(PROBE_S))
+    except DeadlineError as error:
+        return [_not_probed(error.message)]
+    try:
+        return list(Report.model_validate_json(done.stdout).checks)
+    except ValidationError:
+        said = done.last_error_line or "nothing"
+        return [_not_probed(f"the probes gave no report (exit code {done.exit_code}): {said}")]
+
+
+def _probe_words(hardware: HardwareProfile) -> tuple[str, ...]:
+    return () if hardware.needs_card else ("--device", "cpu")
+
+
+def _not_probed(why: str) -> CheckResult:
+    return CheckResult(name="causality.probe", status="fail", message=f"not probed: {why}")
+
+
+def require_green(operator: Operator, pod_id: str, pod: str, code_id: str, profile: str) -> str:
+    """Hash of the green report for this pod, code and profile.
+
+    Raises:
+        RefusedError: If there is none; the hint names the command.
+    """
+    command = f"nsa-ops preflight {pod} --profile {profile}"
+    found = operator.store.newest_report(pod_id, code_id, profile)
+    if found is None:
+        message = f"Pod `{pod}` has no preflight for code {code_id} and profile {profile}"
+        raise RefusedError(message, hint=f"Run `{command}`")
+    sha256, report = found
+    blocking = blocking_checks(report.checks)
+    if blocking:
+        message = f"The preflight of pod `{pod}` is red: {', '.join(blocking)}"
+        raise RefusedError(message, hint=f"Mend it, then run `{command}` again")
+    return sha256

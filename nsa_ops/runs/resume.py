@@ -1,0 +1,228 @@
+"""Resume: the next attempt of a run, from its newest whole checkpoint or a named one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nsa_core.config.recipe import config_sha256, leaves
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.errors import NotFoundError, StateConflictError
+from nsa_ops.plan import Plan, Step, plan_of
+from nsa_ops.pod.messages import NextAttemptAction
+from nsa_ops.pod.verify import VerifiedCheckpoint
+from nsa_ops.remote.tmux import session_name
+from nsa_ops.remote.transport import QUICK_S
+from nsa_ops.runs.agents import ask, verify
+from nsa_ops.runs.choose import ENDED, LIVE, FoundRun, find_run
+from nsa_ops.runs.context import Operator
+from nsa_ops.runs.launch import require_checkpoint
+from nsa_ops.runs.overlay import overlay
+from nsa_ops.runs.session import TRAINER_MODULE, start_session, train_command
+from nsa_ops.runs.wait import await_first_beat
+
+_MAX_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that the new attempt does not share with the one before."""
+
+    key: str
+    before: Any
+    now: Any
+
+
+@dataclass(frozen=True)
+class ResumePlan:
+    """A resume that may be done.
+
+    Attributes:
+        found: The run.
+        checkpoint: Where it goes on; None starts again from the first step.
+        damaged: Newer checkpoints that are passed over, each in one line.
+        differences: What the new attempt does not share with the one before.
+        changes: Fields of the manifest that change.
+        plan: What will be done.
+        trainer_module: Python module that trains.
+    """
+
+    found: FoundRun
+    checkpoint: VerifiedCheckpoint | None
+    damaged: list[str]
+    differences: list[Difference]
+    changes: dict[str, Any]
+    plan: Plan
+    trainer_module: str
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run that goes on.
+
+    Attributes:
+        run_id: Its id.
+        attempt: The new attempt.
+        from_step: Step it goes on from; 0 without a checkpoint.
+        checkpoint: Folder it goes on from; empty without one.
+        differences: What the new attempt does not share with the one before.
+        state: State when it was last looked at.
+        why: The evidence for it.
+        first_beat_after_s: Seconds from the start to the first heartbeat.
+    """
+
+    run_id: str
+    attempt: int
+    from_step: int
+    checkpoint: str
+    differences: list[Difference]
+    state: str
+    why: str
+    first_beat_after_s: float
+
+
+def plan_resume(
+    operator: Operator,
+    run_id: str | None,
+    *,
+    path: str = "",
+    sets: tuple[str, ...] = (),
+    trainer_module: str = TRAINER_MODULE,
+) -> ResumePlan:
+    """Find the run, hash the checkpoint it goes on from, and say what will differ.
+
+    Args:
+        operator: Who asks.
+        run_id: Run; None where only one can be resumed.
+        path: Folder of the checkpoint on the pod; empty for the newest whole one.
+        sets: Values to change, as `--set` takes them.
+        trainer_module: Python module that trains.
+
+    Raises:
+        StateConflictError: If it runs, or finished.
+        NotFoundError: If there is no checkpoint to go on from.
+        VerificationError: If the named checkpoint is damaged.
+    """
+    found = find_run(operator, run_id, among=ENDED)
+    _require_ended(found, changes_something=bool(sets))
+    manifest = read_manifest(found)
+    checkpoint, damaged = _choose_checkpoint(found, path)
+    config = overlay(manifest.config, sets)
+    differences = _differences(manifest.config, config)
+    changes: dict[str, Any] = {"resume": checkpoint.path if path and checkpoint else "auto"}
+    if differences:
+        changes |= {
+            "config": config.model_dump(mode="json"),
+            "config_sha256": config_sha256(config),
+            "origins": manifest.origins | {one.key: "resume --set" for one in differences},
+        }
+    return ResumePlan(
+        found=found,
+        checkpoint=checkpoint,
+        damaged=damaged,
+        differences=differences,
+        changes=changes,
+        plan=_plan(found, checkpoint, damaged, differences, trainer_module),
+        trainer_module=trainer_module,
+    )
+
+
+def _require_ended(found: FoundRun, *, changes_something: bool) -> None:
+    report = found.report
+    if report.state in LIVE:
+        message = f"Run `{report.run_id}` is {report.state}: {report.why}"
+        hint = f"Stop it first with `nsa-ops halt {report.run_id}`"
+        raise StateConflictError(message, hint=hint)
+    if report.state == "finished" and not changes_something:
+        message = f"Run `{report.run_id}` finished: {report.why}"
+        hint = "To train on, give it more steps: `--set schedule.steps=N`"
+        raise StateConflictError(message, hint=hint)
+
+
+def read_manifest(found: FoundRun) -> RunManifest:
+    """The run's manifest, from the pod."""
+    path = f"{found.report.run_dir}/manifest.json"
+    content = found.link.transport.tail(path, 0, max_bytes=_MAX_BYTES, timeout_s=QUICK_S)
+    return RunManifest.model_validate_json(content)
+
+
+def _choose_checkpoint(found: FoundRun, path: str) -> tuple[VerifiedCheckpoint | None, list[str]]:
+    """The checkpoint to go on from and the damaged ones that are passed over."""
+    link, code_id = found.link, found.record.code_id
+    if path:
+        return require_checkpoint(link, code_id, path), []
+    verification = verify(link, code_id, run_id=found.record.run_id)
+    damaged = [
+        f"{Path(one.path).name}: {one.damage}" for one in verification.checkpoints if one.damage
+    ]
+    if verification.whole is None and verification.checkpoints:
+        message = f"No checkpoint of `{found.record.run_id}` is whole: {'; '.join(damaged)}"
+        hint = "Restore one with `nsa-ops backup restore`, or name one with `--from PATH`"
+        raise NotFoundError(message, hint=hint)
+    return verification.whole, damaged
+
+
+def _differences(before: RunConfig, now: RunConfig) -> list[Difference]:
+    old, new = leaves(before), leaves(now)
+    return [Difference(key, old[key], new[key]) for key in old if old[key] != new[key]]
+
+
+def _plan(
+    found: FoundRun,
+    checkpoint: VerifiedCheckpoint | None,
+    damaged: list[str],
+    differences: list[Difference],
+    module: str,
+) -> Plan:
+    report, run_id = found.report, found.record.run_id
+    attempt = report.manifest.attempt
+    where = (
+        f"from step {checkpoint.step}"
+        if checkpoint
+        else "from the first step: it has no checkpoint"
+    )
+    steps = [
+        Step(
+            "next attempt",
+            f"keep attempt {attempt} under attempts/{attempt}, begin {attempt + 1} {where}",
+            files=(f"{report.run_dir}/manifest.json",),
+        ),
+        Step(
+            "start training",
+            f"tmux session {session_name(run_id)}, windows train and watchdog",
+            command=train_command(found.link, found.record.code_id, run_id, module),
+        ),
+    ]
+    notes = [f"passed over {line}" for line in damaged]
+    notes += [f"differs: {one.key} {one.before} -> {one.now}" for one in differences]
+    return plan_of(f"Resume {run_id} {where}", steps, notes)
+
+
+def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
+    """Begin the next attempt and wait for its first heartbeat.
+
+    Raises:
+        StateConflictError: If something of the run is still alive.
+        OpsError: If the attempt does not come up.
+    """
+    found = planned.found
+    run, link = found.record, found.link
+    attempt = found.report.manifest.attempt
+    with operator.store.intent("resume", run.run_id, from_attempt=attempt):
+        action = NextAttemptAction(
+            run_dir=Path(found.report.run_dir), from_attempt=attempt, changes=planned.changes
+        )
+        operator.tell(ask(link, run.code_id, action).message)
+        started_s = operator.clock.monotonic_s()
+        start_session(link, run.code_id, run.run_id, planned.trainer_module)
+        beat = await_first_beat(operator, link, run.code_id, run.run_id, started_s)
+    return Resumed(
+        run_id=run.run_id,
+        attempt=beat.report.manifest.attempt,
+        from_step=planned.checkpoint.step if planned.checkpoint else 0,
+        checkpoint=planned.checkpoint.path if planned.checkpoint else "",
+        differences=planned.differences,
+        state=beat.report.state,
+        why=beat.report.why,
+        first_beat_after_s=beat.after_s,
+    )

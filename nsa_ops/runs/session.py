@@ -1,0 +1,79 @@
+"""The tmux session of a run on its pod: a window that trains and a window that watches."""
+
+from collections.abc import Sequence
+
+from nsa_ops.errors import PodUnreachableError, StateConflictError
+from nsa_ops.remote.tmux import (
+    Window,
+    is_duplicate_session,
+    is_no_server,
+    parse_windows,
+    session_name,
+)
+from nsa_ops.remote.transport import QUICK_S, Completed
+from nsa_ops.runs.context import PodLink
+
+TRAINER_MODULE = "nsa_core.train"
+TRAIN = "train"
+WATCHDOG = "watchdog"
+#: Output goes to a file of the run: a window dies with its process, the file does not.
+_INTO_FILE = 'exec "$@" >>"$0" 2>&1'
+
+
+def train_command(link: PodLink, code_id: str, run_id: str, module: str) -> tuple[str, ...]:
+    """What the window `train` runs: the runner, which starts the trainer in its own session."""
+    run_dir = link.run_dir(run_id)
+    words = ("--run-dir", str(run_dir), "--module", module)
+    runner = link.module(code_id, "nsa_ops.pod.runner", *words)
+    return ("sh", "-c", _INTO_FILE, str(run_dir / "training.log"), *runner)
+
+
+def watchdog_command(link: PodLink, code_id: str, run_id: str, module: str) -> tuple[str, ...]:
+    """What the window `watchdog` runs."""
+    run_dir = link.run_dir(run_id)
+    words = ("--run-dir", str(run_dir), "--module", module)
+    watchdog = link.module(code_id, "nsa_ops.pod.watchdog", *words)
+    return ("sh", "-c", _INTO_FILE, str(run_dir / "watchdog.log"), *watchdog)
+
+
+def start_session(link: PodLink, code_id: str, run_id: str, module: str = TRAINER_MODULE) -> None:
+    """Start what is not there yet: the session, the runner in it, the watchdog in it.
+
+    Asking twice starts nothing twice: the runner and the watchdog hold locks of the run.
+
+    Raises:
+        StateConflictError: If tmux does not start them.
+    """
+    names = {window.name for window in list_windows(link, run_id)}
+    train = train_command(link, code_id, run_id, module)
+    watchdog = watchdog_command(link, code_id, run_id, module)
+    session, folder = session_name(run_id), str(link.run_dir(run_id))
+    if not names:
+        _tmux(link, link.tmux.new_session(session, TRAIN, folder, train))
+    elif TRAIN not in names:
+        _tmux(link, link.tmux.new_window(session, TRAIN, folder, train))
+    if WATCHDOG not in names:
+        _tmux(link, link.tmux.new_window(session, WATCHDOG, folder, watchdog))
+
+
+def list_windows(link: PodLink, run_id: str) -> list[Window]:
+    """Windows of the run's session; none if there is no session or no tmux server.
+
+    Raises:
+        PodUnreachableError: If tmux cannot be asked.
+    """
+    done = link.transport.run(link.tmux.list_windows(), timeout_s=QUICK_S)
+    stderr = done.stderr.decode(errors="replace")
+    if done.exit_code != 0 and not is_no_server(stderr):
+        message = f"tmux on pod `{link.record.name}` cannot be asked: {done.last_error_line}"
+        raise PodUnreachableError(message, hint=f"Try `nsa-ops preflight {link.record.name}`")
+    session = session_name(run_id)
+    return [window for window in parse_windows(done.text) if window.session == session]
+
+
+def _tmux(link: PodLink, argv: Sequence[str]) -> Completed:
+    done = link.transport.run(argv, timeout_s=QUICK_S)
+    if done.exit_code == 0 or is_duplicate_session(done.stderr.decode(errors="replace")):
+        return done
+    message = f"tmux on pod `{link.record.name}` did not start it: {done.last_error_line}"
+    raise StateConflictError(message, hint=f"Try `nsa-ops preflight {link.record.name}`")

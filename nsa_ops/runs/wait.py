@@ -1,0 +1,135 @@
+"""Wait for a run: the first heartbeat after a start, and the end after a halt."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nsa_core.rundir.exit import TrainerExit
+from nsa_ops.errors import (
+    ConfigurationError,
+    DeadlineError,
+    OpsError,
+    VerificationError,
+)
+from nsa_ops.pod.messages import RunReport
+from nsa_ops.runs.agents import probe_run
+from nsa_ops.runs.context import Operator, PodLink
+
+FIRST_BEAT_S = 300.0
+#: After the first heartbeat: a bad data set or a full card shows within seconds.
+SETTLE_S = 6.0
+POLL_S = 0.5
+STORY_S = 10.0
+ENDED = frozenset({"finished", "failed", "halted", "lost", "preempted"})
+_LOG_TAIL_BYTES = 16_384
+_LOG_LINES = 15
+_OPERATORS_FAULT = {TrainerExit.CONFIGURATION, TrainerExit.DATA, TrainerExit.CHECKPOINT}
+
+
+@dataclass(frozen=True)
+class FirstBeat:
+    """A run that came up.
+
+    Attributes:
+        report: What the pod showed.
+        after_s: Seconds from the start to the first heartbeat.
+    """
+
+    report: RunReport
+    after_s: float
+
+
+def await_first_beat(
+    operator: Operator, link: PodLink, code_id: str, run_id: str, started_s: float
+) -> FirstBeat:
+    """Wait until a heartbeat of the current attempt is seen and the run has settled.
+
+    Args:
+        operator: Who waits.
+        link: Pod.
+        code_id: Version of the code whose agent looks.
+        run_id: Run.
+        started_s: Monotonic time of the start.
+
+    Raises:
+        ConfigurationError: If the trainer ended because of its configuration, data or checkpoint.
+        VerificationError: If it ended for any other reason; the end of its log is told.
+        DeadlineError: If no heartbeat came in time; the run is left as it is.
+    """
+    first_s: float | None = None
+
+    def is_up(report: RunReport) -> bool:
+        nonlocal first_s
+        now_s = operator.clock.monotonic_s()
+        if first_s is None and report.last_beat is not None:
+            first_s = now_s
+        settled = first_s is not None and now_s - first_s >= SETTLE_S
+        return settled or _is_training(report) or report.state in ENDED
+
+    deadline_s = operator.deadline_s(FIRST_BEAT_S)
+    report = poll(operator, link, code_id, run_id, is_up, deadline_s, "the first heartbeat")
+    if report.state in ENDED and report.state != "finished":
+        raise _did_not_come_up(operator, link, report)
+    return FirstBeat(report, (first_s or operator.clock.monotonic_s()) - started_s)
+
+
+def _is_training(report: RunReport) -> bool:
+    beat = report.last_beat
+    return beat is not None and beat.step > 0
+
+
+def poll(
+    operator: Operator,
+    link: PodLink,
+    code_id: str,
+    run_id: str,
+    is_done: Callable[[RunReport], bool],
+    deadline_s: float,
+    what: str,
+) -> RunReport:
+    """Look at a run until something holds; one round trip a look, a line of story every 10 s.
+
+    Raises:
+        DeadlineError: If it does not hold in time.
+    """
+    began_s = told_s = operator.clock.monotonic_s()
+    while True:
+        report = probe_run(link, code_id, run_id)
+        if is_done(report):
+            return report
+        now_s = operator.clock.monotonic_s()
+        if now_s - began_s >= deadline_s:
+            message = (
+                f"Waited {deadline_s:g} s for {what} of `{run_id}`; "
+                f"it is {report.state} ({report.why})"
+            )
+            hint = f"Look at `nsa-ops status {run_id}` and `nsa-ops logs {run_id}`"
+            raise DeadlineError(message, hint=hint)
+        if now_s - told_s >= STORY_S:
+            told_s = now_s
+            operator.tell(f"waiting for {what}: {report.state}, {report.why}")
+        operator.clock.sleep(POLL_S)
+
+
+def _did_not_come_up(operator: Operator, link: PodLink, report: RunReport) -> OpsError:
+    """The trainer's own last word as an error; the end of its log goes into the story."""
+    for line in log_tail(link, report):
+        operator.tell(f"log: {line}")
+    hint = f"See it all with `nsa-ops logs {report.run_id}`"
+    ended = report.exit
+    if ended is None:
+        return VerificationError(
+            f"Run `{report.run_id}` is {report.state}: {report.why}", hint=hint
+        )
+    message = f"Run `{report.run_id}` ended with code {ended.code}: {ended.reason}"
+    kind = ConfigurationError if ended.code in _OPERATORS_FAULT else VerificationError
+    return kind(message, hint=hint)
+
+
+def log_tail(link: PodLink, report: RunReport) -> list[str]:
+    """Last lines of a run's log; none if it has not written any."""
+    if report.log_bytes == 0:
+        return []
+    start = max(0, report.log_bytes - _LOG_TAIL_BYTES)
+    path = f"{report.run_dir}/training.log"
+    content = link.transport.tail(path, start, max_bytes=_LOG_TAIL_BYTES, timeout_s=30.0)
+    return content.decode(errors="replace").splitlines()[-_LOG_LINES:]
