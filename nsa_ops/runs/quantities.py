@@ -1,0 +1,61 @@
+"""Numbers as people read them: durations, sizes in base 2, counts with k and M."""
+
+import math
+
+_MINUTE_S = 60
+_HOUR_S = 3600
+_DAY_S = 86_400
+
+
+def format_duration(seconds: float) -> str:
+    """`0.8 s`, `42 s`, `3 min 5 s`, `2 h 10 min`, `1 d 4 h`: the two largest parts that matter."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < _MINUTE_S:
+        return f"{whole} s"
+    if whole < _HOUR_S:
+        return _two_parts(whole, _MINUTE_S, "min", 1, "s")
+    if whole < _DAY_S:
+        return _two_parts(whole, _HOUR_S, "h", _MINUTE_S, "min")
+    return _two_parts(whole, _DAY_S, "d", _HOUR_S, "h")
+
+
+def _two_parts(whole_s: int, large_s: int, large: str, small_s: int, small: str) -> str:
+    rest = whole_s % large_s // small_s
+    return f"{whole_s // large_s} {large}" + (f" {rest} {small}" if rest else "")
+
+
+def format_bytes(count: float) -> str:
+    """`812 B`, `4.8 MiB`, `31 GiB`: base 2, as disks and cards are reported here."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"
+
+
+def format_count(value: float) -> str:
+    """`950`, `12.5k`, `1.05M`, `3.2B`: at most three digits that carry meaning."""
+    size = abs(value)
+    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if size >= limit:
+            return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
+    return format_number(value)
+
+
+def format_number(value: float) -> str:
+    """Four significant digits, without an exponent where a person would not write one."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e6:
+        digits = max(0, 3 - math.floor(math.log10(abs(value))))
+        text = f"{value:.{digits}f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"

@@ -1,0 +1,140 @@
+"""What was run, in words: identity, code, machine, data and configuration of a RecordedRun."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.runs.report.record import RecordedRun
+from nsa_ops.runs.report.story import MISSING, Fact, format_time
+
+
+def describe_run(record: RecordedRun) -> list[Fact]:
+    """What was run: identity, code, machine, data; unknown values say so."""
+    manifest = record.manifest
+    if manifest is None:
+        return [Fact("run id", record.run_id, "manifest.json is missing")]
+    return [
+        Fact("run id", manifest.run_id),
+        Fact("launched", format_time(_first_created(record))),
+        *_describe_parent(manifest),
+        Fact("code commit", manifest.code_commit, _dirty(manifest)),
+        Fact("recipe and profile", f"{manifest.config.recipe} on {manifest.profile}"),
+        Fact("machine", _machine(record)),
+        Fact("versions", _versions(record)),
+        Fact("data", _data(manifest)),
+        Fact("tokenizer", manifest.config.data.tokenizer, _fingerprint(record)),
+        Fact("model", _model(manifest)),
+        Fact("batch", _batch(manifest)),
+        Fact("seed", str(manifest.config.seed)),
+        *(Fact("overridden guardrail", name, why) for name, why in manifest.overrides.items()),
+    ]
+
+
+def _first_created(record: RecordedRun) -> float:
+    times = [a.manifest.created_unix_s for a in record.attempts if a.manifest is not None]
+    return min(times, default=math.nan)
+
+
+def _describe_parent(manifest: RunManifest) -> Iterator[Fact]:
+    if manifest.parent is not None:
+        yield Fact("began from", manifest.parent.run_id, f"step {manifest.parent.step:,}")
+
+
+def _dirty(manifest: RunManifest) -> str:
+    if not manifest.dirty_sha256:
+        return "no uncommitted changes"
+    return f"with uncommitted changes, sha256 {manifest.dirty_sha256[:12]}"
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested mappings and lists as dotted names with text values."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        elif isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
+            numbered = {str(index): one for index, one in enumerate(value)}
+            flat.update(flatten(numbered, f"{prefix}{name}."))
+        elif value is not None and value != "":
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            flat[prefix + name] = text
+    return flat
+
+
+def machine_facts(record: RecordedRun) -> dict[str, str]:
+    """Everything that env.json and the manifest's pod facts tell, as dotted names."""
+    pod_facts = record.manifest.pod_facts if record.manifest else {}
+    return {**flatten(pod_facts), **flatten(record.environment)}
+
+
+def _machine(record: RecordedRun) -> str:
+    """Cards, or the processor where there are none; whatever names the facts use for them."""
+    facts = machine_facts(record)
+    for words in (("gpu", "name"), ("card", "name"), ("device", "name"), ("gpus",), ("cpu",)):
+        found = [
+            value for name, value in facts.items() if all(word in name.lower() for word in words)
+        ]
+        if found:
+            names = list(dict.fromkeys(found))
+            return ", ".join(
+                f"{found.count(name)} x {name}" if found.count(name) > 1 else name for name in names
+            )
+    return MISSING
+
+
+def _versions(record: RecordedRun) -> str:
+    facts = machine_facts(record)
+    wanted = ("python", "torch", "cuda", "driver", "triton")
+    lasts = {name.rpartition(".")[2].lower(): value for name, value in facts.items()}
+    found = [
+        f"{word} {value}"
+        for word in wanted
+        if (value := lasts.get(word) or lasts.get(f"{word}_version"))
+    ]
+    return ", ".join(found) or MISSING
+
+
+def _data(manifest: RunManifest) -> str:
+    data = manifest.config.data
+    names = {
+        "stdlib": "text of the machine's own Python library",
+        "synthetic": "synthetic tokens (smoke runs only)",
+        "fineweb_edu": f"FineWeb-Edu, {data.path or data.subset}",
+        "fineweb_edu_local": f"local text, {data.path}",
+    }
+    return f"{names[data.source]}; {100 * data.validation_fraction:g} % of documents held out"
+
+
+def _fingerprint(record: RecordedRun) -> str:
+    for state in record.checkpoints:
+        if state.checkpoint.manifest.tokenizer_fingerprint:
+            return f"fingerprint {state.checkpoint.manifest.tokenizer_fingerprint[:16]}"
+    return "fingerprint not recorded"
+
+
+def _model(manifest: RunManifest) -> str:
+    model = manifest.config.model
+    kind = "Native Sparse Attention" if model.attention == "nsa" else "dense attention"
+    return (
+        f"{kind}, {model.num_layers} layers of width {model.dim}, {model.num_heads} heads in "
+        f"{model.num_kv_groups} groups, vocabulary {model.vocab_size:,}"
+    )
+
+
+def _batch(manifest: RunManifest) -> str:
+    batch = manifest.config.batch
+    world = max(1, manifest.config.runtime.num_gpus)
+    return (
+        f"{batch.micro_batch} x {batch.accumulation} accumulated x {world} x "
+        f"{batch.seq_len:,} = {batch.tokens_per_step(world):,} tokens a step"
+    )
+
+
+def describe_configuration(manifest: RunManifest) -> list[Fact]:
+    """Every value of the configuration with its origin; what was set comes before the defaults."""
+    values = flatten(manifest.config.model_dump(mode="json"))
+    facts = [
+        Fact(name, value, manifest.origins.get(name, "default")) for name, value in values.items()
+    ]
+    return sorted(facts, key=lambda fact: fact.remark == "default")
