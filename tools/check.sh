@@ -21,7 +21,7 @@ check() { # check NAME COMMAND ARGUMENT...
 check format ruff format --check .
 check lint ruff check .
 check types mypy
-check layers lint-imports --no-cache
+check layers lint-imports --no-logo --no-cache
 check shell shellcheck tools/*.sh docker/*.sh .ci/run
 if command -v hadolint >/dev/null; then
   check image hadolint Dockerfile

@@ -43,7 +43,7 @@ has_gpu() { command -v nvidia-smi >/dev/null && timeout 20 nvidia-smi -L >/dev/n
 
 # What the environment was made from; an environment with another key is not used again.
 key() { # key SET
-  { pwd && "$python" -VV && say_build && cat "requirements/$1.lock" requirements/torch.txt "$0"; } | cksum
+  { pwd && "$python" -VV && say_build && cat "requirements/$1.lock" requirements/torch.txt tools/setup.sh; } | cksum
 }
 
 say_build() { if [ "$gpu" = yes ]; then echo cuda; else echo cpu; fi; }
@@ -129,6 +129,19 @@ make_environment() { # make_environment SET
   key "$1" >"$environment/made-from-$1"
 }
 
+# Two set-ups of one checkout take turns. The lock is on this very file, through a descriptor that this
+# shell keeps open: it ends with the shell, however that ends.
+take_turn() {
+  exec 9<tools/setup.sh
+  "$python" -c '
+import fcntl, sys
+try:
+    fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    print("waiting for another set-up of this checkout", file=sys.stderr)
+    fcntl.flock(9, fcntl.LOCK_EX)'
+}
+
 case "${1-}" in
 train | dev) ;;
 *)
@@ -143,4 +156,5 @@ python=$(find_python) || fail 'Python 3.11, 3.12, 3.13 or 3.14 is needed, and no
 command -v tmux >/dev/null || fail '`tmux` is needed, because runs live in it, and it is not on PATH' \
   'install it (Debian and Ubuntu: `apt-get install tmux`; macOS: `brew install tmux`)'
 if has_gpu; then gpu=yes; else gpu=no; fi
+take_turn
 is_made "$1" || make_environment "$1"

@@ -42,7 +42,7 @@ def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
     if not program.exists():
         pytest.skip("import-linter is not installed beside this Python")
     return subprocess.run(
-        [program, "--no-cache"],
+        [program, "--no-logo", "--no-cache"],
         cwd=root,
         env={"PYTHONPATH": str(root), "COLUMNS": "200"},
         capture_output=True,
