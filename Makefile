@@ -1,0 +1,29 @@
+# The commands of this repository. `make demo` and `make test` need Python 3.11+, make and tmux; each
+# makes its own environment in .venv (tools/setup.sh) and says in one line what a machine lacks.
+
+.PHONY: help demo test check lock clean
+.DEFAULT_GOAL := help
+
+help:  ## Show this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile
+
+demo:  ## Run the whole path on this machine, on real text: under two minutes once installed
+	@tools/setup.sh train
+	@.venv/bin/python -m nsa_ops demo $(ARGS)
+
+test:  ## Run every check and every test that needs no GPU
+	@tools/setup.sh dev
+	@tools/check.sh
+	@.venv/bin/python -m pytest $(ARGS)
+
+check:  ## Format, lint, types, layers, shell scripts and the image, without the tests
+	@tools/setup.sh dev
+	@tools/check.sh
+
+lock:  ## Write requirements/*.lock anew from pyproject.toml, keeping the versions that still fit
+	@tools/setup.sh dev
+	@tools/lock.sh
+
+clean:  ## Remove the environment and every cache; runs and checkpoints stay
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,28 @@
+"""What every test shares: a quiet, offline process and the place of the shared cases."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Read by torch, OpenMP and the hub's client when they are first imported, so set before any test.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def repository() -> Path:
+    """Root of the working tree."""
+    return REPOSITORY
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The shared cases and seeds beside the repository; skips the test where they are absent."""
+    folder = REPOSITORY.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("the shared cases are not beside this checkout")
+    return folder
