@@ -93,7 +93,7 @@ def estimate(
     sets: SetOption = None,
 ) -> None:
     """Estimate parameters, memory, FLOPs and disk of a run before launching it."""
-    from nsa_ops.cli.render import draw_estimate
+    from nsa_ops.cli.render_runs import draw_estimate
     from nsa_ops.runs.configure import Choice
     from nsa_ops.runs.estimate import estimate_choice
 

@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 @command(run_group, "ls", path="run")
 def run_ls(session: Session, pod: PodOption = None) -> None:
     """List the runs that were launched from here, with their states."""
-    from nsa_ops.cli.render import draw_runs
+    from nsa_ops.cli.render_runs import draw_runs
     from nsa_ops.runs.status import list_runs
 
     session.show(list_runs(session.operator, pod), draw_runs)
@@ -37,7 +37,7 @@ def run_ls(session: Session, pod: PodOption = None) -> None:
 @command(run_group, "show", path="run")
 def run_show(session: Session, run: RunArgument = None) -> None:
     """Show everything about one run."""
-    from nsa_ops.cli.render import draw_run
+    from nsa_ops.cli.render_runs import draw_run
     from nsa_ops.runs.status import find_status
 
     session.show(find_status(session.operator, run), draw_run)
@@ -56,7 +56,7 @@ def status(
     ] = False,
 ) -> None:
     """Say what a run is doing now, and how that is known."""
-    from nsa_ops.cli.render import draw_status
+    from nsa_ops.cli.render_runs import draw_status
     from nsa_ops.runs.status import exit_code_of, find_status
 
     found = find_status(session.operator, run)
@@ -85,7 +85,7 @@ def logs(
 
 def health(session: Session, run: RunArgument = None) -> None:
     """Say what the watchdog's rules find in a run now."""
-    from nsa_ops.cli.render import draw_health
+    from nsa_ops.cli.render_runs import draw_health
     from nsa_ops.runs.status import find_status
 
     session.show(find_status(session.operator, run), draw_health)
@@ -93,7 +93,7 @@ def health(session: Session, run: RunArgument = None) -> None:
 
 def events(session: Session, run: RunArgument = None) -> None:
     """List everything that happened to a run, by whom and why."""
-    from nsa_ops.cli.render import draw_events
+    from nsa_ops.cli.render_runs import draw_events
     from nsa_ops.runs.status import all_events
 
     session.show(all_events(session.operator, run), draw_events)
@@ -101,7 +101,7 @@ def events(session: Session, run: RunArgument = None) -> None:
 
 def stack(session: Session, run: RunArgument = None) -> None:
     """Show the stacks of all threads of a running trainer."""
-    from nsa_ops.cli.render import draw_stacks
+    from nsa_ops.cli.render_runs import draw_stacks
     from nsa_ops.runs.signals import dump_stacks
 
     session.show(dump_stacks(session.operator, run), draw_stacks)
@@ -109,7 +109,7 @@ def stack(session: Session, run: RunArgument = None) -> None:
 
 def checkpoint(session: Session, run: RunArgument = None) -> None:
     """Have a run save a checkpoint now, and go on."""
-    from nsa_ops.cli.render import draw_saved
+    from nsa_ops.cli.render_runs import draw_saved
     from nsa_ops.runs.signals import save_now
 
     session.show(save_now(session.operator, run), draw_saved)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import typer
 
 from nsa_ops.cli.output import envelope
-from nsa_ops.cli.render import draw_frame, frame_view, progress_line
+from nsa_ops.cli.render_watch import draw_frame, frame_view, progress_line
 from nsa_ops.cli.session import Session
 from nsa_ops.runs.logs import Chunk
 from nsa_ops.runs.watch import Frame

@@ -2,29 +2,16 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from math import isfinite
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from nsa_core.config.profile import HardwareProfile
-from nsa_core.rundir.events import Event
-from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.report import CheckResult
 from nsa_ops.plan import Plan
 from nsa_ops.runs.configure import Checked, Value
-from nsa_ops.runs.estimate import Estimate
-from nsa_ops.runs.halt import Halted
-from nsa_ops.runs.launch import Launched
 from nsa_ops.runs.pods import PodDetails
-from nsa_ops.runs.preflight import Preflight
-from nsa_ops.runs.resume import Resumed
-from nsa_ops.runs.signals import Saved, Stacks
-from nsa_ops.runs.status import RunStatusLine, current_step
-from nsa_ops.runs.watch import Frame
 from nsa_ops.store import PodRecord, RunRecord
 
 _PIPE_WIDTH = 200
@@ -48,7 +35,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     for heading in headings:
         drawn.add_column(heading, overflow="fold")
     for row in rows:
-        drawn.add_row(*(escape(_text(cell)) for cell in row))
+        drawn.add_row(*(escape(cell_text(cell)) for cell in row))
     return drawn
 
 
@@ -57,7 +44,7 @@ def facts(console: Console, pairs: Sequence[tuple[str, object]]) -> None:
     kept = [pair for pair in pairs if pair[1] not in {None, ""}]
     width = max((len(name) for name, _ in kept), default=0)
     for name, value in kept:
-        line(console, f"{name:<{width}}  {_text(value)}")
+        line(console, f"{name:<{width}}  {cell_text(value)}")
 
 
 def line(console: Console, text: str) -> None:
@@ -70,13 +57,14 @@ def moment(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _text(value: object) -> str:
+def cell_text(value: object) -> str:
+    """A value as people read it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list | tuple):
-        return ", ".join(_text(item) for item in value)
+        return ", ".join(cell_text(item) for item in value)
     return str(value)
 
 
@@ -199,286 +187,9 @@ def draw_profile(console: Console, profile: HardwareProfile) -> None:
     facts(console, pairs)
 
 
-_MARKS = {"pass": "ok", "warn": "warn", "fail": "FAIL", "unknown": "?", "skipped": "-"}
-_COLORS = {"pass": "green", "warn": "yellow", "fail": "red", "unknown": "yellow", "skipped": "dim"}
-_BARS = "▁▂▃▄▅▆▇█"
-
-
-def draw_checks(console: Console, checks: Sequence[CheckResult]) -> None:
-    """Checks in one table; each that is not well is followed by what to do."""
-    drawn = table(["", "CHECK", "FOUND", "LIMIT"], [])
-    for check in checks:
-        drawn.add_row(
-            f"[{_COLORS[check.status]}]{_MARKS[check.status]}[/]",
-            escape(check.name),
-            escape(check.message),
-            escape(check.limit),
-        )
-    console.print(drawn)
-    for check in checks:
-        if check.hint and check.status in {"warn", "fail", "unknown"}:
-            line(console, f"{check.name}: {check.hint}")
-
-
-def draw_preflight(console: Console, found: Preflight) -> None:
-    """The table of a preflight and its one verdict."""
-    draw_checks(console, found.report.checks)
-    if found.is_green:
-        warned = " with warnings" if found.verdict == "warn" else ""
-        line(console, f"verdict: green{warned}; `nsa-ops launch --profile {found.report.profile}`")
-    else:
-        line(console, f"verdict: red because of {', '.join(found.blocking)}")
-
-
-def draw_launched(console: Console, launched: Launched) -> None:
-    """A run that is there now."""
-    after = launched.first_beat_after_s
-    come = "launched before" if after is None else f"first heartbeat after {after:.0f} s"
-    line(console, f"{launched.run_id} on pod {launched.pod}: {come}")
-    pairs = [
-        ("state", f"{launched.state} ({launched.why})"),
-        ("attempt", launched.attempt),
-        ("directory", launched.run_dir),
-        ("next", f"nsa-ops watch {launched.run_id}"),
-    ]
-    facts(console, pairs)
-
-
-def draw_halted(console: Console, halted: Halted) -> None:
-    """A run that does not run, and what it left."""
-    told = " after TERM" if halted.needed_term else ""
-    line(console, f"{halted.run_id} is {halted.state}{told}: {halted.why}")
-    for damage in halted.damaged:
-        line(console, f"not whole: {damage}")
-    checkpoint = halted.checkpoint
-    if checkpoint is None:
-        line(console, "there is no whole checkpoint; a resume begins with the first step")
-        return
-    behind = f", {halted.lost_steps} steps behind" if halted.lost_steps else ""
-    line(console, f"verified checkpoint: step {checkpoint.step}{behind}, {checkpoint.path}")
-    line(console, f"go on with `nsa-ops resume {halted.run_id}`")
-
-
-def draw_resumed(console: Console, resumed: Resumed) -> None:
-    """A run that goes on."""
-    after = f"first heartbeat after {resumed.first_beat_after_s:.0f} s"
-    where = f"from step {resumed.from_step}" if resumed.checkpoint else "from the first step"
-    line(console, f"{resumed.run_id} attempt {resumed.attempt} {where}: {after}")
-    for one in resumed.differences:
-        line(console, f"differs: {one.key} {_text(one.before)} -> {_text(one.now)}")
-    if not resumed.differences:
-        line(console, "configuration: the same as before")
-    facts(console, [("state", f"{resumed.state} ({resumed.why})")])
-
-
-def draw_runs(console: Console, runs: list[RunStatusLine]) -> None:
-    """Runs in a table."""
-    if not runs:
-        line(console, "no runs yet; launch one with `nsa-ops launch --profile NAME`")
-        return
-    rows = []
-    for run in runs:
-        report = run.report
-        step = f"{current_step(report)}/{report.manifest.steps}" if report else "-"
-        why = report.why if report else run.problem
-        rows.append((run.record.run_id, run.record.pod, run.state, step, why))
-    console.print(table(["RUN", "POD", "STATE", "STEP", "WHY"], rows))
-
-
-def draw_status(console: Console, run: RunStatusLine) -> None:
-    """One run in a few lines."""
-    report = run.report
-    if report is None:
-        line(console, f"{run.record.run_id}: {run.problem}")
-        return
-    flags = f" [{', '.join(report.flags)}]" if report.flags else ""
-    line(console, f"{report.run_id} is {report.state}{flags}: {report.why}")
-    newest = next((fact for fact in report.checkpoints if fact.whole), None)
-    beat = report.last_beat
-    pairs: list[tuple[str, Any]] = [
-        ("attempt", report.manifest.attempt),
-        ("step", f"{current_step(report)} of {report.manifest.steps}"),
-        ("last record", progress_line(beat) if beat and beat.loss is not None else ""),
-        ("health", f"{report.verdict.level}: {report.verdict.sentence}"),
-        ("checkpoint", f"step {newest.step}" if newest else "none yet"),
-        ("backup", _backup(run)),
-    ]
-    facts(console, pairs)
-
-
-def _backup(run: RunStatusLine) -> str:
-    if run.backup_step is None:
-        return f"none: without its pod you lose all {run.lost_steps} steps"
-    return f"step {run.backup_step}: without its pod you lose at most {run.lost_steps} steps"
-
-
-def draw_run(console: Console, run: RunStatusLine) -> None:
-    """Everything about one run."""
-    draw_status(console, run)
-    report = run.report
-    if report is None:
-        return
-    manifest = report.manifest
-    pairs: list[tuple[str, Any]] = [
-        ("pod", run.record.pod),
-        ("directory", report.run_dir),
-        ("recipe", manifest.recipe),
-        ("profile", manifest.profile),
-        (
-            "parent",
-            f"{manifest.parent.run_id} step {manifest.parent.step}" if manifest.parent else "",
-        ),
-        ("configuration", manifest.config_sha256),
-        ("code", f"{manifest.code_id} (commit {manifest.code_commit[:12]})"),
-        ("launched", moment(run.record.launched_unix_s)),
-        ("log", f"{report.log_bytes} bytes"),
-        ("disk free", gib(report.disk_free_bytes)),
-    ]
-    facts(console, pairs)
-    rows = [
-        (fact.name, fact.step, "yes" if fact.whole else "no", gib(fact.size_bytes))
-        for fact in report.checkpoints
-    ]
-    if rows:
-        console.print(table(["CHECKPOINT", "STEP", "WHOLE", "SIZE"], rows))
-
-
-def draw_health(console: Console, run: RunStatusLine) -> None:
-    """The rules' word on a run."""
-    report = run.report
-    if report is None:
-        line(console, f"{run.record.run_id}: {run.problem}")
-        return
-    line(console, f"{report.verdict.level}: {report.verdict.sentence}")
-    for finding in report.verdict.findings:
-        line(console, f"{finding.level} {finding.rule}: {finding.sentence}")
-    watchdog = report.watchdog
-    if watchdog is None:
-        line(console, "watchdog: none was started")
-    else:
-        alive = "alive" if report.watchdog_alive else "not running"
-        line(console, f"watchdog: {alive}, {watchdog.doing} {watchdog.why}".rstrip())
-
-
-def draw_events(console: Console, events: list[Event]) -> None:
-    """Events, oldest first."""
-    rows = [(event.iso, event.attempt, event.kind, event.by, event.message) for event in events]
-    console.print(table(["WHEN", "ATTEMPT", "WHAT", "BY", "MESSAGE"], rows))
-
-
-def draw_stacks(console: Console, stacks: Stacks) -> None:
-    """Stacks as the trainer wrote them."""
-    line(console, stacks.text.rstrip())
-
-
-def draw_saved(console: Console, saved: Saved) -> None:
-    """A checkpoint that was saved on request."""
-    fact = saved.checkpoint
-    line(console, f"{saved.run_id} saved {fact.name} after {saved.seconds:.0f} s")
-
-
-def draw_estimate(console: Console, estimate: Estimate) -> None:
-    """What a run needs."""
-    memory = estimate.memory
-    pairs: list[tuple[str, Any]] = [
-        ("parameters", f"{estimate.parameters.total:,}"),
-        ("tokens a step", f"{estimate.tokens_per_step:,}"),
-        ("tokens in all", f"{estimate.total_tokens:,}"),
-        ("FLOPs a token", f"{estimate.flops.train:,.0f} in training"),
-        ("memory", f"about {memory.total:,.0f} MiB at the peak of a step"),
-        ("  weights", f"{memory.weights:,.0f} MiB"),
-        ("  gradients", f"{memory.gradients:,.0f} MiB"),
-        ("  optimizer", f"{memory.optimizer:,.0f} MiB"),
-        ("  activations", f"{memory.activations:,.0f} MiB"),
-        ("  logits", f"{memory.logits:,.0f} MiB"),
-        ("a checkpoint", gib(estimate.checkpoint_bytes)),
-        ("disk", f"{gib(estimate.disk_bytes)} for all that are kept"),
-    ]
-    if estimate.best_tokens_per_s is not None and estimate.shortest_hours is not None:
-        best = f"at most {estimate.best_tokens_per_s:,.0f} tokens/s on one card"
-        pairs.append(("speed", f"{best}, so {estimate.shortest_hours:.1f} hours or more"))
-    facts(console, pairs)
-
-
 def gib(num_bytes: int | None) -> str:
     """Bytes in the unit that people read; unknown stays unknown."""
     if num_bytes is None:
         return "unknown"
     mib = num_bytes / 2**20
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.1f} MiB"
-
-
-def progress_line(beat: Heartbeat) -> str:
-    """One record in one line."""
-    parts = [f"step {beat.step:>6}", f"loss {beat.loss:.4f}" if beat.loss is not None else ""]
-    if beat.tokens_per_s is not None:
-        parts.append(f"{beat.tokens_per_s:,.0f} tokens/s")
-    if beat.lr is not None:
-        parts.append(f"lr {beat.lr:.2e}")
-    if beat.grad_norm is not None:
-        parts.append(f"grad {beat.grad_norm:.2f}")
-    if beat.gpu_mem_peak is not None:
-        parts.append(f"{beat.gpu_mem_peak} MiB")
-    return "  ".join(part for part in parts if part)
-
-
-def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """Values as bars of eight heights, the newest on the right; thinned out to the width."""
-    kept = [value for value in values if isfinite(value)]
-    if not kept:
-        return ""
-    shown = kept[:: max(1, -(-len(kept) // width))]
-    low, span = min(shown), (max(shown) - min(shown)) or 1.0
-    return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1))] for value in shown)
-
-
-def frame_lines(frame: Frame) -> list[str]:
-    """A watched run in a few lines."""
-    report = frame.report
-    beat = next((one for one in reversed(frame.progress)), report.last_beat)
-    flags = f" [{', '.join(report.flags)}]" if report.flags else ""
-    lines = [
-        f"{report.run_id}  attempt {report.manifest.attempt}  {report.state}{flags}",
-        report.why,
-        f"step {current_step(report)} of {report.manifest.steps}",
-        f"health {report.verdict.level}: {report.verdict.sentence}",
-    ]
-    if beat is not None and beat.loss is not None:
-        lines.append(progress_line(beat))
-        lines += _curves(frame.progress)
-        lines += _gates(beat)
-    return lines
-
-
-def _curves(progress: Sequence[Heartbeat]) -> list[str]:
-    curves = {
-        "loss": [beat.loss for beat in progress],
-        "tokens/s": [beat.tokens_per_s for beat in progress],
-    }
-    return [
-        f"{name:<9} {sparkline([value for value in values if value is not None])}"
-        for name, values in curves.items()
-        if any(value is not None for value in values)
-    ]
-
-
-def _gates(beat: Heartbeat) -> list[str]:
-    shares = beat.gate_branch_shares
-    if not shares:
-        return []
-    named = ", ".join(
-        f"{name} {share:.2f}"
-        for name, share in zip(("compressed", "selected", "sliding"), shares, strict=False)
-    )
-    return [f"gates     {named}"]
-
-
-def frame_view(frame: Frame) -> Text:
-    """A watched run for the live view."""
-    return Text("\n".join(frame_lines(frame)))
-
-
-def draw_frame(console: Console, frame: Frame) -> None:
-    """A watched run once."""
-    for text in frame_lines(frame):
-        line(console, text)

@@ -46,7 +46,7 @@ def preflight(
     override: OverrideOption = None,
 ) -> None:
     """Check a pod, the configuration and the model's correctness on that very card."""
-    from nsa_ops.cli.render import draw_preflight
+    from nsa_ops.cli.render_checks import draw_preflight
     from nsa_ops.runs.configure import Choice
     from nsa_ops.runs.guardrails import parse_overrides
     from nsa_ops.runs.preflight import run_preflight
@@ -73,7 +73,7 @@ def launch(
     trainer: TrainerOption = _TRAINER,
 ) -> None:
     """Launch a run; returns when its first heartbeat was seen."""
-    from nsa_ops.cli.render import draw_launched
+    from nsa_ops.cli.render_runs import draw_launched
     from nsa_ops.runs.configure import Choice
     from nsa_ops.runs.guardrails import parse_overrides
     from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
@@ -111,7 +111,7 @@ def halt(
     ] = "asked by the operator",
 ) -> None:
     """Halt a run; returns when a verified checkpoint exists, or says there is none."""
-    from nsa_ops.cli.render import draw_halted
+    from nsa_ops.cli.render_runs import draw_halted
     from nsa_ops.runs.halt import execute_halt, plan_halt
 
     found, plan = plan_halt(session.operator, run, reason)
@@ -130,7 +130,7 @@ def resume(
     trainer: TrainerOption = "",
 ) -> None:
     """Go on with a run from its newest verified checkpoint."""
-    from nsa_ops.cli.render import draw_resumed
+    from nsa_ops.cli.render_runs import draw_resumed
     from nsa_ops.runs.resume import execute_resume, plan_resume
 
     planned = plan_resume(
