@@ -14,6 +14,7 @@ profile_group = typer.Typer(help="What each kind of card can do and what we allo
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the root."""
+    command(app, "estimate")(estimate)
     app.add_typer(config_group, name="config")
     app.add_typer(profile_group, name="profile")
 
@@ -83,3 +84,18 @@ def profile_explain(
 
     choice = Choice(recipe or "", name, tuple(sets or ()))
     session.show(explain_profile(session.settings, choice), draw_reasons)
+
+
+def estimate(
+    session: Session,
+    recipe: RecipeOption = None,
+    profile: ProfileOption = None,
+    sets: SetOption = None,
+) -> None:
+    """Estimate parameters, memory, FLOPs and disk of a run before launching it."""
+    from nsa_ops.cli.render_runs import draw_estimate
+    from nsa_ops.runs.configure import Choice
+    from nsa_ops.runs.estimate import estimate_choice
+
+    choice = Choice(recipe or "", profile or "", tuple(sets or ()))
+    session.show(estimate_choice(session.settings, choice), draw_estimate)

@@ -35,7 +35,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     for heading in headings:
         drawn.add_column(heading, overflow="fold")
     for row in rows:
-        drawn.add_row(*(escape(_text(cell)) for cell in row))
+        drawn.add_row(*(escape(cell_text(cell)) for cell in row))
     return drawn
 
 
@@ -44,7 +44,7 @@ def facts(console: Console, pairs: Sequence[tuple[str, object]]) -> None:
     kept = [pair for pair in pairs if pair[1] not in {None, ""}]
     width = max((len(name) for name, _ in kept), default=0)
     for name, value in kept:
-        line(console, f"{name:<{width}}  {_text(value)}")
+        line(console, f"{name:<{width}}  {cell_text(value)}")
 
 
 def line(console: Console, text: str) -> None:
@@ -57,13 +57,14 @@ def moment(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _text(value: object) -> str:
+def cell_text(value: object) -> str:
+    """A value as people read it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list | tuple):
-        return ", ".join(_text(item) for item in value)
+        return ", ".join(cell_text(item) for item in value)
     return str(value)
 
 
@@ -184,3 +185,11 @@ def draw_profile(console: Console, profile: HardwareProfile) -> None:
         batches = ", ".join(f"{count} x {length}" for length, count in tier.micro_batch.items())
         pairs.append((f"batch from {tier.min_memory_gib:g} GiB", batches))
     facts(console, pairs)
+
+
+def gib(num_bytes: int | None) -> str:
+    """Bytes in the unit that people read; unknown stays unknown."""
+    if num_bytes is None:
+        return "unknown"
+    mib = num_bytes / 2**20
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.1f} MiB"

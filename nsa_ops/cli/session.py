@@ -120,11 +120,14 @@ class Session:
             raise typer.Exit(0)
         if not plan.changes:
             return
-        for line in plan_lines(plan):
+        can_ask = not self.options.no_input and not self.options.json and sys.stdin.isatty()
+        is_asked = can_ask and not self.options.yes
+        lines = plan_lines(plan)
+        for line in lines if is_asked or self.options.verbosity > 0 else lines[:1]:
             self.tell(line)
         if self.options.yes:
             return
-        if not self.options.no_input and not self.options.json and sys.stdin.isatty():
+        if can_ask:
             if not typer.confirm("Go on?", default=is_reversible, err=True):
                 self.tell("nothing was changed")
                 raise typer.Exit(0)

@@ -12,6 +12,8 @@ from nsa_core.config.counts import (
 )
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
+from nsa_ops.runs.configure import Choice, load_hardware, resolve_choice
+from nsa_ops.settings import Settings
 
 GIB = 2**30
 _BYTES_PER_PARAMETER = 4
@@ -75,6 +77,13 @@ def estimate_run(config: RunConfig, profile: HardwareProfile | None) -> Estimate
         best_tokens_per_s=best,
         shortest_hours=total_tokens / best / 3600 if best else None,
     )
+
+
+def estimate_choice(settings: Settings, choice: Choice) -> Estimate:
+    """What a choice of recipe, profile and values needs."""
+    found = resolve_choice(settings, choice)
+    profile = load_hardware(found.profile) if found.profile != "none" else None
+    return estimate_run(found.config, profile)
 
 
 def _checkpoint_bytes(config: RunConfig, parameters: ParameterCounts) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import PurePosixPath
+from pathlib import Path
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
@@ -282,7 +282,7 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
         if ship(planned.snapshot, link.transport, link.record.python, code):
             operator.tell(f"code {code_id} shipped")
         manifest = _with_parent(link, manifest)
-        run_dir = PurePosixPath(link.run_dir(run_id))
+        run_dir = Path(link.run_dir(run_id))
         reply = ask(link, code_id, PrepareRunAction(run_dir=run_dir, manifest=manifest))
         _remember(operator, link, reply.manifest or manifest)
         before = probe_run(link, code_id, run_id)

@@ -111,13 +111,16 @@ def run_preflight(
         checks.append(_not_probed("the interpreter above cannot run it"))
     else:
         checks += probe_correctness(operator, link, snapshot, hardware)
-    report = Report(
-        at=operator.clock.unix_s(),
-        tier=TIER,
-        pod_id=pod.pod_id,
-        code_id=snapshot.code_id,
-        profile=hardware.name,
-        checks=checks,
+    report = Report.model_validate(
+        {
+            "at": operator.clock.unix_s(),
+            "tier": TIER,
+            "pod_id": pod.pod_id,
+            "code_id": snapshot.code_id,
+            "profile": hardware.name,
+            "checks": checks,
+            "facts": facts.summary(),
+        }
     )
     return keep_report(operator, pod.name, report)
 

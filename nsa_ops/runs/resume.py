@@ -87,7 +87,7 @@ def plan_resume(
     *,
     path: str = "",
     sets: tuple[str, ...] = (),
-    trainer_module: str = TRAINER_MODULE,
+    trainer_module: str = "",
 ) -> ResumePlan:
     """Find the run, hash the checkpoint it goes on from, and say what will differ.
 
@@ -96,7 +96,7 @@ def plan_resume(
         run_id: Run; None where only one can be resumed.
         path: Folder of the checkpoint on the pod; empty for the newest whole one.
         sets: Values to change, as `--set` takes them.
-        trainer_module: Python module that trains.
+        trainer_module: Python module that trains; empty for the one that did before.
 
     Raises:
         StateConflictError: If it runs, or finished.
@@ -106,6 +106,8 @@ def plan_resume(
     found = find_run(operator, run_id, among=ENDED)
     _require_ended(found, changes_something=bool(sets))
     manifest = read_manifest(found)
+    processes = found.report.processes
+    module = trainer_module or (processes.module if processes else TRAINER_MODULE)
     checkpoint, damaged = _choose_checkpoint(found, path)
     config = overlay(manifest.config, sets)
     differences = _differences(manifest.config, config)
@@ -122,8 +124,8 @@ def plan_resume(
         damaged=damaged,
         differences=differences,
         changes=changes,
-        plan=_plan(found, checkpoint, damaged, differences, trainer_module),
-        trainer_module=trainer_module,
+        plan=_plan(found, checkpoint, damaged, differences, module),
+        trainer_module=module,
     )
 
 
@@ -215,7 +217,9 @@ def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
         operator.tell(ask(link, run.code_id, action).message)
         started_s = operator.clock.monotonic_s()
         start_session(link, run.code_id, run.run_id, planned.trainer_module)
-        beat = await_first_beat(operator, link, run.code_id, run.run_id, started_s)
+        beat = await_first_beat(
+            operator, link, run.code_id, run.run_id, started_s, found.report.log_bytes
+        )
     return Resumed(
         run_id=run.run_id,
         attempt=beat.report.manifest.attempt,

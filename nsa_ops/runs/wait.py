@@ -39,7 +39,12 @@ class FirstBeat:
 
 
 def await_first_beat(
-    operator: Operator, link: PodLink, code_id: str, run_id: str, started_s: float
+    operator: Operator,
+    link: PodLink,
+    code_id: str,
+    run_id: str,
+    started_s: float,
+    log_offset: int = 0,
 ) -> FirstBeat:
     """Wait until a heartbeat of the current attempt is seen and the run has settled.
 
@@ -49,6 +54,7 @@ def await_first_beat(
         code_id: Version of the code whose agent looks.
         run_id: Run.
         started_s: Monotonic time of the start.
+        log_offset: Where the log of this attempt begins.
 
     Raises:
         ConfigurationError: If the trainer ended because of its configuration, data or checkpoint.
@@ -68,7 +74,7 @@ def await_first_beat(
     deadline_s = operator.deadline_s(FIRST_BEAT_S)
     report = poll(operator, link, code_id, run_id, is_up, deadline_s, "the first heartbeat")
     if report.state in ENDED and report.state != "finished":
-        raise _did_not_come_up(operator, link, report)
+        raise _did_not_come_up(operator, link, report, log_offset)
     return FirstBeat(report, (first_s or operator.clock.monotonic_s()) - started_s)
 
 
@@ -110,9 +116,11 @@ def poll(
         operator.clock.sleep(POLL_S)
 
 
-def _did_not_come_up(operator: Operator, link: PodLink, report: RunReport) -> OpsError:
+def _did_not_come_up(
+    operator: Operator, link: PodLink, report: RunReport, log_offset: int
+) -> OpsError:
     """The trainer's own last word as an error; the end of its log goes into the story."""
-    for line in log_tail(link, report):
+    for line in log_tail(link, report, log_offset):
         operator.tell(f"log: {line}")
     hint = f"See it all with `nsa-ops logs {report.run_id}`"
     ended = report.exit
@@ -125,11 +133,11 @@ def _did_not_come_up(operator: Operator, link: PodLink, report: RunReport) -> Op
     return kind(message, hint=hint)
 
 
-def log_tail(link: PodLink, report: RunReport) -> list[str]:
-    """Last lines of a run's log; none if it has not written any."""
-    if report.log_bytes == 0:
+def log_tail(link: PodLink, report: RunReport, log_offset: int = 0) -> list[str]:
+    """Last lines of a run's log after an offset; none if it has not written any."""
+    if report.log_bytes <= log_offset:
         return []
-    start = max(0, report.log_bytes - _LOG_TAIL_BYTES)
+    start = max(log_offset, report.log_bytes - _LOG_TAIL_BYTES)
     path = f"{report.run_dir}/training.log"
     content = link.transport.tail(path, start, max_bytes=_LOG_TAIL_BYTES, timeout_s=30.0)
     return content.decode(errors="replace").splitlines()[-_LOG_LINES:]

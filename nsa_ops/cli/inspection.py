@@ -1,0 +1,115 @@
+"""Commands that look at runs, or ask a running one for something."""
+
+from typing import Annotated
+
+import typer
+
+from nsa_ops.cli.arguments import PodOption, RunArgument
+from nsa_ops.cli.command import command
+from nsa_ops.cli.session import Session
+
+run_group = typer.Typer(help="Runs that were launched from here.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the root."""
+    for name, function in (
+        ("status", status),
+        ("logs", logs),
+        ("health", health),
+        ("events", events),
+        ("stack", stack),
+        ("checkpoint", checkpoint),
+    ):
+        command(app, name)(function)
+    app.add_typer(run_group, name="run")
+
+
+@command(run_group, "ls", path="run")
+def run_ls(session: Session, pod: PodOption = None) -> None:
+    """List the runs that were launched from here, with their states."""
+    from nsa_ops.cli.render_runs import draw_runs
+    from nsa_ops.runs.status import list_runs
+
+    session.show(list_runs(session.operator, pod), draw_runs)
+
+
+@command(run_group, "show", path="run")
+def run_show(session: Session, run: RunArgument = None) -> None:
+    """Show everything about one run."""
+    from nsa_ops.cli.render_runs import draw_run
+    from nsa_ops.runs.status import find_status
+
+    session.show(find_status(session.operator, run), draw_run)
+
+
+def status(
+    session: Session,
+    run: RunArgument = None,
+    exit_code: Annotated[
+        bool,
+        typer.Option(
+            "--exit-code",
+            help="0 finished, 20 failed, 21 running, 22 halted by the watchdog, 23 lost, "
+            "24 cancelled",
+        ),
+    ] = False,
+) -> None:
+    """Say what a run is doing now, and how that is known."""
+    from nsa_ops.cli.render_runs import draw_status
+    from nsa_ops.runs.status import exit_code_of, find_status
+
+    found = find_status(session.operator, run)
+    session.show(found, draw_status)
+    if exit_code and found.report is not None:
+        raise typer.Exit(exit_code_of(found.report))
+
+
+def logs(
+    session: Session,
+    run: RunArgument = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run ends")
+    ] = False,
+    offset: Annotated[
+        int, typer.Option("--offset", metavar="BYTES", help="First byte; negative from the end")
+    ] = 0,
+) -> None:
+    """Print a run's log, byte for byte."""
+    from nsa_ops.cli.live import write_log
+    from nsa_ops.runs.logs import read_log
+
+    session.interrupt_note = "the run goes on"
+    write_log(session, read_log(session.operator, run, offset=offset, follow=follow))
+
+
+def health(session: Session, run: RunArgument = None) -> None:
+    """Say what the watchdog's rules find in a run now."""
+    from nsa_ops.cli.render_runs import draw_health
+    from nsa_ops.runs.status import find_status
+
+    session.show(find_status(session.operator, run), draw_health)
+
+
+def events(session: Session, run: RunArgument = None) -> None:
+    """List everything that happened to a run, by whom and why."""
+    from nsa_ops.cli.render_runs import draw_events
+    from nsa_ops.runs.status import all_events
+
+    session.show(all_events(session.operator, run), draw_events)
+
+
+def stack(session: Session, run: RunArgument = None) -> None:
+    """Show the stacks of all threads of a running trainer."""
+    from nsa_ops.cli.render_runs import draw_stacks
+    from nsa_ops.runs.signals import dump_stacks
+
+    session.show(dump_stacks(session.operator, run), draw_stacks)
+
+
+def checkpoint(session: Session, run: RunArgument = None) -> None:
+    """Have a run save a checkpoint now, and go on."""
+    from nsa_ops.cli.render_runs import draw_saved
+    from nsa_ops.runs.signals import save_now
+
+    session.show(save_now(session.operator, run), draw_saved)

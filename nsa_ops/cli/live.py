@@ -1,0 +1,60 @@
+"""Results that come bit by bit: frames of a watched run, and bytes of a log."""
+
+from collections.abc import Iterator
+
+import typer
+
+from nsa_ops.cli.output import envelope
+from nsa_ops.cli.render_watch import draw_frame, frame_view, progress_line
+from nsa_ops.cli.session import Session
+from nsa_ops.runs.logs import Chunk
+from nsa_ops.runs.watch import Frame
+
+
+def show_frames(session: Session, frames: Iterator[Frame]) -> None:
+    """JSON lines with `--json`, a live view on a terminal, else a line for each new record."""
+    if session.options.json:
+        for frame in frames:
+            typer.echo(envelope(session.command, _without_history(frame)))
+    elif session.console.is_terminal:
+        _live(session, frames)
+    else:
+        _lines(session, frames)
+
+
+def _without_history(frame: Frame) -> Frame:
+    """Each record goes out once: as news of its frame, neither as history nor in the report."""
+    report = frame.report.model_copy(update={"beats": [], "events": []})
+    return Frame(report, frame.beats, frame.events)
+
+
+def _live(session: Session, frames: Iterator[Frame]) -> None:
+    from rich.live import Live
+
+    with Live(console=session.console, auto_refresh=False) as live:
+        for frame in frames:
+            live.update(frame_view(frame), refresh=True)
+
+
+def _lines(session: Session, frames: Iterator[Frame]) -> None:
+    last = None
+    for frame in frames:
+        for beat in frame.beats:
+            if beat.loss is not None:
+                typer.echo(progress_line(beat))
+        for event in frame.events:
+            session.tell(f"event: {event.kind} by {event.by}: {event.message}")
+        last = frame
+    if last is not None:
+        draw_frame(session.console, last)
+
+
+def write_log(session: Session, chunks: Iterator[Chunk]) -> None:
+    """Unchanged bytes, or JSON lines that carry them as text with their offsets."""
+    for chunk in chunks:
+        if session.options.json:
+            text = chunk.content.decode(errors="replace")
+            data = {"offset": chunk.offset, "next_offset": chunk.next_offset, "text": text}
+            typer.echo(envelope(session.command, data))
+        else:
+            session.write(chunk.content)

@@ -1,0 +1,39 @@
+"""Draw checks: one table, what to do about each that is not well, one verdict."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+
+from nsa_core.rundir.report import CheckResult
+from nsa_ops.cli.render import line, table
+from nsa_ops.runs.preflight import Preflight
+
+_MARKS = {"pass": "ok", "warn": "warn", "fail": "FAIL", "unknown": "?", "skipped": "-"}
+_COLORS = {"pass": "green", "warn": "yellow", "fail": "red", "unknown": "yellow", "skipped": "dim"}
+
+
+def draw_checks(console: Console, checks: Sequence[CheckResult]) -> None:
+    """Checks in one table; each that is not well is followed by what to do."""
+    drawn = table(["", "CHECK", "FOUND", "LIMIT"], [])
+    for check in checks:
+        drawn.add_row(
+            f"[{_COLORS[check.status]}]{_MARKS[check.status]}[/]",
+            escape(check.name),
+            escape(check.message),
+            escape(check.limit),
+        )
+    console.print(drawn)
+    for check in checks:
+        if check.hint and check.status in {"warn", "fail", "unknown"}:
+            line(console, f"{check.name}: {check.hint}")
+
+
+def draw_preflight(console: Console, found: Preflight) -> None:
+    """The table of a preflight and its one verdict."""
+    draw_checks(console, found.report.checks)
+    if found.is_green:
+        warned = " with warnings" if found.verdict == "warn" else ""
+        line(console, f"verdict: green{warned}; `nsa-ops launch --profile {found.report.profile}`")
+    else:
+        line(console, f"verdict: red because of {', '.join(found.blocking)}")

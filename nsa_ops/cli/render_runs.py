@@ -1,0 +1,185 @@
+"""Draw runs: launched, halted, resumed, in a list, in full."""
+
+from typing import Any
+
+from rich.console import Console
+
+from nsa_core.rundir.events import Event
+from nsa_ops.cli.render import cell_text, facts, gib, line, moment, table
+from nsa_ops.cli.render_watch import progress_line
+from nsa_ops.runs.estimate import Estimate
+from nsa_ops.runs.halt import Halted
+from nsa_ops.runs.launch import Launched
+from nsa_ops.runs.resume import Resumed
+from nsa_ops.runs.signals import Saved, Stacks
+from nsa_ops.runs.status import RunStatusLine, current_step
+
+
+def draw_launched(console: Console, launched: Launched) -> None:
+    """A run that is there now."""
+    after = launched.first_beat_after_s
+    come = "launched before" if after is None else f"first heartbeat after {after:.0f} s"
+    line(console, f"{launched.run_id} on pod {launched.pod}: {come}")
+    pairs = [
+        ("state", f"{launched.state} ({launched.why})"),
+        ("attempt", launched.attempt),
+        ("directory", launched.run_dir),
+        ("next", f"nsa-ops watch {launched.run_id}"),
+    ]
+    facts(console, pairs)
+
+
+def draw_halted(console: Console, halted: Halted) -> None:
+    """A run that does not run, and what it left."""
+    told = " after TERM" if halted.needed_term else ""
+    line(console, f"{halted.run_id} is {halted.state}{told}: {halted.why}")
+    for damage in halted.damaged:
+        line(console, f"not whole: {damage}")
+    checkpoint = halted.checkpoint
+    if checkpoint is None:
+        line(console, "there is no whole checkpoint; a resume begins with the first step")
+        return
+    behind = f", {halted.lost_steps} steps behind" if halted.lost_steps else ""
+    line(console, f"verified checkpoint: step {checkpoint.step}{behind}, {checkpoint.path}")
+    line(console, f"go on with `nsa-ops resume {halted.run_id}`")
+
+
+def draw_resumed(console: Console, resumed: Resumed) -> None:
+    """A run that goes on."""
+    after = f"first heartbeat after {resumed.first_beat_after_s:.0f} s"
+    where = f"from step {resumed.from_step}" if resumed.checkpoint else "from the first step"
+    line(console, f"{resumed.run_id} attempt {resumed.attempt} {where}: {after}")
+    for one in resumed.differences:
+        line(console, f"differs: {one.key} {cell_text(one.before)} -> {cell_text(one.now)}")
+    if not resumed.differences:
+        line(console, "configuration: the same as before")
+    facts(console, [("state", f"{resumed.state} ({resumed.why})")])
+
+
+def draw_runs(console: Console, runs: list[RunStatusLine]) -> None:
+    """Runs in a table."""
+    if not runs:
+        line(console, "no runs yet; launch one with `nsa-ops launch --profile NAME`")
+        return
+    rows = []
+    for run in runs:
+        report = run.report
+        step = f"{current_step(report)}/{report.manifest.steps}" if report else "-"
+        why = report.why if report else run.problem
+        rows.append((run.record.run_id, run.record.pod, run.state, step, why))
+    console.print(table(["RUN", "POD", "STATE", "STEP", "WHY"], rows))
+
+
+def draw_status(console: Console, run: RunStatusLine) -> None:
+    """One run in a few lines."""
+    report = run.report
+    if report is None:
+        line(console, f"{run.record.run_id}: {run.problem}")
+        return
+    flags = f" [{', '.join(report.flags)}]" if report.flags else ""
+    line(console, f"{report.run_id} is {report.state}{flags}: {report.why}")
+    newest = next((fact for fact in report.checkpoints if fact.whole), None)
+    beat = report.last_beat
+    pairs: list[tuple[str, Any]] = [
+        ("attempt", report.manifest.attempt),
+        ("step", f"{current_step(report)} of {report.manifest.steps}"),
+        ("last record", progress_line(beat) if beat and beat.loss is not None else ""),
+        ("health", f"{report.verdict.level}: {report.verdict.sentence}"),
+        ("checkpoint", f"step {newest.step}" if newest else "none yet"),
+        ("backup", _backup(run)),
+    ]
+    facts(console, pairs)
+
+
+def _backup(run: RunStatusLine) -> str:
+    if run.backup_step is None:
+        return f"none: without its pod you lose all {run.lost_steps} steps"
+    return f"step {run.backup_step}: without its pod you lose at most {run.lost_steps} steps"
+
+
+def draw_run(console: Console, run: RunStatusLine) -> None:
+    """Everything about one run."""
+    draw_status(console, run)
+    report = run.report
+    if report is None:
+        return
+    manifest = report.manifest
+    pairs: list[tuple[str, Any]] = [
+        ("pod", run.record.pod),
+        ("directory", report.run_dir),
+        ("recipe", manifest.recipe),
+        ("profile", manifest.profile),
+        (
+            "parent",
+            f"{manifest.parent.run_id} step {manifest.parent.step}" if manifest.parent else "",
+        ),
+        ("configuration", manifest.config_sha256),
+        ("code", f"{manifest.code_id} (commit {manifest.code_commit[:12]})"),
+        ("launched", moment(run.record.launched_unix_s)),
+        ("log", f"{report.log_bytes} bytes"),
+        ("disk free", gib(report.disk_free_bytes)),
+    ]
+    facts(console, pairs)
+    rows = [
+        (fact.name, fact.step, "yes" if fact.whole else "no", gib(fact.size_bytes))
+        for fact in report.checkpoints
+    ]
+    if rows:
+        console.print(table(["CHECKPOINT", "STEP", "WHOLE", "SIZE"], rows))
+
+
+def draw_health(console: Console, run: RunStatusLine) -> None:
+    """The rules' word on a run."""
+    report = run.report
+    if report is None:
+        line(console, f"{run.record.run_id}: {run.problem}")
+        return
+    line(console, f"{report.verdict.level}: {report.verdict.sentence}")
+    for finding in report.verdict.findings:
+        line(console, f"{finding.level} {finding.rule}: {finding.sentence}")
+    watchdog = report.watchdog
+    if watchdog is None:
+        line(console, "watchdog: none was started")
+    else:
+        alive = "alive" if report.watchdog_alive else "not running"
+        line(console, f"watchdog: {alive}, {watchdog.doing} {watchdog.why}".rstrip())
+
+
+def draw_events(console: Console, events: list[Event]) -> None:
+    """Events, oldest first."""
+    rows = [(event.iso, event.attempt, event.kind, event.by, event.message) for event in events]
+    console.print(table(["WHEN", "ATTEMPT", "WHAT", "BY", "MESSAGE"], rows))
+
+
+def draw_stacks(console: Console, stacks: Stacks) -> None:
+    """Stacks as the trainer wrote them."""
+    line(console, stacks.text.rstrip())
+
+
+def draw_saved(console: Console, saved: Saved) -> None:
+    """A checkpoint that was saved on request."""
+    fact = saved.checkpoint
+    line(console, f"{saved.run_id} saved {fact.name} after {saved.seconds:.0f} s")
+
+
+def draw_estimate(console: Console, estimate: Estimate) -> None:
+    """What a run needs."""
+    memory = estimate.memory
+    pairs: list[tuple[str, Any]] = [
+        ("parameters", f"{estimate.parameters.total:,}"),
+        ("tokens a step", f"{estimate.tokens_per_step:,}"),
+        ("tokens in all", f"{estimate.total_tokens:,}"),
+        ("FLOPs a token", f"{estimate.flops.train:,.0f} in training"),
+        ("memory", f"about {memory.total:,.0f} MiB at the peak of a step"),
+        ("  weights", f"{memory.weights:,.0f} MiB"),
+        ("  gradients", f"{memory.gradients:,.0f} MiB"),
+        ("  optimizer", f"{memory.optimizer:,.0f} MiB"),
+        ("  activations", f"{memory.activations:,.0f} MiB"),
+        ("  logits", f"{memory.logits:,.0f} MiB"),
+        ("a checkpoint", gib(estimate.checkpoint_bytes)),
+        ("disk", f"{gib(estimate.disk_bytes)} for all that are kept"),
+    ]
+    if estimate.best_tokens_per_s is not None and estimate.shortest_hours is not None:
+        best = f"at most {estimate.best_tokens_per_s:,.0f} tokens/s on one card"
+        pairs.append(("speed", f"{best}, so {estimate.shortest_hours:.1f} hours or more"))
+    facts(console, pairs)

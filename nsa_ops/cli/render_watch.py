@@ -1,0 +1,90 @@
+"""Draw a run that is being watched: the newest record, curves, gates, verdict."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+from rich.console import Console
+from rich.text import Text
+
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.cli.render import line
+from nsa_ops.runs.status import current_step
+from nsa_ops.runs.watch import Frame
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def progress_line(beat: Heartbeat) -> str:
+    """One record in one line."""
+    parts = [f"step {beat.step:>6}", f"loss {beat.loss:.4f}" if beat.loss is not None else ""]
+    if beat.tokens_per_s is not None:
+        parts.append(f"{beat.tokens_per_s:,.0f} tokens/s")
+    if beat.lr is not None:
+        parts.append(f"lr {beat.lr:.2e}")
+    if beat.grad_norm is not None:
+        parts.append(f"grad {beat.grad_norm:.2f}")
+    if beat.gpu_mem_peak is not None:
+        parts.append(f"{beat.gpu_mem_peak} MiB")
+    return "  ".join(part for part in parts if part)
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """Values as bars of eight heights, the newest on the right; thinned out to the width."""
+    kept = [value for value in values if isfinite(value)]
+    if not kept:
+        return ""
+    shown = kept[:: max(1, -(-len(kept) // width))]
+    low, span = min(shown), (max(shown) - min(shown)) or 1.0
+    return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1))] for value in shown)
+
+
+def frame_lines(frame: Frame) -> list[str]:
+    """A watched run in a few lines."""
+    report = frame.report
+    beat = next((one for one in reversed(frame.progress)), report.last_beat)
+    flags = f" [{', '.join(report.flags)}]" if report.flags else ""
+    lines = [
+        f"{report.run_id}  attempt {report.manifest.attempt}  {report.state}{flags}",
+        report.why,
+        f"step {current_step(report)} of {report.manifest.steps}",
+        f"health {report.verdict.level}: {report.verdict.sentence}",
+    ]
+    if beat is not None and beat.loss is not None:
+        lines.append(progress_line(beat))
+        lines += _curves(frame.progress)
+        lines += _gates(beat)
+    return lines
+
+
+def _curves(progress: Sequence[Heartbeat]) -> list[str]:
+    curves = {
+        "loss": [beat.loss for beat in progress],
+        "tokens/s": [beat.tokens_per_s for beat in progress],
+    }
+    return [
+        f"{name:<9} {sparkline([value for value in values if value is not None])}"
+        for name, values in curves.items()
+        if any(value is not None for value in values)
+    ]
+
+
+def _gates(beat: Heartbeat) -> list[str]:
+    shares = beat.gate_branch_shares
+    if not shares:
+        return []
+    named = ", ".join(
+        f"{name} {share:.2f}"
+        for name, share in zip(("compressed", "selected", "sliding"), shares, strict=False)
+    )
+    return [f"gates     {named}"]
+
+
+def frame_view(frame: Frame) -> Text:
+    """A watched run for the live view."""
+    return Text("\n".join(frame_lines(frame)))
+
+
+def draw_frame(console: Console, frame: Frame) -> None:
+    """A watched run once."""
+    for text in frame_lines(frame):
+        line(console, text)

@@ -1,0 +1,141 @@
+"""Commands of the everyday path: preflight, launch, watch, halt, resume."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from nsa_ops.cli.arguments import (
+    PodArgument,
+    PodOption,
+    ProfileOption,
+    RecipeOption,
+    RunArgument,
+    SetOption,
+)
+from nsa_ops.cli.command import command
+from nsa_ops.cli.session import Session
+
+OverrideOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--override", metavar="NAME=REASON", help="Pass a guardrail; the reason is recorded"
+    ),
+]
+TrainerOption = Annotated[
+    str, typer.Option("--trainer", metavar="MODULE", help="Python module that trains", hidden=True)
+]
+_TRAINER = "nsa_core.train"
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the root."""
+    command(app, "preflight")(preflight)
+    command(app, "launch", changes=True)(launch)
+    command(app, "watch")(watch)
+    command(app, "halt", changes=True)(halt)
+    command(app, "resume", changes=True)(resume)
+
+
+def preflight(
+    session: Session,
+    pod: PodArgument = None,
+    profile: ProfileOption = None,
+    recipe: RecipeOption = None,
+    sets: SetOption = None,
+    override: OverrideOption = None,
+) -> None:
+    """Check a pod, the configuration and the model's correctness on that very card."""
+    from nsa_ops.cli.render_checks import draw_preflight
+    from nsa_ops.runs.configure import Choice
+    from nsa_ops.runs.guardrails import parse_overrides
+    from nsa_ops.runs.preflight import run_preflight
+
+    choice = Choice(recipe or "", profile or "", tuple(sets or ()))
+    overrides = parse_overrides(override or ())
+    found = run_preflight(session.operator, pod, choice, overrides)
+    session.show(found, draw_preflight)
+    if not found.is_green:
+        raise typer.Exit(3)
+
+
+def launch(
+    session: Session,
+    profile: ProfileOption = None,
+    pod: PodOption = None,
+    recipe: RecipeOption = None,
+    sets: SetOption = None,
+    run_id: Annotated[str, typer.Option("--run-id", metavar="ID", help="Name of the run")] = "",
+    resume_from: Annotated[
+        str, typer.Option("--resume-from", metavar="PATH", help="Checkpoint on the pod")
+    ] = "",
+    override: OverrideOption = None,
+    trainer: TrainerOption = _TRAINER,
+) -> None:
+    """Launch a run; returns when its first heartbeat was seen."""
+    from nsa_ops.cli.render_runs import draw_launched
+    from nsa_ops.runs.configure import Choice
+    from nsa_ops.runs.guardrails import parse_overrides
+    from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
+
+    choice = Choice(recipe or "", profile or "", tuple(sets or ()))
+    overrides = parse_overrides(override or ())
+    request = LaunchRequest(choice, pod, run_id, resume_from, overrides, sys.argv, trainer)
+    planned = plan_launch(session.operator, request)
+    session.agree(planned.plan)
+    session.interrupt_note = f"ask `nsa-ops status {planned.manifest.run_id}` whether it started"
+    session.show(execute_launch(session.operator, planned), draw_launched)
+
+
+def watch(
+    session: Session,
+    run: RunArgument = None,
+    once: Annotated[bool, typer.Option("--once", help="One look only")] = False,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Begin with the first heartbeat")
+    ] = False,
+) -> None:
+    """Show a run live until it ends; Ctrl-C leaves the run alone."""
+    from nsa_ops.cli.live import show_frames
+    from nsa_ops.runs.watch import watch as frames
+
+    session.interrupt_note = "the run goes on"
+    show_frames(session, frames(session.operator, run, once=once, from_start=from_start))
+
+
+def halt(
+    session: Session,
+    run: RunArgument = None,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why; recorded with the run")
+    ] = "asked by the operator",
+) -> None:
+    """Halt a run; returns when a verified checkpoint exists, or says there is none."""
+    from nsa_ops.cli.render_runs import draw_halted
+    from nsa_ops.runs.halt import execute_halt, plan_halt
+
+    found, plan = plan_halt(session.operator, run, reason)
+    session.agree(plan)
+    session.interrupt_note = "the stop request stands; see `nsa-ops status`"
+    session.show(execute_halt(session.operator, found, reason), draw_halted)
+
+
+def resume(
+    session: Session,
+    run: RunArgument = None,
+    path: Annotated[
+        str, typer.Option("--from", metavar="PATH", help="Checkpoint on the pod; newest whole one")
+    ] = "",
+    sets: SetOption = None,
+    trainer: TrainerOption = "",
+) -> None:
+    """Go on with a run from its newest verified checkpoint."""
+    from nsa_ops.cli.render_runs import draw_resumed
+    from nsa_ops.runs.resume import execute_resume, plan_resume
+
+    planned = plan_resume(
+        session.operator, run, path=path, sets=tuple(sets or ()), trainer_module=trainer
+    )
+    session.agree(planned.plan)
+    session.interrupt_note = "see `nsa-ops status` whether it started"
+    session.show(execute_resume(session.operator, planned), draw_resumed)

@@ -1,0 +1,104 @@
+"""Status: what runs are doing now, derived from what their pods show, and never stored."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nsa_core.rundir.events import Event
+from nsa_ops.pod.messages import Offsets, RunReport
+from nsa_ops.runs.agents import probe_run
+from nsa_ops.runs.choose import PodRuns, choose_record, find_run, link_of, look_at_pods
+from nsa_ops.runs.context import Operator
+from nsa_ops.store import RunRecord
+
+#: `status --exit-code`
+FAILED, RUNNING, HALTED_BY_WATCHDOG, LOST, CANCELLED = 20, 21, 22, 23, 24
+
+
+@dataclass(frozen=True)
+class RunStatusLine:
+    """A run as `run ls` and `status` show it.
+
+    Attributes:
+        record: What this laptop knows.
+        report: What its pod shows; None if the pod could not be asked.
+        problem: Why there is no report.
+        backup_step: Newest step that was pulled and verified; None without a backup.
+        lost_steps: Steps that would be lost with the pod; None if unknown.
+    """
+
+    record: RunRecord
+    report: RunReport | None
+    problem: str = ""
+    backup_step: int | None = None
+    lost_steps: int | None = None
+
+    @property
+    def state(self) -> str:
+        """The derived state; `unreachable` says nothing about the run."""
+        return self.report.state if self.report is not None else "unreachable"
+
+
+def list_runs(operator: Operator, pod: str | None = None) -> list[RunStatusLine]:
+    """Every run that was launched from here, newest first; one round trip a pod."""
+    runs = operator.store.runs(pod)
+    looked = look_at_pods(operator, runs)
+    return [_line_among(operator, run, looked) for run in runs]
+
+
+def _line_among(operator: Operator, run: RunRecord, looked: Sequence[PodRuns]) -> RunStatusLine:
+    for pod in looked:
+        if pod.pod != run.pod:
+            continue
+        for report in pod.reports:
+            if report.run_id == run.run_id:
+                return status_line(operator, run, report)
+        return RunStatusLine(run, None, pod.problem or "its directory is not on the pod")
+    return RunStatusLine(run, None, "its pod is not known")
+
+
+def status_line(operator: Operator, run: RunRecord, report: RunReport) -> RunStatusLine:
+    """A run with what a loss of its pod would cost."""
+    steps = [receipt.step for receipt in operator.store.receipts(run.run_id)]
+    backup = max(steps, default=None)
+    lost = max(0, current_step(report) - (backup or 0))
+    return RunStatusLine(run, report, "", backup, lost)
+
+
+def current_step(report: RunReport) -> int:
+    """Optimizer steps done as far as the pod shows."""
+    beat = report.last_beat.step if report.last_beat else 0
+    saved = max((fact.step for fact in report.checkpoints if fact.whole), default=0)
+    return max(beat, report.exit.step if report.exit else 0, saved if beat == 0 else 0)
+
+
+def find_status(operator: Operator, run_id: str | None) -> RunStatusLine:
+    """One run."""
+    found = find_run(operator, run_id)
+    return status_line(operator, found.record, found.report)
+
+
+def exit_code_of(report: RunReport) -> int:
+    """What `status --exit-code` ends with; 0 is finished."""
+    if report.state == "finished":
+        return 0
+    if report.state == "failed":
+        return FAILED
+    if report.state in {"lost", "preempted"}:
+        return LOST
+    if report.state == "halted":
+        by_watchdog = report.halt is not None and report.halt.by == "watchdog"
+        return HALTED_BY_WATCHDOG if by_watchdog else CANCELLED
+    return RUNNING
+
+
+def all_events(operator: Operator, run_id: str | None) -> list[Event]:
+    """Everything that happened to a run, oldest first."""
+    record = choose_record(operator, run_id)
+    link = link_of(operator, record)
+    events: list[Event] = []
+    offset, more = 0, True
+    while more:
+        report = probe_run(link, record.code_id, record.run_id, Offsets(events=offset))
+        events += report.events
+        offset, more = report.events_offset, report.events_more
+    return events

@@ -1,0 +1,81 @@
+"""Watch: a run as a stream of frames, each new heartbeat exactly once, until the run ends."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nsa_core.rundir.events import Event
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.errors import DeadlineError, PodUnreachableError
+from nsa_ops.pod.messages import Offsets, RunReport
+from nsa_ops.runs.agents import probe_run
+from nsa_ops.runs.choose import LIVE, choose_record, link_of
+from nsa_ops.runs.context import Operator
+from nsa_ops.runs.wait import ENDED
+
+INTERVAL_S = 2.0
+_HISTORY = 512
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One look at a run.
+
+    Attributes:
+        report: What the pod showed.
+        beats: Heartbeats since the last frame; the first frame has the newest ones of the past.
+        events: Events since the last frame.
+        progress: The newest records that carry a loss, for curves.
+    """
+
+    report: RunReport
+    beats: list[Heartbeat]
+    events: list[Event]
+    progress: list[Heartbeat] = field(default_factory=list)
+
+    @property
+    def is_last(self) -> bool:
+        """The run has ended: nothing more will come."""
+        return self.report.state in ENDED
+
+
+def watch(
+    operator: Operator, run_id: str | None, *, once: bool = False, from_start: bool = False
+) -> Iterator[Frame]:
+    """Frames of a run, one round trip each, by byte offset: nothing lost, nothing repeated.
+
+    A pod that does not answer is told and asked again; it changes nothing about the run.
+
+    Args:
+        operator: Who watches.
+        run_id: Run; None where only one is alive.
+        once: One frame only.
+        from_start: Begin with the first heartbeat instead of the newest ones.
+
+    Raises:
+        NotFoundError: If there is no such run.
+        PodUnreachableError, DeadlineError: If the very first look fails.
+    """
+    record = choose_record(operator, run_id, among=LIVE)
+    link = link_of(operator, record)
+    offsets = Offsets(heartbeats=0, events=0) if from_start else Offsets()
+    progress: deque[Heartbeat] = deque(maxlen=_HISTORY)
+    is_first = True
+    while True:
+        try:
+            report = probe_run(link, record.code_id, record.run_id, offsets)
+        except (PodUnreachableError, DeadlineError) as error:
+            if is_first:
+                raise
+            operator.tell(f"{error.message}; asking again, the run is not touched")
+            operator.clock.sleep(INTERVAL_S)
+            continue
+        is_first = False
+        offsets = Offsets(heartbeats=report.beats_offset, events=report.events_offset)
+        progress.extend(beat for beat in report.beats if beat.loss is not None)
+        frame = Frame(report, report.beats, report.events, list(progress))
+        yield frame
+        if once or (frame.is_last and not (report.beats_more or report.events_more)):
+            return
+        if not (report.beats_more or report.events_more):
+            operator.clock.sleep(INTERVAL_S)
