@@ -97,7 +97,10 @@ def _checkpoints(record: RecordedRun) -> list[str]:
 
 
 def _samples(record: RecordedRun) -> list[str]:
-    texts = [_fence(sample.prompt + sample.text) for sample in record.samples]
+    texts = [
+        f"{escape_markdown(sample.drawn)}\n\n{_fence(sample.prompt + sample.text)}".lstrip()
+        for sample in record.samples
+    ]
     return ["## Generated text", *texts] if texts else []
 
 

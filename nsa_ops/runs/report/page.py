@@ -165,7 +165,8 @@ def _checkpoints(record: RecordedRun) -> str:
 
 def _samples(record: RecordedRun) -> str:
     texts = "".join(
-        f"<blockquote><pre><b>{escape(sample.prompt)}</b>{escape(sample.text)}</pre></blockquote>"
+        f"<blockquote><small>{escape(sample.drawn)}</small>"
+        f"<pre><b>{escape(sample.prompt)}</b>{escape(sample.text)}</pre></blockquote>"
         for sample in record.samples
     )
     return _section(

@@ -34,10 +34,11 @@ class CheckpointState:
 
 @dataclass(frozen=True)
 class Sample:
-    """Text the model wrote, and what it was given."""
+    """Text the model wrote, what it was given, and how tokens were drawn."""
 
     prompt: str
     text: str
+    drawn: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,4 +182,12 @@ def _parse_sample(entry: object) -> Sample | None:
     text = next(
         (entry[k] for k in ("text", "completion", "output", "generated") if k in entry), None
     )
-    return Sample(str(entry.get("prompt", "")), str(text)) if text is not None else None
+    if text is None:
+        return None
+    return Sample(str(entry.get("prompt", "")), str(text), _describe_draw(entry.get("temperature")))
+
+
+def _describe_draw(temperature: object) -> str:
+    if not isinstance(temperature, int | float):
+        return ""
+    return f"temperature {temperature:g}" if temperature else "greedy"

@@ -1,12 +1,15 @@
 """What was run, in words: identity, code, machine, data and configuration of a RecordedRun."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.runs.report.record import RecordedRun
 from nsa_ops.runs.report.story import MISSING, Fact, format_time
+
+_CARD_NAME = re.compile(r"(?:.*\.)?(?:cards|gpus)\.\d+\.name")
 
 
 def describe_run(record: RecordedRun) -> list[Fact]:
@@ -68,29 +71,32 @@ def machine_facts(record: RecordedRun) -> dict[str, str]:
     return {**flatten(pod_facts), **flatten(record.environment)}
 
 
+def _last_words(facts: Mapping[str, str]) -> dict[str, str]:
+    """The same facts by the last word of their dotted name."""
+    return {name.rpartition(".")[2].lower(): value for name, value in facts.items()}
+
+
 def _machine(record: RecordedRun) -> str:
-    """Cards, or the processor where there are none; whatever names the facts use for them."""
-    facts = machine_facts(record)
-    for words in (("gpu", "name"), ("card", "name"), ("device", "name"), ("gpus",), ("cpu",)):
-        found = [
-            value for name, value in facts.items() if all(word in name.lower() for word in words)
-        ]
-        if found:
-            names = list(dict.fromkeys(found))
-            return ", ".join(
-                f"{found.count(name)} x {name}" if found.count(name) > 1 else name for name in names
-            )
-    return MISSING
+    """Cards as the trainer saw them, or as preflight did; processors where there are none."""
+    pod_facts = record.manifest.pod_facts if record.manifest else {}
+    for facts in (flatten(record.environment), flatten(pod_facts)):
+        cards = [value for name, value in facts.items() if _CARD_NAME.fullmatch(name)]
+        if cards:
+            return ", ".join(f"{cards.count(name)} x {name}" for name in dict.fromkeys(cards))
+    words = _last_words(machine_facts(record))
+    parts = ["no GPU"] if words else []
+    parts += [f"{words['num_cpus']} processors"] if "num_cpus" in words else []
+    parts += [words["system"]] if "system" in words else []
+    return ", ".join(parts) or MISSING
 
 
 def _versions(record: RecordedRun) -> str:
-    facts = machine_facts(record)
+    words = _last_words(machine_facts(record))
     wanted = ("python", "torch", "cuda", "driver", "triton")
-    lasts = {name.rpartition(".")[2].lower(): value for name, value in facts.items()}
     found = [
         f"{word} {value}"
         for word in wanted
-        if (value := lasts.get(word) or lasts.get(f"{word}_version"))
+        if (value := words.get(word) or words.get(f"{word}_version"))
     ]
     return ", ".join(found) or MISSING
 

@@ -60,7 +60,10 @@ class RunBuilder:
             "profile": "cpu",
             "code_commit": "4f1c9a7e0d2b5c6f8a9b0c1d2e3f405162738495",
             "pod_id": "this-machine",
-            "pod_facts": {"cpu": {"model": "AMD EPYC 7B13", "cores": 2}, "python": "3.11.9"},
+            "pod_facts": {
+                "host": {"python_version": "3.11.9", "num_cpus": 2},
+                "gpus": {"gpus": []},
+            },
             "command": [
                 "nsa-ops",
                 "launch",
@@ -73,7 +76,13 @@ class RunBuilder:
             **changes,
         }
         write_manifest(self.run, RunManifest.model_validate(fields))
-        environment = {"python": "3.11.9", "torch": "2.13.0+cpu", "cpu": "AMD EPYC 7B13"}
+        environment = {
+            "python": "3.11.9",
+            "system": "Linux 6.1.0 x86_64",
+            "packages": {"torch": "2.13.0+cpu", "triton": None},
+            "cards": [],
+            "threads": 2,
+        }
         self.run.env.write_text(json.dumps(environment))
         return self.event("launched", "operator", "launched with profile cpu")
 
@@ -189,8 +198,11 @@ class RunBuilder:
         self.run.goodput.write_text(json.dumps({"buckets": buckets, "wall_s": wall_s}))
         self.run.metrics.write_text(json.dumps({"step": self.steps}))
         sample_text = "str\ndef read(self, path):\n    return open(path).read()\n"
-        sample = {"prompt": "The ", "text": sample_text}
-        self.run.samples.write_text(json.dumps({"samples": [sample]}))
+        samples = [
+            {"prompt": "The ", "text": sample_text, "temperature": 0.0},
+            {"prompt": "The ", "text": "stream = open(name)\n", "temperature": 0.8},
+        ]
+        self.run.samples.write_text(json.dumps(samples))
         return self
 
     def _append(self, path: Path, text: str) -> None:

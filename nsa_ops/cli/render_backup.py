@@ -1,0 +1,77 @@
+"""Draw what backups and reports give back."""
+
+from rich.console import Console
+
+from nsa_ops.cli.render import facts, line, moment, table
+from nsa_ops.runs.backup.catalog import BackupEntry
+from nsa_ops.runs.backup.pull import Pulled
+from nsa_ops.runs.backup.restore import Restored
+from nsa_ops.runs.backup.verify import Verification
+from nsa_ops.runs.quantities import format_bytes
+from nsa_ops.runs.report.write import WrittenReport
+
+
+def _steps(steps: list[int]) -> str:
+    return ", ".join(map(str, steps)) if steps else "none"
+
+
+def draw_pulled(console: Console, pulled: Pulled) -> None:
+    """What a pull brought."""
+    newest = pulled.newest_step
+    facts(
+        console,
+        [
+            ("run", pulled.run_id),
+            ("backup", str(pulled.folder)),
+            ("files brought", pulled.num_files),
+            ("checkpoints brought", _steps(pulled.pulled_steps)),
+            ("checkpoints already here", _steps(pulled.present_steps)),
+            (
+                "newest whole",
+                "none" if newest is None else f"step {newest}",
+            ),
+            ("transferred", format_bytes(pulled.num_bytes)),
+        ],
+    )
+
+
+def draw_verified(console: Console, found: Verification) -> None:
+    """A backup without a difference."""
+    opened = f", {found.num_tensors} tensors in place" if found.num_tensors else ""
+    line(console, f"{found.num_files} files have their sha256{opened}: {found.folder}")
+    line(console, f"whole checkpoints: {_steps(found.steps)}")
+
+
+def draw_backups(console: Console, entries: list[BackupEntry]) -> None:
+    """Backups in a table."""
+    if not entries:
+        line(console, "no backups; pull one with `nsa-ops backup pull RUN`")
+        return
+    rows = [
+        (
+            entry.run_id,
+            entry.pod or "-",
+            _steps(entry.steps),
+            format_bytes(entry.total_bytes),
+            "never finished" if entry.pulled_unix_s is None else moment(entry.pulled_unix_s),
+            "never" if entry.verified_unix_s is None else moment(entry.verified_unix_s),
+            str(entry.folder),
+        )
+        for entry in entries
+    ]
+    headings = ["RUN", "POD", "CHECKPOINTS", "SIZE", "PULLED", "VERIFIED", "FOLDER"]
+    console.print(table(headings, rows))
+
+
+def draw_restored(console: Console, restored: Restored) -> None:
+    """Where the run now is, and how to go on."""
+    line(console, f"{restored.num_files} files verified at their new place: {restored.target}")
+    line(console, f"a resume continues from step {restored.step}")
+
+
+def draw_written(console: Console, written: WrittenReport) -> None:
+    """Where the report is, and the outcome in one sentence."""
+    line(console, written.outcome)
+    facts(console, [("page", str(written.page)), ("markdown", str(written.markdown))])
+    for missing in written.missing:
+        line(console, f"missing: {missing}")

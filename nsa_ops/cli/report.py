@@ -1,0 +1,34 @@
+"""`report`: a run as one page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsa_ops.cli.command import command
+from nsa_ops.cli.session import Session
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the root command."""
+    command(app, "report")(report)
+
+
+def report(
+    session: Session,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN|PATH", help="Run id, run directory or backup"),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="HTML file, or a folder for it")
+    ] = Path(),
+) -> None:
+    """Write a self-contained HTML page about a run, and its Markdown twin."""
+    from nsa_ops.cli.render_backup import draw_written
+    from nsa_ops.runs.report.locate import find_run_directory
+    from nsa_ops.runs.report.write import write_report
+
+    folder = find_run_directory(session.operator, run)
+    now = session.operator.clock.unix_s()
+    session.show(write_report(folder, out=out, now_unix_s=now), draw_written)

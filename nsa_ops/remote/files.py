@@ -1,0 +1,202 @@
+"""Bring files from a pod: resumed where they were cut, hashed on both ends, renamed when whole."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from nsa_core.rundir.atomic import fsync_dir
+from nsa_core.rundir.checkpoint import hash_file
+from nsa_ops.errors import NotFoundError, PartialError, VerificationError
+from nsa_ops.remote.transport import Completed, Transport
+
+#: Bytes of one round trip: few trips on a slow link, little to send again after a cut.
+CHUNK_BYTES = 16 * 2**20
+CHUNK_TIMEOUT_S = 300.0
+LIST_TIMEOUT_S = 300.0
+
+_NO_FOLDER = 66
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+#: A file that is being written whole (see nsa_core.rundir.atomic), not yet under its name.
+_UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")
+
+# Each file is hashed up to the size it had when it was looked at: appending changes nothing of it.
+_LIST = f"""
+cd -- "$1" || exit {_NO_FOLDER}
+shift
+find . "$@" -type f -exec sh -c '
+  for name; do
+    size=$(stat -c %s -- "$name" 2>/dev/null) || continue
+    sum=$(head -c "$size" < "$name" | sha256sum) || continue
+    printf "%s %s %s\\0" "$size" "${{sum%% *}}" "$name"
+  done' sh {{}} +
+"""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file on a pod as it was at one moment.
+
+    Attributes:
+        name: Path relative to the folder that was listed.
+        size: Bytes it had.
+        sha256: Hash of those bytes, computed on the pod.
+    """
+
+    name: str
+    size: int
+    sha256: str
+
+
+def list_files(
+    transport: Transport, folder: PurePosixPath, *, without: Sequence[str] = ()
+) -> list[RemoteFile]:
+    """All files under a folder on the pod with size and hash, in one round trip.
+
+    Args:
+        transport: Door to the pod.
+        folder: Absolute folder there.
+        without: Names of subfolders to leave out.
+
+    Raises:
+        NotFoundError: If the folder does not exist there.
+        VerificationError: If the answer cannot be understood.
+    """
+    pruned = [word for name in without for word in ("-path", f"./{name}", "-prune", "-o")]
+    argv = ("sh", "-c", _LIST, "sh", str(folder), *pruned)
+    done = transport.run(argv, timeout_s=LIST_TIMEOUT_S)
+    check_listed(done, folder, transport)
+    return [
+        file
+        for entry in done.stdout.split(b"\0")
+        if entry and not is_unfinished((file := _parse_entry(entry)).name)
+    ]
+
+
+def check_listed(done: Completed, folder: PurePosixPath, transport: Transport) -> None:
+    """Raise unless a listing script ended well."""
+    if done.exit_code == _NO_FOLDER:
+        message = f"`{folder}` does not exist on {transport.where}"
+        raise NotFoundError(message, hint="See `nsa-ops run ls`")
+    if done.exit_code:
+        message = f"`{folder}` on {transport.where} cannot be listed: {done.last_error_line}"
+        raise PartialError(message, hint="Is it readable, and is `find` installed there?")
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a name is that of a temporary file which a rename will soon replace."""
+    return bool(_UNFINISHED.fullmatch(PurePosixPath(name).name))
+
+
+def _parse_entry(entry: bytes) -> RemoteFile:
+    size, _, rest = os.fsdecode(entry).partition(" ")
+    sha256, _, name = rest.partition(" ")
+    relative = PurePosixPath(name)
+    if not size.isdigit() or not _SHA256.fullmatch(sha256) or ".." in relative.parts:
+        message = f"The pod's list of files holds a line that cannot be understood: {entry[:120]!r}"
+        raise VerificationError(message)
+    return RemoteFile(str(relative), int(size), sha256)
+
+
+def is_here(path: Path, *, size: int, sha256: str) -> bool:
+    """Whether this very content stands at a path of this machine."""
+    return path.is_file() and path.stat().st_size == size and hash_file(path) == sha256
+
+
+def pull_file(
+    transport: Transport,
+    source: PurePosixPath,
+    target: Path,
+    *,
+    size: int,
+    sha256: str,
+    on_bytes: Callable[[int], object] = int,
+) -> bool:
+    """Bring one file, whole or not at all; what arrived before a cut is used.
+
+    The bytes go to `.NAME.part` beside the target. A part that turns out to belong to other content
+    is thrown away and the file is brought from its beginning, once.
+
+    Args:
+        transport: Door to the pod.
+        source: Absolute path there.
+        target: Path here; replaced only by content with the right hash.
+        size: Bytes to bring; the file may have grown since.
+        sha256: Hash that those bytes must have.
+        on_bytes: Called with the number of bytes of each piece that arrived.
+
+    Returns:
+        Whether anything had to be brought.
+
+    Raises:
+        VerificationError: If the content does not have its hash; names both.
+        NotFoundError, PodUnreachableError, DeadlineError: From the transport; the part stays.
+    """
+    if is_here(target, size=size, sha256=sha256):
+        return False
+    part = part_of(target)
+    begun = _begin_part(part, target, size)
+    _append_rest(transport, source, part, size, on_bytes)
+    found = hash_file(part)
+    if found != sha256 and begun:
+        part.unlink()
+        _append_rest(transport, source, part, size, on_bytes)
+        found = hash_file(part)
+    if found != sha256:
+        bytes_found = part.stat().st_size
+        part.unlink()
+        message = (
+            f"`{source}` arrived with sha256 {found} ({bytes_found} bytes), "
+            f"and {sha256} ({size} bytes) was expected"
+        )
+        raise VerificationError(message, hint=f"See `sha256sum {source}` on {transport.where}")
+    put_in_place(part, target)
+    return True
+
+
+def part_of(target: Path) -> Path:
+    """Where the bytes of a file are collected until it is whole."""
+    return target.with_name(f".{target.name}.part")
+
+
+def bytes_here(target: Path) -> int:
+    """Bytes of a file that have arrived already, in its part."""
+    part = part_of(target)
+    return part.stat().st_size if part.exists() else 0
+
+
+def _begin_part(part: Path, target: Path, size: int) -> bool:
+    """Whether a part can be continued; logs only grow, so an older copy is a good beginning."""
+    if part.exists() and part.stat().st_size > size:
+        part.unlink()
+    if not part.exists() and target.is_file() and 0 < target.stat().st_size < size:
+        shutil.copyfile(target, part)
+    return part.exists() and part.stat().st_size > 0
+
+
+def _append_rest(
+    transport: Transport,
+    source: PurePosixPath,
+    part: Path,
+    size: int,
+    on_bytes: Callable[[int], object],
+) -> None:
+    with part.open("ab") as file:
+        while (offset := file.tell()) < size:
+            wanted = min(CHUNK_BYTES, size - offset)
+            piece = transport.tail(str(source), offset, max_bytes=wanted, timeout_s=CHUNK_TIMEOUT_S)
+            if not piece:
+                break
+            file.write(piece)
+            file.flush()
+            on_bytes(len(piece))
+
+
+def put_in_place(part: Path, target: Path) -> None:
+    """Make a whole part durable and give it its name."""
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(target)
+    fsync_dir(target.parent)

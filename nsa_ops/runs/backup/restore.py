@@ -1,0 +1,192 @@
+"""Put a verified backup back as a run directory, here or on a pod, where the run can be resumed."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from nsa_core.rundir.atomic import fsync_dir, write_text
+from nsa_core.rundir.checkpoint import MANIFEST_NAME, hash_file, list_checkpoints
+from nsa_core.rundir.layout import RunDir
+from nsa_ops.errors import (
+    LocalResourceError,
+    NotFoundError,
+    PartialError,
+    StateConflictError,
+    VerificationError,
+)
+from nsa_ops.plan import Plan, Step, plan_of
+from nsa_ops.remote.files import list_files
+from nsa_ops.remote.transport import QUICK_S
+from nsa_ops.runs.backup.folder import BackupFolder, read_backup_record, read_free_bytes
+from nsa_ops.runs.backup.pull import check_space
+from nsa_ops.runs.backup.verify import Verification, check_verified, verify_backup
+from nsa_ops.runs.context import PodLink
+from nsa_ops.runs.quantities import format_bytes
+from nsa_ops.store import Receipt
+
+PUT_TIMEOUT_S = 3600.0
+_RESTORING = ".restoring_"
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """What a restore will do.
+
+    Attributes:
+        run_id: Run.
+        source: The backup.
+        files: Files to copy, relative to the backup.
+        step: Step that the restored run will resume from.
+        target: Run directory to make.
+        plan: The same for people.
+    """
+
+    run_id: str
+    source: Path
+    files: list[PurePosixPath]
+    step: int
+    target: str
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A run directory that was made and hashed again where it now is."""
+
+    run_id: str
+    target: str
+    step: int
+    num_files: int
+
+
+def plan_restore(
+    folder: BackupFolder, runs_root: PurePosixPath, *, receipts: Sequence[Receipt] = ()
+) -> RestorePlan:
+    """Verify the backup, every byte of it, and say what would be copied where.
+
+    Raises:
+        VerificationError: If anything in the backup is not what was pulled.
+        NotFoundError: If it holds no whole checkpoint or no manifest.
+    """
+    verification = verify_backup(folder.root, load=True, receipts=receipts)
+    check_verified(verification)
+    if not verification.steps or not folder.run.manifest.is_file():
+        lacking = "checkpoint" if not verification.steps else "manifest.json"
+        message = f"The backup `{folder.root}` has no {lacking}, so nothing could be resumed"
+        raise NotFoundError(message, hint="Pull it with `nsa-ops backup pull`")
+    record = read_backup_record(folder)
+    run_id = record.run_id if record else folder.root.name
+    target = runs_root / run_id
+    files = files_of(folder, verification)
+    size = sum((folder.root / file).stat().st_size for file in files)
+    step = Step("copy", f"copy {len(files)} files, {format_bytes(size)}, to `{target}`")
+    check = Step("verify", "hash every file again at its new place, then give it its name")
+    plan = plan_of(f"Restore `{run_id}` at step {verification.steps[0]}", [step, check])
+    return RestorePlan(run_id, folder.root, files, verification.steps[0], str(target), plan)
+
+
+def files_of(folder: BackupFolder, verification: Verification) -> list[PurePosixPath]:
+    """Files of the run that were just verified; nothing else in the folder is restored."""
+    record = read_backup_record(folder)
+    small = [PurePosixPath(file.name) for file in record.files] if record else _small_files(folder)
+    large = []
+    for checkpoint in list_checkpoints(folder.run):
+        if checkpoint.step in verification.steps:
+            names = [*(file.name for file in checkpoint.manifest.files), MANIFEST_NAME]
+            large += [PurePosixPath("checkpoints", checkpoint.path.name, name) for name in names]
+    return [*small, *large]
+
+
+def _small_files(folder: BackupFolder) -> list[PurePosixPath]:
+    """Files outside checkpoints/ of a copy that was not made by `backup pull`."""
+    found = (path for path in sorted(folder.root.rglob("*")) if path.is_file())
+    relative = (PurePosixPath(path.relative_to(folder.root)) for path in found)
+    return [path for path in relative if path.parts[0] != "checkpoints"]
+
+
+def restore_here(planned: RestorePlan) -> Restored:
+    """Make the run directory on this machine: copy beside, hash, rename.
+
+    Raises:
+        StateConflictError: If the run exists there.
+        LocalResourceError: If the disk has no room or cannot be written.
+        VerificationError: If a copy does not have the hash of its original.
+    """
+    target = Path(planned.target)
+    _refuse_existing(planned, exists=target.exists() or target.is_symlink())
+    size = sum((planned.source / file).stat().st_size for file in planned.files)
+    check_space(target, size, read_free_bytes(target))
+    temporary = target.with_name(f"{_RESTORING}{target.name}")
+    try:
+        if temporary.exists():
+            shutil.rmtree(temporary)
+        for file in planned.files:
+            _copy_verified(planned.source / file, temporary / file)
+        write_text(RunDir(temporary).latest, RunDir(temporary).checkpoint(planned.step).name + "\n")
+        temporary.rename(target)
+        fsync_dir(target.parent)
+    except OSError as error:
+        message = f"`{target}` cannot be written: {error.strerror}"
+        raise LocalResourceError(message, hint="Name another folder with `--to`") from error
+    return Restored(planned.run_id, planned.target, planned.step, len(planned.files))
+
+
+def _refuse_existing(planned: RestorePlan, *, exists: bool) -> None:
+    if exists:
+        message = f"`{planned.target}` exists, and a restore replaces nothing"
+        hint = f"See `nsa-ops status {planned.run_id}`, or restore elsewhere with `--to`"
+        raise StateConflictError(message, hint=hint)
+
+
+def _copy_verified(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    expected, found = hash_file(source), hash_file(target)
+    if expected != found:
+        message = f"`{target}` has sha256 {found} after copying, and {expected} was expected"
+        raise VerificationError(message, hint="This disk may be failing")
+
+
+def restore_to_pod(link: PodLink, planned: RestorePlan) -> Restored:
+    """Make the run directory on a pod: copy beside, hash there, rename.
+
+    Raises:
+        StateConflictError: If the run exists there.
+        VerificationError: If a copy does not have the hash of its original.
+        PartialError: If the pod refuses a step; nothing stands under the run's name then.
+    """
+    target = PurePosixPath(planned.target)
+    temporary = target.with_name(f"{_RESTORING}{target.name}")
+    exists = link.transport.run(("test", "-e", str(target)), timeout_s=QUICK_S).exit_code == 0
+    _refuse_existing(planned, exists=exists)
+    _ask(link, "rm", "-rf", "--", str(temporary))
+    folders = sorted({str(temporary / file.parent) for file in planned.files})
+    _ask(link, "mkdir", "-p", "--", *folders)
+    for file in planned.files:
+        source = planned.source / file
+        link.transport.put(source, str(temporary / file), timeout_s=PUT_TIMEOUT_S)
+    _check_copies(link, planned, temporary)
+    latest = RunDir(planned.source).checkpoint(planned.step).name
+    _ask(link, "sh", "-c", 'echo "$1" > "$2"', "sh", latest, str(temporary / "checkpoints/latest"))
+    # -T: never into a directory of that name that someone made meanwhile.
+    _ask(link, "mv", "-T", "-n", "--", str(temporary), str(target))
+    if link.transport.run(("test", "-e", str(temporary)), timeout_s=QUICK_S).exit_code == 0:
+        _refuse_existing(planned, exists=True)
+    return Restored(planned.run_id, planned.target, planned.step, len(planned.files))
+
+
+def _check_copies(link: PodLink, planned: RestorePlan, temporary: PurePosixPath) -> None:
+    there = {file.name: file.sha256 for file in list_files(link.transport, temporary)}
+    for file in planned.files:
+        expected, found = hash_file(planned.source / file), there.get(str(file), "nothing")
+        if found != expected:
+            message = f"`{temporary / file}` has sha256 {found}, and {expected} was expected"
+            raise VerificationError(message, hint="Restore again; the pod's disk may be failing")
+
+
+def _ask(link: PodLink, *argv: str) -> None:
+    done = link.transport.run(argv, timeout_s=QUICK_S)
+    if done.exit_code:
+        message = f"Pod `{link.record.name}` refused `{argv[0]}`: {done.last_error_line}"
+        raise PartialError(message, hint=f"Try `nsa-ops preflight {link.record.name}`")

@@ -1,0 +1,174 @@
+"""Hash a backup again and, if asked, open every file of it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsa_core.rundir.checkpoint import (
+    MANIFEST_NAME,
+    Checkpoint,
+    CheckpointFile,
+    hash_file,
+    read_checkpoint,
+)
+from nsa_core.rundir.layout import CHECKPOINT_NAME
+from nsa_ops.errors import NotFoundError, VerificationError
+from nsa_ops.runs.backup.folder import BackupFolder, check_file_names, read_backup_record
+from nsa_ops.runs.backup.safetensors import TensorFileError, read_tensor_entries
+from nsa_ops.store import Receipt
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One file that is not what its record says.
+
+    Attributes:
+        path: The file.
+        expected: What was recorded: a hash, a size, or words.
+        found: What is there.
+    """
+
+    path: Path
+    expected: str
+    found: str
+
+    @property
+    def sentence(self) -> str:
+        """The difference in one line."""
+        return f"`{self.path}` should be {self.expected} and is {self.found}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What hashing a backup again showed.
+
+    Attributes:
+        folder: The backup.
+        steps: Steps of its whole checkpoints, newest first.
+        num_files: Files that were hashed.
+        num_tensors: Tensors that were found in their place; 0 if files were not opened.
+        differences: Every difference.
+    """
+
+    folder: Path
+    steps: list[int]
+    num_files: int
+    num_tensors: int
+    differences: list[Difference]
+
+
+def verify_backup(
+    root: Path, *, load: bool = False, receipts: Sequence[Receipt] = ()
+) -> Verification:
+    """Hash everything in a backup, or in any run directory, and compare.
+
+    Args:
+        root: The folder.
+        load: Also parse every tensor file and every JSON file.
+        receipts: Receipts of the run; they bind each checkpoint.json to what was pulled.
+
+    Raises:
+        NotFoundError: If the folder holds neither a checkpoint nor a backup record.
+    """
+    folder = BackupFolder(root)
+    checkpoints = _checkpoint_folders(folder)
+    record = read_backup_record(folder)
+    if record is None and not checkpoints:
+        message = f"`{root}` holds no backup: no {folder.record.name} and no checkpoint"
+        raise NotFoundError(message, hint="See `nsa-ops backup ls`")
+    small = record.files if record else []
+    differences = list(_differences(root, small))
+    steps, num_files, num_tensors = [], len(small), 0
+    for path in checkpoints:
+        found = list(_checkpoint_differences(path, receipts))
+        checkpoint = read_checkpoint(path)
+        if not found and checkpoint is not None:
+            num_files += len(checkpoint.manifest.files) + 1
+            opened = open_files(checkpoint) if load else Opened(0, [])
+            num_tensors += opened.num_tensors
+            found = opened.differences
+            steps += [] if found else [checkpoint.step]
+        differences += found
+    return Verification(root, steps, num_files, num_tensors, differences)
+
+
+def check_verified(verification: Verification) -> None:
+    """Raise VerificationError if there is a difference; it names the file and both hashes."""
+    if not verification.differences:
+        return
+    first, *others = verification.differences
+    more = f" (and {len(others)} more)" if others else ""
+    hint = (
+        "Nothing was changed. `nsa-ops backup pull` brings a damaged checkpoint again and keeps "
+        "the damaged one aside"
+    )
+    message = first.sentence + more
+    raise VerificationError(message, hint=hint)
+
+
+def _checkpoint_folders(folder: BackupFolder) -> list[Path]:
+    if not folder.run.checkpoints.is_dir():
+        return []
+    found = [
+        path for path in folder.run.checkpoints.iterdir() if CHECKPOINT_NAME.fullmatch(path.name)
+    ]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)
+
+
+def _differences(root: Path, files: Sequence[CheckpointFile]) -> Iterator[Difference]:
+    for file in files:
+        path = root / file.name
+        if not path.is_file():
+            yield Difference(path, f"sha256 {file.sha256}", "missing")
+        elif path.stat().st_size != file.size:
+            yield Difference(path, f"{file.size} bytes", f"{path.stat().st_size} bytes")
+        elif (found := hash_file(path)) != file.sha256:
+            yield Difference(path, f"sha256 {file.sha256}", f"sha256 {found}")
+
+
+def _checkpoint_differences(path: Path, receipts: Sequence[Receipt]) -> Iterator[Difference]:
+    checkpoint = read_checkpoint(path)
+    if checkpoint is None:
+        yield Difference(path / MANIFEST_NAME, "a checkpoint's manifest", "missing or unreadable")
+        return
+    check_file_names(checkpoint.manifest)
+    receipt = next((one for one in receipts if Path(one.path) == path), None)
+    if receipt is not None:
+        found = hash_file(path / MANIFEST_NAME)
+        if found != receipt.manifest_sha256:
+            expected = f"sha256 {receipt.manifest_sha256}, as its receipt says"
+            yield Difference(path / MANIFEST_NAME, expected, f"sha256 {found}")
+    yield from _differences(path, checkpoint.manifest.files)
+
+
+def checkpoint_damage(checkpoint: Checkpoint) -> list[Difference]:
+    """Every file of a checkpoint that is not what its manifest says."""
+    check_file_names(checkpoint.manifest)
+    return list(_differences(checkpoint.path, checkpoint.manifest.files))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What opening the files of a checkpoint showed."""
+
+    num_tensors: int
+    differences: list[Difference]
+
+
+def open_files(checkpoint: Checkpoint) -> Opened:
+    """Parse every tensor file and every JSON file of a checkpoint."""
+    num_tensors = 0
+    differences = []
+    for file in checkpoint.manifest.files:
+        path = checkpoint.path / file.name
+        try:
+            if path.suffix == ".safetensors":
+                num_tensors += len(read_tensor_entries(path))
+            elif path.suffix == ".json":
+                json.loads(path.read_bytes())
+        except TensorFileError as error:
+            differences.append(Difference(path, "a whole tensor file", f"not: {error}"))
+        except ValueError as error:
+            differences.append(Difference(path, "JSON", f"not: {error}"))
+    return Opened(num_tensors, differences)

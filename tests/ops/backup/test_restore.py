@@ -1,0 +1,116 @@
+"""Restore: verified first, replaces nothing, and what stands there afterwards is a run."""
+
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from nsa_core.rundir.checkpoint import find_damage, list_checkpoints
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import begin_next_attempt, read_manifest
+from nsa_ops.errors import (
+    NotFoundError,
+    PodUnreachableError,
+    StateConflictError,
+    VerificationError,
+)
+from nsa_ops.runs.backup.pull import execute_pull, plan_pull
+from nsa_ops.runs.backup.restore import plan_restore, restore_here, restore_to_pod
+from tests.ops.backup.case import RUN_ID, Case, CutLink, flip_bit
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    case = Case(tmp_path)
+    case.build(20, 40).end(10, "halted", 40)
+    link = case.link()
+    execute_pull(case.operator, link, plan_pull(link, RUN_ID, case.backup, "all"))
+    return case
+
+
+def _contents(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
+
+
+def test_a_restored_run_equals_the_original_and_can_go_on(case: Case, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    restored = restore_here(plan_restore(case.backup, PurePosixPath(target)))
+    run = RunDir(target / RUN_ID)
+    assert restored.target == str(run.root)
+    assert _contents(run.root) == _contents(case.run.root)
+    assert [find_damage(one) for one in list_checkpoints(run)] == [None, None]
+    assert begin_next_attempt(run, at_unix_s=1.0).attempt == 2
+    assert read_manifest(run).run_id == RUN_ID
+
+
+def test_an_existing_run_is_never_replaced(case: Case, tmp_path: Path) -> None:
+    planned = plan_restore(case.backup, PurePosixPath(tmp_path / "elsewhere"))
+    (tmp_path / "elsewhere" / RUN_ID).mkdir(parents=True)
+    with pytest.raises(StateConflictError, match="replaces nothing") as caught:
+        restore_here(planned)
+    assert caught.value.exit_code == 7
+    assert list((tmp_path / "elsewhere" / RUN_ID).iterdir()) == []
+
+
+def test_a_damaged_backup_is_not_restored(case: Case, tmp_path: Path) -> None:
+    flip_bit(case.backup.run.checkpoint(20) / "optimizer.safetensors")
+    with pytest.raises(VerificationError, match=r"optimizer\.safetensors"):
+        plan_restore(case.backup, PurePosixPath(tmp_path / "elsewhere"))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_backup_without_a_checkpoint_says_what_it_lacks(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.build(20)
+    link = case.link()
+    execute_pull(case.operator, link, plan_pull(link, RUN_ID, case.backup, "none"))
+    with pytest.raises(NotFoundError, match="has no checkpoint"):
+        plan_restore(case.backup, PurePosixPath(tmp_path / "elsewhere"))
+
+
+def test_a_restore_that_was_killed_is_begun_again(case: Case, tmp_path: Path) -> None:
+    leftover = tmp_path / "elsewhere" / f".restoring_{RUN_ID}"
+    leftover.mkdir(parents=True)
+    (leftover / "half.bin").write_bytes(b"half")
+    restore_here(plan_restore(case.backup, PurePosixPath(tmp_path / "elsewhere")))
+    assert not leftover.exists()
+    assert not (tmp_path / "elsewhere" / RUN_ID / "half.bin").exists()
+
+
+def test_a_run_comes_back_to_a_new_pod(case: Case, tmp_path: Path) -> None:
+    runs = tmp_path / "new-pod" / "runs"
+    runs.mkdir(parents=True)
+    link = case.link()
+    restore_to_pod(link, plan_restore(case.backup, PurePosixPath(runs)))
+    assert _contents(runs / RUN_ID) == _contents(case.run.root)
+    assert [path.name for path in runs.iterdir()] == [RUN_ID]
+    with pytest.raises(StateConflictError):
+        restore_to_pod(link, plan_restore(case.backup, PurePosixPath(runs)))
+
+
+def test_a_link_lost_in_the_middle_leaves_no_run_on_the_pod(case: Case, tmp_path: Path) -> None:
+    runs = tmp_path / "new-pod" / "runs"
+    runs.mkdir(parents=True)
+    planned = plan_restore(case.backup, PurePosixPath(runs))
+    with pytest.raises(PodUnreachableError):
+        restore_to_pod(case.link(CutLink(1500)), planned)
+    assert not (runs / RUN_ID).exists()
+    restore_to_pod(case.link(), planned)
+    assert _contents(runs / RUN_ID) == _contents(case.run.root)
+
+
+def test_a_copy_that_arrives_damaged_gets_no_name(case: Case, tmp_path: Path) -> None:
+    runs = tmp_path / "new-pod" / "runs"
+    runs.mkdir(parents=True)
+
+    class FlippingLink(CutLink):
+        def put(self, source: Path, target: str, *, timeout_s: float) -> None:
+            super().put(source, target, timeout_s=timeout_s)
+            if target.endswith("step_000040/model.safetensors"):
+                flip_bit(Path(target))
+
+    planned = plan_restore(case.backup, PurePosixPath(runs))
+    with pytest.raises(VerificationError, match="was expected"):
+        restore_to_pod(case.link(FlippingLink(10**9)), planned)
+    assert not (runs / RUN_ID).exists()
