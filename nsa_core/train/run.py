@@ -15,6 +15,7 @@ from nsa_core.train.failure import DiskFullError
 from nsa_core.train.goodput import start_clock
 from nsa_core.train.loop import train
 from nsa_core.train.prepare import prepare
+from nsa_core.train.samples import write_samples
 from nsa_core.train.session import Session
 from nsa_core.train.stop import StopAskedError, StopRequest, StopWatch
 from nsa_core.train.summary import write_summary
@@ -107,9 +108,10 @@ def acknowledge(
 
 
 def finish(session: Session) -> Outcome:
-    """The schedule is done: write the final weights beside the checkpoints."""
-    session.context.beats.enter("shutdown")
+    """The schedule is done: write the final weights beside the checkpoints, and samples."""
+    session.context.beats.enter("shutdown", session.config.watchdog.phase_limit_s)
     write_final_model(session.context.run, session)
+    write_samples(session)
     return Outcome(TrainerExit.FINISHED, f"finished {session.step} steps")
 
 

@@ -1,0 +1,40 @@
+"""Fakes and small runs shared by the tests of the trainer."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import RunManifest, write_manifest
+from nsa_core.train.disk import LossyWrites
+from nsa_core.train.heartbeat import HeartbeatWriter
+from nsa_core.train.log import RunLog
+from nsa_core.train.telemetry import Telemetry
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """An empty run directory `r1`."""
+    root = tmp_path / "runs" / "r1"
+    root.mkdir(parents=True)
+    return RunDir(root)
+
+
+@pytest.fixture
+def manifest(run: RunDir) -> RunManifest:
+    """The manifest of attempt 1 of `r1`, on the disk as well."""
+    written = RunManifest(
+        run_id="r1", config=RunConfig(), config_sha256="c0ffee", created_unix_s=time.time()
+    )
+    write_manifest(run, written)
+    return written
+
+
+@pytest.fixture
+def telemetry(run: RunDir, manifest: RunManifest) -> Telemetry:
+    """Telemetry of `r1` without a heartbeat thread."""
+    log = RunLog(run.log)
+    beats = HeartbeatWriter(run, run_id="r1", attempt=1, rank=0, writes=LossyWrites(log.tell))
+    return Telemetry(run, manifest, beats, log)

@@ -1,0 +1,144 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nsa_core.rundir.halt import HaltRequest, write_halt
+from nsa_core.train.stop import SignalWatch, StopAskedError, StopWatch
+
+
+@pytest.fixture
+def stale():
+    return []
+
+
+@pytest.fixture
+def watch(run, manifest, stale):
+    return StopWatch(run, manifest, SignalWatch(lambda why: None), stale.append)
+
+
+def halt(run, **fields):
+    given = {"run_id": "r1", "attempt": 1, "reason": "enough", "by": "operator", "at": 0.0}
+    write_halt(run, HaltRequest(**{**given, **fields}))
+
+
+def test_nothing_asked_is_no_stop(watch):
+    assert watch.poll() is None
+    watch.check()
+
+
+def test_a_halt_of_this_attempt_stops(watch, run):
+    halt(run)
+    assert watch.poll().reason == "enough"
+    with pytest.raises(StopAskedError):
+        watch.check()
+
+
+@pytest.mark.parametrize("fields", [{"attempt": 2}, {"run_id": "other"}])
+def test_a_halt_of_another_attempt_or_run_is_reported_once_and_ignored(watch, run, stale, fields):
+    halt(run, **fields)
+    assert watch.poll() is None
+    assert watch.poll() is None
+    assert len(stale) == 1
+
+
+def test_a_plain_line_counts_if_it_is_newer_than_the_launch(watch, run):
+    run.halt.write_text("halt: gates collapsed\n")
+    assert watch.poll().reason == "gates collapsed"
+
+
+def test_a_plain_line_from_before_the_launch_is_ignored(watch, run, stale):
+    run.halt.write_text("halt: last week\n")
+    os.utime(run.halt, (1000, 1000))
+    assert watch.poll() is None
+    assert "last week" in stale[0]
+
+
+def test_a_new_halt_after_a_stale_one_is_seen(watch, run):
+    halt(run, attempt=7)
+    assert watch.poll() is None
+    halt(run)
+    assert watch.poll() is not None
+
+
+SLEEPER = """
+import ctypes, sys, time
+from pathlib import Path
+from nsa_core.rundir.layout import RunDir
+from nsa_core.train.stop import SignalWatch
+import os
+def exit_now(why):
+    print(why, flush=True)
+    os._exit(75)
+watch = SignalWatch(exit_now, deadline_s=float(sys.argv[2]))
+watch.install(RunDir(Path(sys.argv[1])))
+print("ready", flush=True)
+ctypes.CDLL(None).pause()
+while True:
+    ctypes.CDLL(None).pause()
+"""
+
+
+@pytest.fixture
+def blocked(run):
+    """A process whose main thread waits in C and never comes back to Python for long."""
+    children = []
+
+    def start(deadline_s):
+        child = subprocess.Popen(
+            [sys.executable, "-c", SLEEPER, str(run.root), str(deadline_s)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        children.append(child)
+        assert child.stdout.readline() == "ready\n"
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+@pytest.mark.integration
+def test_a_second_term_ends_a_process_that_is_blocked_in_c(blocked):
+    child = blocked(30)
+    child.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    assert child.poll() is None
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(timeout=5) == 75
+    assert "second" in child.stdout.read()
+
+
+@pytest.mark.integration
+def test_the_deadline_ends_a_process_that_does_not_stop(blocked):
+    child = blocked(0.3)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(timeout=5) == 75
+    assert "no clean stop" in child.stdout.read()
+
+
+@pytest.mark.integration
+def test_usr1_dumps_all_stacks_while_the_process_is_blocked_in_c(blocked, run):
+    child = blocked(30)
+    child.send_signal(signal.SIGUSR1)
+    deadline = time.monotonic() + 5
+    while "Thread" not in run.stack_dump().read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert (
+        "signal-watch" in run.stack_dump().read_text() or "Thread" in run.stack_dump().read_text()
+    )
+    assert child.poll() is None
+
+
+@pytest.mark.integration
+def test_usr2_does_not_end_a_process(blocked):
+    child = blocked(30)
+    child.send_signal(signal.SIGUSR2)
+    time.sleep(0.2)
+    assert child.poll() is None
