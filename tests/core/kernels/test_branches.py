@@ -1,0 +1,162 @@
+"""The block-sparse backend against the reference: outputs, choices and every gradient."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from nsa_core.kernels import gathered, sdpa, tiles
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.packing import Packing
+from nsa_core.kernels.reference import ReferenceBackend
+from nsa_core.kernels.sdpa import SdpaBackend
+from tests.core.kernels.cases import DOCUMENTS, GEOMETRIES, gradients, make_inputs, run
+
+BACKENDS = {"reference": ReferenceBackend(), "sdpa": SdpaBackend()}
+#: (tile, chunk elements, masked-length factor): whole documents at once; small tiles, one a chunk;
+#: chosen blocks gathered instead of masked.
+TILINGS = {"whole": (256, 2**19, 8), "small": (16, 1, 8), "gathered": (16, 2**12, 0)}
+
+
+@pytest.fixture(params=TILINGS.values(), ids=TILINGS)
+def tiling(request, monkeypatch):
+    tile, elements, factor = request.param
+    monkeypatch.setattr(tiles, "LONG_TILE", tile)
+    monkeypatch.setitem(gathered.CHUNK_ELEMENTS, "cpu", elements)
+    monkeypatch.setattr(sdpa, "MASKED_LENGTH_FACTOR", factor)
+
+
+def packings(lengths):
+    yield Packing.from_lengths(lengths)
+    if len(lengths) == 1:
+        yield Packing.uniform(1, lengths[0])
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
+@pytest.mark.parametrize("lengths", DOCUMENTS.values(), ids=DOCUMENTS)
+@pytest.mark.usefixtures("tiling")
+def test_outputs_choices_and_gradients_equal_the_reference_in_float64(geometry, lengths):
+    for packing in packings(lengths):
+        inputs = make_inputs(packing, geometry)
+        expected = run(BACKENDS["reference"], inputs, geometry, packing)
+        found = run(BACKENDS["sdpa"], inputs, geometry, packing)
+        assert torch.equal(found.ids, expected.ids)
+        torch.testing.assert_close(found.lse, expected.lse, rtol=0, atol=1e-12)
+        for out, truth in zip(found.branches(), expected.branches(), strict=True):
+            torch.testing.assert_close(out, truth, rtol=0, atol=1e-12)
+        for grad, truth in zip(gradients(found, inputs), gradients(expected, inputs), strict=True):
+            torch.testing.assert_close(grad, truth, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.usefixtures("tiling")
+def test_lower_precision_stays_within_its_rounding(dtype):
+    geometry, packing = GEOMETRIES["paper-ratios"], Packing.from_lengths([3, 29, 46])
+    exact_inputs = make_inputs(packing, geometry, dtype=torch.float32)
+    for tensor in exact_inputs.all():
+        tensor.data = tensor.data.to(dtype).double()
+    exact = run(BACKENDS["reference"], exact_inputs, geometry, packing)
+    inputs = make_inputs(packing, geometry, dtype=torch.float32)
+    for tensor in inputs.all():
+        tensor.data = tensor.data.to(dtype)
+    found = run(BACKENDS["sdpa"], inputs, geometry, packing, exact.ids)
+    for out, truth in zip(found.branches(), exact.branches(), strict=True):
+        assert out.dtype == dtype
+        if dtype == torch.float32:
+            torch.testing.assert_close(out.double(), truth, rtol=0, atol=1e-5)
+        else:
+            assert (out - truth).norm() / truth.norm() < 1e-2
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize("branch", ["compressed", "selected", "sliding"])
+def test_gradcheck_of_each_branch(backend, branch):
+    geometry, packing = BlockGeometry(2, 1, 2, 3, 3), Packing.from_lengths([6, 3])
+    inputs = make_inputs(packing, geometry, heads=2, groups=1)
+    ids = run(BACKENDS["reference"], inputs, geometry, packing).ids
+    calls = {
+        "compressed": (
+            lambda q, k, v: backend.compressed(q, k, v, geometry, packing)[0],
+            (inputs.q, inputs.k_cmp, inputs.v_cmp),
+        ),
+        "selected": (
+            lambda q, k, v: backend.selected(q, k, v, ids, geometry, packing),
+            (inputs.q, inputs.k_slc, inputs.v_slc),
+        ),
+        "sliding": (
+            lambda q, k, v: backend.sliding(q, k, v, geometry, packing),
+            (inputs.q, inputs.k_win, inputs.v_win),
+        ),
+    }
+    function, arguments = calls[branch]
+    with torch.no_grad():
+        for argument in arguments:
+            argument.clamp_(-3, 3)
+    assert torch.autograd.gradcheck(function, arguments)
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+def test_zero_queries_give_the_plain_mean_of_the_visible_values(backend):
+    geometry, packing = GEOMETRIES["paper-ratios"], Packing.from_lengths([61])
+    inputs = make_inputs(packing, geometry, dtype=torch.float32)
+    with torch.no_grad():
+        inputs.q.zero_()
+    outs = run(backend, inputs, geometry, packing)
+    for t in (0, 7, 8, 15, 16, 40, 60):
+        blocks = inputs.v_cmp[: geometry.num_compressed(t + 1)]
+        mean_cmp = blocks.mean(0) if len(blocks) else torch.zeros_like(inputs.v_cmp[0])
+        torch.testing.assert_close(outs.compressed[t, ::2], mean_cmp, rtol=0, atol=1e-6)
+        window = inputs.v_win[max(0, t - geometry.window + 1) : t + 1].mean(0)
+        torch.testing.assert_close(outs.sliding[t, 1::2], window, rtol=0, atol=1e-6)
+        for group in range(2):
+            kept = [
+                p for p in range(t + 1) if p // geometry.select_block in outs.ids[t, group].tolist()
+            ]
+            mean_slc = inputs.v_slc[kept, group].mean(0)
+            torch.testing.assert_close(outs.selected[t, 2 * group], mean_slc, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+def test_every_visible_key_and_value_moves_the_output_and_no_other_does(backend):
+    geometry, packing, t = BlockGeometry(4, 2, 4, 3, 6), Packing.from_lengths([5, 27]), 31
+    inputs = make_inputs(packing, geometry)
+    outs = run(backend, inputs, geometry, packing)
+    start, position = 5, t - 5
+    chosen = outs.ids[t, 0].tolist()
+    seen = {
+        "cmp": [start // 2 + i for i in range(geometry.num_compressed(position + 1))],
+        "slc": [start + p for p in range(position + 1) if p // 4 in chosen],
+        "win": list(range(t - 5, t + 1)),
+    }
+    for name, out in zip(("cmp", "slc", "win"), outs.branches(), strict=True):
+        tensors = [getattr(inputs, f"k_{name}"), getattr(inputs, f"v_{name}")]
+        for grad in torch.autograd.grad(out[t, 0].square().sum(), tensors, retain_graph=True):
+            size_N = grad[:, 0].abs().amax(dim=-1)
+            moved = torch.nonzero(size_N > 1e-6).flatten().tolist()
+            assert moved == seen[name]
+            assert torch.count_nonzero(size_N) == len(moved)
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+def test_full_coverage_is_ordinary_causal_attention(backend):
+    geometry, length = BlockGeometry(4, 2, 8, 8, 64), 61
+    packing = Packing.uniform(1, length)
+    inputs = make_inputs(packing, geometry, dtype=torch.float32)
+    outs = run(backend, inputs, geometry, packing)
+    for k, v, found in (
+        (inputs.k_slc, inputs.v_slc, outs.selected),
+        (inputs.k_win, inputs.v_win, outs.sliding),
+    ):
+        q_, k_, v_ = (x.transpose(0, 1) for x in (inputs.q, k, v))
+        dense = F.scaled_dot_product_attention(q_, k_, v_, is_causal=True, enable_gqa=True)
+        torch.testing.assert_close(found, dense.transpose(0, 1), rtol=0, atol=1e-5)
+
+
+def test_garbage_in_unused_slots_changes_no_bit():
+    geometry, packing = GEOMETRIES["paper-ratios"], Packing.from_lengths(DOCUMENTS["several"])
+    first, second = (make_inputs(packing, geometry) for _ in range(2))
+    with torch.no_grad():
+        for tensor in (second.k_cmp, second.v_cmp):
+            tensor[tensor == 1e3] = -7.0
+    outs = [run(SdpaBackend(), inputs, geometry, packing) for inputs in (first, second)]
+    assert torch.equal(outs[0].compressed, outs[1].compressed)
+    assert torch.equal(outs[0].ids, outs[1].ids)

@@ -1,0 +1,45 @@
+"""Policy and capability decide; nothing falls back in silence."""
+
+import sys
+
+import pytest
+import torch
+
+from nsa_core.config.training import RuntimeConfig
+from nsa_core.kernels import dispatch
+from nsa_core.kernels.backend import DeviceFacts
+
+CPU = DeviceFacts("cpu", None, torch.float32)
+
+
+def test_auto_on_a_cpu_is_sdpa_and_says_why():
+    chosen = dispatch.choose_backends(RuntimeConfig(), CPU)
+    assert [choice.name for choice in chosen.choices] == ["sdpa"] * 3
+    assert all("triton needs a CUDA device" in choice.reason for choice in chosen.choices)
+
+
+def test_a_cpu_never_imports_triton():
+    dispatch.choose_backends(RuntimeConfig(), CPU)
+    assert "nsa_core.kernels.triton.backend" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["triton", "flash"])
+def test_a_named_backend_that_cannot_run_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name}.*selected.*CUDA device.*cpu"):
+        dispatch.choose_backends(RuntimeConfig(backend_selected=name), CPU)
+
+
+def test_a_branch_overrides_the_common_backend():
+    with pytest.raises(ValueError, match="compressed"):
+        dispatch.choose_backends(RuntimeConfig(backend="triton", backend_sliding="sdpa"), CPU)
+    runtime = RuntimeConfig(backend="sdpa")
+    reasons = {choice.reason for choice in dispatch.choose_backends(runtime, CPU).choices}
+    assert reasons == {"named by the configuration"}
+
+
+def test_a_missing_module_is_named(monkeypatch):
+    missing = "nsa_core.kernels.absent"
+    monkeypatch.setitem(dispatch.BACKEND_MODULES, "flash", missing)
+    facts = DeviceFacts("cuda", (8, 0), torch.bfloat16)
+    with pytest.raises(ValueError, match=missing):
+        dispatch.choose_backend("flash", "sliding", facts)
