@@ -3,6 +3,7 @@
 import signal
 import time
 from pathlib import Path
+from typing import Literal
 
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.events import Event, read_events
@@ -17,6 +18,8 @@ _MEMORY_EVENTS = (
     Path("/sys/fs/cgroup/memory.events"),
     Path("/sys/fs/cgroup/memory/memory.oom_control"),
 )
+#: Stands for the code of a trainer whose runner was gone too: nobody could wait for it.
+UNKNOWN_CODE = 1
 _STOP_SIGNALS = {"TERM", "KILL", "INT"}
 
 
@@ -75,11 +78,23 @@ def explain_code(code: int, *, asked: Event | None, memory_kills: int) -> str:
 
 
 def write_missing_exit(
-    run: RunDir, manifest: RunManifest, code: int, *, memory_kills: int
+    run: RunDir,
+    manifest: RunManifest,
+    code: int,
+    *,
+    memory_kills: int,
+    by: Literal["runner", "watchdog"] = "runner",
 ) -> ExitRecord:
     """The trainer's exit record, or one made here if it left none.
 
     A trainer that ends with 0 without having written a record has not finished: code 1.
+
+    Args:
+        run: Run directory.
+        manifest: Manifest of the attempt.
+        code: Exit code of the process, negative for a signal.
+        memory_kills: Processes that the kernel killed for memory while it ran.
+        by: Who writes; the watchdog does where the runner is gone and nobody knows the code.
     """
     written = read_exit(run)
     if written is not None and written.attempt == manifest.attempt:
@@ -89,13 +104,15 @@ def write_missing_exit(
         run_id=manifest.run_id,
         attempt=manifest.attempt,
         code=code if code else 1,
-        reason=explain_code(
+        reason="the trainer and its runner are gone; nobody saw the exit code"
+        if by == "watchdog"
+        else explain_code(
             code, asked=asked_to_stop(read_events(run), manifest.attempt), memory_kills=memory_kills
         ),
         step=last_step(run, manifest.attempt),
         checkpoint_step=checkpoints[0].step if checkpoints else None,
         at=time.time(),
-        by="runner",
+        by=by,
     )
     write_exit(run, record)
     return record

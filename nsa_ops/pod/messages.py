@@ -178,7 +178,6 @@ class WatchdogRecord(TolerantModel):
         doing: `watching`, `halting`, `restarting` or `done`.
         why: One sentence about `doing`.
         restarts: Restarts it made by itself.
-        restarts_without_progress: Those of them since the last new checkpoint or step.
         ts: Unix seconds.
     """
 
@@ -190,7 +189,6 @@ class WatchdogRecord(TolerantModel):
     doing: Literal["watching", "halting", "restarting", "done"]
     why: str = ""
     restarts: int = 0
-    restarts_without_progress: int = 0
     ts: float
 
 

@@ -81,16 +81,18 @@ def loss_nonfinite(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
 
 
 def _faults_in_row(records: Sequence[Heartbeat], faults: Sequence[str | None]) -> int:
-    """Faults in a row up to the newest record; skipped steps must follow each other directly."""
-    count = 0
-    following: Heartbeat | None = None
-    for record, fault in zip(reversed(records), reversed(faults), strict=True):
-        apart = following is not None and following.step - record.step > 1
-        if not fault or (apart and record.msg == "anomaly"):
-            break
-        count += 1
-        following = record
-    return count
+    """The most faults in a row; skipped steps must follow each other directly.
+
+    All records count, not the newest only: good ones may follow before somebody looks.
+    """
+    most = count = 0
+    before: Heartbeat | None = None
+    for record, fault in zip(records, faults, strict=True):
+        apart = before is not None and record.msg == "anomaly" and record.step - before.step > 1
+        count = (1 if apart else count + 1) if fault else 0
+        most = max(most, count)
+        before = record
+    return most
 
 
 def _last_good(evidence: HealthEvidence) -> str:

@@ -1,0 +1,360 @@
+"""`python -m nsa_ops.pod.watchdog --run-dir D`: watch one run, stop it, restart it where allowed.
+
+It reads the run directory, judges with `rules.judge`, and acts through `.HALT`, signals to recorded
+processes and a new runner. It needs no terminal and ends when the run has ended for good.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from nsa_core.rundir import events
+from nsa_core.rundir.atomic import append_line, write_text
+from nsa_core.rundir.exit import ExitRecord, read_exit
+from nsa_core.rundir.halt import read_halt
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_core.rundir.jsonl import read_last_records, read_records
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import ManifestError, read_manifest
+from nsa_core.rundir.process import identify
+from nsa_ops.pod.act import next_attempt
+from nsa_ops.pod.ending import UNKNOWN_CODE, asked_to_stop, last_step, write_missing_exit
+from nsa_ops.pod.enforce import Enforcer, Outcome, write_evidence
+from nsa_ops.pod.evidence import Tracker, facts_of
+from nsa_ops.pod.facts import (
+    list_checkpoint_facts,
+    newest_whole,
+    read_machine_evidence,
+    read_process_evidence,
+)
+from nsa_ops.pod.messages import NextAttemptAction, ReplyCode, WatchdogRecord
+from nsa_ops.pod.processes import (
+    LockHeldError,
+    RunProcesses,
+    is_running,
+    read_processes,
+    take_lock,
+)
+from nsa_ops.pod.restart import RESTARTED, Decision, count_fruitless, decide_restart
+from nsa_ops.pod.rules import judge
+from nsa_ops.pod.runner import CONFLICT, NOT_A_RUN, TRAINER_MODULE
+from nsa_ops.pod.verdict import Verdict
+
+Doing = Literal["watching", "halting", "restarting", "done"]
+_HISTORY_BYTES = 512 * 1024
+_CHUNK_BYTES = 1024 * 1024
+_LOCK_WAIT_S = 5.0
+_RUNNER_WAIT_S = 5.0
+_POLL_S = 0.1
+#: The same finding is told again after so long.
+_TELL_AGAIN_S = 600.0
+
+
+class Watchdog:
+    """Watches one run through all attempts that it makes while it lives."""
+
+    def __init__(self, run: RunDir, module: str = TRAINER_MODULE) -> None:
+        """Read what is watched.
+
+        Raises:
+            ManifestError: If it is no run directory.
+        """
+        self._run = run
+        self._module = module
+        self._manifest = read_manifest(run)
+        self._verdict = Verdict(level="healthy", sentence="not judged yet")
+        self._doing: Doing = "watching"
+        self._why = ""
+        self._told: dict[tuple[str, str], float] = {}
+        self._runner: subprocess.Popen[bytes] | None = None
+        self._begun_at = time.monotonic()
+        self._shown_at = -1e9
+        self._gave_up = False
+        self._restarts = sum(event.kind == RESTARTED for event in events.read_events(run))
+        history = read_last_records(run.heartbeat(), Heartbeat, _HISTORY_BYTES)
+        self._offset = history.offset
+        self._tracker = self._new_tracker()
+        self._tracker.feed(history.records, time.monotonic())
+
+    def watch(self) -> str:
+        """Look again and again until the run has ended for good; why it has."""
+        while True:
+            end = self._look()
+            if end:
+                self._show("done", end)
+                return end
+            time.sleep(self._manifest.config.watchdog.interval_s)
+
+    def _new_tracker(self) -> Tracker:
+        manifest = self._manifest
+        facts = facts_of(manifest.config, fresh=manifest.parent is None)
+        return Tracker(facts, manifest.attempt)
+
+    def _look(self) -> str:
+        """One look; why the run is over, or an empty string."""
+        self._follow_attempt()
+        self._read_beats()
+        if self._runner is not None:
+            self._runner.poll()
+        record = read_processes(self._run, self._manifest.attempt)
+        if record is None or record.trainer is None:
+            return self._look_before_start(record)
+        ended = self._read_end(record)
+        if ended is not None:
+            return self._after_end(ended)
+        if self._is_leaving(record):
+            return ""
+        self._judge(record)
+        if self._verdict.level == "halt":
+            self._stop(record)
+        return ""
+
+    def _follow_attempt(self) -> None:
+        """Begin anew when somebody has begun the next attempt."""
+        manifest = read_manifest(self._run)
+        if manifest.attempt != self._manifest.attempt:
+            self._manifest = manifest
+            self._tracker = self._new_tracker()
+            self._told.clear()
+            self._gave_up = False
+            self._begun_at = time.monotonic()
+
+    def _read_beats(self) -> None:
+        while True:
+            found = read_records(self._run.heartbeat(), Heartbeat, self._offset, _CHUNK_BYTES)
+            if found.torn:
+                self._note(
+                    "torn_line", f"{found.torn} heartbeat lines could not be read", torn=found.torn
+                )
+            if found.offset == self._offset:
+                return
+            self._offset = found.offset
+            self._tracker.feed(found.records, time.monotonic())
+
+    def _look_before_start(self, record: RunProcesses | None) -> str:
+        """No trainer was started yet: wait for the runner, but not for ever."""
+        limit_s = self._manifest.config.watchdog.first_beat_limit_s
+        waited_s = time.monotonic() - self._begun_at
+        ended = read_exit(self._run)
+        if ended is not None and ended.attempt == self._manifest.attempt:
+            return self._after_end(ended)
+        if waited_s > limit_s and not (record and is_running(record.runner)):
+            return f"no trainer was started within {limit_s:.0f} s"
+        self._show("watching", "waiting for the runner to start the trainer")
+        return ""
+
+    def _read_end(self, record: RunProcesses) -> ExitRecord | None:
+        """How the attempt ended; written here if the trainer and its runner are both gone."""
+        if is_running(record.trainer):
+            return None
+        end = time.monotonic() + _RUNNER_WAIT_S
+        while is_running(record.runner) and time.monotonic() < end:
+            time.sleep(_POLL_S)
+        return write_missing_exit(
+            self._run, self._manifest, UNKNOWN_CODE, memory_kills=0, by="watchdog"
+        )
+
+    def _is_leaving(self, record: RunProcesses) -> bool:
+        """The trainer has written its exit and still runs; one that will not go is ended."""
+        ended = read_exit(self._run)
+        if ended is None or ended.attempt != self._manifest.attempt:
+            return False
+        self._show("watching", f"the trainer ends: {ended.reason}")
+        limit_s = self._manifest.config.watchdog.phase_limit_s
+        if time.time() - ended.at > limit_s and not self._gave_up:
+            why = f"it wrote its exit record {limit_s:.0f} s ago and still runs"
+            self._end_with(record, lambda enforcer: enforcer.end(why))
+        return True
+
+    def _judge(self, record: RunProcesses) -> None:
+        checkpoints = list_checkpoint_facts(self._run)
+        evidence = self._tracker.evidence(
+            time.monotonic(),
+            read_process_evidence(self._run, self._manifest, record, checkpoints),
+            read_machine_evidence(self._run, checkpoints),
+        )
+        self._verdict = judge(evidence, self._manifest.config.watchdog)
+        for finding in self._verdict.findings:
+            key = (finding.rule, finding.level)
+            if time.monotonic() - self._told.get(key, -1e9) > _TELL_AGAIN_S:
+                self._told[key] = time.monotonic()
+                kind = "anomaly" if finding.level == "halt" else "warning"
+                self._note(kind, finding.sentence, rule=finding.rule, **finding.facts)
+        self._show("watching", self._verdict.sentence)
+
+    def _stop(self, record: RunProcesses) -> None:
+        """Enforce the verdict, unless that was tried to the end before."""
+        if not self._gave_up:
+            self._show("halting", self._verdict.sentence)
+            self._end_with(record, lambda enforcer: enforcer.stop(self._verdict))
+
+    def _end_with(self, record: RunProcesses, act: Callable[[Enforcer], Outcome]) -> None:
+        if record.trainer is None:
+            return
+        enforcer = Enforcer(
+            self._run, self._manifest, record.trainer, lambda: self._show(self._doing, self._why)
+        )
+        outcome = act(enforcer)
+        self._gave_up = outcome == "unkillable"
+        self._note("halt_done", f"the trainer {outcome}", outcome=outcome)
+
+    def _after_end(self, ended: ExitRecord) -> str:
+        """Restart what may be restarted; else say why the run is over."""
+        checkpoint_step = newest_whole(list_checkpoint_facts(self._run))
+        decision = self._decide(ended, checkpoint_step)
+        if not decision.restart:
+            if ended.code not in (0, 10):
+                self._leave_anomaly(ended)
+            self._note("not_restarted", decision.why, code=ended.code)
+            return decision.why
+        self._show("restarting", decision.why)
+        return self._restart(decision, checkpoint_step)
+
+    def _decide(self, ended: ExitRecord, checkpoint_step: int | None) -> Decision:
+        told = events.read_events(self._run)
+        return decide_restart(
+            ended,
+            stop_asked=self._stop_asked(told),
+            steps_done=last_step(self._run, self._manifest.attempt),
+            fruitless=count_fruitless(told, checkpoint_step),
+            budget=self._manifest.config.watchdog.restart_budget,
+        )
+
+    def _stop_asked(self, told: list[events.Event]) -> str:
+        event = asked_to_stop(told, self._manifest.attempt)
+        if event is not None:
+            return f"{event.by}: {event.message}"
+        request = read_halt(
+            self._run, run_id=self._manifest.run_id, attempt=self._manifest.attempt,
+            started_unix_s=self._started_unix_s(),
+        )  # fmt: skip
+        return f"{request.by}: {request.reason}" if request else ""
+
+    def _started_unix_s(self) -> float:
+        record = read_processes(self._run, self._manifest.attempt)
+        return record.started_unix_s if record else self._manifest.created_unix_s
+
+    def _leave_anomaly(self, ended: ExitRecord) -> None:
+        if not self._run.anomaly.exists():
+            sentence = f"ended with code {ended.code}: {ended.reason}"
+            verdict = Verdict(level="halt", rule="process_gone", sentence=sentence)
+            write_evidence(self._run, verdict, self._manifest.attempt)
+
+    def _restart(self, decision: Decision, checkpoint_step: int | None) -> str:
+        """Begin the next attempt and start a runner for it; why that failed, or nothing."""
+        asked = NextAttemptAction(
+            run_dir=self._run.root, from_attempt=self._manifest.attempt,
+            changes={"resume": "auto"}, by="watchdog",
+        )  # fmt: skip
+        end = time.monotonic() + _RUNNER_WAIT_S
+        reply = next_attempt(asked)
+        while reply.outcome == "conflict" and time.monotonic() < end:
+            time.sleep(_POLL_S)  # the runner gives the lock back a moment after the exit record
+            reply = next_attempt(asked)
+        if reply.code != ReplyCode.OK:
+            self._note("not_restarted", reply.message)
+            return reply.message
+        self._follow_attempt()
+        self._note(
+            RESTARTED, f"attempt {self._manifest.attempt} begins because {decision.why}",
+            checkpoint_step=checkpoint_step,
+        )  # fmt: skip
+        self._restarts += 1
+        self._start_runner()
+        return ""
+
+    def _start_runner(self) -> None:
+        with self._run.watchdog_log.open("ab") as log:
+            self._runner = subprocess.Popen(
+                [sys.executable, "-m", "nsa_ops.pod.runner", "--run-dir", str(self._run.root),
+                 "--module", self._module],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def _note(self, kind: str, message: str, **facts: object) -> None:
+        """Record an event and say it; a full disk does not end the watch."""
+        with suppress(OSError):  # said again after `_TELL_AGAIN_S`
+            events.record(
+                self._run, kind=kind, by="watchdog", attempt=self._manifest.attempt,
+                message=message, facts=dict(facts),
+            )  # fmt: skip
+        self._say(f"{kind}: {message}")
+
+    def _say(self, words: str) -> None:
+        line = f"{time.strftime('%H:%M:%S', time.gmtime())} {words}"
+        with suppress(OSError):  # the disk may be full, the terminal may be closed
+            append_line(self._run.watchdog_log, line)
+            if sys.stdout.isatty():
+                sys.stdout.write(line + "\n")
+                sys.stdout.flush()
+
+    def _show(self, doing: Doing, why: str) -> None:
+        """Write watchdog.json at every look and change, and once a second while waiting."""
+        now = time.monotonic()
+        if (doing, why) == (self._doing, self._why) and now - self._shown_at < 1.0:
+            return
+        identity = identify(os.getpid())
+        if identity is None:
+            return
+        self._doing, self._why, self._shown_at = doing, why, now
+        record = WatchdogRecord(
+            run_id=self._manifest.run_id, attempt=self._manifest.attempt, identity=identity,
+            verdict=self._verdict, doing=doing, why=why, restarts=self._restarts, ts=time.time(),
+        )  # fmt: skip
+        with suppress(OSError):  # a full disk does not end the watch
+            write_text(self._run.watchdog, record.model_dump_json(indent=2) + "\n")
+
+
+def take_watch(run: RunDir) -> int:
+    """The lock of the one watchdog; a predecessor that is just ending is waited for.
+
+    Raises:
+        LockHeldError: If another watchdog watches this run.
+    """
+    end = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            return take_lock(run.watchdog_lock)
+        except LockHeldError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(_POLL_S)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m nsa_ops.pod.watchdog", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--module", default=TRAINER_MODULE, help="Python module that trains")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Watch until the run has ended for good; 6 is no run, 7 is watched by another."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    given = _parse(arguments)
+    run = RunDir(given.run_dir.resolve())
+    try:
+        read_manifest(run)
+        lock = take_watch(run)
+    except ManifestError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return NOT_A_RUN
+    except LockHeldError:
+        sys.stderr.write(f"error: run {run.run_id} already has a watchdog\n")
+        return CONFLICT
+    try:
+        Watchdog(run, given.module).watch()
+    finally:
+        os.close(lock)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
