@@ -2,6 +2,7 @@
 # makes its own environment in .venv (tools/setup.sh) and says in one line what a machine lacks.
 
 .PHONY: help demo test check lock clean
+MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
