@@ -2,6 +2,7 @@
 # makes its own environment in .venv (tools/setup.sh) and says in one line what a machine lacks.
 
 .PHONY: help demo test check lock clean
+MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -14,7 +15,7 @@ demo:  ## Run the whole path on this machine, on real text: under two minutes on
 test:  ## Run every check and every test that needs no GPU
 	@tools/setup.sh dev
 	@tools/check.sh
-	@.venv/bin/python -m pytest $(ARGS)
+	@.venv/bin/python -m pytest -rs $(ARGS)
 
 check:  ## Format, lint, types, layers, shell scripts and the image, without the tests
 	@tools/setup.sh dev
