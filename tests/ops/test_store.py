@@ -1,0 +1,89 @@
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsa_core.rundir.report import CheckResult, Report
+from nsa_ops.errors import LocalResourceError
+from nsa_ops.store import Receipt, RunRecord, Store
+from tests.ops.operators import POD
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "registry.sqlite")
+
+
+def _run(run_id: str, launched_unix_s: float) -> RunRecord:
+    return RunRecord(run_id, POD.name, "tiny-cpu", "cpu", "code", "config", launched_unix_s)
+
+
+def test_what_is_written_is_read_by_another_process(store: Store) -> None:
+    store.add_pod(POD)
+    store.save_run(_run("r1", 1.0))
+    other = Store(store.path)
+    assert other.pods() == [POD]
+    assert other.find_run("r1") == _run("r1", 1.0)
+
+
+def test_a_pod_name_is_taken_once(store: Store) -> None:
+    store.add_pod(POD)
+    with pytest.raises(sqlite3.IntegrityError):
+        store.add_pod(POD)
+
+
+def test_runs_come_newest_first(store: Store) -> None:
+    store.save_run(_run("old", 1.0))
+    store.save_run(_run("new", 2.0))
+    assert [run.run_id for run in store.runs()] == ["new", "old"]
+    assert store.runs("another-pod") == []
+
+
+def test_the_newest_report_for_this_pod_code_and_profile_counts(store: Store) -> None:
+    for at, status in ((1.0, "fail"), (2.0, "pass")):
+        check = CheckResult(name="a", status=status, message="")  # type: ignore[arg-type]
+        report = Report(at=at, pod_id="p", code_id="c", profile="cpu", checks=[check])
+        store.save_report(f"sha-{at}", report)
+    found = store.newest_report("p", "c", "cpu")
+    assert found is not None
+    assert (found[0], found[1].verdict) == ("sha-2.0", "pass")
+    assert store.newest_report("p", "other code", "cpu") is None
+
+
+def test_receipts_are_kept_by_step(store: Store) -> None:
+    for step in (10, 20):
+        store.save_receipt(Receipt("r", step, f"/b/{step}", 5, "sha", 1.0, 2.0))
+    assert [receipt.step for receipt in store.receipts("r")] == [20, 10]
+
+
+def test_an_intent_that_ends_is_closed_also_when_it_fails(store: Store) -> None:
+    with store.intent("launch", "r1"):
+        assert [intent.act for intent in store.open_intents()] == ["launch"]
+    with pytest.raises(ValueError, match="boom"), store.intent("halt", "r1"):
+        message = "boom"
+        raise ValueError(message)
+    assert store.open_intents() == []
+
+
+def test_a_process_killed_in_an_act_leaves_its_intent_open(store: Store) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from nsa_ops.store import Store\n"
+        "with Store(Path(sys.argv[1])).intent('launch', 'r1'): os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(store.path)], check=False, timeout=60)
+    (intent,) = store.open_intents()
+    assert (intent.act, intent.subject, intent.outcome) == ("launch", "r1", None)
+
+
+def test_a_registry_of_a_newer_version_is_refused(store: Store) -> None:
+    sqlite3.connect(store.path).execute("PRAGMA user_version=99")
+    with pytest.raises(LocalResourceError, match="newer nsa-ops"):
+        Store(store.path)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalResourceError, match="cannot be opened"):
+        Store(tmp_path / "file" / "registry.sqlite")
