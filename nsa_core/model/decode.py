@@ -61,9 +61,12 @@ def extend(model: LanguageModel, cache: DecodeCache, tokens_Bm: Tensor) -> Decod
     """Add new tokens to every cached sequence and compute their hidden states.
 
     Raises:
-        ValueError: If the tokens are more than a chunk or do not fit into the cache.
+        ValueError: If there are no tokens, more than a chunk, or more than the cache holds.
     """
     batch, count = tokens_Bm.shape
+    if count == 0:
+        message = "there are no tokens to add to the cache"
+        raise ValueError(message)
     first, last = cache.length, cache.length + count
     if count > cache.sizes.chunk or last > cache.sizes.capacity:
         message = (
@@ -94,13 +97,15 @@ def extend(model: LanguageModel, cache: DecodeCache, tokens_Bm: Tensor) -> Decod
 
 
 def prefill(model: LanguageModel, cache: DecodeCache, tokens_BT: Tensor) -> DecodeStep:
-    """Take a prompt in chunks; returns the step of the last chunk."""
-    step = None
-    for chunk in torch.split(tokens_BT, cache.sizes.chunk, dim=1):
+    """Take a prompt in chunks; returns the step of the last chunk.
+
+    Raises:
+        ValueError: As `extend`, or if the prompt has no tokens.
+    """
+    first, *rest = torch.split(tokens_BT, cache.sizes.chunk, dim=1)
+    step = extend(model, cache, first)
+    for chunk in rest:
         step = extend(model, cache, chunk)
-    if step is None:
-        message = "the prompt has no tokens"
-        raise ValueError(message)
     return step
 
 

@@ -92,13 +92,18 @@ class LanguageModel(nn.Module):
         self.geometry = BlockGeometry.from_config(config.nsa)
         self.backends = backends or BranchBackends.of(SdpaBackend(), "runs everywhere")
         self.activation_checkpointing: ActivationCheckpointing = "none"
-        self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.rotary = Rotary(config.rope, config.head_dim_k)
-        self.blocks = nn.ModuleList(Block(config, self.backends) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.dim, config.norm_eps)
-        self.head = (
-            None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
-        )
+        with torch.random.fork_rng(devices=[]):  # torch fills modules when it makes them
+            self.embedding = nn.Embedding(config.vocab_size, config.dim)
+            self.rotary = Rotary(config.rope, config.head_dim_k)
+            self.blocks = nn.ModuleList(
+                Block(config, self.backends) for _ in range(config.num_layers)
+            )
+            self.norm = RMSNorm(config.dim, config.norm_eps)
+            self.head = (
+                None
+                if config.tie_embeddings
+                else nn.Linear(config.dim, config.vocab_size, bias=False)
+            )
         initialise(self, config, seed)
 
     @property

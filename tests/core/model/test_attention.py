@@ -1,0 +1,121 @@
+"""The NSA layer against a token-by-token reference, and what documents and positions change."""
+
+import pytest
+import torch
+
+from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.packing import Packing
+from nsa_core.kernels.reference import ReferenceBackend
+from nsa_core.kernels.sdpa import SdpaBackend
+from tests.core.model.cases import (
+    first_attention,
+    run_attention,
+    small_config,
+    small_model,
+    tokens,
+)
+from tests.core.model.layer_reference import nsa_layer
+
+BACKENDS = {"reference": ReferenceBackend(), "sdpa": SdpaBackend()}
+LAYERS = {
+    "avg": small_config(nsa={"phi": "avg"}),
+    "linear, mlp gate": small_config(nsa={"phi": "linear"}, gate={"kind": "mlp"}),
+    "mlp, softmax gate": small_config(gate={"kind": "softmax", "temperature": 2.0}),
+    "mlp, group gate": small_config(gate={"per": "group"}),
+}
+
+
+def inputs(rows, width=16, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, width, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize("config", LAYERS.values(), ids=LAYERS)
+def test_output_and_every_gradient_equal_the_token_by_token_layer(config, backend):
+    model = small_model(config, backends=BranchBackends.of(backend))
+    layer, x = first_attention(model), inputs(23).requires_grad_()
+    weights = dict(layer.named_parameters())
+    found = run_attention(model, x, Packing.uniform(1, 23))
+    expected = nsa_layer(config, weights, x)
+    # Angles are float32 in the model and float64 in the reference: 23 positions cost about 1e-6.
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    direction = torch.randn_like(expected)
+    leaves = [x, *weights.values()]
+    grads = [torch.autograd.grad((out * direction).sum(), leaves) for out in (found, expected)]
+    for name, grad, truth in zip(["x", *weights], *grads, strict=True):
+        assert truth.abs().max() > 0, name
+        torch.testing.assert_close(grad, truth, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: n + m)
+
+
+@pytest.mark.parametrize("phi", ["avg", "linear", "mlp"])
+def test_float32_forward_is_within_1e_5(phi):
+    config = small_config(nsa={"phi": phi})
+    exact = run_attention(small_model(config), inputs(41), Packing.uniform(1, 41))
+    model = small_model(config, dtype=torch.float32)
+    found = run_attention(model, inputs(41).float(), Packing.uniform(1, 41))
+    assert (found - exact).abs().max() <= 1e-5 * max(1.0, exact.abs().max())
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize("phi", ["linear", "mlp"])
+def test_gradcheck_of_the_whole_layer(phi, backend):
+    config = small_config(
+        dim=4, num_heads=2, num_kv_groups=1, head_dim_k=2, head_dim_v=2, nsa={"phi": phi}
+    )
+    model = small_model(config, backends=BranchBackends.of(backend))
+    layer, packing = first_attention(model), Packing.from_lengths([9, 3])
+    leaves = [inputs(12, width=4).requires_grad_(), *layer.parameters()]
+    assert torch.autograd.gradcheck(
+        lambda x, *_: run_attention(model, x, packing), leaves, fast_mode=True
+    )
+
+
+@pytest.mark.parametrize("phi", ["avg", "linear", "mlp"])
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize("lengths", [[7], [23], [7, 8]], ids=str)
+def test_every_parameter_has_a_finite_gradient_that_is_not_zero(phi, backend, lengths):
+    # At 6 tokens two compressed blocks of 4 with stride 2 are visible: the least that is promised.
+    model = small_model(small_config(nsa={"phi": phi}), backends=BranchBackends.of(backend))
+    row = tokens(1, sum(lengths))
+    model.loss(row, row, Packing.from_lengths(lengths)).sum.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("attention", ["nsa", "dense"])
+def test_packed_documents_equal_separate_ones(attention):
+    model = small_model(small_config(attention=attention))
+    lengths = [3, 17, 1, 22]
+    row = tokens(1, sum(lengths))
+    packed = model(row, Packing.from_lengths(lengths))[0]
+    alone = torch.cat([model(part)[0] for part in row.split(lengths, dim=1)])
+    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("attention", ["nsa", "dense"])
+def test_a_padded_batch_equals_the_packed_documents(attention):
+    model = small_model(small_config(attention=attention))
+    lengths = [9, 22, 15]
+    padded, row = tokens(3, 22, seed=5), []
+    for index, length in enumerate(lengths):
+        row.append(padded[index, :length])
+    packed = model(torch.cat(row)[None], Packing.from_lengths(lengths))[0]
+    batched = model(padded)
+    expected = torch.cat([batched[index, :length] for index, length in enumerate(lengths)])
+    torch.testing.assert_close(packed, expected, rtol=0, atol=1e-10)
+
+
+def test_scores_depend_on_relative_position_only():
+    model = small_model()
+    packing = Packing.uniform(1, 30)
+    x = inputs(30)
+    found = run_attention(model, x, packing)
+    tables = model.rotary.tables
+    for shift in (1, 1000):
+        model.rotary.tables = lambda position, c=shift: tables(position + c)
+        shifted = run_attention(model, x, packing)
+        # float32 angles of about 1000 radians are exact to about 3e-5.
+        torch.testing.assert_close(shifted, found, rtol=0, atol=1e-6 * shift + 1e-6)

@@ -1,0 +1,63 @@
+"""Rotary embedding: layout, relative positions, linear and YaRN scaling."""
+
+import math
+
+import pytest
+import torch
+
+from nsa_core.config.model import RopeConfig
+from nsa_core.model.rotary import Rotary, amplitude, frequencies, rotate
+
+
+def test_pairs_are_the_two_halves_of_one_head():
+    rotary = Rotary(RopeConfig(), 4)
+    x = torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(1, 3, 4)
+    turned = rotate(x, rotary.tables(torch.tensor([2])))
+    expected = torch.tensor([math.cos(2.0), 0.0, math.sin(2.0), 0.0])
+    torch.testing.assert_close(turned, expected.expand(1, 3, 4))
+
+
+def test_position_zero_changes_nothing():
+    x = torch.randn(1, 2, 8)
+    assert torch.equal(rotate(x, Rotary(RopeConfig(), 8).tables(torch.tensor([0]))), x)
+
+
+def test_products_depend_on_the_difference_of_positions():
+    rotary = Rotary(RopeConfig(), 8)
+    q, k = torch.randn(2, 1, 1, 8)
+
+    def product(i, j):
+        turned = [rotate(x, rotary.tables(torch.tensor([p]))) for x, p in ((q, i), (k, j))]
+        return (turned[0] * turned[1]).sum()
+
+    torch.testing.assert_close(product(9, 4), product(105, 100), rtol=1e-4, atol=1e-4)
+
+
+def test_linear_scaling_divides_positions():
+    plain, scaled = (Rotary(RopeConfig(scaling=kind, scale=4.0), 8) for kind in ("none", "linear"))
+    for found, expected in zip(
+        scaled.tables(torch.tensor([40])), plain.tables(torch.tensor([10])), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
+
+
+def test_yarn_keeps_short_wavelengths_and_stretches_long_ones():
+    config = RopeConfig(scaling="yarn", scale=8.0, trained_context=2048)
+    ratio = frequencies(config, 64) / frequencies(RopeConfig(), 64)
+    turns = 2048 * frequencies(RopeConfig(), 64) / (2 * math.pi)
+    torch.testing.assert_close(ratio[turns > 32], torch.ones(int((turns > 32).sum())))
+    torch.testing.assert_close(ratio[turns < 1], torch.full((int((turns < 1).sum()),), 1 / 8))
+    assert (ratio.diff() <= 1e-7).all()
+    assert amplitude(config) == pytest.approx(0.1 * math.log(8) + 1)
+
+
+def test_yarn_at_scale_one_is_plain():
+    config = RopeConfig(scaling="yarn", scale=1.0)
+    torch.testing.assert_close(frequencies(config, 64), frequencies(RopeConfig(), 64))
+    assert amplitude(config) == 1.0
+
+
+def test_half_types_are_turned_in_float32():
+    rotary, x = Rotary(RopeConfig(), 8), torch.randn(1, 1, 8).bfloat16()
+    tables = rotary.tables(torch.tensor([30_000]))
+    assert torch.equal(rotate(x, tables), rotate(x.float(), tables).bfloat16())

@@ -1,0 +1,194 @@
+"""The language model: counts, seeds, loss, recomputation, statistics."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from nsa_core.config.counts import count_flops, count_parameters, estimate_memory
+from nsa_core.config.model import ModelConfig
+from nsa_core.config.training import OptimizerConfig
+from nsa_core.model import loss as loss_module
+from nsa_core.model.transformer import LanguageModel
+from tests.core.model.cases import small_config, small_model, tokens
+
+VARIANTS = [
+    small_config(nsa={"phi": phi}, gate={"kind": gate, "per": per}, **rest)
+    for phi, gate, per, rest in (
+        ("avg", "linear", "head", {}),
+        ("linear", "mlp", "group", {"tie_embeddings": False}),
+        ("mlp", "softmax", "head", {"activation": "silu"}),
+        ("mlp", "mlp", "head", {"num_layers": 3}),
+        ("mlp", "linear", "head", {"attention": "dense"}),
+    )
+]
+
+
+@pytest.mark.parametrize("config", VARIANTS)
+def test_the_counted_parameters_are_the_real_ones(config):
+    assert LanguageModel(config).num_parameters() == count_parameters(config).total
+
+
+def test_the_main_model_has_the_size_the_specification_states():
+    counts = count_parameters(ModelConfig())
+    assert round((counts.total - counts.compression) / 1e6) == 117
+    byte = count_parameters(ModelConfig(vocab_size=257))
+    assert round((byte.total - byte.compression) / 1e6) == 78
+
+
+def test_flops_count_the_work_of_the_attention_that_is_configured():
+    nsa, dense = ModelConfig(), ModelConfig(attention="dense")
+    assert count_flops(nsa, 65_536).attention < 0.2 * count_flops(dense, 65_536).attention
+    length = 100
+    pairs = sum(range(1, length + 1)) / length
+    per_pair = 2 * dense.num_layers * dense.num_heads * 128
+    assert count_flops(dense, length).attention == pytest.approx(pairs * per_pair)
+    flops = count_flops(nsa, 2048)
+    assert flops.train == 3 * (flops.forward - flops.scoring) + flops.scoring
+
+
+def test_visible_keys_of_the_flop_count_are_the_reads_of_decoding():
+    model = small_model()
+    flops = count_flops(model.config, 37)
+    reads = sum(model.geometry.num_reads(position) for position in range(37)) / 37
+    per_key = 2 * model.config.num_layers * model.config.num_heads * (6 + 5)
+    assert flops.attention == pytest.approx(per_key * reads)
+
+
+def test_memory_estimate_has_exact_state_and_shrinks_with_recomputation():
+    config, adamw = ModelConfig(), OptimizerConfig()
+    total = count_parameters(config).total
+    plain = estimate_memory(config, adamw, "bf16", tokens=16_384)
+    assert plain.weights + plain.optimizer == pytest.approx(12 * total / 2**20)
+    sizes = [
+        estimate_memory(config, adamw, "bf16", tokens=16_384, activation_checkpointing=mode).total
+        for mode in ("none", "selective", "full")
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    muon = estimate_memory(config, OptimizerConfig(kind="muon"), "bf16", tokens=16_384)
+    assert muon.optimizer < plain.optimizer
+
+
+def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_state_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, second, other = (LanguageModel(small_config(), seed=seed) for seed in (1, 1, 2))
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(first.embedding.weight, other.embedding.weight)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("chunk", [31 * 2, 2**20])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_loss_and_gradients_equal_plain_cross_entropy(chunk, is_tied, monkeypatch):
+    monkeypatch.setitem(loss_module.CHUNK_LOGITS, "cpu", chunk)
+    model = small_model(small_config(tie_embeddings=is_tied))
+    row = tokens(2, 9)
+    targets = row.roll(-1, dims=1)
+    targets[:, -2:] = -1
+    result = model.loss(row, targets)
+    plain = F.cross_entropy(
+        model(row).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum"
+    )
+    torch.testing.assert_close(result.sum, plain)
+    assert result.count.item() == 14
+    for found, expected in zip(
+        torch.autograd.grad(3 * result.sum, list(model.parameters())),
+        torch.autograd.grad(3 * plain, list(model.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected)
+
+
+def test_accumulated_micro_batches_equal_one_batch():
+    model = small_model()
+    row = tokens(4, 11)
+    whole = model.loss(row, row)
+    parts = [model.loss(part, part) for part in row.split(1)]
+    count = sum(part.count for part in parts)
+    torch.testing.assert_close(sum(part.sum for part in parts) / count, whole.sum / whole.count)
+
+
+def test_the_loss_is_float32_under_half_precision():
+    model = small_model(dtype=torch.float32)
+    row = tokens(1, 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = model.loss(row, row)
+    assert half.sum.dtype == half.count.dtype == torch.float32
+    torch.testing.assert_close(half.sum, model.loss(row, row).sum, rtol=2e-2, atol=0)
+    half.sum.backward()
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize("attention", ["nsa", "dense"])
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_recomputation_changes_no_bit_of_the_gradients(mode, attention):
+    model = small_model(small_config(attention=attention))
+    row = tokens(2, 19)
+    kept = torch.autograd.grad(model.loss(row, row).sum, list(model.parameters()))
+    model.activation_checkpointing = mode
+    again = torch.autograd.grad(model.loss(row, row).sum, list(model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
+
+
+def test_statistics_are_off_until_asked_for_and_then_true():
+    model = small_model()
+    row = tokens(2, 19)
+    model.loss(row, row)
+    assert model.gate_statistics() is None
+    with model.recording_statistics():
+        model.loss(row, row)
+    statistics = model.gate_statistics()
+    assert [layer.layer for layer in statistics.layers] == [0, 1]
+    geometry = model.geometry
+    chosen = sum(geometry.num_chosen(position) for position in range(19)) / 19
+    for layer in statistics.layers:
+        assert sum(layer.branch_shares) == pytest.approx(1)
+        assert 0 <= layer.entropy_min <= layer.entropy_mean <= math.log(3)
+        assert layer.selected_blocks == pytest.approx(chosen)
+    assert statistics.worst.entropy_mean == min(layer.entropy_mean for layer in statistics.layers)
+
+
+def test_statistics_recognise_collapsed_and_equal_gates():
+    model = small_model()
+    row = tokens(1, 9)
+    with torch.no_grad():
+        for block in model.block_list:
+            block.attention.gate.logits.weight.zero_()
+            block.attention.gate.logits.bias.zero_()
+        model.block_list[1].attention.gate.logits.bias[0::3] = -30.0
+        model.block_list[1].attention.gate.logits.bias[1::3] = -30.0
+    with model.recording_statistics():
+        model(row)
+    equal, collapsed = model.gate_statistics().layers
+    assert equal.entropy_mean == pytest.approx(math.log(3), abs=1e-6)
+    assert equal.collapse_frac == 0
+    assert collapsed.collapse_frac == 1
+    assert collapsed.branch_shares[2] == pytest.approx(1)
+    assert model.gate_statistics().worst.layer == 1
+
+
+def test_dense_models_have_no_gate_statistics():
+    model = small_model(small_config(attention="dense"))
+    with model.recording_statistics():
+        model(tokens(1, 9))
+    assert model.gate_statistics() is None
+
+
+def test_weight_decay_leaves_norms_biases_and_tables_alone():
+    infos = {info.name: info for info in LanguageModel(small_config()).parameter_infos()}
+    kept = [name for name, info in infos.items() if not info.is_decayed]
+    assert set(kept) == {
+        name
+        for name in infos
+        if "norm" in name or name.endswith(("bias", "position_LD")) or name.startswith("embedding")
+    }
+    muon = {name.split(".", 2)[2] for name, info in infos.items() if info.is_block_matrix}
+    assert muon == {
+        *(f"attention.{part}.weight" for part in ("q", "kv", "out")),
+        *(f"attention.phi_{a}.{part}.weight" for a in "kv" for part in ("up", "down")),
+        "mlp.up.weight",
+        "mlp.down.weight",
+    }
