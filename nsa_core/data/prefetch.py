@@ -42,6 +42,7 @@ class Prefetcher(Generic[Item]):
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="data-loader", daemon=True)
         self._thread.start()
+        self._ask(depth)
 
     def warm_up(self, count: int, poll: Callable[[], None] = do_nothing) -> None:
         """Wait until `count` items are built; they are handed out afterwards.
@@ -49,8 +50,8 @@ class Prefetcher(Generic[Item]):
         Raises:
             LoaderStalled: If one is not built before the deadline.
         """
+        self._ask(max(count, self._depth) - len(self._ready))
         while len(self._ready) < count:
-            self._ask(count - len(self._ready))
             self._ready.append(self._receive(poll))
 
     def next(self, poll: Callable[[], None] = do_nothing) -> Item:
