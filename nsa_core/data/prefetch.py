@@ -103,10 +103,10 @@ class Prefetcher(Generic[Item]):
 
     def _check(self, deadline_s: float) -> None:
         if not self._thread.is_alive() and self._built.empty():
-            message = "the data loader's thread has died"
+            message = "the reading thread has died"
             raise LoaderStalled(message, "its traceback is in the log; resume when that is mended")
         if time.monotonic() >= deadline_s:
-            message = f"no batch arrived in {self._timeout_s:g} s"
+            message = f"nothing was read for {self._timeout_s:g} s"
             raise LoaderStalled(message, STALL_HINT)
 
     def _work(self) -> None:
