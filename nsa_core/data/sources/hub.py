@@ -14,6 +14,8 @@ from nsa_core.data.sources.base import HashOf, SourcePosition, SourceRecord
 
 #: Waits between tries; after the last one the staging stops, about five minutes after the first.
 RETRY_WAITS_S = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)
+#: Waits where nothing was ever read: more likely no network than a passing outage.
+FIRST_WAITS_S = RETRY_WAITS_S[:3]
 #: A read without an answer is given up after this, like a failed one.
 STALL_S = 120.0
 #: Records that the reader's thread holds ready.
@@ -200,13 +202,14 @@ class HubSource:
         Raises:
             DataError: If that was the last try.
         """
-        if num_failures > len(RETRY_WAITS_S):
+        waits_s = RETRY_WAITS_S if self._num_records else FIRST_WAITS_S
+        if num_failures > len(waits_s):
             message = (
                 f"{self._dataset} did not answer in {num_failures} tries over "
-                f"{sum(RETRY_WAITS_S)} s, after record {self._num_records}: {failure}"
+                f"{sum(waits_s)} s, after record {self._num_records}: {failure}"
             )
             raise DataError(message, HINT) from failure
-        for left_s in range(RETRY_WAITS_S[num_failures - 1], 0, -1):
+        for left_s in range(waits_s[num_failures - 1], 0, -1):
             why = f"{type(failure).__name__}: {failure}"[:200]
             detail = f"data stalled, try {num_failures + 1} in {left_s} s; {why}"
             progress(StageProgress("wait", self._num_records, detail=detail))

@@ -67,7 +67,7 @@ def test_a_gateway_that_times_out_for_90_s_is_waited_out_and_nothing_is_lost():
 
 
 def test_the_budget_of_tries_begins_again_after_a_record():
-    failures = {n: [TimeoutError("slow")] * 5 for n in range(20)}
+    failures = {n: [TimeoutError("slow")] * 5 for n in range(1, 20)}
     made, _ = source(failures)
     assert len(texts(made.documents(SourcePosition()))) == 20
 
@@ -85,6 +85,13 @@ def test_a_data_set_that_does_not_exist_is_not_asked_for_again():
     with pytest.raises(DataError, match=r"doesn't exist.*correct data\.path"):
         texts(made.documents(SourcePosition()))
     assert not slept_s
+
+
+def test_a_hub_that_never_answered_is_given_up_early():
+    made, slept_s = source({0: [ConnectionError("no route")] * 99})
+    with pytest.raises(DataError, match="in 4 tries over 7 s, after record 0"):
+        texts(made.documents(SourcePosition()))
+    assert len(slept_s) == 7
 
 
 def test_a_wait_can_be_stopped_through_progress():
