@@ -42,6 +42,7 @@ class Prefetcher(Generic[Item]):
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="data-loader", daemon=True)
         self._thread.start()
+        self._ask(depth)
 
     def warm_up(self, count: int, poll: Callable[[], None] = do_nothing) -> None:
         """Wait until `count` items are built; they are handed out afterwards.
@@ -49,8 +50,8 @@ class Prefetcher(Generic[Item]):
         Raises:
             LoaderStalled: If one is not built before the deadline.
         """
+        self._ask(max(count, self._depth) - len(self._ready))
         while len(self._ready) < count:
-            self._ask(count - len(self._ready))
             self._ready.append(self._receive(poll))
 
     def next(self, poll: Callable[[], None] = do_nothing) -> Item:
@@ -102,10 +103,10 @@ class Prefetcher(Generic[Item]):
 
     def _check(self, deadline_s: float) -> None:
         if not self._thread.is_alive() and self._built.empty():
-            message = "the data loader's thread has died"
+            message = "the reading thread has died"
             raise LoaderStalled(message, "its traceback is in the log; resume when that is mended")
         if time.monotonic() >= deadline_s:
-            message = f"no batch arrived in {self._timeout_s:g} s"
+            message = f"nothing was read for {self._timeout_s:g} s"
             raise LoaderStalled(message, STALL_HINT)
 
     def _work(self) -> None:

@@ -2,18 +2,27 @@
 
 import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nsa_core.data.documents import Document, Origin, Tallies, take_text
-from nsa_core.data.errors import DataError
+from nsa_core.data.errors import DataError, LoaderStalled
+from nsa_core.data.prefetch import Prefetcher
 from nsa_core.data.progress import OnProgress, StageProgress, ignore_progress
 from nsa_core.data.sources.base import HashOf, SourcePosition, SourceRecord
 
 #: Waits between tries; after the last one the staging stops, about five minutes after the first.
 RETRY_WAITS_S = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)
-#: What HTTP libraries raise that is no OSError; whichever of them `datasets` uses here.
-NETWORK_ERRORS = (
+#: Waits where nothing was ever read: more likely no network than a passing outage.
+FIRST_WAITS_S = RETRY_WAITS_S[:3]
+#: A read without an answer is given up after this, like a failed one.
+STALL_S = 120.0
+#: Records that the reader's thread holds ready.
+READ_AHEAD = 32
+#: What passes and is no OSError; HTTP libraries, whichever of them `datasets` uses here.
+PASSING_ERRORS = (
+    ("datasets.exceptions", "DatasetsError"),
     ("httpx", "HTTPError"),
     ("httpx2", "HTTPError"),
     ("aiohttp", "ClientError"),
@@ -41,8 +50,16 @@ class Stream(Protocol):
 
 
 def open_hub_stream(dataset: str, subset: str) -> Stream:
-    """The training split of a data set, streamed."""
-    datasets = importlib.import_module("datasets")
+    """The training split of a data set, streamed.
+
+    Raises:
+        DataError: If `datasets` is not installed.
+    """
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        message = f"data.source fineweb_edu needs the package `datasets`: {error}"
+        raise DataError(message, "install nsa-ops[train]") from error
     stream: Stream = datasets.load_dataset(dataset, name=subset, split="train", streaming=True)
     return stream
 
@@ -56,6 +73,7 @@ class HubSource:
         text_key: Column of the text.
         open_stream: Opens the stream at its start.
         sleep: Waits for some seconds.
+        stall_s: Longest wait for one record.
     """
 
     def __init__(
@@ -65,6 +83,7 @@ class HubSource:
         text_key: str,
         open_stream: Callable[[str, str], Stream] = open_hub_stream,
         sleep: Callable[[float], None] = time.sleep,
+        stall_s: float = STALL_S,
     ) -> None:
         self.tallies = Tallies()
         self._dataset = dataset
@@ -72,6 +91,7 @@ class HubSource:
         self._text_key = text_key
         self._open_stream = open_stream
         self._sleep = sleep
+        self._stall_s = stall_s
         self._num_records = 0
         self._place: dict[str, Any] | None = None
 
@@ -124,48 +144,108 @@ class HubSource:
 
     def _records(self, progress: OnProgress) -> Iterator[Mapping[str, Any]]:
         """Yield records, opening the stream again at the same place after a failure."""
-        final = _find_errors(FINAL_ERRORS)
-        passing: tuple[type[Exception], ...] = (OSError, EOFError, *_find_errors(NETWORK_ERRORS))
+        final, passing = _find_errors(FINAL_ERRORS), _find_errors(PASSING_ERRORS)
         num_failures = 0
         while True:
+            before = self._num_records
+            pull = _Pull(self._open, (*final, *passing, OSError, EOFError, ValueError))
+            reader = Prefetcher(pull, READ_AHEAD, self._stall_s)
             try:
-                stream = self._open()
-                for record in stream:
-                    self._place = stream.state_dict()
-                    self._num_records += 1
-                    num_failures = 0
-                    yield record
+                failure = yield from self._drain(reader, progress)
+            finally:
+                reader.close(wait_s=0)
+            if failure is None:
                 return
-            except final as error:
-                message = f"the hub has no {self._dataset} ({self._subset}) for us: {error}"
-                raise DataError(message, "correct data.path, log in, or go online") from error
-            except passing as error:
-                num_failures += 1
-                self._wait(num_failures, error, progress)
+            if isinstance(failure, (*final, DataError)) and not isinstance(failure, LoaderStalled):
+                message = f"the hub has no {self._dataset} ({self._subset}) for us: {failure}"
+                raise DataError(message, "correct data.path, log in, or go online") from failure
+            num_failures = 1 if self._num_records > before else num_failures + 1
+            self._wait(num_failures, failure, progress)
+
+    def _drain(
+        self, reader: "Prefetcher[_Pulled]", progress: OnProgress
+    ) -> Generator[Mapping[str, Any], None, Exception | None]:
+        """Yield what the reader reads, and return what ended it; None at the end of the data."""
+
+        def report() -> None:
+            progress(StageProgress("tokenise", self._num_records, detail="reading from the hub"))
+
+        while True:
+            try:
+                pulled = reader.next(report)
+            except LoaderStalled as stalled:
+                return stalled
+            if pulled.record is None:
+                return pulled.failure
+            self._place = pulled.place
+            self._num_records += 1
+            yield pulled.record
 
     def _open(self) -> Stream:
-        stream = self._open_stream(self._dataset, self._subset)
+        """The stream at its place.
+
+        Raises:
+            DataError: If the data set or its subset cannot be what was meant.
+        """
+        try:
+            stream = self._open_stream(self._dataset, self._subset)
+        except ValueError as error:  # `datasets` names the subsets there are
+            message = f"{self._dataset} ({self._subset}) cannot be opened: {error}"
+            raise DataError(message, "correct data.path or data.subset") from error
         if self._place is not None:
             stream.load_state_dict(self._place)
         return stream
 
-    def _wait(self, num_failures: int, error: Exception, progress: OnProgress) -> None:
+    def _wait(self, num_failures: int, failure: Exception, progress: OnProgress) -> None:
         """Wait in seconds, so that `progress` can stop it.
 
         Raises:
             DataError: If that was the last try.
         """
-        if num_failures > len(RETRY_WAITS_S):
+        waits_s = RETRY_WAITS_S if self._num_records else FIRST_WAITS_S
+        if num_failures > len(waits_s):
             message = (
                 f"{self._dataset} did not answer in {num_failures} tries over "
-                f"{sum(RETRY_WAITS_S)} s, after record {self._num_records}: {error}"
+                f"{sum(waits_s)} s, after record {self._num_records}: {failure}"
             )
-            raise DataError(message, HINT) from error
-        for left_s in range(RETRY_WAITS_S[num_failures - 1], 0, -1):
-            why = f"{type(error).__name__}: {error}"[:200]
+            raise DataError(message, HINT) from failure
+        for left_s in range(waits_s[num_failures - 1], 0, -1):
+            why = f"{type(failure).__name__}: {failure}"[:200]
             detail = f"data stalled, try {num_failures + 1} in {left_s} s; {why}"
             progress(StageProgress("wait", self._num_records, detail=detail))
             self._sleep(1)
+
+
+@dataclass(frozen=True)
+class _Pulled:
+    """A record and the place after it, or what ended the stream (nothing at its end)."""
+
+    record: Mapping[str, Any] | None
+    place: dict[str, Any] | None = None
+    failure: Exception | None = None
+
+
+class _Pull:
+    """Opens a stream and reads one record a call; runs in the reader's thread."""
+
+    def __init__(
+        self, open_stream: Callable[[], Stream], errors: tuple[type[Exception], ...]
+    ) -> None:
+        self._open_stream = open_stream
+        self._errors = errors
+        self._stream: Stream | None = None
+        self._records: Iterator[Mapping[str, Any]] = iter(())
+
+    def __call__(self, number: int) -> _Pulled:
+        del number
+        try:
+            if self._stream is None:
+                self._stream = self._open_stream()
+                self._records = iter(self._stream)
+            record = next(self._records, None)
+        except self._errors as failure:
+            return _Pulled(None, failure=failure)
+        return _Pulled(record, self._stream.state_dict())
 
 
 def _find_errors(names: tuple[tuple[str, str], ...]) -> tuple[type[Exception], ...]:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from nsa_core.data.documents import Document, Origin, Tallies
 from nsa_core.data.errors import DataError
@@ -39,9 +40,12 @@ def file_kind(path: Path) -> str | None:
 
 @dataclass(frozen=True)
 class _Found:
+    """A file; `kind` is None, and `left_out` says why, where it is not read."""
+
     name: str
     path: Path
     kind: str | None
+    left_out: str = "unknown kind of file"
 
 
 class LocalSource:
@@ -92,7 +96,7 @@ class LocalSource:
         if found.kind == "plain":
             limit = piece_bytes(found.path.stat().st_size, is_alone=self._is_alone)
             return read_plain(found.path, found.name, limit, self.tallies)
-        self.tallies.rejected.add("unknown kind of file", Origin(found.name, 0))
+        self.tallies.rejected.add(found.left_out, Origin(found.name, 0))
         return iter(())
 
 
@@ -110,10 +114,13 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 
 def _find_files(path: Path) -> list[_Found]:
-    if not path.exists():
-        message = f"data.path {path} does not exist"
-        raise DataError(message, "correct data.path, or copy the data there")
-    found = [_Found(path.name, path, file_kind(path))] if path.is_file() else _walk(path)
+    try:
+        if not path.exists():
+            message = f"data.path {path} does not exist"
+            raise DataError(message, "correct data.path, or copy the data there")
+        found = [_describe_path(path, path.parent)] if path.is_file() else _walk(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
     if not any(file.kind for file in found):
         what = "is not" if path.is_file() else f"holds {len(found)} files, none of them"
         message = f"data.path {path} {what} a file of a known kind"
@@ -122,9 +129,26 @@ def _find_files(path: Path) -> list[_Found]:
 
 
 def _walk(folder: Path) -> list[_Found]:
+    """The files below a folder, sorted by name; hidden ones are no data.
+
+    Raises:
+        OSError: If a folder cannot be listed.
+    """
     paths: list[Path] = []
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths += [Path(parent) / name for name in names if not name.startswith(".")]
-    paths.sort(key=lambda path: path.relative_to(folder).as_posix())
-    return [_Found(p.relative_to(folder).as_posix(), p, file_kind(p)) for p in paths]
+        paths += [Path(parent) / name for name in folders if (Path(parent) / name).is_symlink()]
+    return sorted((_describe_path(p, folder) for p in paths), key=lambda found: found.name)
+
+
+def _describe_path(path: Path, folder: Path) -> _Found:
+    """The file as origins name it: relative, and printable where its name is not UTF-8."""
+    name = os.fsencode(path.relative_to(folder).as_posix()).decode(errors="backslashreplace")
+    if path.is_dir():
+        return _Found(name, path, None, "link to a folder, not followed")
+    return _Found(name, path, file_kind(path))
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error

@@ -1,5 +1,7 @@
 """A hub that fails for a while is waited out, and nothing is lost or repeated (bug case B27)."""
 
+import threading
+
 import datasets
 import pytest
 
@@ -38,14 +40,14 @@ class FakeStream:
         self.place = state_dict["place"]
 
 
-def source(failures=None, records=RECORDS):
+def source(failures=None, records=RECORDS, stall_s=60.0):
     slept_s = []
     failures = failures or {}
 
     def open_stream(dataset, subset):
         return FakeStream(records, failures)
 
-    made = HubSource("org/set", "sample", "text", open_stream, slept_s.append)
+    made = HubSource("org/set", "sample", "text", open_stream, slept_s.append, stall_s)
     return made, slept_s
 
 
@@ -60,12 +62,12 @@ def test_a_gateway_that_times_out_for_90_s_is_waited_out_and_nothing_is_lost():
     found = texts(made.documents(SourcePosition(), reports.append))
     assert found == [record["text"] for record in RECORDS]
     assert sum(slept_s) >= 90
-    assert all(report.doing == "wait" for report in reports)
-    assert "data stalled, try 2 in 1 s; FileNotFoundError: 504" in reports[0].detail
+    stalls = [report.detail for report in reports if report.doing == "wait"]
+    assert "data stalled, try 2 in 1 s; FileNotFoundError: 504" in stalls[0]
 
 
 def test_the_budget_of_tries_begins_again_after_a_record():
-    failures = {n: [TimeoutError("slow")] * 5 for n in range(20)}
+    failures = {n: [TimeoutError("slow")] * 5 for n in range(1, 20)}
     made, _ = source(failures)
     assert len(texts(made.documents(SourcePosition()))) == 20
 
@@ -85,15 +87,54 @@ def test_a_data_set_that_does_not_exist_is_not_asked_for_again():
     assert not slept_s
 
 
+def test_a_hub_that_never_answered_is_given_up_early():
+    made, slept_s = source({0: [ConnectionError("no route")] * 99})
+    with pytest.raises(DataError, match="in 4 tries over 7 s, after record 0"):
+        texts(made.documents(SourcePosition()))
+    assert len(slept_s) == 7
+
+
 def test_a_wait_can_be_stopped_through_progress():
     made, slept_s = source({7: [ConnectionError("no route")] * 99})
 
     def stop(progress):
-        raise InterruptedError
+        if progress.doing == "wait":
+            raise InterruptedError
 
     with pytest.raises(InterruptedError):
         texts(made.documents(SourcePosition(), stop))
     assert not slept_s
+
+
+class SilentOnce(list):
+    """Failures of which the first is a read that never answers."""
+
+    def pop(self):
+        found = super().pop()
+        if isinstance(found, threading.Event):
+            found.wait()
+            found = ConnectionError("too late")
+        return found
+
+
+def test_a_read_without_an_answer_is_given_up_and_tried_again():
+    release = threading.Event()
+    made, _ = source({7: SilentOnce([ConnectionError("then this"), release])}, stall_s=0.2)
+    reports = []
+    found = texts(made.documents(SourcePosition(), reports.append))
+    release.set()
+    assert found == [record["text"] for record in RECORDS]
+    assert any("nothing was read for 0.2 s" in report.detail for report in reports)
+
+
+def test_a_subset_that_does_not_exist_is_a_stop():
+    def open_stream(dataset, subset):
+        message = f"BuilderConfig {subset!r} not found. Available: ['default']"
+        raise ValueError(message)
+
+    made = HubSource("org/set", "nope", "text", open_stream, pytest.fail)
+    with pytest.raises(DataError, match=r"'nope' not found.*correct data.path or data.subset"):
+        texts(made.documents(SourcePosition()))
 
 
 def test_a_resume_goes_on_at_the_next_record_and_keeps_the_counts():

@@ -150,7 +150,7 @@ class StuckRow:
 def test_a_stalled_read_is_loader_stalled_after_the_deadline(staged, corpus):
     stuck = StuckRow()
     loader = Loader(staged, local(corpus, loader_timeout_s=0.05), plan(), row=stuck)
-    with pytest.raises(LoaderStalled, match=r"no batch arrived in 0.05 s"):
+    with pytest.raises(LoaderStalled, match=r"nothing was read for 0.05 s"):
         loader.next_batch()
     stuck.release.set()
     assert loader.close()

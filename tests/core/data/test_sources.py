@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -203,6 +204,27 @@ def test_a_folder_is_read_in_the_order_of_names_and_unknown_files_are_counted(tm
         "b/2.jsonl",
         "c.parquet",
     ]
+
+
+def test_links_to_folders_and_odd_names_are_not_lost_in_silence(tmp_path):
+    real = tmp_path / "elsewhere"
+    real.mkdir()
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "link").symlink_to(real)
+    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("odd")
+    texts, source = read(folder)
+    assert texts == ["odd"]
+    assert source.tallies.rejected.origins == {"link to a folder, not followed": ["link:0"]}
+    assert source.record(hash_file).model_dump_json().count("caf\\\\xe9.txt") == 1
+
+
+def test_a_file_that_vanishes_or_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "a.txt").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match=r"a.txt cannot be read: No such file"):
+        read(tmp_path)
+    with pytest.raises(DataError, match="cannot be read: File name too long"):
+        LocalSource(tmp_path / ("x" * 300), "text")
 
 
 def test_missing_and_unknown_paths_say_what_is_known(tmp_path):

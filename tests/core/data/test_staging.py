@@ -1,6 +1,8 @@
 """Staging is whole or not there, goes on after a kill, and its two splits share no text."""
 
+import errno
 import json
+import os
 import shutil
 
 import numpy as np
@@ -208,6 +210,15 @@ def test_equal_documents_alone_cannot_be_split(tmp_path):
 def test_a_folder_that_cannot_be_written_is_a_data_error(corpus, tmp_path):
     (tmp_path / "data").write_text("a file where the cache folder should be")
     with pytest.raises(DataError, match="cannot stage into"):
+        stage(local(corpus), tmp_path, 0)
+
+
+def test_a_full_disk_is_a_data_error_that_says_so(corpus, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("nsa_core.data.shards.write_bytes", full)
+    with pytest.raises(DataError, match=r"No space left on device; free space"):
         stage(local(corpus), tmp_path, 0)
 
 

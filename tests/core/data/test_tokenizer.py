@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nsa_core.data import gpt2_tokenizer
 from nsa_core.data.bpe_tokenizer import load_bpe, train_bpe
 from nsa_core.data.errors import DataError
-from nsa_core.data.gpt2_tokenizer import load_gpt2, parse_merges
+from nsa_core.data.gpt2_tokenizer import load_gpt2, parse_merges, split_long_runs
 from nsa_core.data.staging import open_staged, stage
 from nsa_core.data.tokenizer import ByteTokenizer
 from tests.core.data.conftest import local
@@ -99,6 +99,13 @@ def test_merge_rules_become_ranks_after_the_256_bytes():
     assert (ranks[b"!"], ranks[b"\0"], ranks[b" t"], ranks[b" th"]) == (0, 188, 256, 257)
 
 
+@given(st.lists(st.sampled_from(["word", " " * 5000, "\n" * 4096, "\t" * 9000]), max_size=5))
+def test_long_runs_of_white_space_are_cut_and_nothing_is_lost(words):
+    parts = split_long_runs("".join(words))
+    assert "".join(parts) == "".join(words)
+    assert all(len(part) <= 2 * 4096 + 4 for part in parts)
+
+
 def test_another_vocabulary_is_not_taken_for_gpt2(tmp_path):
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\nĠ t\n")
     with pytest.raises(DataError, match="is not GPT-2's: 257 tokens"):
@@ -148,5 +155,7 @@ def test_gpt2_ids_are_the_published_ones(tmp_path):
     assert tokenizer.end_id not in ids
     assert tokenizer.decode(ids.tolist()) == text
     assert tokenizer.token_num_bytes()[ids].sum() == len(text.encode())
+    spaces = " " * 1_000_000 + "a"  # tiktoken alone panics on this
+    assert tokenizer.decode(tokenizer.encode(spaces).tolist()) == spaces
     tokenizer.save(tmp_path)
     assert load_gpt2(tmp_path).encode(text).tolist() == ids.tolist()
