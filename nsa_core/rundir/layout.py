@@ -187,3 +187,7 @@ class RunDir:
     def attempt(self, attempt: int) -> Path:
         """Folder that keeps manifest.json and exit.json of an earlier attempt."""
         return self.root / "attempts" / str(attempt)
+
+    def replayed(self, attempt: int, table: Path) -> Path:
+        """Rows of a CSV that an attempt wrote and the next one did again."""
+        return self.attempt(attempt) / f"replayed_{table.name}"

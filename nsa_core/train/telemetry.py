@@ -94,12 +94,12 @@ class Telemetry:
 
     def continue_from(self, step: int) -> None:
         """Repair the tables for a run that goes on after `step`, and open TensorBoard there."""
-        kept = self._run.attempt(max(1, self._attempt - 1))
+        before = max(1, self._attempt - 1)
         for table, path in (
             (self._training, self._run.training_csv),
             (self._validation, self._run.validation_csv),
         ):
-            self._repair(table, path.name, step, kept / f"replayed_{path.name}")
+            self._repair(table, path.name, step, self._run.replayed(before, path))
         if self._use_board:
             self._board.open(purge_step=step + 1)
 

@@ -10,6 +10,7 @@ from nsa_ops.cli.render_watch import progress_line
 from nsa_ops.runs.estimate import Estimate
 from nsa_ops.runs.halt import Halted
 from nsa_ops.runs.launch import Launched
+from nsa_ops.runs.prove import ProvenResume
 from nsa_ops.runs.resume import Resumed
 from nsa_ops.runs.signals import Saved, Stacks
 from nsa_ops.runs.status import RunStatusLine, current_step
@@ -54,6 +55,17 @@ def draw_resumed(console: Console, resumed: Resumed) -> None:
     if not resumed.differences:
         line(console, "configuration: the same as before")
     facts(console, [("state", f"{resumed.state} ({resumed.why})")])
+
+
+def draw_proven(console: Console, proven: ProvenResume) -> None:
+    """A resume and the steps that were done twice."""
+    draw_resumed(console, proven.resumed)
+    replay = proven.replay
+    line(
+        console,
+        f"exact: {replay.num_compared} losses of steps {replay.first_step} to {replay.last_step} "
+        "are the same to the last digit",
+    )
 
 
 def draw_runs(console: Console, runs: list[RunStatusLine]) -> None:

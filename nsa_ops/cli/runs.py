@@ -127,15 +127,26 @@ def resume(
         str, typer.Option("--from", metavar="PATH", help="Checkpoint on the pod; newest whole one")
     ] = "",
     sets: SetOption = None,
+    prove: Annotated[
+        bool,
+        typer.Option("--prove", help="Go on from an older checkpoint and compare the losses"),
+    ] = False,
     trainer: TrainerOption = "",
 ) -> None:
     """Go on with a run from its newest verified checkpoint."""
-    from nsa_ops.cli.render_runs import draw_resumed
+    from nsa_ops.cli.render_runs import draw_proven, draw_resumed
+    from nsa_ops.runs.prove import await_replay, find_replay
     from nsa_ops.runs.resume import execute_resume, plan_resume
 
+    if prove:
+        path = find_replay(session.operator, run, path=path, sets=sets or ())
     planned = plan_resume(
         session.operator, run, path=path, sets=tuple(sets or ()), trainer_module=trainer
     )
     session.agree(planned.plan)
     session.interrupt_note = "see `nsa-ops status` whether it started"
-    session.show(execute_resume(session.operator, planned), draw_resumed)
+    resumed = execute_resume(session.operator, planned)
+    if prove:
+        session.show(await_replay(session.operator, planned, resumed), draw_proven)
+    else:
+        session.show(resumed, draw_resumed)

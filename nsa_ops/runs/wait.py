@@ -17,7 +17,8 @@ from nsa_ops.runs.context import Operator, PodLink
 FIRST_BEAT_S = 300.0
 #: After the first heartbeat: a bad data set or a full card shows within seconds.
 SETTLE_S = 6.0
-POLL_S = 0.5
+#: A look starts an interpreter on the pod, whose processor may be training.
+POLL_S = 1.0
 STORY_S = 10.0
 ENDED = frozenset({"finished", "failed", "halted", "lost", "preempted"})
 _LOG_TAIL_BYTES = 16_384
@@ -112,8 +113,17 @@ def poll(
             raise DeadlineError(message, hint=hint)
         if now_s - told_s >= STORY_S:
             told_s = now_s
-            operator.tell(f"waiting for {what}: {report.state}, {report.why}")
+            operator.tell(f"waiting for {what}: {report.state}, {describe_progress(report)}")
         operator.clock.sleep(POLL_S)
+
+
+def describe_progress(report: RunReport) -> str:
+    """Step, loss and speed of the last heartbeat that has them, else the evidence of the state."""
+    beat = report.last_beat
+    if beat is None or beat.loss is None:
+        return report.why
+    speed = f", {beat.tokens_per_s:,.0f} tokens/s" if beat.tokens_per_s else ""
+    return f"step {beat.step}/{report.manifest.steps}, loss {beat.loss:.3f} nats{speed}"
 
 
 def _did_not_come_up(

@@ -1,0 +1,31 @@
+"""Draw what the demo has shown."""
+
+from rich.console import Console
+
+from nsa_ops.cli.render import facts, line, table
+from nsa_ops.runs.demo import Demo
+
+_SAMPLE_LINES = 8
+
+
+def draw_demo(console: Console, demo: Demo) -> None:
+    """Every part with its command, the figures, the generated text and where the page is."""
+    rows = [(part.name, f"{part.seconds:.1f} s", part.found) for part in demo.parts]
+    console.print(table(("part", "time", "found"), rows))
+    line(console, "")
+    before, after = demo.bits_per_byte or (float("nan"), float("nan"))
+    replayed = demo.replay.num_compared if demo.replay else 0
+    facts(
+        console,
+        [
+            ("held-out text", f"{before:.3f} bits per byte before, {after:.3f} after training"),
+            ("exact resume", f"{replayed} steps done twice, every loss the same to the last digit"),
+            ("report page", str(demo.page)),
+            ("run", f"{demo.run_id} in {demo.folder}"),
+            ("took", f"{demo.seconds:.0f} s"),
+        ],
+    )
+    line(console, "")
+    line(console, "generated text:")
+    for sample_line in demo.sample.splitlines()[:_SAMPLE_LINES]:
+        line(console, f"  {sample_line}")
