@@ -156,7 +156,9 @@ class HubSource:
                 reader.close(wait_s=0)
             if failure is None:
                 return
-            if isinstance(failure, (*final, DataError)) and not isinstance(failure, LoaderStalled):
+            if isinstance(failure, DataError) and not isinstance(failure, LoaderStalled):
+                raise failure
+            if isinstance(failure, final):
                 message = f"the hub has no {self._dataset} ({self._subset}) for us: {failure}"
                 raise DataError(message, "correct data.path, log in, or go online") from failure
             num_failures = 1 if self._num_records > before else num_failures + 1
@@ -189,6 +191,8 @@ class HubSource:
         """
         try:
             stream = self._open_stream(self._dataset, self._subset)
+        except DataError:
+            raise
         except ValueError as error:  # `datasets` names the subsets there are
             message = f"{self._dataset} ({self._subset}) cannot be opened: {error}"
             raise DataError(message, "correct data.path or data.subset") from error
