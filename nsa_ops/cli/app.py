@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from nsa_ops.cli import configuration, inspection, pods, runs
+from nsa_ops.cli import backup, configuration, inspection, pods, report, runs
 from nsa_ops.cli.output import envelope
 from nsa_ops.errors import ConfigurationError, OpsError
 
@@ -18,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (runs, inspection, pods, configuration):
+for module in (runs, inspection, backup, report, pods, configuration):
     module.register(app)
 
 
