@@ -1,7 +1,7 @@
 """Commands of the everyday path: preflight, launch, watch, halt, resume."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -44,6 +44,7 @@ def preflight(
     recipe: RecipeOption = None,
     sets: SetOption = None,
     override: OverrideOption = None,
+    full: Annotated[bool, typer.Option("--full", help="Add the long tests")] = False,
 ) -> None:
     """Check a pod, the configuration and the model's correctness on that very card."""
     from nsa_ops.cli.render_checks import draw_preflight
@@ -53,7 +54,8 @@ def preflight(
 
     choice = Choice(recipe or "", profile or "", tuple(sets or ()))
     overrides = parse_overrides(override or ())
-    found = run_preflight(session.operator, pod, choice, overrides)
+    tier: Literal["standard", "full"] = "full" if full else "standard"
+    found = run_preflight(session.operator, pod, choice, overrides, tier)
     session.show(found, draw_preflight)
     if not found.is_green:
         raise typer.Exit(3)

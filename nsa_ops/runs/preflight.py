@@ -1,8 +1,9 @@
 """Preflight: facts of a pod, guardrails and correctness probes on it; one report, one verdict."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -21,10 +22,10 @@ from nsa_ops.runs.guardrails import Subject, apply_overrides, check_guardrails
 from nsa_ops.runs.judge import judge_gpus, judge_host, judge_python
 from nsa_ops.runs.pods import choose_pod
 
-PROBE_S = 300.0
-TIER = "standard"
+Tier = Literal["standard", "full"]
+PROBE_S: Mapping[Tier, float] = {"standard": 300.0, "full": 1800.0}
 #: The causality and parity probes have no second chance: they must pass, not merely not fail.
-CORRECTNESS = ("causality.", "kernels.", "model.", "numerics.")
+CORRECTNESS = ("causality.", "parity.", "decode.")
 _MIB_PER_GIB = 1024
 
 
@@ -91,9 +92,20 @@ def blocking_checks(checks: Sequence[CheckResult]) -> list[str]:
 
 
 def run_preflight(
-    operator: Operator, pod_name: str | None, choice: Choice, overrides: dict[str, str]
+    operator: Operator,
+    pod_name: str | None,
+    choice: Choice,
+    overrides: Mapping[str, str],
+    tier: Tier = "standard",
 ) -> Preflight:
     """Look at a pod, probe it, and keep the report.
+
+    Args:
+        operator: Who asks.
+        pod_name: Pod; None where only one fits.
+        choice: Recipe, profile and values that would be launched.
+        overrides: Guardrails that may be passed, with the reason.
+        tier: `full` adds the long probes.
 
     Raises:
         OpsError: If the pod cannot be asked or the configuration cannot be used.
@@ -110,11 +122,11 @@ def run_preflight(
     if any(check.status == "fail" for check in checks if check.name.startswith("python.")):
         checks.append(_not_probed("the interpreter above cannot run it"))
     else:
-        checks += probe_correctness(operator, link, snapshot, hardware)
+        checks += probe_correctness(operator, link, snapshot, resolved, tier)
     report = Report.model_validate(
         {
             "at": operator.clock.unix_s(),
-            "tier": TIER,
+            "tier": tier,
             "pod_id": pod.pod_id,
             "code_id": snapshot.code_id,
             "profile": hardware.name,
@@ -192,14 +204,16 @@ def judge_facts(
 
 
 def probe_correctness(
-    operator: Operator, link: PodLink, snapshot: Snapshot, hardware: HardwareProfile
+    operator: Operator, link: PodLink, snapshot: Snapshot, resolved: ResolvedConfig, tier: Tier
 ) -> list[CheckResult]:
-    """Run the causality and parity probes on the pod with the code that would train."""
+    """Run the causality and parity probes on the pod, with the code and model that would train."""
     moved = ship(snapshot, link.transport, link.record.python, link.code(snapshot.code_id))
     operator.tell(f"code {snapshot.code_id} {'shipped' if moved else 'is there already'}; probing")
-    argv = link.module(snapshot.code_id, "nsa_core.checks", "--json", *_probe_words(hardware))
+    words = ("--json", "--tier", tier, "--device", resolved.config.runtime.device, "--config", "-")
+    argv = link.module(snapshot.code_id, "nsa_core.checks", *words)
+    stdin = resolved.config.model_dump_json().encode()
     try:
-        done = link.transport.run(argv, timeout_s=operator.deadline_s(PROBE_S))
+        done = link.transport.run(argv, stdin=stdin, timeout_s=operator.deadline_s(PROBE_S[tier]))
     except DeadlineError as error:
         return [_not_probed(error.message)]
     try:
@@ -207,10 +221,6 @@ def probe_correctness(
     except ValidationError:
         said = done.last_error_line or "nothing"
         return [_not_probed(f"the probes gave no report (exit code {done.exit_code}): {said}")]
-
-
-def _probe_words(hardware: HardwareProfile) -> tuple[str, ...]:
-    return () if hardware.needs_card else ("--device", "cpu")
 
 
 def _not_probed(why: str) -> CheckResult:

@@ -114,4 +114,4 @@ def test_no_probe_is_not_a_pass() -> None:
     assert blocking_checks([_check("host.python", "pass")]) == ["causality (no probe passed)"]
     proven = _check("causality.perturbation", "pass")
     assert blocking_checks([proven, _check("host.shm", "warn")]) == []
-    assert blocking_checks([proven, _check("kernels.parity", "unknown")]) == ["kernels.parity"]
+    assert blocking_checks([proven, _check("parity.selected", "unknown")]) == ["parity.selected"]
