@@ -1,0 +1,356 @@
+"""The tests can fail: each planted fault turns the named check red.
+
+A check is a small version of a property that the other test modules show. First every check is
+shown to be green without a fault; then each fault is planted and its check has to notice.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from nsa_core.checks.causality import perturbation_probe
+from nsa_core.kernels import gathered, sdpa
+from nsa_core.kernels.gathered import TileKeys
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.packing import Packing
+from nsa_core.kernels.reference import ReferenceBackend
+from nsa_core.kernels.sdpa import SdpaBackend
+from nsa_core.kernels.tiles import ChosenMaskPlan, CompressedPlan, SlidingPlan
+from nsa_core.model import attention, decode
+from nsa_core.model import loss as loss_module
+from nsa_core.model.cache import DecodeCache
+from nsa_core.model.compression import MLPCompression
+from nsa_core.model.layers import BranchGate
+from tests.core.kernels.cases import make_inputs, run
+from tests.core.model.cases import (
+    first_attention,
+    run_attention,
+    small_config,
+    small_model,
+    tokens,
+)
+from tests.core.model.layer_reference import nsa_layer
+
+LENGTH = 19
+
+
+def layer_input():
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(LENGTH, 16, generator=generator, dtype=torch.float64)
+
+
+@cache
+def expected_layer():
+    """Output and gradients of the token-by-token layer, which no fault below can reach."""
+    layer, x = first_attention(small_model()), layer_input().requires_grad_()
+    weights = dict(layer.named_parameters())
+    out = nsa_layer(small_config(), weights, x)
+    return out.detach(), torch.autograd.grad(out.square().sum(), [x, *weights.values()])
+
+
+def check_layer():
+    """The layer equals the token-by-token one."""
+    found = run_attention(small_model(), layer_input(), Packing.uniform(1, LENGTH))
+    torch.testing.assert_close(found, expected_layer()[0], rtol=0, atol=1e-5)
+
+
+def check_gradients():
+    """Every gradient of the layer equals the token-by-token one."""
+    model, x = small_model(), layer_input().requires_grad_()
+    out = run_attention(model, x, Packing.uniform(1, LENGTH))
+    leaves = [x, *first_attention(model).parameters()]
+    grads = torch.autograd.grad(out.square().sum(), leaves, materialize_grads=True)
+    for grad, truth in zip(grads, expected_layer()[1], strict=True):
+        torch.testing.assert_close(grad, truth, rtol=1e-4, atol=1e-4)
+
+
+def check_causality():
+    """Changing the future changes no bit of the past."""
+    assert perturbation_probe(small_model(), vocab_size=31, lengths=(LENGTH,)).is_causal
+
+
+def check_documents():
+    """Packed documents equal separate ones."""
+    model, row, lengths = small_model(), tokens(1, 24), [9, 15]
+    packed = model(row, Packing.from_lengths(lengths))[0]
+    alone = torch.cat([model(part)[0] for part in row.split(lengths, dim=1)])
+    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-9)
+
+
+def check_choices():
+    """Chosen blocks equal those of the reference."""
+    geometry, packing = BlockGeometry(4, 2, 8, 4, 5), Packing.from_lengths([70])
+    inputs = make_inputs(packing, geometry)
+    ids = [
+        run(backend, inputs, geometry, packing).ids
+        for backend in (ReferenceBackend(), SdpaBackend())
+    ]
+    assert torch.equal(*ids)
+
+
+def check_ties():
+    """Exact ties go to the lowest index."""
+    geometry, packing = BlockGeometry(4, 2, 4, 4, 8), Packing.from_lengths([64])
+    inputs = make_inputs(packing, geometry)
+    with torch.no_grad():
+        inputs.q.zero_()
+    assert run(SdpaBackend(), inputs, geometry, packing).ids[63, 0].tolist() == [0, 1, 14, 15]
+
+
+def check_decode():
+    """A prompt in one chunk, then single tokens, equals one shot."""
+    model, row = small_model(), tokens(1, 30)
+    cache = DecodeCache.allocate(model.config, batch=1, capacity=30, chunk=18, dtype=torch.float64)
+    pieces = row.split([18, *[1] * 12], dim=1)
+    hidden = torch.cat([decode.extend(model, cache, piece).hidden_BmW for piece in pieces], dim=1)
+    torch.testing.assert_close(hidden[0], model.hidden(row), rtol=0, atol=1e-9)
+
+
+def check_loss():
+    """The chunked loss equals plain cross-entropy, -1 left out."""
+    model, row = small_model(), tokens(2, 9)
+    targets = row.clone()
+    targets[:, -3:] = -1
+    plain = F.cross_entropy(model(row).flatten(0, 1), targets.flatten(), ignore_index=-1)
+    result = model.loss(row, targets)
+    torch.testing.assert_close(result.sum / result.count, plain)
+
+
+CHECKS = [
+    check_layer,
+    check_gradients,
+    check_causality,
+    check_documents,
+    check_choices,
+    check_ties,
+    check_decode,
+    check_loss,
+]
+
+
+def plant_mask(monkeypatch, plan, change):
+    """Change what the queries of a tile see."""
+    plain = plan.tile_keys
+
+    def tile_keys(self, first, last, num_groups):
+        keys = plain(self, first, last, num_groups)
+        return TileKeys(keys.row_PGR, change(keys.is_visible_PGQR))
+
+    monkeypatch.setattr(plan, "tile_keys", tile_keys)
+
+
+def next_key_too(is_visible):
+    return is_visible | is_visible.roll(1, dims=-1)
+
+
+def future_key_in_the_window(monkeypatch):
+    plant_mask(monkeypatch, SlidingPlan, next_key_too)
+
+
+def future_key_in_the_chosen_blocks(monkeypatch):
+    plant_mask(monkeypatch, ChosenMaskPlan, next_key_too)
+
+
+def softmax_over_invisible_blocks(monkeypatch):
+    plant_mask(monkeypatch, CompressedPlan, torch.ones_like)
+
+
+def only_the_first_key_attended(monkeypatch):
+    plain = gathered.attend_tiles
+
+    def attend_tiles(q, k, v, is_visible):
+        return plain(q, k, v, is_visible & (is_visible.cumsum(dim=-1) == 1))
+
+    monkeypatch.setattr(gathered, "attend_tiles", attend_tiles)
+
+
+def dropped_partial_block(monkeypatch):
+    def whole_blocks_only(is_visible):
+        query, key = (torch.arange(size) for size in is_visible.shape[-2:])
+        return is_visible & (key // 4 < (query[:, None] + 1) // 4)
+
+    plant_mask(monkeypatch, ChosenMaskPlan, whole_blocks_only)
+
+
+def interleaved_rope_pairs(monkeypatch):
+    def rotate(x, tables):
+        cos, sin = tables
+        even, odd = x[..., 0::2], x[..., 1::2]
+        turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
+        return turned.flatten(-2)
+
+    monkeypatch.setattr(attention, "rotate", rotate)
+
+
+def rope_over_the_flattened_heads_of_q(monkeypatch):
+    plain = attention.rotate
+
+    def rotate(x, tables):
+        if x.shape[1] != small_config().num_heads:
+            return plain(x, tables)
+        flat = x.flatten(1).unsqueeze(1)
+        wide = [table.repeat(1, 1, x.shape[1]) for table in tables]
+        return plain(flat, wide).view(x.shape)
+
+    monkeypatch.setattr(attention, "rotate", rotate)
+
+
+def rotated_compressed_key_at_the_end_of_its_block(monkeypatch):
+    plain = attention.compressed_slots
+
+    def compressed_slots(packing, geometry):
+        slots = plain(packing, geometry)
+        return replace(slots, position_C=slots.position_C + geometry.compress_block - 1)
+
+    monkeypatch.setattr(attention, "compressed_slots", compressed_slots)
+
+
+def off_by_one_in_equation_9(monkeypatch):
+    plain = BlockGeometry.first_overlap
+    monkeypatch.setattr(BlockGeometry, "first_overlap", lambda self, j: plain(self, j) + 1)
+
+
+def equal_weights_in_equation_9(monkeypatch):
+    monkeypatch.setattr(BlockGeometry, "overlap_weights", (1, 1, 1, 1, 1))
+
+
+def tie_broken_by_a_small_multiple_of_the_index(monkeypatch):
+    plain = sdpa.choose_blocks
+
+    def choose_blocks(score, position, geometry):
+        return plain(score + 1e-8 * torch.arange(score.shape[-1]), position, geometry)
+
+    monkeypatch.setattr(sdpa, "choose_blocks", choose_blocks)
+
+
+def detached_phi(monkeypatch):
+    plain = MLPCompression.forward
+    monkeypatch.setattr(MLPCompression, "forward", lambda self, x: plain(self, x).detach())
+
+
+def gradient_of_a_key_overwritten_instead_of_added(monkeypatch):
+    def add_rows(total, row, part):
+        total.view(-1, total.shape[-1]).index_copy_(0, row.flatten(), part.flatten(0, 2))
+
+    monkeypatch.setattr(gathered, "_add_rows", add_rows)
+    # Small tiles, so that two of them read the same key.
+    monkeypatch.setattr(SlidingPlan, "queries", 4)
+
+
+def gates_in_the_wrong_order(monkeypatch):
+    plain = BranchGate.forward
+    monkeypatch.setattr(BranchGate, "forward", lambda self, x: plain(self, x).flip(-1))
+
+
+def scores_without_scale(monkeypatch):
+    plain = gathered.attention_scores
+
+    def attention_scores(q, k, is_visible):
+        return plain(q * q.shape[-1] ** 0.5, k, is_visible)
+
+    monkeypatch.setattr(gathered, "attention_scores", attention_scores)
+
+
+def document_borders_ignored(monkeypatch):
+    monkeypatch.setattr(
+        Packing, "from_lengths", lambda lengths, device="cpu": Packing.uniform(1, sum(lengths))
+    )
+
+
+def window_ring_indexed_by_absolute_position(monkeypatch):
+    plain = decode._window_plan
+
+    def window_plan(positions, window, ring):
+        plan = plain(positions, window, ring)
+        first = max(0, positions.first - window + 1)
+        plan.row_R = torch.arange(first, positions.last).clamp(max=ring - 1)
+        return plan
+
+    monkeypatch.setattr(decode, "_window_plan", window_plan)
+
+
+def prefill_that_drops_the_partial_block(monkeypatch):
+    plain = decode.CachedBlocksPlan
+
+    def plan(ids, positions, geometry, buffer_rows):
+        made = plain(ids, positions, geometry, buffer_rows)
+        if positions.count > 1:
+            whole = (positions.new() + 1) // geometry.select_block * geometry.select_block
+            made.is_visible_NGR = made.is_visible_NGR & (
+                made.position_NGR < whole.clamp(min=1)[:, None, None]
+            )
+        return made
+
+    monkeypatch.setattr(decode, "CachedBlocksPlan", plan)
+
+
+def raw_tail_that_is_not_moved_on(monkeypatch):
+    plain = decode._blocks
+
+    def blocks(raw, count, geometry):
+        return plain(raw.roll(1, dims=1), count, geometry)
+
+    monkeypatch.setattr(decode, "_blocks", blocks)
+
+
+def padding_counted_as_a_target(monkeypatch):
+    monkeypatch.setattr(loss_module, "IGNORED_TARGET", -100)
+
+
+@dataclass(frozen=True)
+class Fault:
+    plant: object
+    check: object
+
+
+FAULTS = [
+    Fault(future_key_in_the_window, check_causality),
+    Fault(future_key_in_the_window, check_layer),
+    Fault(future_key_in_the_chosen_blocks, check_causality),
+    Fault(softmax_over_invisible_blocks, check_causality),
+    Fault(softmax_over_invisible_blocks, check_layer),
+    Fault(only_the_first_key_attended, check_layer),
+    Fault(dropped_partial_block, check_layer),
+    Fault(interleaved_rope_pairs, check_layer),
+    Fault(rope_over_the_flattened_heads_of_q, check_layer),
+    Fault(rotated_compressed_key_at_the_end_of_its_block, check_layer),
+    Fault(off_by_one_in_equation_9, check_choices),
+    Fault(equal_weights_in_equation_9, check_choices),
+    Fault(tie_broken_by_a_small_multiple_of_the_index, check_ties),
+    Fault(detached_phi, check_gradients),
+    Fault(gradient_of_a_key_overwritten_instead_of_added, check_gradients),
+    Fault(gates_in_the_wrong_order, check_layer),
+    Fault(scores_without_scale, check_layer),
+    Fault(document_borders_ignored, check_documents),
+    Fault(document_borders_ignored, check_causality),
+    Fault(window_ring_indexed_by_absolute_position, check_decode),
+    Fault(prefill_that_drops_the_partial_block, check_decode),
+    Fault(raw_tail_that_is_not_moved_on, check_decode),
+    Fault(padding_counted_as_a_target, check_loss),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_without_a_fault_every_check_is_green(check):
+    check()
+
+
+@pytest.mark.parametrize(
+    "fault", FAULTS, ids=lambda fault: f"{fault.plant.__name__}-{fault.check.__name__}"
+)
+def test_a_planted_fault_turns_its_check_red(fault, monkeypatch):
+    expected_layer()
+    fault.plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        fault.check()
+
+
+def test_a_shape_test_would_have_noticed_none_of_them(monkeypatch):
+    for fault in FAULTS[:7]:
+        with monkeypatch.context() as patch:
+            fault.plant(patch)
+            out = run_attention(small_model(), layer_input(), Packing.uniform(1, LENGTH))
+        assert out.shape == (LENGTH, 16)
