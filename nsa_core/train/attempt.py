@@ -87,9 +87,8 @@ class Attempt:
         self._telemetry = Telemetry(run, manifest, self._beats, self._log)
 
     def run(self) -> int:
-        """Signals first, because torch takes seconds to load; then everything else."""
+        """Train, and write the end, whatever it is; returns the exit code."""
         signals = SignalWatch(self._exit_now)
-        signals.install(self._run, self._rank.rank)
         code, reason = self._guarded(lambda: self._train(signals))
         signals.disarm()
         self._end(code, reason)
@@ -97,6 +96,7 @@ class Attempt:
 
     def _train(self, signals: SignalWatch) -> tuple[TrainerExit, str]:
         self._hold_reserve()
+        signals.install(self._run, self._rank.rank)  # first, because torch takes seconds to load
         self._telemetry.note_torn_lines(self._rank.rank)
         last_alive = read_last_alive(self._run)
         self._beats.start(self._manifest.config.telemetry.beat_interval_s)
@@ -128,11 +128,17 @@ class Attempt:
 
     def _classify(self, error: Exception) -> tuple[TrainerExit, str]:
         from nsa_core.data.errors import DataError
+        from nsa_core.train.checkpoint import is_disk_full
         from nsa_core.train.run import is_out_of_memory
 
         if isinstance(error, DataError):
             self._log.tell(f"error: {error.message}\nhint: {error.hint}")
             return TrainerExit.DATA, error.message
+        if isinstance(error, OSError) and is_disk_full(error):
+            has_checkpoint = bool(list_checkpoints(self._run))
+            full = DiskFullError(str(error), has_checkpoint=has_checkpoint, hint="Free space")
+            self._log.tell(_line(full))
+            return full.code, str(full)
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         self._log.keep("".join(traceback.format_exception(error)))
         if is_out_of_memory(error):

@@ -1,21 +1,26 @@
 """One line for people on stderr, everything in training.log, nothing twice."""
 
 import os
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+STDERR = 2
+
 
 class RunLog:
-    """Writes lines to stderr and to training.log, whether or not the runner joins the two."""
+    """Writes lines to stderr and to training.log, whether or not the runner joins the two.
+
+    Attributes:
+        num_unsaid: Lines that stderr refused; there is nowhere left to say so.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.num_unsaid = 0
 
     def tell(self, line: str) -> None:
         """One line for people."""
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+        self._say(line)
         if not self._stderr_is_log():
             self._append(line)
 
@@ -29,10 +34,17 @@ class RunLog:
             with self._path.open("a") as file:
                 file.write(f"{stamp} {text}\n")
         except OSError as error:
-            sys.stderr.write(f"warning: {self._path.name} could not be written: {error}\n")
+            self._say(f"warning: {self._path.name} could not be written: {error}")
+
+    def _say(self, line: str) -> None:
+        """Write to stderr past Python's buffer; stderr may be a file on a disk that is full."""
+        try:
+            os.write(STDERR, f"{line}\n".encode())
+        except OSError:
+            self.num_unsaid += 1
 
     def _stderr_is_log(self) -> bool:
         try:
-            return os.path.samestat(os.fstat(sys.stderr.fileno()), self._path.stat())
-        except (OSError, ValueError):
+            return os.path.samestat(os.fstat(STDERR), self._path.stat())
+        except OSError:
             return False
