@@ -228,7 +228,7 @@ class WatchdogLimits(FrozenModel):
     nonfinite_in_row: int = Field(2, ge=1)
     nonfinite_in_100: int = Field(3, ge=1)
     jump_nats: float = Field(0.5, gt=0)
-    jump_noise_factor: float = Field(8.0, ge=1)
+    jump_noise_factor: float = Field(5.0, ge=1)
     jump_in_row: int = Field(3, ge=1)
     jump_patience: int = Field(30, ge=1)
     grad_spike_factor: float = Field(10.0, gt=1)

@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Literal
 
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.exit import ExitRecord
 from nsa_core.rundir.heartbeat import Heartbeat, Phase
 
 KEPT_RECORDS = 256
-REFERENCE_RECORDS = 200
 MEDIAN_RECORDS = 20
 
 #: Bytes of English text or code that one token stands for, about; None where nothing is known.
@@ -30,12 +30,15 @@ class RunFacts:
         warmup_steps: Steps of the warm-up.
         bytes_per_token: For bits per byte; None where the loss says nothing about text.
         fresh: The run began from random weights.
+        objective: `language` is a cross entropy over tokens; for anything else, such as a policy
+            loss, 0 is a value like any other.
     """
 
     total_steps: int | None = None
     warmup_steps: int = 0
     bytes_per_token: float | None = None
     fresh: bool = True
+    objective: Literal["language", "other"] = "language"
 
 
 def facts_of(config: RunConfig, *, fresh: bool) -> RunFacts:
@@ -81,10 +84,11 @@ class Reference:
 
     Attributes:
         first_loss: Loss of the first record.
-        tokens_per_s: Median rate; None before there is one.
+        tokens_per_s: Best 20-record median of the rate, so that a long slow time does not become
+            what is normal; with fewer records, the median of all but the newest.
         gpu_memory_mib: Memory in use after the first records.
         host_memory_mib: The same of the host.
-        best_loss: Lowest 20-record median.
+        best_loss: Lowest 20-record median; None before there are 20.
         best_step: Where that was.
         calm_fallbacks: Fallbacks counted when the first records were in.
     """
@@ -144,7 +148,8 @@ class Tracker:
     _records: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
     _num_records: int = 0
     _losses: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_RECORDS))
-    _rates: list[float] = field(default_factory=list)
+    _rates: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_RECORDS))
+    _best_rate: float | None = None
     _gpu_mib: list[float] = field(default_factory=list)
     _host_mib: list[float] = field(default_factory=list)
     _first_loss: float | None = None
@@ -182,9 +187,12 @@ class Tracker:
         self._num_records += 1
         if record.loss is not None and record.finite is not False:
             self._take_loss(record.loss, record.step)
-        _collect(self._rates, record.tokens_per_s, REFERENCE_RECORDS)
-        _collect(self._gpu_mib, record.gpu_mem_alloc, MEDIAN_RECORDS)
-        _collect(self._host_mib, record.host_rss_mib, MEDIAN_RECORDS)
+        if record.tokens_per_s is not None:
+            self._rates.append(record.tokens_per_s)
+            if len(self._rates) == MEDIAN_RECORDS:
+                self._best_rate = max(self._best_rate or 0.0, median(self._rates))
+        _collect(self._gpu_mib, record.gpu_mem_alloc)
+        _collect(self._host_mib, record.host_rss_mib)
         if self._num_records <= MEDIAN_RECORDS and record.fallbacks is not None:
             self._fallbacks = sum(record.fallbacks.values())
 
@@ -192,9 +200,10 @@ class Tracker:
         if self._first_loss is None:
             self._first_loss = loss
         self._losses.append(loss)
-        level = median(self._losses)
-        if self._best is None or level < self._best[0]:
-            self._best = (level, step)
+        if len(self._losses) == MEDIAN_RECORDS:
+            level = median(self._losses)
+            if self._best is None or level < self._best[0]:
+                self._best = (level, step)
 
     def evidence(
         self, now_s: float, process: ProcessEvidence, machine: MachineEvidence
@@ -214,11 +223,11 @@ class Tracker:
 
     def _reference(self) -> Reference:
         # The newest rate is what is judged: it may not vouch for itself while there are few.
-        rates = self._rates[:-1] if 1 < len(self._rates) < MEDIAN_RECORDS else self._rates
+        few = list(self._rates)[:-1] or list(self._rates)
         full = self._num_records > MEDIAN_RECORDS
         return Reference(
             first_loss=self._first_loss,
-            tokens_per_s=median(rates) if rates else None,
+            tokens_per_s=self._best_rate or (median(few) if few else None),
             gpu_memory_mib=median(self._gpu_mib) if full and self._gpu_mib else None,
             host_memory_mib=median(self._host_mib) if full and self._host_mib else None,
             best_loss=self._best[0] if self._best else None,
@@ -237,6 +246,7 @@ def is_new(beat: Heartbeat, last: Heartbeat) -> bool:
     return (beat.progress_seq, beat.step, beat.msg) != (last.progress_seq, last.step, last.msg)
 
 
-def _collect(values: list[float], value: float | None, most: int) -> None:
-    if value is not None and len(values) < most:
+def _collect(values: list[float], value: float | None) -> None:
+    """Keep the first values."""
+    if value is not None and len(values) < MEDIAN_RECORDS:
         values.append(value)

@@ -11,29 +11,37 @@ from nsa_ops.pod.evidence import MEDIAN_RECORDS, HealthEvidence
 from nsa_ops.pod.verdict import Finding
 
 #: A run that shows this first is a language model with random weights (ln 257 is 5.5 nats).
-_UNTRAINED_NATS = 3.0
+_UNTRAINED_NATS = 5.0
 #: A jump that has not come back by half of its height after so many records will not.
 _SETTLED_IN_ROW = 10
+#: A row of jumps counts when it spans so many steps; in logs of every single step, when it has so
+#: many records without coming down. Large runs have spikes of three or four steps that pass by
+#: themselves (BLOOM-176B at step 31216), and divergence that is logged every ten steps.
+_ROW_STEPS = 20
+_ROW_RECORDS = 5
+_HIGH_SHARE = 0.8
 #: What a gradient norm over its median says about a jump.
 _SUPPORT_FACTOR = 2.0
 #: Records that are looked at for one jump: patience, the median before it, and some room.
 _JUMP_RECORDS = 80
 _HUNDRED = 100
+_LOWEST_SCALE = 1e-3
 
 
-def fault_of(record: Heartbeat, *, skipped: bool = False) -> str | None:
+def fault_of(record: Heartbeat, *, skipped: bool = False, zero_is_fault: bool = True) -> str | None:
     """What is wrong with the loss or gradient of a record; None if it is sound.
 
     Args:
         record: Progress line, or a step that the trainer skipped.
         skipped: A loss scaler skipped a step since the record before: then a missing loss or an
             infinite gradient is how it works.
+        zero_is_fault: A loss of exactly 0 is wrong, as it is for a language model.
     """
-    if record.loss is None:
-        return "missing" if record.finite is False else None
-    if not math.isfinite(record.loss):
+    if record.loss is None and record.finite is False:
+        return "loss missing or not finite"
+    if record.loss is not None and not math.isfinite(record.loss):
         return f"loss {record.loss}"
-    if record.loss == 0.0:
+    if record.loss == 0.0 and zero_is_fault:
         return "loss exactly 0"
     if skipped:
         return None
@@ -44,6 +52,8 @@ def fault_of(record: Heartbeat, *, skipped: bool = False) -> str | None:
 
 def scaler_skips(records: Sequence[Heartbeat]) -> list[int]:
     """Steps that a loss scaler skipped between each record and the one before it."""
+    if not records or records[-1].loss_scale is None:
+        return [0] * len(records)
     skips = [0] * min(1, len(records))
     for before, record in pairwise(records):
         known = record.loss_scale is not None and None not in (record.skipped, before.skipped)
@@ -55,8 +65,10 @@ def loss_nonfinite(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
     """Bad losses or gradients: one warns, some in a row or among a hundred halt."""
     records = evidence.records[-_HUNDRED:]
     skips = scaler_skips(records)
+    language = evidence.facts.objective == "language"
     faults = [
-        fault_of(record, skipped=skip > 0) for record, skip in zip(records, skips, strict=True)
+        fault_of(record, skipped=skip > 0, zero_is_fault=language)
+        for record, skip in zip(records, skips, strict=True)
     ]
     if not any(faults):
         return None
@@ -101,17 +113,16 @@ def _last_good(evidence: HealthEvidence) -> str:
 
 
 def loss_missing(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
-    """A loss that was there in the records before and is not in the newest.
+    """A loss that was there in the record before and is not in the newest, which tells the rest.
 
     Some trainers leave the field out when the loss is NaN and count no NaN at all.
     """
-    if len(evidence.records) < 3:
+    if len(evidence.records) < 2 or evidence.facts.objective != "language":
         return None
-    before = evidence.records[-3:-1]
-    last = evidence.records[-1]
-    skipped = scaler_skips(evidence.records[-2:])[-1] > 0
-    vanished = last.loss is None and last.finite is not False and not skipped
-    if not vanished or any(record.loss is None for record in before):
+    before, last = evidence.records[-2:]
+    told = any(value is not None for value in (last.grad_norm, last.loss_scale, last.lr))
+    vanished = last.loss is None and last.finite is not False and told
+    if not vanished or before.loss is None or scaler_skips([before, last])[-1] > 0:
         return None
     return Finding(
         rule="loss_missing",
@@ -132,7 +143,8 @@ def loss_jump(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | Non
     recovering = above[-1] <= max(above) / 2
     supported = _has_support(row, calm)
     must_stop = not recovering and (
-        (supported and len(row) >= limits.jump_in_row) or len(row) >= _SETTLED_IN_ROW
+        len(row) >= _SETTLED_IN_ROW
+        or (supported and len(row) >= limits.jump_in_row and _is_lasting(row, calm, above))
     )
     return Finding(
         rule="loss_jump",
@@ -154,12 +166,13 @@ def _jumped_row(
     records: Sequence[Heartbeat], limits: WatchdogLimits
 ) -> tuple[list[Heartbeat], list[Heartbeat]]:
     """The newest records in a row that jumped, and the calm ones that they are held against."""
+    told = [(r, r.loss) for r in records if r.loss is not None and math.isfinite(r.loss)]
+    if not told or told[-1][1] <= min(loss for _, loss in told) + limits.jump_nats:
+        return [], []
     calm: list[Heartbeat] = []
     row: list[Heartbeat] = []
-    for record in records:
-        if record.loss is None or not math.isfinite(record.loss):
-            continue
-        if _is_jump(record.loss, [r.loss for r in calm if r.loss is not None], limits):
+    for record, loss in told:
+        if _is_jump(loss, [r.loss for r in calm if r.loss is not None], limits):
             row.append(record)
             continue
         row = []
@@ -183,10 +196,20 @@ def _has_support(row: Sequence[Heartbeat], calm: Sequence[Heartbeat]) -> bool:
     """Whether gradient norms or the loss scale say the same as the loss."""
     usual = [record.grad_norm for record in calm if record.grad_norm is not None]
     highest = max((record.grad_norm or 0.0 for record in row), default=0.0)
-    if usual and highest > _SUPPORT_FACTOR * median(usual):
-        return True
+    return _scale_fell(row, calm) or bool(usual and highest > _SUPPORT_FACTOR * median(usual))
+
+
+def _scale_fell(row: Sequence[Heartbeat], calm: Sequence[Heartbeat]) -> bool:
     scales = [r.loss_scale for r in (calm[-1], *row) if r.loss_scale is not None]
     return len(scales) > 1 and scales[-1] < scales[0]
+
+
+def _is_lasting(
+    row: Sequence[Heartbeat], calm: Sequence[Heartbeat], above: Sequence[float]
+) -> bool:
+    """Whether a row of jumps is more than a short spike; see `_ROW_STEPS`."""
+    high = len(row) >= _ROW_RECORDS and above[-1] >= _HIGH_SHARE * max(above)
+    return high or _scale_fell(row, calm) or row[-1].step - row[0].step >= _ROW_STEPS
 
 
 def loss_too_good(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
@@ -217,15 +240,19 @@ def loss_too_good(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding |
 
 def loss_fall(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
     """A median that falls faster than learning does, long after the start."""
-    records = [r for r in evidence.records if r.loss is not None and math.isfinite(r.loss)]
+    records = evidence.records
     if len(records) <= MEDIAN_RECORDS or records[-1].step <= limits.leak_steps:
         return None
     since = records[-1].step - limits.leak_fall_steps
-    end = sum(record.step <= since for record in records)
+    end = len(records)
+    while end and records[end - 1].step > since:
+        end -= 1
     if end < MEDIAN_RECORDS or records[end - 1].step <= limits.leak_steps:
         return None
-    before = median(r.loss or 0.0 for r in records[end - MEDIAN_RECORDS : end])
-    now = median(r.loss or 0.0 for r in records[-MEDIAN_RECORDS:])
+    before = _median_loss(records[end - MEDIAN_RECORDS : end])
+    now = _median_loss(records[-MEDIAN_RECORDS:])
+    if before is None or now is None:
+        return None
     if evidence.facts.bytes_per_token is None or before - now < limits.leak_fall_nats:
         return None
     return Finding(
@@ -238,8 +265,17 @@ def loss_fall(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | Non
     )
 
 
+def _median_loss(records: Sequence[Heartbeat]) -> float | None:
+    losses = [r.loss for r in records if r.loss is not None and math.isfinite(r.loss)]
+    return median(losses) if losses else None
+
+
 def not_learning(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
     """Nothing can be learnt: the learning rate or the gradient is exactly 0, again and again."""
+    if evidence.facts.objective != "language" or not evidence.records:
+        return None
+    if evidence.records[-1].lr != 0.0 and evidence.records[-1].grad_norm != 0.0:
+        return None
     skips = scaler_skips(evidence.records)
     done = [
         record
@@ -277,6 +313,8 @@ def loss_scale_falling(evidence: HealthEvidence, limits: WatchdogLimits) -> Find
 
     The first steps of a run look for their loss scale in the same way; that is not judged.
     """
+    if not evidence.records or evidence.records[-1].loss_scale is None:
+        return None
     skips = scaler_skips(evidence.records)
     in_row = 0
     start = len(evidence.records)
@@ -287,15 +325,24 @@ def loss_scale_falling(evidence: HealthEvidence, limits: WatchdogLimits) -> Find
         in_row += skips[index]
         start = index
     trained = sum(skip == 0 for skip in skips[1:start])
-    if in_row < limits.skipped_in_row or trained < MEDIAN_RECORDS:
-        return None
     last = evidence.records[-1]
+    at_floor = _is_at_floor(evidence.records[-limits.skipped_in_row :])
+    if in_row < limits.skipped_in_row or not (at_floor or trained >= MEDIAN_RECORDS):
+        return None
     return Finding(
         rule="loss_scale_falling",
         level="halt",
         sentence=f"{in_row} steps in a row were skipped up to step {last.step}, and the loss scale "
         f"is down at {last.loss_scale:g}; " + _last_good(evidence),
         facts={"step": last.step, "in_row": in_row, "loss_scale": last.loss_scale},
+    )
+
+
+def _is_at_floor(records: Sequence[Heartbeat]) -> bool:
+    """Whether the loss scale is as low as scalers go, and steps are skipped all the same."""
+    scales = [record.loss_scale for record in records if record.loss_scale is not None]
+    return bool(scales) and (
+        scales[-1] < _LOWEST_SCALE or (scales[-1] <= 1.0 and scales[0] == scales[-1])
     )
 
 

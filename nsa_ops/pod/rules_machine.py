@@ -32,8 +32,8 @@ def throughput_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
             return Finding(
                 rule="throughput_low",
                 level="warn",
-                sentence=f"{records[-1].tokens_per_s:.0f} tokens/s is {share:.0%} of the run's "
-                f"median {usual:.0f}, for {slow_s / 60:.0f} min; {_cause(records[-1])}",
+                sentence=f"The throughput is {share:.0%} of the run's own median "
+                f"({usual:.4g} tokens/s), for {slow_s / 60:.0f} min; {_cause(records[-1])}",
                 facts={"share": share, "slow_s": slow_s, "median": usual},
             )
     return None

@@ -1,0 +1,186 @@
+"""One line of another trainer's log in, the figures it tells out; generic by the kind of line.
+
+The spellings are those of nanoGPT and its speed runs, llm.c, Megatron and DeepSpeed, Hugging Face
+trainers, OLMo, fairseq, MXNet and plain `step … loss …` lines.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+_NUMBER = r"[-+]?(?:nan|inf(?:inity)?|\d[\d,]*\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?)(?![\w.])"
+_IS = r"""['"]?\s*[:=]?\s*['"]?"""
+
+
+def _after(names: str, number: str = _NUMBER) -> re.Pattern[str]:
+    """A number after one of the names, where the name is a word of its own."""
+    return re.compile(rf"(?<![\w./-])(?:{names}){_IS}({number})", re.IGNORECASE)
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
+_STEPS = (
+    re.compile(r"(?<![\w-])iteration\s*[:=]?\s*(\d+)\s*(?:/\s*(\d+))?", re.IGNORECASE),
+    re.compile(r"(?<![\w-])num_updates\W+(\d+)()", re.IGNORECASE),
+    re.compile(
+        r"(?<![\w-])(?:global[ _]?step|step|iter|update)\b['\"]?\s*[:=]?\s*(\d[\d,]*)"
+        r"(?:\s*/\s*(\d[\d,]*))?",
+        re.IGNORECASE,
+    ),
+    re.compile(r"^s:(\d+)() "),
+    re.compile(r"\bEpoch:?\s*\[\d+\]\s*\[\s*(\d+)\s*/\s*(\d+)\s*\]"),
+    re.compile(r"\bIter \[(\d+)/(\d+)\]"),
+    re.compile(r"\bBatch \[(\d+)\]()"),
+)
+_BAR = re.compile(r"%\|[^|]*\|\s*(\d+)/(\d+) \[")
+_LOSS = _after(
+    r"lm loss|(?:train(?:ing)?[ _/])?loss|train/CrossEntropyLoss|(?:train/)?ce[ _]loss|trl"
+)
+_EVALUATION_LOSS = _after(r"(?:val|valid|validation|eval|test)[ _/]?loss|tel")
+_EVALUATION = re.compile(
+    r"\b(?:val|valid|validation|eval|test)[ _/]?loss|(?<!\w)tel:|eval[_/]|running_loss|"
+    r"train_runtime",
+    re.IGNORECASE,
+)
+_POLICY = re.compile(r"\b(?:rewards?|kl|policy|advantages?|approx_kl)\b[^:=]{0,20}['\"]?\s*[:=]")
+_RATE = _after(
+    r"(?:throughput/device/)?(?:tokens?|samples?|steps)[ _]per[ _]sec(?:ond)?|wps|tps|speed|"
+    r"throughput"
+)
+_RATE_UNIT = re.compile(
+    r"(?<![\w.])(\d[\d,]*\.?\d*)\s*"
+    r"(?:tok(?:ens?)?|samples|images|img|examples|sentences|seqs?|steps|it)/s",
+    re.IGNORECASE,
+)
+_BAR_TIME = re.compile(r"([\d.]+)s/it\b")
+_TIME = re.compile(rf"elapsed time per iteration \((ms|s)\):\s*({_NUMBER})", re.IGNORECASE)
+_TIME_MS = re.compile(r"(?<![\w_])(?:time )?(\d[\d,.]*)\s*ms\b(?!\s*\w*avg)", re.IGNORECASE)
+_FIGURES = {
+    "lr": _after(r"(?:optim/)?(?:learning[ _]rate(?:_group0)?|lr)"),
+    "grad_norm": _after(r"(?:optim/)?(?:total[ _])?grad(?:ient)?[ _]norm|gnorm|norm"),
+    "loss_scale": _after(r"loss[ _]scale"),
+    "skipped": _after(r"number of skipped iterations"),
+    "num_nan": _after(r"number of nan iterations"),
+    "step_s": _after(r"itime|step[ _]time|sec/step|time(?=:? +\d+\.\d+[ ,(])"),
+    "data_s": _after(r"rtime|data[ _]time|data_s|data(?=\s+\d+\.\d)"),
+    "train_ms": re.compile(rf"train_time:({_NUMBER[:-9]})ms"),
+}
+
+
+@dataclass(frozen=True)
+class LineFigures:
+    """What one line tells; None is what it does not tell."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    evaluation_loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    loss_scale: float | None = None
+    skipped: float | None = None
+    num_nan: float | None = None
+    step_s: float | None = None
+    data_s: float | None = None
+    train_ms: float | None = None
+    rate: float | None = None
+    unix_s: float | None = None
+    is_evaluation: bool = False
+    is_policy: bool = False
+    is_dictionary: bool = False
+
+    @property
+    def is_record(self) -> bool:
+        """Whether the line tells of training steps.
+
+        A line that lost its loss still is one if what stands around the loss is there; a line that
+        was cut before it is not.
+        """
+        if self.is_evaluation:
+            return False
+        around = (self.grad_norm, self.loss_scale, self.lr)
+        if self.is_dictionary:
+            return self.loss is not None or any(value is not None for value in around)
+        if self.step is None:
+            return False
+        told = self.loss is not None or self.rate is not None
+        return told or self.loss_scale is not None or self.grad_norm is not None
+
+
+def clean(line: str) -> str:
+    """A line without colours."""
+    return _ANSI.sub("", line)
+
+
+def number(text: str) -> float:
+    """A number as logs write it: thousands separators, nan and inf in any case."""
+    return float(text.replace(",", ""))
+
+
+def _search(pattern: re.Pattern[str], line: str) -> float | None:
+    found = pattern.search(line)
+    return number(found[1]) if found else None
+
+
+def find_step(line: str) -> tuple[int | None, int | None]:
+    """Step and total steps."""
+    for pattern in (*_STEPS, _BAR):
+        found = pattern.search(line)
+        if found:
+            total = found[2]
+            return int(found[1].replace(",", "")), int(total.replace(",", "")) if total else None
+    return None, None
+
+
+def find_time(line: str) -> float | None:
+    """Unix seconds of the time stamp, taken as UTC."""
+    found = _STAMP.search(line)
+    if not found:
+        return None
+    at = datetime.fromisoformat(f"{found[1]} {found[2]}").replace(tzinfo=UTC).timestamp()
+    return at + float(f"0.{found[3] or 0}")
+
+
+def _find_step_s(line: str) -> float | None:
+    found = _TIME.search(line)
+    if found:
+        return number(found[2]) / (1000 if found[1].lower() == "ms" else 1)
+    told = _search(_FIGURES["step_s"], line)
+    if told is not None:
+        return told
+    bar = _search(_BAR_TIME, line)
+    if bar is not None:
+        return bar
+    milliseconds = _search(_TIME_MS, line) if "train_time" not in line else None
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def parse_line(line: str) -> LineFigures:
+    """The figures of one line; pure."""
+    step, total = find_step(line)
+    rate = _search(_RATE_UNIT, line)
+    return LineFigures(
+        step=step,
+        total_steps=total,
+        loss=_search(_LOSS, line),
+        evaluation_loss=_search(_EVALUATION_LOSS, line),
+        lr=_search(_FIGURES["lr"], line),
+        grad_norm=_search(_FIGURES["grad_norm"], line),
+        loss_scale=_search(_FIGURES["loss_scale"], line),
+        skipped=_search(_FIGURES["skipped"], line),
+        num_nan=_search(_FIGURES["num_nan"], line),
+        step_s=_find_step_s(line),
+        data_s=_search(_FIGURES["data_s"], line),
+        train_ms=_search(_FIGURES["train_ms"], line),
+        rate=_search(_RATE, line) if rate is None else rate,
+        unix_s=find_time(line),
+        is_evaluation=bool(_EVALUATION.search(line)),
+        is_policy=bool(_POLICY.search(line)),
+        is_dictionary=line.strip().startswith("{") and line.rstrip().endswith("}"),
+    )
+
+
+def parse_lines(lines: Sequence[str]) -> LineFigures:
+    """The figures of a record that is written over several lines."""
+    return parse_line(" ".join(line.strip() for line in lines))
