@@ -58,11 +58,12 @@ def verify(
     """Hash every file of a backup again; exit code 9 on any difference."""
     from nsa_ops.cli.render_backup import draw_verified
     from nsa_ops.runs.backup.locate import find_backup
-    from nsa_ops.runs.backup.verify import check_verified, verify_backup
+    from nsa_ops.runs.backup.verify import check_verified, renew_receipts, verify_backup
 
     folder = find_backup(session.operator, run)
-    receipts = session.operator.store.receipts()
-    verification = verify_backup(folder.root, load=load, receipts=receipts)
+    store, now = session.operator.store, session.operator.clock.unix_s()
+    verification = verify_backup(folder.root, load=load, receipts=store.receipts())
+    renew_receipts(store, verification, now)
     for difference in verification.differences[1:]:
         session.tell(difference.sentence)
     check_verified(verification)
@@ -94,7 +95,8 @@ def restore(
 
     folder = find_backup(session.operator, run)
     root, link = choose_target(session.operator, to, pod)
-    planned = plan_restore(folder, root, receipts=session.operator.store.receipts())
+    receipts = session.operator.store.receipts()
+    planned = plan_restore(folder, root, link=link, receipts=receipts)
     session.agree(planned.plan)
     restored = restore_to_pod(link, planned) if link else restore_here(planned)
     session.show(restored, draw_restored)

@@ -33,6 +33,7 @@ def draw_pulled(console: Console, pulled: Pulled) -> None:
             ("transferred", format_bytes(pulled.num_bytes)),
         ],
     )
+    line(console, pulled.at_risk.sentence)
 
 
 def draw_verified(console: Console, found: Verification) -> None:

@@ -8,9 +8,11 @@ _DAY_S = 86_400
 
 
 def format_duration(seconds: float) -> str:
-    """`0.8 s`, `42 s`, `3 min 5 s`, `2 h 10 min`, `1 d 4 h`: the two largest parts that matter."""
+    """`8 ms`, `0.8 s`, `42 s`, `3 min 5 s`, `2 h 10 min`, `1 d 4 h`: the two largest parts."""
     if not math.isfinite(seconds):
         return "unknown"
+    if 0 < seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

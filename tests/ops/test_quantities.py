@@ -9,8 +9,9 @@ from nsa_ops.runs.quantities import format_bytes, format_count, format_duration,
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (9.9, "9.9 s"), (42, "42 s"), (59.9, "1 min"), (185, "3 min 5 s"),
-     (3600, "1 h"), (7800, "2 h 10 min"), (100_800, "1 d 4 h"), (math.nan, "unknown")],
+    [(0.008, "8 ms"), (0, "0.0 s"), (9.9, "9.9 s"), (42, "42 s"), (59.9, "1 min"),
+     (185, "3 min 5 s"), (3600, "1 h"), (7800, "2 h 10 min"), (100_800, "1 d 4 h"),
+     (math.nan, "unknown")],
 )  # fmt: skip
 def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

@@ -44,8 +44,8 @@ def find_backup(operator: Operator, text: str | None) -> BackupFolder:
             return folder
     near = get_close_matches(text, [folder.root.name for folder in known], n=1)
     meant = f"; did you mean `{near[0]}`?" if near else ""
-    message = f"There is no backup `{text}` here{meant}"
-    raise NotFoundError(message, hint=f"Pull it with `nsa-ops backup pull {text}`")
+    message = f"`{text}` is no folder and no backup that is known here{meant}"
+    raise NotFoundError(message, hint="See `nsa-ops backup ls` and `nsa-ops run ls`")
 
 
 def _only_backup(operator: Operator) -> BackupFolder:

@@ -1,8 +1,12 @@
 """How much would be lost if the pod were gone now; a pure function of what is safe."""
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.runs.quantities import format_duration
+from nsa_ops.store import Receipt
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,17 @@ class AtMostLost:
         if self.steps == 0:
             return f"you lose nothing: {where}"
         return f"you lose at most {self.steps:,} steps{time}: {where}"
+
+
+def newest_backup_step(receipts: Sequence[Receipt]) -> int | None:
+    """Step of the newest verified backup; None without a receipt."""
+    return max((receipt.step for receipt in receipts), default=None)
+
+
+def median_step_s(beats: Sequence[Heartbeat]) -> float | None:
+    """Seconds of a step over the last progress records; None if none tells."""
+    times = [beat.step_s for beat in beats if beat.step_s is not None]
+    return statistics.median(times) if times else None
 
 
 def at_most_lost(

@@ -15,6 +15,8 @@ from nsa_core.rundir.checkpoint import (
     list_checkpoints,
     read_checkpoint,
 )
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_core.rundir.jsonl import read_last_records
 from nsa_ops.errors import (
     DeadlineError,
     LocalResourceError,
@@ -34,6 +36,7 @@ from nsa_ops.runs.backup.folder import (
     read_free_bytes,
     write_backup_record,
 )
+from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost, median_step_s
 from nsa_ops.runs.backup.survey import RemoteCheckpoint, choose_checkpoints, read_survey
 from nsa_ops.runs.backup.verify import checkpoint_damage
 from nsa_ops.runs.context import Operator, PodLink
@@ -82,6 +85,7 @@ class Pulled:
         present_steps: Checkpoints that were here already and whole.
         newest_step: Newest whole checkpoint of the backup; None without one.
         num_bytes: Bytes that came over the link.
+        at_risk: What would be lost if the pod were gone now.
     """
 
     run_id: str
@@ -91,6 +95,7 @@ class Pulled:
     present_steps: list[int]
     newest_step: int | None
     num_bytes: int
+    at_risk: AtMostLost
 
 
 def plan_pull(link: PodLink, run_id: str, folder: BackupFolder, which: str) -> PullPlan:
@@ -195,7 +200,16 @@ def execute_pull(
         present_steps=[one.step for one in planned.present],
         newest_step=newest[0].step if newest else None,
         num_bytes=pull.num_bytes,
+        at_risk=_at_risk(folder, newest[0].step if newest else None),
     )
+
+
+def _at_risk(folder: BackupFolder, saved_step: int | None) -> AtMostLost:
+    """What the pod has beyond the backup, as the heartbeats that were just pulled tell."""
+    beats = read_last_records(folder.run.heartbeat(), Heartbeat).records
+    last_step = beats[-1].step if beats else saved_step or 0
+    step_s = median_step_s(beats)
+    return at_most_lost(last_step=last_step, saved_step=saved_step, step_s=step_s)
 
 
 def check_space(root: Path, pending_bytes: int, free_bytes: int) -> None:

@@ -61,23 +61,35 @@ class Restored:
 
 
 def plan_restore(
-    folder: BackupFolder, runs_root: PurePosixPath, *, receipts: Sequence[Receipt] = ()
+    folder: BackupFolder,
+    runs_root: PurePosixPath,
+    *,
+    link: PodLink | None = None,
+    receipts: Sequence[Receipt] = (),
 ) -> RestorePlan:
     """Verify the backup, every byte of it, and say what would be copied where.
 
+    Args:
+        folder: The backup.
+        runs_root: Folder that gets the run directory.
+        link: Pod of that folder; None for this machine.
+        receipts: Receipts of the run.
+
     Raises:
+        StateConflictError: If the run exists there.
         VerificationError: If anything in the backup is not what was pulled.
         NotFoundError: If it holds no whole checkpoint or no manifest.
     """
+    record = read_backup_record(folder)
+    run_id = record.run_id if record else folder.root.name
+    target = runs_root / run_id
+    _refuse_existing(target, link)
     verification = verify_backup(folder.root, load=True, receipts=receipts)
     check_verified(verification)
     if not verification.steps or not folder.run.manifest.is_file():
         lacking = "checkpoint" if not verification.steps else "manifest.json"
         message = f"The backup `{folder.root}` has no {lacking}, so nothing could be resumed"
         raise NotFoundError(message, hint="Pull it with `nsa-ops backup pull`")
-    record = read_backup_record(folder)
-    run_id = record.run_id if record else folder.root.name
-    target = runs_root / run_id
     files = files_of(folder, verification)
     size = sum((folder.root / file).stat().st_size for file in files)
     step = Step("copy", f"copy {len(files)} files, {format_bytes(size)}, to `{target}`")
@@ -114,7 +126,7 @@ def restore_here(planned: RestorePlan) -> Restored:
         VerificationError: If a copy does not have the hash of its original.
     """
     target = Path(planned.target)
-    _refuse_existing(planned, exists=target.exists() or target.is_symlink())
+    _refuse_existing(PurePosixPath(target), None)
     size = sum((planned.source / file).stat().st_size for file in planned.files)
     check_space(target, size, read_free_bytes(target))
     temporary = target.with_name(f"{_RESTORING}{target.name}")
@@ -132,11 +144,16 @@ def restore_here(planned: RestorePlan) -> Restored:
     return Restored(planned.run_id, planned.target, planned.step, len(planned.files))
 
 
-def _refuse_existing(planned: RestorePlan, *, exists: bool) -> None:
-    if exists:
-        message = f"`{planned.target}` exists, and a restore replaces nothing"
-        hint = f"See `nsa-ops status {planned.run_id}`, or restore elsewhere with `--to`"
+def _refuse_existing(target: PurePosixPath, link: PodLink | None) -> None:
+    here = Path(target)
+    if _exists(link, target) if link else here.exists() or here.is_symlink():
+        message = f"`{target}` exists, and a restore replaces nothing"
+        hint = f"See `nsa-ops status {target.name}`, or restore elsewhere with `--to`"
         raise StateConflictError(message, hint=hint)
+
+
+def _exists(link: PodLink, path: PurePosixPath) -> bool:
+    return link.transport.run(("test", "-e", str(path)), timeout_s=QUICK_S).exit_code == 0
 
 
 def _copy_verified(source: Path, target: Path) -> None:
@@ -158,8 +175,7 @@ def restore_to_pod(link: PodLink, planned: RestorePlan) -> Restored:
     """
     target = PurePosixPath(planned.target)
     temporary = target.with_name(f"{_RESTORING}{target.name}")
-    exists = link.transport.run(("test", "-e", str(target)), timeout_s=QUICK_S).exit_code == 0
-    _refuse_existing(planned, exists=exists)
+    _refuse_existing(target, link)
     _ask(link, "rm", "-rf", "--", str(temporary))
     folders = sorted({str(temporary / file.parent) for file in planned.files})
     _ask(link, "mkdir", "-p", "--", *folders)
@@ -171,8 +187,8 @@ def restore_to_pod(link: PodLink, planned: RestorePlan) -> Restored:
     _ask(link, "sh", "-c", 'echo "$1" > "$2"', "sh", latest, str(temporary / "checkpoints/latest"))
     # -T: never into a directory of that name that someone made meanwhile.
     _ask(link, "mv", "-T", "-n", "--", str(temporary), str(target))
-    if link.transport.run(("test", "-e", str(temporary)), timeout_s=QUICK_S).exit_code == 0:
-        _refuse_existing(planned, exists=True)
+    if _exists(link, temporary):
+        _refuse_existing(target, link)
     return Restored(planned.run_id, planned.target, planned.step, len(planned.files))
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_core.rundir.checkpoint import (
@@ -16,7 +16,7 @@ from nsa_core.rundir.layout import CHECKPOINT_NAME
 from nsa_ops.errors import NotFoundError, VerificationError
 from nsa_ops.runs.backup.folder import BackupFolder, check_file_names, read_backup_record
 from nsa_ops.runs.backup.safetensors import TensorFileError, read_tensor_entries
-from nsa_ops.store import Receipt
+from nsa_ops.store import Receipt, Store
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,15 @@ def check_verified(verification: Verification) -> None:
     raise VerificationError(message, hint=hint)
 
 
+def renew_receipts(store: Store, verification: Verification, now_unix_s: float) -> None:
+    """Note in the receipts of whole checkpoints that their hashes agreed now."""
+    run = BackupFolder(verification.folder).run
+    whole = {str(run.checkpoint(step)) for step in verification.steps}
+    for receipt in store.receipts():
+        if receipt.path in whole:
+            store.save_receipt(replace(receipt, verified_unix_s=now_unix_s))
+
+
 def _checkpoint_folders(folder: BackupFolder) -> list[Path]:
     if not folder.run.checkpoints.is_dir():
         return []
@@ -119,12 +128,13 @@ def _checkpoint_folders(folder: BackupFolder) -> list[Path]:
 def _differences(root: Path, files: Sequence[CheckpointFile]) -> Iterator[Difference]:
     for file in files:
         path = root / file.name
+        expected = f"sha256 {file.sha256} ({file.size} bytes)"
         if not path.is_file():
-            yield Difference(path, f"sha256 {file.sha256}", "missing")
-        elif path.stat().st_size != file.size:
-            yield Difference(path, f"{file.size} bytes", f"{path.stat().st_size} bytes")
-        elif (found := hash_file(path)) != file.sha256:
-            yield Difference(path, f"sha256 {file.sha256}", f"sha256 {found}")
+            yield Difference(path, expected, "missing")
+            continue
+        size, found = path.stat().st_size, hash_file(path)
+        if (size, found) != (file.size, file.sha256):
+            yield Difference(path, expected, f"sha256 {found} ({size} bytes)")
 
 
 def _checkpoint_differences(path: Path, receipts: Sequence[Receipt]) -> Iterator[Difference]:

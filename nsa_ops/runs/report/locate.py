@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from nsa_ops.errors import NotFoundError
 from nsa_ops.runs.backup.locate import backup_folder, find_backup
 from nsa_ops.runs.backup.pull import execute_pull, plan_pull
 from nsa_ops.runs.choose import choose_record, link_of
@@ -20,12 +19,9 @@ def find_run_directory(operator: Operator, text: str | None) -> Path:
     """
     if text is not None and Path(text).expanduser().is_dir():
         return Path(text).expanduser().absolute()
-    try:
-        run = choose_record(operator, text)
-    except NotFoundError:
-        if text is None:
-            raise
+    if text is not None and not _is_run(operator, text):
         return find_backup(operator, text).root
+    run = choose_record(operator, text)
     link = link_of(operator, run)
     here = Path(link.run_dir(run.run_id))
     if link.record.kind == "local" and here.is_dir():
@@ -33,3 +29,7 @@ def find_run_directory(operator: Operator, text: str | None) -> Path:
     folder = backup_folder(operator, run.run_id)
     execute_pull(operator, link, plan_pull(link, run.run_id, folder, "none"))
     return folder.root
+
+
+def _is_run(operator: Operator, text: str) -> bool:
+    return any(run.run_id.startswith(text) for run in operator.store.runs())

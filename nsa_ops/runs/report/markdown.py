@@ -73,7 +73,7 @@ def _time(record: RecordedRun) -> list[str]:
         ]
         parts.append(_table(("bucket", "time", "share"), rows))
     if record.events:
-        start = min(event.ts for event in record.events)
+        start = story.began_unix_s(record)
         happened = [
             (
                 format_duration(event.ts - start),

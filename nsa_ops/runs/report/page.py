@@ -123,7 +123,7 @@ def _goodput(goodput_s: dict[str, float]) -> str:
 
 
 def _events(record: RecordedRun) -> str:
-    start = min(event.ts for event in record.events)
+    start = story.began_unix_s(record)
     rows = []
     for event in events_for_table(record.events):
         tone, shape = look_of(event.kind)

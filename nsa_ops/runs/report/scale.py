@@ -26,8 +26,8 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
         padding = abs(low) * 0.1 or 1.0
         low, high = low - padding, high + padding
     step = _nice_step((high - low) / max(1, count - 1))
-    first = math.floor(low / step + 1e-9)
-    last = math.ceil(high / step - 1e-9)
+    first = math.floor(low / step + 1e-6)
+    last = math.ceil(high / step - 1e-6)
     return [index * step for index in range(first, last + 1)]
 
 

@@ -173,6 +173,12 @@ def reproduce_commands(record: RecordedRun) -> list[str]:
     return [*checkout, shlex.join(first.command)] if first.command else checkout
 
 
+def began_unix_s(record: RecordedRun) -> float:
+    """Launch of the first attempt, or the first thing that is known to have happened."""
+    launches = [a.manifest.created_unix_s for a in record.attempts if a.manifest is not None]
+    return min([*launches, *(event.ts for event in record.events)], default=math.nan)
+
+
 def replay_remark(record: RecordedRun) -> str:
     """Says how many logged steps an earlier attempt had done that were done again; else empty."""
     if not record.training or not record.training.replaced:

@@ -1,13 +1,12 @@
 """What was run, in words: identity, code, machine, data and configuration of a RecordedRun."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.runs.report.record import RecordedRun
-from nsa_ops.runs.report.story import MISSING, Fact, format_time
+from nsa_ops.runs.report.story import MISSING, Fact, began_unix_s, format_time
 
 _CARD_NAME = re.compile(r"(?:.*\.)?(?:cards|gpus)\.\d+\.name")
 
@@ -19,7 +18,7 @@ def describe_run(record: RecordedRun) -> list[Fact]:
         return [Fact("run id", record.run_id, "manifest.json is missing")]
     return [
         Fact("run id", manifest.run_id),
-        Fact("launched", format_time(_first_created(record))),
+        Fact("launched", format_time(began_unix_s(record))),
         *_describe_parent(manifest),
         Fact("code commit", manifest.code_commit, _dirty(manifest)),
         Fact("recipe and profile", f"{manifest.config.recipe} on {manifest.profile}"),
@@ -27,16 +26,11 @@ def describe_run(record: RecordedRun) -> list[Fact]:
         Fact("versions", _versions(record)),
         Fact("data", _data(manifest)),
         Fact("tokenizer", manifest.config.data.tokenizer, _fingerprint(record)),
-        Fact("model", _model(manifest)),
+        Fact("model", _model(manifest), _parameters(record)),
         Fact("batch", _batch(manifest)),
         Fact("seed", str(manifest.config.seed)),
         *(Fact("overridden guardrail", name, why) for name, why in manifest.overrides.items()),
     ]
-
-
-def _first_created(record: RecordedRun) -> float:
-    times = [a.manifest.created_unix_s for a in record.attempts if a.manifest is not None]
-    return min(times, default=math.nan)
 
 
 def _describe_parent(manifest: RunManifest) -> Iterator[Fact]:
@@ -45,6 +39,8 @@ def _describe_parent(manifest: RunManifest) -> Iterator[Fact]:
 
 
 def _dirty(manifest: RunManifest) -> str:
+    if manifest.code_commit == "unknown":
+        return f"code id {manifest.code_id}"
     if not manifest.dirty_sha256:
         return "no uncommitted changes"
     return f"with uncommitted changes, sha256 {manifest.dirty_sha256[:12]}"
@@ -126,6 +122,11 @@ def _model(manifest: RunManifest) -> str:
         f"{kind}, {model.num_layers} layers of width {model.dim}, {model.num_heads} heads in "
         f"{model.num_kv_groups} groups, vocabulary {model.vocab_size:,}"
     )
+
+
+def _parameters(record: RecordedRun) -> str:
+    count = record.metrics.get("num_parameters")
+    return f"{count:,} parameters" if isinstance(count, int) else ""
 
 
 def _batch(manifest: RunManifest) -> str:

@@ -23,6 +23,7 @@ TICK_STEPS_S = (
 #: Tone and shape of each kind of event; a kind that is not here is drawn quiet and round.
 EVENT_LOOKS: dict[str, tuple[Tone, Literal["circle", "square", "triangle", "diamond"]]] = {
     "launched": ("good", "circle"),
+    "started": ("good", "circle"),
     "first_step": ("good", "circle"),
     "resumed": ("good", "circle"),
     "restarted": ("good", "circle"),
@@ -30,8 +31,10 @@ EVENT_LOOKS: dict[str, tuple[Tone, Literal["circle", "square", "triangle", "diam
     "halt_asked": ("warn", "square"),
     "halt_ack": ("warn", "square"),
     "stale_halt": ("warn", "triangle"),
-    "signal": ("warn", "square"),
     "torn_line": ("warn", "triangle"),
+    "signal": ("warn", "square"),
+    "rows_replayed": ("warn", "circle"),
+    "left_over_killed": ("warn", "square"),
     "rolled_back": ("bad", "triangle"),
     "anomaly": ("bad", "triangle"),
     "checkpoint_rejected": ("bad", "triangle"),
@@ -155,9 +158,10 @@ def _bar(span: Span, scale: Scale) -> str:
 
 def _checkpoint_marks(record: RecordedRun, scale: Scale) -> list[str]:
     marks = []
+    here = {state.checkpoint.step for state in record.checkpoints}
     for event in record.events:
-        if event.kind == "saved":
-            said = f"{_when(event.ts, scale)}: {event.message or 'checkpoint saved'}"
+        if event.kind == "saved" and event.facts.get("step") not in here:
+            said = f"{_when(event.ts, scale)}: {event.message}, not in this directory any more"
             marks.append(_mark(scale(event.ts), 1, "quiet", "diamond", said))
     for state in record.checkpoints:
         manifest = state.checkpoint.manifest

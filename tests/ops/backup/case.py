@@ -72,7 +72,7 @@ class Case:
             connect=lambda pod, settings: LocalTransport(ENVIRONMENT),
         )
         self.operator.store.add_pod(self.pod)
-        (self.root / "pod" / "runs").mkdir(parents=True)
+        (self.root / "pod" / "runs").mkdir(parents=True, exist_ok=True)
 
     @property
     def run(self) -> RunDir:
@@ -80,7 +80,10 @@ class Case:
 
     @property
     def backup(self) -> BackupFolder:
-        return BackupFolder(self.root / "backups" / RUN_ID)
+        return self.backup_of(RUN_ID)
+
+    def backup_of(self, run_id: str) -> BackupFolder:
+        return BackupFolder(self.root / "backups" / run_id)
 
     def link(self, transport: Transport | None = None) -> PodLink:
         return PodLink(self.pod, transport or LocalTransport(ENVIRONMENT), Tmux("nsa"))

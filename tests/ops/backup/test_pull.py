@@ -62,6 +62,13 @@ def test_all_checkpoints_make_the_backup_equal_to_the_pod(case: Case) -> None:
     assert _is_like_the_pod(case)
 
 
+def test_a_pull_says_what_a_gone_pod_would_cost(case: Case) -> None:
+    builder = case.build(20).train(20, 30, every=5)
+    builder.beat(32, step_s=2.0)
+    sentence = "you lose at most 12 steps / 24 s: the newest verified backup is step 20"
+    assert _pull(case).at_risk.sentence == sentence
+
+
 def test_a_second_pull_moves_nothing_and_verifies_what_is_here(case: Case) -> None:
     case.build(20)
     _pull(case)

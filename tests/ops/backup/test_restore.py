@@ -82,11 +82,14 @@ def test_a_run_comes_back_to_a_new_pod(case: Case, tmp_path: Path) -> None:
     runs = tmp_path / "new-pod" / "runs"
     runs.mkdir(parents=True)
     link = case.link()
-    restore_to_pod(link, plan_restore(case.backup, PurePosixPath(runs)))
+    planned = plan_restore(case.backup, PurePosixPath(runs), link=link)
+    restore_to_pod(link, planned)
     assert _contents(runs / RUN_ID) == _contents(case.run.root)
     assert [path.name for path in runs.iterdir()] == [RUN_ID]
     with pytest.raises(StateConflictError):
-        restore_to_pod(link, plan_restore(case.backup, PurePosixPath(runs)))
+        plan_restore(case.backup, PurePosixPath(runs), link=link)
+    with pytest.raises(StateConflictError):
+        restore_to_pod(link, planned)
 
 
 def test_a_link_lost_in_the_middle_leaves_no_run_on_the_pod(case: Case, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from nsa_core.rundir.checkpoint import MANIFEST_NAME
 from nsa_ops.errors import NotFoundError, VerificationError
 from nsa_ops.runs.backup.pull import execute_pull, plan_pull
-from nsa_ops.runs.backup.verify import check_verified, verify_backup
+from nsa_ops.runs.backup.verify import check_verified, renew_receipts, verify_backup
 from tests.ops.backup.case import RUN_ID, Case, flip_bit
 
 
@@ -55,7 +55,7 @@ def test_a_missing_and_a_shortened_file_are_named(pulled: Case) -> None:
     model.write_bytes(model.read_bytes()[:-1])
     sentences = [one.sentence for one in verify_backup(pulled.backup.root).differences]
     assert any("state.json" in line and line.endswith("is missing") for line in sentences)
-    assert any("bytes and is" in line for line in sentences)
+    assert all(line.count("sha256") == 1 + ("model" in line) for line in sentences)
 
 
 def test_a_manifest_that_was_changed_with_its_files_is_caught_by_the_receipt(pulled: Case) -> None:
@@ -76,6 +76,14 @@ def test_a_checkpoint_without_its_manifest_is_a_difference(pulled: Case) -> None
 
 def test_a_run_directory_that_was_never_pulled_can_be_verified(pulled: Case) -> None:
     assert verify_backup(pulled.run.root, load=True).steps == [40, 20]
+
+
+def test_verifying_renews_the_receipts_of_what_is_whole(pulled: Case) -> None:
+    flip_bit(pulled.backup.run.checkpoint(20) / "model.safetensors")
+    store = pulled.operator.store
+    renew_receipts(store, verify_backup(pulled.backup.root), 2e9)
+    renewed = {one.step: one.verified_unix_s == 2e9 for one in store.receipts()}
+    assert renewed == {40: True, 20: False}
 
 
 def test_a_folder_without_a_backup_is_not_verified(tmp_path: Path) -> None:

@@ -86,9 +86,17 @@ class RunBuilder:
         self.run.env.write_text(json.dumps(environment))
         return self.event("launched", "operator", "launched with profile cpu")
 
-    def event(self, kind: str, by: str = "trainer", message: str = "") -> "RunBuilder":
+    def event(
+        self, kind: str, by: str = "trainer", message: str = "", **facts: object
+    ) -> "RunBuilder":
         event = Event(
-            ts=self.clock, iso="", attempt=self.attempt, kind=kind, by=by, message=message
+            ts=self.clock,
+            iso="",
+            attempt=self.attempt,
+            kind=kind,
+            by=by,
+            message=message,
+            facts=facts,
         )
         self._append(self.run.events, event.model_dump_json() + "\n")
         return self
@@ -172,7 +180,7 @@ class RunBuilder:
         )  # fmt: skip
         (folder / "checkpoint.json").write_text(manifest.model_dump_json(indent=2))
         self.run.latest.write_text(folder.name + "\n")
-        return self.event("saved", message=f"checkpoint of step {step}")
+        return self.event("saved", message=f"checkpoint of step {step}", step=step)
 
     def end(self, code: int, reason: str, step: int) -> "RunBuilder":
         self.clock += 1.0
