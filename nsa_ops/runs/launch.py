@@ -284,7 +284,7 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
         manifest = _with_parent(link, manifest)
         run_dir = Path(link.run_dir(run_id))
         reply = ask(link, code_id, PrepareRunAction(run_dir=run_dir, manifest=manifest))
-        _remember(operator, link, reply.manifest or manifest)
+        remember_run(operator, link, reply.manifest or manifest)
         before = probe_run(link, code_id, run_id)
         if before.state != "planned":
             operator.tell(f"{run_id} was launched before")
@@ -332,7 +332,8 @@ def require_checkpoint(link: PodLink, code_id: str, path: str) -> VerifiedCheckp
     return found
 
 
-def _remember(operator: Operator, link: PodLink, manifest: RunManifest) -> None:
+def remember_run(operator: Operator, link: PodLink, manifest: RunManifest) -> None:
+    """Let the registry say what runs and on which pod."""
     operator.store.save_run(
         RunRecord(
             run_id=manifest.run_id,

@@ -76,6 +76,20 @@ def test_a_restore_goes_where_it_is_told_and_only_once(case: Case, cli: CommandL
     assert cli("backup", "restore", RUN_ID).exit_code == 2
 
 
+def test_a_run_restored_to_another_pod_is_looked_for_there(case: Case, cli: CommandLine) -> None:
+    cli("backup", "pull", RUN_ID)
+    root = case.root / "other"
+    assert cli("pod", "add", "other", f"local:{root}", "-y").exit_code == 0
+    done = cli("backup", "restore", RUN_ID, "--pod", "other")
+    assert done.exit_code == 0
+    assert "is looked for on pod `other` from now on, and not on `here`" in done.err
+    assert "does not have the code" in done.err
+    found = case.operator.store.find_run(RUN_ID)
+    assert found is not None
+    assert found.pod == "other"
+    assert (root / "runs" / RUN_ID / "manifest.json").exists()
+
+
 def test_a_gone_pod_still_has_its_backup(case: Case, cli: CommandLine) -> None:
     cli("backup", "pull", RUN_ID)
     case.operator.store.remove_pod("here")
