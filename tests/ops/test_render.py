@@ -10,6 +10,7 @@ from nsa_ops.cli.render import cell_text, gib, make_console, plan_lines
 from nsa_ops.cli.render_runs import draw_status
 from nsa_ops.cli.render_watch import frame_lines, progress_line, sparkline
 from nsa_ops.plan import Step, plan_of
+from nsa_ops.runs.backup.loss import at_most_lost
 from nsa_ops.runs.status import RunStatusLine
 from nsa_ops.runs.watch import Frame
 from tests.ops.runs.documents import RUN, beat, report
@@ -55,9 +56,10 @@ def test_a_watched_run_shows_state_health_curves_and_gates() -> None:
 
 def test_status_says_what_a_lost_pod_would_cost() -> None:
     console = Console(file=io.StringIO(), width=200)
-    draw_status(console, RunStatusLine(RUN, report(last_beat=beat(90)), "", 60, 30))
+    at_risk = at_most_lost(last_step=90, saved_step=60)
+    draw_status(console, RunStatusLine(RUN, report(last_beat=beat(90)), "", at_risk))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "without its pod you lose at most 30 steps" in text
+    assert "you lose at most 30 steps: the newest verified backup is step 60" in text
 
 
 @pytest.mark.parametrize(
