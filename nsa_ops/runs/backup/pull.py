@@ -6,42 +6,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from nsa_core.rundir.atomic import fsync_dir, write_bytes, write_text
-from nsa_core.rundir.checkpoint import (
-    MANIFEST_NAME,
-    Checkpoint,
-    CheckpointFile,
-    hash_file,
-    list_checkpoints,
-    read_checkpoint,
-)
+from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.checkpoint import CheckpointFile, list_checkpoints
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records
-from nsa_ops.errors import (
-    DeadlineError,
-    LocalResourceError,
-    OpsError,
-    PartialError,
-    PodUnreachableError,
-)
+from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.remote.files import RemoteFile, bytes_here, is_here, pull_file
-from nsa_ops.remote.transport import Transport
+from nsa_ops.remote.files import RemoteFile, bytes_here, is_here
 from nsa_ops.runs.backup.folder import (
     RESERVE_BYTES,
     BackupFolder,
     BackupRecord,
-    move_aside,
     read_backup_record,
     read_free_bytes,
     write_backup_record,
 )
 from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost, median_step_s
 from nsa_ops.runs.backup.survey import RemoteCheckpoint, choose_checkpoints, read_survey
-from nsa_ops.runs.backup.verify import checkpoint_damage
+from nsa_ops.runs.backup.transfer import Transfer, is_whole_here
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.quantities import format_bytes
-from nsa_ops.store import Receipt
 
 FreeBytes = Callable[[Path], int]
 
@@ -113,7 +97,7 @@ def plan_pull(link: PodLink, run_id: str, folder: BackupFolder, which: str) -> P
     source = link.run_dir(run_id)
     survey = read_survey(link.transport, source)
     wanted = choose_checkpoints(survey.checkpoints, which)
-    missing = [one for one in wanted if not _is_whole_here(folder, one)]
+    missing = [one for one in wanted if not is_whole_here(folder, one)]
     files = [file for file in survey.files if not _is_file_here(folder, file)]
     pending = sum(_pending_bytes(folder, one) for one in missing)
     pending += sum(file.size - bytes_here(folder.root / file.name) for file in files)
@@ -132,15 +116,6 @@ def plan_pull(link: PodLink, run_id: str, folder: BackupFolder, which: str) -> P
 
 def _is_file_here(folder: BackupFolder, file: RemoteFile) -> bool:
     return is_here(folder.root / file.name, size=file.size, sha256=file.sha256)
-
-
-def _is_whole_here(folder: BackupFolder, remote: RemoteCheckpoint) -> bool:
-    """Whether this very checkpoint is here and all its hashes agree now."""
-    path = folder.run.checkpoint(remote.step)
-    local = read_checkpoint(path)
-    if local is None or (path / MANIFEST_NAME).read_bytes() != remote.content:
-        return False
-    return not checkpoint_damage(local)
 
 
 def _pending_bytes(folder: BackupFolder, remote: RemoteCheckpoint) -> int:
@@ -182,25 +157,49 @@ def execute_pull(
     """
     folder = planned.folder
     check_space(folder.root, planned.pending_bytes, free_bytes(folder.root))
-    pull = _Pull(operator, link.transport, planned)
-    subject = operator.store.intent("backup pull", planned.run_id, folder=str(folder.root))
-    with subject, folder.locked(), _disk_errors(folder), _link_errors(operator):
-        pull.bring_files()
-        pull.put_away_gone_files()
-        pull.bring_checkpoints()
+    transfer = Transfer(operator, link.transport, planned.source, folder)
+    intent = operator.store.intent("backup pull", planned.run_id, folder=str(folder.root))
+    with intent, folder.locked(), _disk_errors(folder), _link_errors(operator):
+        _bring_all(transfer, planned)
         _write_latest(folder)
-        write_backup_record(folder, pull.record(link.record.name))
-        pull.check_nothing_failed()
+        here = [*planned.unchanged, *transfer.brought]
+        write_backup_record(folder, _record(operator, link, planned, here))
+        transfer.check_nothing_failed()
     newest = list_checkpoints(folder.run)
     return Pulled(
         run_id=planned.run_id,
         folder=folder.root,
-        num_files=len(pull.brought),
-        pulled_steps=pull.pulled_steps,
+        num_files=len(transfer.brought),
+        pulled_steps=transfer.pulled_steps,
         present_steps=[one.step for one in planned.present],
         newest_step=newest[0].step if newest else None,
-        num_bytes=pull.num_bytes,
+        num_bytes=transfer.num_bytes,
         at_risk=_at_risk(folder, newest[0].step if newest else None),
+    )
+
+
+def _bring_all(transfer: Transfer, planned: PullPlan) -> None:
+    transfer.bring_files(planned.files)
+    transfer.put_away_gone([*planned.files, *planned.unchanged])
+    for remote in planned.present:
+        transfer.save_receipt(planned.run_id, remote)
+    transfer.bring_checkpoints(planned.run_id, planned.checkpoints)
+
+
+def _record(
+    operator: Operator, link: PodLink, planned: PullPlan, here: Sequence[RemoteFile]
+) -> BackupRecord:
+    """What stands in the backup now, apart from checkpoints; an older copy that stays included."""
+    before = read_backup_record(planned.folder)
+    files = {file.name: file for file in before.files} if before else {}
+    files |= {f.name: CheckpointFile(name=f.name, size=f.size, sha256=f.sha256) for f in here}
+    root = planned.folder.root
+    return BackupRecord(
+        run_id=planned.run_id,
+        pod=link.record.name,
+        source=str(planned.source),
+        pulled_unix_s=operator.clock.unix_s(),
+        files=[file for name, file in files.items() if (root / name).is_file()],
     )
 
 
@@ -243,138 +242,8 @@ def _link_errors(operator: Operator) -> Iterator[None]:
         raise
 
 
-class _Pull:
-    """One pull under way: what it brought so far and what failed."""
-
-    def __init__(self, operator: Operator, transport: Transport, planned: PullPlan) -> None:
-        self._operator = operator
-        self._transport = transport
-        self._planned = planned
-        self._folder = planned.folder
-        self._failures: list[OpsError] = []
-        self.brought: list[RemoteFile] = []
-        self.pulled_steps: list[int] = []
-        self.num_bytes = 0
-
-    def _count(self, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
-
-    def bring_files(self) -> None:
-        """Small files; one that changed or vanished meanwhile is left for the next pull."""
-        for file in self._planned.files:
-            target = self._folder.root / file.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._bring(self._planned.source / file.name, target, file.size, file.sha256)
-            except OpsError as error:
-                self._keep_failure(error)
-                continue
-            self.brought.append(file)
-
-    def put_away_gone_files(self) -> None:
-        """What the pod has no longer, such as the exit record of an earlier attempt, makes room."""
-        before = read_backup_record(self._folder)
-        there = {file.name for file in (*self._planned.files, *self._planned.unchanged)}
-        for file in before.files if before else []:
-            path = self._folder.root / file.name
-            if file.name not in there and path.is_file():
-                kept = self._folder.gone / file.name
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(kept)
-
-    def bring_checkpoints(self) -> None:
-        """Checkpoints, newest first, each with a receipt when it is whole."""
-        for remote in self._planned.present:
-            self._operator.store.save_receipt(self._receipt(remote))
-        for remote in self._planned.checkpoints:
-            size = format_bytes(remote.manifest.total_bytes)
-            self._operator.tell(f"checkpoint of step {remote.step}: {size}")
-            try:
-                self._bring_checkpoint(remote)
-            except OpsError as error:
-                self._keep_failure(error)
-                continue
-            self.pulled_steps.append(remote.step)
-            self._operator.store.save_receipt(self._receipt(remote))
-
-    def _keep_failure(self, error: OpsError) -> None:
-        """A lost link ends the pull; anything else ends only this file or checkpoint."""
-        if isinstance(error, PodUnreachableError | DeadlineError):
-            raise error
-        self._operator.tell(error.message)
-        self._failures.append(error)
-
-    def _bring(self, source: PurePosixPath, target: Path, size: int, sha256: str) -> None:
-        pull_file(self._transport, source, target, size=size, sha256=sha256, on_bytes=self._count)
-
-    def _bring_checkpoint(self, remote: RemoteCheckpoint) -> None:
-        """Collect beside the final name, manifest last, then rename the folder."""
-        pulling = self._folder.pulling(remote.step)
-        pulling.mkdir(parents=True, exist_ok=True)
-        (pulling / MANIFEST_NAME).unlink(missing_ok=True)
-        for file in remote.manifest.files:
-            self._bring(remote.folder / file.name, pulling / file.name, file.size, file.sha256)
-        self._drop_strangers(pulling, remote)
-        write_bytes(pulling / MANIFEST_NAME, remote.content)
-        final = self._folder.run.checkpoint(remote.step)
-        if final.exists():
-            self._make_room(final, remote.step)
-        pulling.rename(final)
-        fsync_dir(final.parent)
-
-    def _drop_strangers(self, pulling: Path, remote: RemoteCheckpoint) -> None:
-        """Files of another checkpoint of this step, left by a pull that was cut."""
-        wanted = {file.name for file in remote.manifest.files}
-        for path in pulling.iterdir():
-            if path.name not in wanted:
-                path.unlink()
-
-    def _make_room(self, final: Path, step: int) -> None:
-        """What stands at the final name is other content or damaged: keep it under another name."""
-        local = read_checkpoint(final)
-        is_good = local is not None and not checkpoint_damage(local)
-        kept = move_aside(self._folder, step, "replaced" if is_good else "damaged")
-        self._operator.tell(f"what stood at step {step} is kept as `{kept.name}`")
-
-    def _receipt(self, remote: RemoteCheckpoint) -> Receipt:
-        final = self._folder.run.checkpoint(remote.step)
-        now = self._operator.clock.unix_s()
-        known = self._operator.store.receipts(self._planned.run_id)
-        pulled = {one.path: one.pulled_unix_s for one in known if remote in self._planned.present}
-        return Receipt(
-            run_id=self._planned.run_id,
-            step=remote.step,
-            path=str(final),
-            total_bytes=remote.manifest.total_bytes,
-            manifest_sha256=hash_file(final / MANIFEST_NAME),
-            pulled_unix_s=pulled.get(str(final), now),
-            verified_unix_s=now,
-        )
-
-    def record(self, pod: str) -> BackupRecord:
-        """What stands in the backup now, apart from checkpoints."""
-        here = [*self._planned.unchanged, *self.brought]
-        return BackupRecord(
-            run_id=self._planned.run_id,
-            pod=pod,
-            source=str(self._planned.source),
-            pulled_unix_s=self._operator.clock.unix_s(),
-            files=[CheckpointFile(name=f.name, size=f.size, sha256=f.sha256) for f in here],
-        )
-
-    def check_nothing_failed(self) -> None:
-        """Raise the only failure as it is, or PartialError over several."""
-        if len(self._failures) == 1 and not self.brought and not self.pulled_steps:
-            raise self._failures[0]
-        if self._failures:
-            count = len(self._failures)
-            message = f"{count} of the pod's files were not brought: {self._failures[0].message}"
-            hint = "They changed while they were read; pull again"
-            raise PartialError(message, hint=hint) from self._failures[0]
-
-
 def _write_latest(folder: BackupFolder) -> None:
     """Let `latest` name the newest whole checkpoint of the backup."""
-    newest: list[Checkpoint] = list_checkpoints(folder.run)
+    newest = list_checkpoints(folder.run)
     if newest:
         write_text(folder.run.latest, newest[0].path.name + "\n")

@@ -252,13 +252,28 @@ def test_a_checkpoint_that_retention_removes_meanwhile_costs_only_itself(case: C
     assert [one.step for one in list_checkpoints(case.backup.run)] == [40]
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_left_for_the_next_pull(case: Case) -> None:
+def test_a_file_that_is_rewritten_while_it_is_read_is_brought_as_it_is_then(case: Case) -> None:
     case.build(20)
     link = _Meanwhile("val.csv", lambda path: path.write_text("step,val_loss\n7,1.0\n"))
-    with pytest.raises(PartialError, match=r"val\.csv"):
+    assert _pull(case, "latest", link).pulled_steps == [20]
+    assert case.backup.run.validation_csv.read_text() == "step,val_loss\n7,1.0\n"
+    assert _is_like_the_pod(case)
+
+
+def test_a_file_that_never_holds_still_keeps_its_older_copy(case: Case) -> None:
+    case.build(20)
+    _pull(case)
+    before = case.backup.run.validation_csv.read_bytes()
+    case.run.validation_csv.write_text("1" * 100)
+    counter = iter(range(100, 200))
+    link = _Meanwhile("val.csv", lambda path: path.write_text(str(next(counter)) * 40))
+    with pytest.raises(VerificationError, match=r"val\.csv"):
         _pull(case, "latest", link)
-    assert not case.backup.run.validation_csv.exists()
-    assert [one.step for one in list_checkpoints(case.backup.run)] == [20]
+    assert case.backup.run.validation_csv.read_bytes() == before
+    record = read_backup_record(case.backup)
+    assert record is not None
+    assert "val.csv" in {file.name for file in record.files}
+    assert verify_backup(case.backup.root).differences == []
     _pull(case)
     assert _is_like_the_pod(case)
 
