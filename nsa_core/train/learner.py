@@ -23,12 +23,19 @@ class Learner:
     steps: StepRunner
 
 
-def choose_device(config: RunConfig) -> torch.device:
+def choose_device(config: RunConfig, world_size: int = 1) -> torch.device:
     """The device of this process.
 
     Raises:
-        ConfigurationError: If there is no card where one is asked for.
+        ConfigurationError: If there is no card where one is asked for, or if several are: they
+            would train apart from one another.
     """
+    if max(world_size, config.runtime.num_gpus) > 1:
+        message = (
+            f"this trainer runs in one process, and runtime.num_gpus is {config.runtime.num_gpus} "
+            f"in a world of {world_size}"
+        )
+        raise ConfigurationError(message, hint="Set runtime.num_gpus=1 and launch without torchrun")
     wanted = config.runtime.device
     has_card = torch.cuda.is_available()
     if wanted == "cuda" and not has_card:

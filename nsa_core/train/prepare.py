@@ -38,7 +38,7 @@ def prepare(
         StopAskedError: If a stop is asked for meanwhile; nothing has been trained then.
     """
     config = context.manifest.config
-    device = choose_device(config)
+    device = choose_device(config, context.rank.world_size)
     set_up_torch(config, device)
     point = find_point(context, telemetry)
     staged = _stage(context, telemetry, stop)

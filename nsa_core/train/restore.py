@@ -39,6 +39,7 @@ def find_point(context: AttemptContext, telemetry: Telemetry) -> ResumePoint | N
     point = find_resume_point(context.run, context.manifest, reject)
     if point is not None:
         require_same_model(point, context.manifest.config)
+        context.beats.advance(step=point.state.step)
     return point
 
 

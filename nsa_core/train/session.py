@@ -64,6 +64,7 @@ class Session:
     card: CardSampler
     kernel_paths: dict[str, str]
     position: Position
+    num_good: int = 0
     num_skipped: int = 0
     overflows_in_row: int = 0
 
