@@ -6,6 +6,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from nsa_core.evaluate.recall import measure_recall
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.layout import RunDir
@@ -105,10 +106,16 @@ def acknowledge(context: AttemptContext, telemetry: Telemetry, request: StopRequ
 
 
 def finish(session: Session) -> Outcome:
-    """The schedule is done: write the final weights beside the checkpoints, and samples."""
+    """The schedule is done: the final weights beside the checkpoints, samples, and recall."""
     session.context.beats.enter("shutdown", session.config.watchdog.phase_limit_s)
     write_final_model(session.context.run, session)
     write_samples(session)
+    session.recall = measure_recall(
+        session.model,
+        session.config.runtime.precision,
+        max_context=session.config.batch.seq_len,
+        poll=session.context.beats.advance,
+    )
     return Outcome(TrainerExit.FINISHED, f"finished {session.step} steps")
 
 
