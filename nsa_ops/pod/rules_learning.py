@@ -139,7 +139,7 @@ def loss_scale_falling(evidence: HealthEvidence, limits: WatchdogLimits) -> Find
         rule="loss_scale_falling",
         level="halt",
         sentence=f"{in_row} steps in a row were skipped up to step {last.step}, and the loss scale "
-        f"is down at {last.loss_scale:g}; " + last_good_checkpoint(evidence),
+        f"is down at {last.loss_scale:g}" + last_good_checkpoint(evidence),
         facts={"step": last.step, "in_row": in_row, "loss_scale": last.loss_scale},
     )
 

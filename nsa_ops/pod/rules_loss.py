@@ -83,7 +83,7 @@ def loss_nonfinite(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
         rule="loss_nonfinite",
         level="halt" if many else "warn",
         sentence=f"{newest} at step {bad[-1].step}: {in_row} in a row, {len(bad)} of the last "
-        f"{len(records)} records (limits {limits.nonfinite_in_row} and {limits.nonfinite_in_100}); "
+        f"{len(records)} records (limits {limits.nonfinite_in_row} and {limits.nonfinite_in_100})"
         + last_good_checkpoint(evidence),
         facts={"step": bad[-1].step, "in_row": in_row, "in_100": len(bad)},
     )
@@ -105,9 +105,13 @@ def _faults_in_row(records: Sequence[Heartbeat], faults: Sequence[str | None]) -
 
 
 def last_good_checkpoint(evidence: HealthEvidence) -> str:
-    """Where a stopped run can go on from, in words."""
-    step = evidence.process.checkpoint_step
-    return "no checkpoint exists" if step is None else f"the newest checkpoint is step {step}"
+    """Where a stopped run can go on from, as the end of a sentence; nothing for a mere log."""
+    process = evidence.process
+    if process.known_good_step is not None:
+        return f"; the last known good checkpoint is step {process.known_good_step}"
+    if process.checkpoint_step is not None:
+        return f"; the newest checkpoint is step {process.checkpoint_step}, not known to be good"
+    return "" if process.trainer_alive is None else "; no checkpoint exists"
 
 
 def loss_missing(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
@@ -126,7 +130,7 @@ def loss_missing(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | 
         rule="loss_missing",
         level="halt",
         sentence=f"The loss is missing at step {last.step} and was there before: some trainers "
-        "leave it out when it is NaN; " + last_good_checkpoint(evidence),
+        "leave it out when it is NaN" + last_good_checkpoint(evidence),
         facts={"step": last.step},
     )
 
@@ -151,7 +155,6 @@ def loss_jump(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | Non
         f"its median {usual:.3f}, {len(row)} records in a row"
         + (", and gradients or loss scale agree" if supported else "")
         + (", coming back" if recovering else "")
-        + "; "
         + last_good_checkpoint(evidence),
         facts={
             "step": row[-1].step, "median": usual, "above": above[-1], "in_row": len(row),
