@@ -31,7 +31,7 @@ from nsa_ops.pod.facts import (
     read_process_evidence,
 )
 from nsa_ops.pod.journal import Doing, Journal
-from nsa_ops.pod.messages import NextAttemptAction, ReplyCode
+from nsa_ops.pod.messages import NextAttemptAction, Reply, ReplyCode
 from nsa_ops.pod.processes import (
     LockHeldError,
     RunProcesses,
@@ -103,7 +103,7 @@ class Watchdog:
         ended = self._read_end(record)
         if ended is not None:
             return self._after_end(ended)
-        if self._is_leaving(record):
+        if not is_running(record.trainer) or self._is_leaving(record):
             return ""
         self._judge(record)
         if self._verdict.level == "halt":
@@ -151,9 +151,13 @@ class Watchdog:
         end = time.monotonic() + _RUNNER_WAIT_S
         while is_running(record.runner) and time.monotonic() < end:
             time.sleep(_POLL_S)
-        return write_missing_exit(
-            self._run, self._manifest, UNKNOWN_CODE, memory_kills=0, by="watchdog"
-        )
+        try:
+            return write_missing_exit(
+                self._run, self._manifest, UNKNOWN_CODE, memory_kills=0, by="watchdog"
+            )
+        except OSError as error:  # tried again at the next look
+            self._show("watching", f"the trainer is gone; its end cannot be written: {error}")
+            return None
 
     def _is_leaving(self, record: RunProcesses) -> bool:
         """The trainer has written its exit and still runs; one that will not go is ended."""
@@ -245,11 +249,11 @@ class Watchdog:
             run_dir=self._run.root, from_attempt=self._manifest.attempt,
             changes={"resume": "auto"}, by="watchdog",
         )  # fmt: skip
-        end = time.monotonic() + _RUNNER_WAIT_S
-        reply = next_attempt(asked)
-        while reply.outcome == "conflict" and time.monotonic() < end:
-            time.sleep(_POLL_S)  # the runner gives the lock back a moment after the exit record
-            reply = next_attempt(asked)
+        try:
+            reply = self._begin_next(asked)
+        except OSError as error:
+            self._note("not_restarted", f"the next attempt cannot be begun: {error}")
+            return str(error)
         if reply.code != ReplyCode.OK:
             self._note("not_restarted", reply.message)
             return reply.message
@@ -261,6 +265,15 @@ class Watchdog:
         self._restarts += 1
         self._start_runner()
         return ""
+
+    def _begin_next(self, asked: NextAttemptAction) -> Reply:
+        """Begin the next attempt; the runner gives its lock back just after the exit record."""
+        end = time.monotonic() + _RUNNER_WAIT_S
+        reply = next_attempt(asked)
+        while reply.outcome == "conflict" and time.monotonic() < end:
+            time.sleep(_POLL_S)
+            reply = next_attempt(asked)
+        return reply
 
     def _start_runner(self) -> None:
         with self._run.watchdog_log.open("ab") as log:
@@ -318,6 +331,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return CONFLICT
     try:
         Watchdog(run, given.module).watch()
+    except ManifestError as error:  # somebody has removed the run
+        sys.stderr.write(f"error: {error}\n")
+        return NOT_A_RUN
     finally:
         os.close(lock)
     return 0
