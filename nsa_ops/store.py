@@ -140,19 +140,29 @@ class Store:
         """Close the file."""
         self._connection.close()
 
+    def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        """Run one statement; a full disk or a registry that stays locked is said in one line."""
+        try:
+            return self._connection.execute(statement, values)
+        except sqlite3.OperationalError as error:
+            message = f"The registry `{self.path}` refused: {error}"
+            raise LocalResourceError(
+                message, hint="Free space, or end the other nsa-ops"
+            ) from error
+
     def _insert(self, table: str, record: Any, *, replace: bool) -> None:
         values = asdict(record)
         verb = "INSERT OR REPLACE" if replace else "INSERT"
         names, marks = ", ".join(values), ", ".join("?" * len(values))
         statement = f"{verb} INTO {table} ({names}) VALUES ({marks})"
-        self._connection.execute(statement, tuple(values.values()))
+        self._execute(statement, tuple(values.values()))
 
     def _select(
         self, kind: type[RecordT], table: str, tail: str = "", values: tuple[Any, ...] = ()
     ) -> list[RecordT]:
         names = ", ".join(field.name for field in fields(kind))
         statement = f"SELECT {names} FROM {table} {tail}"  # noqa: S608 (names are ours)
-        return [kind(*row) for row in self._connection.execute(statement, values)]
+        return [kind(*row) for row in self._execute(statement, values)]
 
     def add_pod(self, pod: PodRecord) -> None:
         """Add a pod.
@@ -173,7 +183,7 @@ class Store:
 
     def remove_pod(self, name: str) -> None:
         """Forget a pod; nothing on it changes."""
-        self._connection.execute("DELETE FROM pods WHERE name = ?", (name,))
+        self._execute("DELETE FROM pods WHERE name = ?", (name,))
 
     def save_run(self, run: RunRecord) -> None:
         """Remember a run, or replace what is known of it."""
@@ -194,14 +204,14 @@ class Store:
     def save_report(self, sha256: str, report: Report) -> None:
         """Keep a preflight report."""
         row = (sha256, report.pod_id, report.code_id, report.profile, report.at)
-        self._connection.execute(
+        self._execute(
             "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?, ?, ?)",
             (*row, report.model_dump_json()),
         )
 
     def newest_report(self, pod_id: str, code_id: str, profile: str) -> tuple[str, Report] | None:
         """The newest report that holds for this pod, code and profile, with its hash."""
-        row = self._connection.execute(
+        row = self._execute(
             "SELECT sha256, content FROM reports WHERE pod_id = ? AND code_id = ? AND profile = ? "
             "ORDER BY at DESC LIMIT 1",
             (pod_id, code_id, profile),
@@ -229,7 +239,7 @@ class Store:
 
         A process that is killed in the block leaves the intent without an end.
         """
-        cursor = self._connection.execute(
+        cursor = self._execute(
             "INSERT INTO intents (at, act, subject, detail) VALUES (?, ?, ?, ?)",
             (time.time(), act, subject, json.dumps(detail, default=str)),
         )
@@ -242,7 +252,7 @@ class Store:
         self._end_intent(number, "done")
 
     def _end_intent(self, number: int, outcome: str) -> None:
-        self._connection.execute(
+        self._execute(
             "UPDATE intents SET ended_unix_s = ?, outcome = ? WHERE id = ?",
             (time.time(), outcome, number),
         )

@@ -10,7 +10,7 @@ import typer
 
 from nsa_ops.cli import backup, configuration, demo, inspection, pods, report, runs
 from nsa_ops.cli.output import envelope
-from nsa_ops.errors import ConfigurationError, OpsError
+from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _fail(ConfigurationError("No answer was given", hint="Repeat it with `-y`"), words)
     except BrokenPipeError:
         _leave_closed_pipe()
+    except OSError as error:
+        _fail(_resource_error(error), words)
     except Exception as error:  # noqa: BLE001 (outermost edge: a bug still ends in one line)
         _fail(_bug(error, words), words)
     raise SystemExit(result if isinstance(result, int) else 0)
@@ -82,6 +84,13 @@ def _usage_error(error: typer.TyperException) -> ConfigurationError:
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "nsa-ops"
     return ConfigurationError(" ".join(message.split()), hint=f"See `{where} --help`")
+
+
+def _resource_error(error: OSError) -> LocalResourceError:
+    """What this machine refused: a full disk, a missing right, with the path it was about."""
+    where = f"`{error.filename}`: " if error.filename else ""
+    message = f"This machine refused: {where}{error.strerror or error}"
+    return LocalResourceError(message, hint="Free space or change the rights, then repeat it")
 
 
 def _bug(error: Exception, words: Sequence[str]) -> OpsError:

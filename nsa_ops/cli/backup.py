@@ -90,6 +90,7 @@ def restore(
 ) -> None:
     """Put a backup back as a run directory, in a folder or on a pod; replaces nothing."""
     from nsa_ops.cli.render_backup import draw_restored
+    from nsa_ops.runs.backup.adopt import adopt_run
     from nsa_ops.runs.backup.locate import choose_target, find_backup
     from nsa_ops.runs.backup.restore import plan_restore, restore_here, restore_to_pod
 
@@ -99,4 +100,6 @@ def restore(
     planned = plan_restore(folder, root, link=link, receipts=receipts)
     session.agree(planned.plan)
     restored = restore_to_pod(link, planned) if link else restore_here(planned)
+    if link:
+        adopt_run(session.operator, link, planned)
     session.show(restored, draw_restored)

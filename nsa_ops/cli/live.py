@@ -10,6 +10,9 @@ from nsa_ops.cli.session import Session
 from nsa_ops.runs.logs import Chunk
 from nsa_ops.runs.watch import Frame
 
+#: Off a terminal a run without news is still told about every 10 s.
+_SILENT_FRAMES = 5
+
 
 def show_frames(session: Session, frames: Iterator[Frame]) -> None:
     """JSON lines with `--json`, a live view on a terminal, else a line for each new record."""
@@ -37,13 +40,16 @@ def _live(session: Session, frames: Iterator[Frame]) -> None:
 
 
 def _lines(session: Session, frames: Iterator[Frame]) -> None:
-    last = None
+    last, num_silent = None, 0
     for frame in frames:
-        for beat in frame.beats:
-            if beat.loss is not None:
-                typer.echo(progress_line(beat))
+        records = [beat for beat in frame.beats if beat.loss is not None]
+        for beat in records:
+            typer.echo(progress_line(beat))
         for event in frame.events:
             session.tell(f"event: {event.kind} by {event.by}: {event.message}")
+        num_silent = 0 if records or frame.events else num_silent + 1
+        if num_silent and num_silent % _SILENT_FRAMES == 0:
+            session.tell(f"{frame.report.state}: {frame.report.why}")
         last = frame
     if last is not None:
         draw_frame(session.console, last)

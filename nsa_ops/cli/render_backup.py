@@ -56,12 +56,13 @@ def draw_backups(console: Console, entries: list[BackupEntry]) -> None:
             format_bytes(entry.total_bytes),
             "never finished" if entry.pulled_unix_s is None else moment(entry.pulled_unix_s),
             "never" if entry.verified_unix_s is None else moment(entry.verified_unix_s),
-            str(entry.folder),
         )
         for entry in entries
     ]
-    headings = ["RUN", "POD", "CHECKPOINTS", "SIZE", "PULLED", "VERIFIED", "FOLDER"]
+    headings = ["RUN", "POD", "CHECKPOINTS", "SIZE", "PULLED", "VERIFIED"]
     console.print(table(headings, rows))
+    for entry in entries:
+        line(console, f"{entry.run_id} is in {entry.folder}")
 
 
 def draw_restored(console: Console, restored: Restored) -> None:

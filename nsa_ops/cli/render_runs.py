@@ -99,15 +99,9 @@ def draw_status(console: Console, run: RunStatusLine) -> None:
         ("last record", progress_line(beat) if beat and beat.loss is not None else ""),
         ("health", f"{report.verdict.level}: {report.verdict.sentence}"),
         ("checkpoint", f"step {newest.step}" if newest else "none yet"),
-        ("backup", _backup(run)),
+        ("backup", run.at_risk.sentence if run.at_risk else ""),
     ]
     facts(console, pairs)
-
-
-def _backup(run: RunStatusLine) -> str:
-    if run.backup_step is None:
-        return f"none: without its pod you lose all {run.lost_steps} steps"
-    return f"step {run.backup_step}: without its pod you lose at most {run.lost_steps} steps"
 
 
 def draw_run(console: Console, run: RunStatusLine) -> None:

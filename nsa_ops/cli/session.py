@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
@@ -69,9 +69,14 @@ class Session:
             store=Store(self.settings.state_dir / "registry.sqlite"),
             clock=SystemClock(),
             tell=self.tell,
-            connect=connect_audited,
+            connect=partial(connect_audited, tell=self.tell if self.is_verbose else None),
             timeout_s=self.options.timeout_s,
         )
+
+    @property
+    def is_verbose(self) -> bool:
+        """`-v`: every command on the pod is told."""
+        return self.options.verbosity > 0
 
     def close(self) -> None:
         """Close the registry if it was opened."""
@@ -123,7 +128,7 @@ class Session:
         can_ask = not self.options.no_input and not self.options.json and sys.stdin.isatty()
         is_asked = can_ask and not self.options.yes
         lines = plan_lines(plan)
-        for line in lines if is_asked or self.options.verbosity > 0 else lines[:1]:
+        for line in lines if is_asked or self.is_verbose else lines[:1]:
             self.tell(line)
         if self.options.yes:
             return

@@ -3,8 +3,9 @@
 import fcntl
 import hashlib
 import json
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from nsa_ops.remote.transport import Completed, Transport
 _GENESIS = "0" * 64
 _LAST_LINE_BYTES = 65_536
 _MAX_ARGUMENT = 2_000
+_MAX_TOLD = 60
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,15 @@ def _last_hash(end: int, file: Any) -> str:
 class AuditedTransport:
     """A transport whose every call is written to the audit log; inputs only by their size."""
 
-    def __init__(self, inner: Transport, log: AuditLog, pod: str) -> None:
+    def __init__(
+        self,
+        inner: Transport,
+        log: AuditLog,
+        pod: str,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         self._inner = inner
+        self._tell = tell
         self._log = log
         self._pod = pod
 
@@ -119,6 +128,18 @@ class AuditedTransport:
         seconds = round(time.monotonic() - started, 3)
         entry = {"at": time.time(), "pod": self._pod, "call": call, "seconds": seconds, **facts}
         self._log.append(entry)
+        if self._tell is not None:
+            self._tell(_narrate(call, seconds, facts))
+
+
+def _narrate(call: str, seconds: float, facts: dict[str, Any]) -> str:
+    """A call in one line, for people who asked to see every one."""
+    named = facts.get("argv") or [
+        str(facts[key]) for key in ("source", "target", "path") if key in facts
+    ]
+    line = shlex.join(word if len(word) <= _MAX_TOLD else f"{word[:_MAX_TOLD]}…" for word in named)
+    ended = facts.get("error") or f"exit {facts.get('exit_code', 0)}"
+    return f"{call}: {' '.join(line.split())} ({ended}, {seconds:g} s)"
 
 
 def _clip(word: str) -> str:

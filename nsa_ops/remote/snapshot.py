@@ -1,7 +1,9 @@
 """Pin the code: which files a run is made of, their hash, and how they get to the pod whole."""
 
+import errno
 import hashlib
 import io
+import os
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -178,6 +180,7 @@ def ship(snapshot: Snapshot, transport: Transport, python: str, target: PurePosi
         Whether anything was moved.
 
     Raises:
+        LocalResourceError: If the disk there is full.
         VerificationError: If it could not be unpacked, or arrived with another hash.
     """
     if has_code(transport, python, target):
@@ -186,6 +189,8 @@ def ship(snapshot: Snapshot, transport: Transport, python: str, target: PurePosi
     done = transport.run(argv, stdin=pack(snapshot), timeout_s=_SHIP_S)
     if done.exit_code != 0:
         message = f"The code could not be put on {transport.where}: {done.last_error_line}"
+        if os.strerror(errno.ENOSPC) in done.last_error_line:
+            raise LocalResourceError(message, hint=f"Free space in `{target.parent}`")
         raise VerificationError(
             message, hint=f"See that `{target.parent}` can be written and has space"
         )

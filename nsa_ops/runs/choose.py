@@ -10,7 +10,7 @@ from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.store import PodRecord, RunRecord
 
 LIVE = frozenset({"planned", "staging", "starting", "running", "halting", "resuming"})
-ENDED = frozenset({"halted", "preempted", "failed", "lost"})
+RESUMABLE = frozenset({"planned", "halted", "preempted", "failed", "lost"})
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def choose_record(
         raise NotFoundError(message, hint="Launch one with `nsa-ops launch --profile NAME`")
     if len(runs) == 1:
         return runs[0]
-    fitting = [run for run in runs if among and _state(operator, runs, run) in among]
+    states = _states(operator, runs) if among else {}
+    fitting = [run for run in runs if among and states.get(run.run_id) in among]
     if len(fitting) == 1:
         return fitting[0]
     candidates = fitting or runs
@@ -104,13 +105,13 @@ def _named(operator: Operator, run_id: str) -> RunRecord:
     raise NotFoundError(message, hint="See `nsa-ops run ls`")
 
 
-def _state(operator: Operator, runs: Sequence[RunRecord], wanted: RunRecord) -> str:
-    """State of a run; `unreachable` if its pod cannot be asked."""
-    for pod in look_at_pods(operator, runs):
-        for report in pod.reports:
-            if report.run_id == wanted.run_id:
-                return report.state
-    return "unreachable"
+def _states(operator: Operator, runs: Sequence[RunRecord]) -> dict[str, str]:
+    """State of each run; one whose pod cannot be asked is left out."""
+    return {
+        report.run_id: report.state
+        for pod in look_at_pods(operator, runs)
+        for report in pod.reports
+    }
 
 
 def look_at_pods(operator: Operator, runs: Sequence[RunRecord]) -> list[PodRuns]:

@@ -84,8 +84,13 @@ class Operator:
         return self.timeout_s or self.settings.values.timeout_s or default_s
 
 
-def connect_audited(pod: PodRecord, settings: Settings) -> Transport:
+def connect_audited(pod: PodRecord, settings: Settings, tell: Tell | None = None) -> Transport:
     """Open the door that the pod's kind names, with every command written to the audit log.
+
+    Args:
+        pod: Pod to reach.
+        settings: Where the audit log is, and what a local pod inherits.
+        tell: Takes a line for every command too; None keeps them to the log.
 
     Raises:
         ConfigurationError: If this version does not know the kind.
@@ -94,4 +99,4 @@ def connect_audited(pod: PodRecord, settings: Settings) -> Transport:
         message = f"Pod `{pod.name}` is of kind `{pod.kind}`, and this version knows only `local`"
         raise ConfigurationError(message, hint="Update nsa-ops")
     log = AuditLog(settings.state_dir / "audit.jsonl")
-    return AuditedTransport(LocalTransport(settings.login_environment), log, pod.name)
+    return AuditedTransport(LocalTransport(settings.login_environment), log, pod.name, tell)

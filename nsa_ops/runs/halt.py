@@ -14,7 +14,7 @@ from nsa_ops.runs.wait import ENDED, poll
 
 GRACE_S = 60.0
 TERM_S = 45.0
-_GONE = frozenset({"lost", "preempted"})
+_GONE = frozenset({"planned", "lost", "preempted"})
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def plan_halt(operator: Operator, run_id: str | None, reason: str) -> tuple[Foun
     report = found.report
     if report.state in _GONE:
         message = f"Run `{report.run_id}` is {report.state}: {report.why}"
-        hint = f"Go on with `nsa-ops resume {report.run_id}`"
+        hint = f"Start it with `nsa-ops resume {report.run_id}`"
         raise StateConflictError(message, hint=hint)
     ended = report.state in ENDED
     steps = [

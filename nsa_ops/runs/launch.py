@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
@@ -178,7 +178,10 @@ def _require_data(link: PodLink, resolved: ResolvedConfig) -> None:
     data = resolved.config.data
     if data.source != "fineweb_edu_local":
         return
-    path = link.root / data.path
+    path = PurePosixPath(data.path)
+    if not path.is_absolute():
+        message = f"data.path `{path}` is relative, and a pod has no folder it could mean"
+        raise ConfigurationError(message, hint="Name it in full: `--set data.path=/folder/text`")
     if link.transport.run(("test", "-e", str(path)), timeout_s=QUICK_S).exit_code != 0:
         message = f"The data set `{path}` does not exist on pod `{link.record.name}`"
         raise NotFoundError(message, hint="Set `data.path` to a file or folder on the pod")
@@ -284,7 +287,7 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
         manifest = _with_parent(link, manifest)
         run_dir = Path(link.run_dir(run_id))
         reply = ask(link, code_id, PrepareRunAction(run_dir=run_dir, manifest=manifest))
-        _remember(operator, link, reply.manifest or manifest)
+        remember_run(operator, link, reply.manifest or manifest)
         before = probe_run(link, code_id, run_id)
         if before.state != "planned":
             operator.tell(f"{run_id} was launched before")
@@ -332,7 +335,8 @@ def require_checkpoint(link: PodLink, code_id: str, path: str) -> VerifiedCheckp
     return found
 
 
-def _remember(operator: Operator, link: PodLink, manifest: RunManifest) -> None:
+def remember_run(operator: Operator, link: PodLink, manifest: RunManifest) -> None:
+    """Let the registry say what runs and on which pod."""
     operator.store.save_run(
         RunRecord(
             run_id=manifest.run_id,

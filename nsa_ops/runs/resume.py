@@ -14,7 +14,7 @@ from nsa_ops.pod.verify import VerifiedCheckpoint
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import ask, verify
-from nsa_ops.runs.choose import ENDED, LIVE, FoundRun, find_run
+from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.context import Operator
 from nsa_ops.runs.launch import require_checkpoint
 from nsa_ops.runs.overlay import overlay
@@ -45,6 +45,7 @@ class ResumePlan:
         changes: Fields of the manifest that change.
         plan: What will be done.
         trainer_module: Python module that trains.
+        is_begun: The attempt was begun before and never started, as after a cut: it only starts.
     """
 
     found: FoundRun
@@ -54,6 +55,7 @@ class ResumePlan:
     changes: dict[str, Any]
     plan: Plan
     trainer_module: str
+    is_begun: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def plan_resume(
         NotFoundError: If there is no checkpoint to go on from.
         VerificationError: If the named checkpoint is damaged.
     """
-    found = find_run(operator, run_id, among=ENDED)
+    found = find_run(operator, run_id, among=RESUMABLE)
     _require_ended(found, changes_something=bool(sets))
     manifest = read_manifest(found)
     processes = found.report.processes
@@ -111,6 +113,7 @@ def plan_resume(
     checkpoint, damaged = _choose_checkpoint(found, path)
     config = overlay(manifest.config, sets)
     differences = _differences(manifest.config, config)
+    is_begun = found.report.state == "planned" and not path and not differences
     changes: dict[str, Any] = {"resume": checkpoint.path if path and checkpoint else "auto"}
     if differences:
         changes |= {
@@ -124,14 +127,15 @@ def plan_resume(
         damaged=damaged,
         differences=differences,
         changes=changes,
-        plan=_plan(found, checkpoint, damaged, differences, module),
+        plan=_plan(found, checkpoint, damaged, differences, module, is_begun=is_begun),
+        is_begun=is_begun,
         trainer_module=module,
     )
 
 
 def _require_ended(found: FoundRun, *, changes_something: bool) -> None:
     report = found.report
-    if report.state in LIVE:
+    if report.state not in RESUMABLE and report.state != "finished":
         message = f"Run `{report.run_id}` is {report.state}: {report.why}"
         hint = f"Stop it first with `nsa-ops halt {report.run_id}`"
         raise StateConflictError(message, hint=hint)
@@ -175,6 +179,8 @@ def _plan(
     damaged: list[str],
     differences: list[Difference],
     module: str,
+    *,
+    is_begun: bool,
 ) -> Plan:
     report, run_id = found.report, found.record.run_id
     attempt = report.manifest.attempt
@@ -186,8 +192,11 @@ def _plan(
     steps = [
         Step(
             "next attempt",
-            f"keep attempt {attempt} under attempts/{attempt}, begin {attempt + 1} {where}",
+            f"attempt {attempt} was never started"
+            if is_begun
+            else f"keep attempt {attempt} under attempts/{attempt}, begin {attempt + 1} {where}",
             files=(f"{report.run_dir}/manifest.json",),
+            is_done=is_begun,
         ),
         Step(
             "start training",
@@ -211,10 +220,11 @@ def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
     run, link = found.record, found.link
     attempt = found.report.manifest.attempt
     with operator.store.intent("resume", run.run_id, from_attempt=attempt):
-        action = NextAttemptAction(
-            run_dir=Path(found.report.run_dir), from_attempt=attempt, changes=planned.changes
-        )
-        operator.tell(ask(link, run.code_id, action).message)
+        if not planned.is_begun:
+            action = NextAttemptAction(
+                run_dir=Path(found.report.run_dir), from_attempt=attempt, changes=planned.changes
+            )
+            operator.tell(ask(link, run.code_id, action).message)
         started_s = operator.clock.monotonic_s()
         start_session(link, run.code_id, run.run_id, planned.trainer_module)
         beat = await_first_beat(

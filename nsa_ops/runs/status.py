@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from nsa_core.rundir.events import Event
 from nsa_ops.pod.messages import Offsets, RunReport
 from nsa_ops.runs.agents import probe_run
+from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost, newest_backup_step
 from nsa_ops.runs.choose import PodRuns, choose_record, find_run, link_of, look_at_pods
 from nsa_ops.runs.context import Operator
 from nsa_ops.store import RunRecord
@@ -22,15 +23,13 @@ class RunStatusLine:
         record: What this laptop knows.
         report: What its pod shows; None if the pod could not be asked.
         problem: Why there is no report.
-        backup_step: Newest step that was pulled and verified; None without a backup.
-        lost_steps: Steps that would be lost with the pod; None if unknown.
+        at_risk: What would be lost with the pod; None if unknown.
     """
 
     record: RunRecord
     report: RunReport | None
     problem: str = ""
-    backup_step: int | None = None
-    lost_steps: int | None = None
+    at_risk: AtMostLost | None = None
 
     @property
     def state(self) -> str:
@@ -58,10 +57,12 @@ def _line_among(operator: Operator, run: RunRecord, looked: Sequence[PodRuns]) -
 
 def status_line(operator: Operator, run: RunRecord, report: RunReport) -> RunStatusLine:
     """A run with what a loss of its pod would cost."""
-    steps = [receipt.step for receipt in operator.store.receipts(run.run_id)]
-    backup = max(steps, default=None)
-    lost = max(0, current_step(report) - (backup or 0))
-    return RunStatusLine(run, report, "", backup, lost)
+    at_risk = at_most_lost(
+        last_step=current_step(report),
+        saved_step=newest_backup_step(operator.store.receipts(run.run_id)),
+        step_s=report.last_beat.step_s if report.last_beat else None,
+    )
+    return RunStatusLine(run, report, "", at_risk)
 
 
 def current_step(report: RunReport) -> int:

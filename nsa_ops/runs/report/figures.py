@@ -131,12 +131,12 @@ def _gate_shares(beats: Sequence[Heartbeat]) -> Chart:
 
 
 def _gate_entropy(record: RecordedRun, beats: Sequence[Heartbeat]) -> Chart:
-    thresholds = [Rule(math.log(3), "ln 3: all branches equal", "quiet")]
+    thresholds = [Rule(math.log(3), "ln 3: all branches are used alike", "quiet")]
     if record.manifest:
         limits = record.manifest.config.watchdog
         thresholds += [
-            Rule(limits.gate_entropy_warn, "warns below", "warn"),
-            Rule(limits.gate_entropy_halt, "halts below", "bad"),
+            Rule(limits.gate_entropy_warn, "a mean below this warns", "warn"),
+            Rule(limits.gate_entropy_halt, "a mean below this halts", "bad"),
         ]
     series = [
         *_beat_series("mean", beats, "s1", lambda beat: beat.gate_entropy_mean),

@@ -1,8 +1,11 @@
 """Axes: round tick values that cover a range, and the mapping from values to pixels."""
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+MAX_TREND = 400
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,15 @@ def _extremes(bucket: Sequence[tuple[float, float]]) -> list[tuple[float, float]
 
 
 def running_median(points: Sequence[tuple[float, float]], width: int) -> list[tuple[float, float]]:
-    """The median of the `width` points around each point: the trend, unmoved by single spikes."""
+    """The trend, unmoved by single spikes: medians of `width` points, at most `MAX_TREND` of them.
+
+    They lie at regular intervals, the last point among them.
+    """
     finite = [point for point in points if math.isfinite(point[1])]
     half = width // 2
+    stride = math.ceil(len(finite) / MAX_TREND) or 1
     trend = []
-    for index, (x, _) in enumerate(finite):
-        around = sorted(y for _, y in finite[max(0, index - half) : index + half + 1])
-        trend.append((x, around[len(around) // 2]))
+    for index in sorted({*range(0, len(finite), stride), *range(len(finite))[-1:]}):
+        around = [y for _, y in finite[max(0, index - half) : index + half + 1]]
+        trend.append((finite[index][0], statistics.median_low(around)))
     return trend

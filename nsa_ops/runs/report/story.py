@@ -169,6 +169,8 @@ def reproduce_commands(record: RecordedRun) -> list[str]:
         if manifest.code_commit == "unknown"
         else [f"git checkout {shlex.quote(manifest.code_commit)}"]
     )
+    if manifest.dirty_sha256:
+        checkout.append(f"# and the uncommitted changes with sha256 {manifest.dirty_sha256}")
     first = next((a.manifest for a in record.attempts if a.manifest), manifest)
     return [*checkout, shlex.join(first.command)] if first.command else checkout
 

@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from nsa_ops.errors import VerificationError
+from nsa_ops.errors import LocalResourceError, VerificationError
 from nsa_ops.remote.local import LocalTransport
 from nsa_ops.remote.snapshot import code_root, has_code, ship, take_snapshot
 from tests.ops.fakes import FakeTransport, completed
@@ -83,7 +83,7 @@ def test_a_full_disk_is_named(checkout: Path) -> None:
             "tarfile": completed(exit_code=1, stderr="OSError: [Errno 28] No space left on device"),
         }
     )
-    with pytest.raises(VerificationError, match="No space left on device"):
+    with pytest.raises(LocalResourceError, match="No space left on device"):
         ship(take_snapshot(checkout), full, "python3", PurePosixPath("/pod/code/x"))
 
 

@@ -52,3 +52,15 @@ def test_the_running_median_is_not_moved_by_one_spike() -> None:
     points = [(float(step), 2.0) for step in range(50)]
     points[25] = (25.0, 900.0)
     assert {y for _, y in running_median(points, 5)} == {2.0}
+
+
+def test_the_trend_of_a_long_run_is_short_and_reaches_its_end() -> None:
+    points = [(float(step), float(step)) for step in range(50_001)]
+    trend = running_median(points, 1667)
+    assert len(trend) <= 402
+    assert trend[-1][0] == 50_000.0
+    assert all(x == y for x, y in trend[10:-10])
+
+
+def test_nothing_finite_has_no_trend() -> None:
+    assert running_median([(0.0, math.nan)] * 50, 5) == []

@@ -1,0 +1,118 @@
+"""This machine as a pod of its own: a state folder, a root, a tmux server, and the real command."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.process import is_alive
+from nsa_ops.pod.processes import read_processes
+from nsa_ops.remote.snapshot import code_root
+
+STEADY = "tests.integration.steady_trainer"
+CANARY = "canary-3f9c"
+_DEADLINE_S = 120
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command answered."""
+
+    exit_code: int
+    out: bytes
+    err: str
+
+    @property
+    def data(self) -> Any:
+        """The data of a JSON envelope."""
+        return json.loads(self.out)["data"]
+
+
+@dataclass(frozen=True)
+class LocalPod:
+    """A pod named `here`; stop it at the end of a test."""
+
+    folder: Path
+    socket: str = field(default_factory=lambda: f"nsa-test-{secrets.token_hex(4)}")
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "pod"
+
+    def run_dir(self, run_id: str) -> RunDir:
+        return RunDir(self.root / "runs" / run_id)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.folder),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(code_root()),
+            "NSA_OPS_STATE_DIR": str(self.folder / "state"),
+            "NSA_OPS_TMUX_SOCKET": self.socket,
+            "HF_TOKEN": CANARY,
+        }
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "nsa_ops", *words], cwd=self.folder, env=self.environment,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def __call__(self, *words: str) -> Said:
+        with self.start(*words) as process:
+            out, err = process.communicate(timeout=_DEADLINE_S)
+        return Said(process.returncode, out, err.decode())
+
+    def must(self, *words: str) -> Said:
+        said = self(*words)
+        assert said.exit_code == 0, (words, said)
+        return said
+
+    def add(self) -> None:
+        """Make the pod; its interpreter can import the stand-in trainer, which is not shipped."""
+        python = self.folder / "python"
+        python.write_text(
+            f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{code_root()}" exec {sys.executable} "$@"\n'
+        )
+        python.chmod(0o755)
+        self.must(
+            "pod", "add", "here", f"local:{self.root}", "--profile", "cpu", "--python", str(python)
+        )
+
+    def launch(self, run_id: str, *sets: str, more: Sequence[str] = ()) -> Said:
+        """Launch the stand-in trainer."""
+        flags = [word for one in sets for word in ("--set", one)]
+        return self(
+            "launch", "--run-id", run_id, "--trainer", STEADY, "--override", "preflight=a test",
+            *flags, *more, "--json",
+        )  # fmt: skip
+
+    def tmux(self, *words: str) -> str:
+        done = subprocess.run(
+            ["tmux", "-L", self.socket, *words], capture_output=True, text=True, check=False
+        )
+        return done.stdout
+
+    def kill_trainer(self, run_id: str) -> None:
+        """kill -9 of the recorded trainer."""
+        record = read_processes(self.run_dir(run_id))
+        assert record is not None
+        assert record.trainer is not None
+        os.kill(record.trainer.pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End what this pod started: its tmux server, and every trainer that is recorded."""
+        self.tmux("kill-server")
+        for folder in (self.root / "runs").glob("*"):
+            record = read_processes(RunDir(folder))
+            if record is not None and record.trainer is not None and is_alive(record.trainer):
+                os.killpg(record.trainer.pid, signal.SIGKILL)

@@ -1,0 +1,192 @@
+import json
+import re
+
+import pytest
+
+from nsa_core.rundir.report import CheckResult, Report
+from nsa_ops.errors import ConfigurationError, DeadlineError, NotFoundError, RefusedError
+from nsa_ops.plan import Plan
+from nsa_ops.pod.messages import Reply, ReplyCode
+from nsa_ops.remote.snapshot import take_snapshot
+from nsa_ops.runs.configure import Choice
+from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
+from nsa_ops.runs.preflight import Preflight, run_preflight
+from nsa_ops.runs.resume import execute_resume, plan_resume
+from tests.ops.fakes import completed
+from tests.ops.operators import Desk
+from tests.ops.runs.documents import RUN, Sequence, answer, beat, report
+
+HOST = json.dumps(
+    {"python_version": "3.11.2", "unix_s": 1.0, "disk_free_bytes": 10**12, "disk_path": "/pod",
+     "memory_free_bytes": 10**11, "shm_free_bytes": 10**10, "open_files_limit": 65536,
+     "tools": {"tmux": "/usr/bin/tmux", "rsync": "/usr/bin/rsync"}}
+)  # fmt: skip
+TORCH = json.dumps({"torch_version": "2.13.0"})
+
+
+def probes(**statuses: str) -> str:
+    checks = [
+        CheckResult(name=name.replace("_", ".", 1), status=status, message="probed")  # type: ignore[arg-type]
+        for name, status in statuses.items()
+    ]
+    return Report(at=1.0, checks=checks).model_dump_json()
+
+
+@pytest.fixture
+def pod(desk: Desk) -> Desk:
+    """A pod that is well, has the code, and whose probes pass."""
+    desk.transport.answers |= {
+        "statvfs": completed(HOST),
+        "importlib.util": completed(TORCH),
+        "nvidia-smi": NotFoundError("gone"),
+        "sys.exit(not": completed(),
+        "nsa_core.checks": completed(probes(causality_perturbation="pass", parity_sliding="pass")),
+        "test -e": completed(),
+    }
+    return desk
+
+
+def preflight(desk: Desk) -> Preflight:
+    return run_preflight(desk.operator, None, Choice(), {})
+
+
+def test_a_good_pod_is_green_and_its_report_is_kept(pod: Desk) -> None:
+    found = preflight(pod)
+    assert (found.is_green, found.blocking) == (True, [])
+    code_id = take_snapshot().code_id
+    kept = pod.store.newest_report("pod-1", code_id, "cpu")
+    assert kept is not None
+    assert kept[0] == found.sha256
+    assert (kept[1].model_extra or {})["facts"]["torch"] == "2.13.0"
+
+
+def test_the_probes_get_the_configuration_that_would_train(pod: Desk) -> None:
+    preflight(pod)
+    asked = [words for words in pod.transport.asked if "nsa_core.checks" in words]
+    assert asked[0][-6:] == ("--tier", "standard", "--device", "cpu", "--config", "-")
+    sent = json.loads(pod.transport.inputs[pod.transport.asked.index(asked[0])])
+    assert sent["recipe"] == "tiny-cpu"
+
+
+@pytest.mark.parametrize(
+    "name", ["causality_perturbation", "causality_sentinel", "parity_selected"]
+)
+def test_a_leak_or_a_wrong_kernel_makes_it_red_and_forbids_the_launch(pod: Desk, name: str) -> None:
+    statuses = {"causality_perturbation": "pass"} | {name: "fail"}
+    pod.transport.answers["nsa_core.checks"] = completed(probes(**statuses), exit_code=9)
+    found = preflight(pod)
+    assert (found.is_green, found.blocking[0]) == (False, name.replace("_", ".", 1))
+    with pytest.raises(RefusedError, match="is red: "):
+        plan_launch(pod.operator, LaunchRequest(Choice()))
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        DeadlineError("did not end within 300 s"),
+        completed("Killed", exit_code=137, stderr="Killed"),
+    ],
+)
+def test_probes_that_give_no_report_are_not_a_pass(pod: Desk, probe: object) -> None:
+    pod.transport.answers["nsa_core.checks"] = probe  # type: ignore[assignment]
+    assert not preflight(pod).is_green
+
+
+def test_an_interpreter_without_torch_is_not_probed(pod: Desk) -> None:
+    pod.transport.answers["importlib.util"] = completed(json.dumps({"error": "No module"}))
+    assert not preflight(pod).is_green
+    assert not any("nsa_core.checks" in words for words in pod.transport.asked)
+
+
+def test_launch_without_a_preflight_names_the_command(pod: Desk) -> None:
+    with pytest.raises(RefusedError) as refused:
+        plan_launch(pod.operator, LaunchRequest(Choice()))
+    assert refused.value.hint == "Run `nsa-ops preflight a100-1 --profile cpu`"
+
+
+def launch_plan(desk: Desk) -> Plan:
+    return plan_launch(desk.operator, LaunchRequest(Choice(), run_id="r1")).plan
+
+
+def test_a_plan_names_every_file_and_command_and_changes_nothing(pod: Desk) -> None:
+    preflight(pod)
+    pod.transport.asked.clear()
+    plan = launch_plan(pod)
+    assert [step.name for step in plan.steps] == [
+        "ship code", "prepare run", "start training", "start watchdog"
+    ]  # fmt: skip
+    assert plan.steps[1].files == ("/pod/runs/r1/manifest.json",)
+    assert "nsa_ops.pod.runner --run-dir /pod/runs/r1" in plan.steps[2].shell
+    written = [words for words in pod.transport.asked if "tmux" in words or "tarfile" in words]
+    assert written == []
+    assert pod.store.runs() == []
+
+
+def test_two_plans_of_one_launch_are_the_same_but_for_the_time(pod: Desk) -> None:
+    preflight(pod)
+    assert launch_plan(pod) == launch_plan(pod)
+
+
+def test_a_new_run_id_can_be_sorted_and_read(pod: Desk) -> None:
+    preflight(pod)
+    manifest = plan_launch(pod.operator, LaunchRequest(Choice())).manifest
+    assert re.fullmatch(r"\d{8}-\d{4}-tiny-cpu-[0-9a-f]{4}", manifest.run_id)
+    assert manifest.preflight_sha256 != ""
+    assert manifest.pod_facts["torch"] == "2.13.0"
+
+
+def test_a_run_id_that_cannot_be_a_folder_is_refused(pod: Desk) -> None:
+    preflight(pod)
+    with pytest.raises(ConfigurationError, match=r"Run id `\.\./x` cannot be used"):
+        plan_launch(pod.operator, LaunchRequest(Choice(), run_id="../x"))
+
+
+def test_an_override_is_recorded_with_its_reason(pod: Desk) -> None:
+    request = LaunchRequest(Choice(), overrides={"preflight": "trial"})
+    manifest = plan_launch(pod.operator, request).manifest
+    assert manifest.overrides == {"preflight": "trial"}
+    assert manifest.preflight_sha256 == ""
+
+
+def reply(outcome: str = "done") -> str:
+    return Reply(
+        action="x",
+        code=ReplyCode.OK,
+        outcome=outcome,
+        message="done",
+        attempt=1,  # type: ignore[arg-type]
+    ).model_dump_json()
+
+
+def test_a_launch_that_was_cut_before_the_start_is_started_by_the_next_one(pod: Desk) -> None:
+    pod.transport.answers |= {
+        "nsa_ops.pod.act": completed(reply("already")),
+        "nsa_ops.pod.probe": Sequence(answer(report("planned")), answer(report(last_beat=beat(1)))),
+        "list-panes": completed(exit_code=1, stderr="no server running on /tmp/x"),
+        "new-session": completed(),
+        "new-window": completed(),
+    }
+    request = LaunchRequest(Choice(), run_id="r1", overrides={"preflight": "trial"})
+    launched = execute_launch(pod.operator, plan_launch(pod.operator, request))
+    assert launched.is_new
+    assert pod.store.open_intents() == []
+    assert [run.run_id for run in pod.store.runs()] == ["r1"]
+
+
+def test_a_resume_that_was_cut_before_the_start_only_starts(pod: Desk) -> None:
+    request = LaunchRequest(Choice(), run_id="r1", overrides={"preflight": "trial"})
+    manifest = plan_launch(pod.operator, request).manifest
+    pod.transport.files["/pod/runs/r1/manifest.json"] = manifest.model_dump_json().encode()
+    pod.transport.answers |= {
+        "nsa_ops.pod.verify": completed('{"checkpoints": []}'),
+        "nsa_ops.pod.probe": Sequence(answer(report("planned")), answer(report(last_beat=beat(1)))),
+        "list-panes": completed("nsa-r1\twatchdog\t5\t0\n"),
+        "new-window": completed(),
+    }
+    pod.store.save_run(RUN)
+    planned = plan_resume(pod.operator, None)
+    assert planned.plan.steps[0].is_done
+    execute_resume(pod.operator, planned)
+    started = [words[11] for words in pod.transport.asked if "new-window" in words]
+    assert not any("nsa_ops.pod.act" in words for words in pod.transport.asked)
+    assert len(started) == 1

@@ -1,0 +1,135 @@
+import json
+
+import pytest
+
+from nsa_core.rundir.events import Event
+from nsa_ops.errors import (
+    ConfigurationError,
+    DeadlineError,
+    NotFoundError,
+    PodUnreachableError,
+    VerificationError,
+)
+from nsa_ops.runs.choose import find_run
+from nsa_ops.runs.status import exit_code_of, list_runs
+from nsa_ops.runs.wait import POLL_S, await_first_beat
+from nsa_ops.runs.watch import watch
+from tests.ops.operators import POD, Desk
+from tests.ops.runs.documents import RUN, Sequence, answer, beat, ended, report
+
+
+def _await(desk: Desk) -> float:
+    link = desk.operator.link(POD)
+    return await_first_beat(desk.operator, link, "code-1", "r1", desk.clock.now_s).after_s
+
+
+def test_the_first_training_step_ends_the_wait(desk: Desk) -> None:
+    up = answer(report(last_beat=beat(1)))
+    desk.transport.answers["probe"] = Sequence(answer(report("planned")), up)
+    assert _await(desk) == pytest.approx(POLL_S)
+
+
+def test_a_heartbeat_without_a_step_is_trusted_after_a_while(desk: Desk) -> None:
+    desk.transport.answers["probe"] = Sequence(answer(report("staging", last_beat=beat(0))))
+    _await(desk)
+    assert 5 <= sum(desk.clock.slept) <= 8
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(2, ConfigurationError), (14, ConfigurationError), (1, VerificationError)],
+)
+def test_a_run_that_ends_at_once_is_its_own_last_word(
+    desk: Desk, code: int, error: type[Exception]
+) -> None:
+    dead = report("failed", last_beat=beat(0), exit=ended(code, "no text"), log_bytes=12)
+    desk.transport.answers["probe"] = Sequence(answer(dead))
+    desk.transport.files["/pod/runs/r1/training.log"] = b"first\nlast\n\n"
+    with pytest.raises(error, match=f"Run `r1` ended with code {code}: no text"):
+        _await(desk)
+    assert desk.story == ["log: first", "log: last", "log: "]
+
+
+def test_a_run_that_shows_nothing_is_left_alone_and_told_every_ten_seconds(desk: Desk) -> None:
+    desk.transport.answers["probe"] = Sequence(answer(report("starting")))
+    with pytest.raises(DeadlineError, match="Waited 300 s for the first heartbeat of `r1`"):
+        _await(desk)
+    assert 25 <= len(desk.story) <= 31
+    assert all("nsa_ops.pod.probe" in words for words in desk.transport.asked)
+
+
+def test_watch_asks_from_where_it_stopped_and_ends_with_the_run(desk: Desk) -> None:
+    desk.store.save_run(RUN)
+    first = report(beats=[beat(1, loss=3.0)], beats_offset=100, events_offset=50)
+    event = Event(ts=1.0, iso="x", attempt=1, kind="saved", by="trainer")
+    last = report("finished", beats=[beat(2, loss=2.0)], beats_offset=200, events=[event])
+    desk.transport.answers["probe"] = Sequence(answer(first), answer(last))
+    frames = list(watch(desk.operator, None))
+    assert [one.step for frame in frames for one in frame.beats] == [1, 2]
+    assert [one.step for one in frames[-1].progress] == [1, 2]
+    offsets = [json.loads(content)["r1"] for content in desk.transport.inputs]
+    assert offsets == [
+        {"heartbeats": -1, "events": -1},
+        {"heartbeats": 100, "events": 50},
+    ]
+
+
+def test_a_lost_link_is_told_and_changes_nothing(desk: Desk) -> None:
+    desk.store.save_run(RUN)
+    gone = PodUnreachableError("Pod `a100-1` did not answer")
+    seen = answer(report(beats_offset=7))
+    desk.transport.answers["probe"] = Sequence(seen, gone, gone, answer(report("finished")))
+    assert [frame.report.state for frame in watch(desk.operator, "r1")] == ["running", "finished"]
+    assert len(desk.story) == 2
+    assert "the run is not touched" in desk.story[0]
+    assert json.loads(desk.transport.inputs[-1])["r1"]["heartbeats"] == 7
+
+
+def test_a_pod_that_does_not_answer_says_nothing_about_its_runs(desk: Desk) -> None:
+    desk.store.save_run(RUN)
+    desk.transport.answers["probe"] = PodUnreachableError("Pod `a100-1` did not answer")
+    (line,) = list_runs(desk.operator)
+    assert (line.state, line.problem) == ("unreachable", "Pod `a100-1` did not answer")
+
+
+def test_many_runs_of_a_pod_are_one_round_trip(desk: Desk) -> None:
+    desk.store.save_run(RUN)
+    for number in range(2, 9):
+        desk.store.save_run(RUN.__class__(f"r{number}", *list(vars(RUN).values())[1:]))
+    desk.transport.answers["probe"] = answer(report("running"))
+    assert len(list_runs(desk.operator)) == 8
+    assert len(desk.transport.asked) == 1
+
+
+def test_an_agent_that_gives_no_answer_is_named_with_its_last_line(desk: Desk) -> None:
+    desk.store.save_run(RUN)
+    broken = answer().__class__((), 1, b"", b"ModuleNotFoundError: No module named 'pydantic'\n")
+    desk.transport.answers["probe"] = broken
+    with pytest.raises(VerificationError, match="No module named 'pydantic'"):
+        find_run(desk.operator, "r1")
+
+
+def test_a_run_is_found_by_its_beginning_if_only_one_begins_so(desk: Desk) -> None:
+    desk.store.save_run(RUN)
+    desk.transport.answers["probe"] = answer(report())
+    assert find_run(desk.operator, "r").record == RUN
+    with pytest.raises(NotFoundError, match="No run `x` was launched from here"):
+        find_run(desk.operator, "x")
+
+
+@pytest.mark.parametrize(
+    ("state", "by", "code"),
+    [
+        ("finished", "", 0),
+        ("failed", "", 20),
+        ("running", "", 21),
+        ("starting", "", 21),
+        ("halted", "watchdog", 22),
+        ("lost", "", 23),
+        ("preempted", "", 23),
+        ("halted", "operator", 24),
+    ],
+)
+def test_status_has_an_exit_code_for_every_state(state: str, by: str, code: int) -> None:
+    halt = {"run_id": "r1", "attempt": 1, "reason": "x", "by": by, "at": 1.0} if by else None
+    assert exit_code_of(report(state, halt=halt)) == code

@@ -1,0 +1,83 @@
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from nsa_ops.cli.output import envelope, jsonable
+from nsa_ops.cli.render import cell_text, gib, make_console, plan_lines
+from nsa_ops.cli.render_runs import draw_status
+from nsa_ops.cli.render_watch import frame_lines, progress_line, sparkline
+from nsa_ops.plan import Step, plan_of
+from nsa_ops.runs.backup.loss import at_most_lost
+from nsa_ops.runs.status import RunStatusLine
+from nsa_ops.runs.watch import Frame
+from tests.ops.runs.documents import RUN, beat, report
+
+
+def test_an_envelope_has_the_four_keys_and_a_version() -> None:
+    document = json.loads(envelope("pod ls", [RUN]))
+    assert list(document) == ["schema", "ok", "data", "errors"]
+    assert document["schema"] == "nsa-ops/pod-ls/1"
+    assert document["data"][0]["run_id"] == "r1"
+
+
+def test_what_json_does_not_know_becomes_null() -> None:
+    assert jsonable([math.nan, math.inf, 1.5]) == [None, None, 1.5]
+
+
+def test_a_sparkline_shows_low_and_high_and_keeps_its_width() -> None:
+    assert sparkline([0.0, 7.0]) == "▁█"
+    assert sparkline([1.0, 1.0]) == "▁▁"
+    assert sparkline([math.nan]) == ""
+    assert len(sparkline([float(number) for number in range(1000)], width=60)) <= 60
+
+
+def test_a_plan_is_lines_with_commands_files_and_notes() -> None:
+    step = Step("start", "a window", command=("sh", "-c", "a b"), files=("/x",))
+    assert plan_lines(plan_of("Go", [step, Step("ship", "code", is_done=True)], ["mind"])) == [
+        "plan: Go", "  1. start: a window", "     $ sh -c 'a b'", "     -> /x",
+        "  2. ship: code (done already)", "  note: mind",
+    ]  # fmt: skip
+
+
+def test_a_record_is_one_line_without_what_is_not_known() -> None:
+    assert progress_line(beat(5, loss=1.25)) == "step      5  loss 1.2500"
+
+
+def test_a_watched_run_shows_state_health_curves_and_gates() -> None:
+    records = [beat(n, loss=5.0 - n, gate_branch_shares=[0.2, 0.3, 0.5]) for n in range(3)]
+    lines = frame_lines(Frame(report(flags=["stale"]), [], [], records))
+    assert lines[0] == "r1  attempt 1  running [stale]"
+    assert "loss      █▄▁" in lines
+    assert lines[-1] == "gates     compressed 0.20, selected 0.30, sliding 0.50"
+
+
+def test_status_says_what_a_lost_pod_would_cost() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    at_risk = at_most_lost(last_step=90, saved_step=60)
+    draw_status(console, RunStatusLine(RUN, report(last_beat=beat(90)), "", at_risk))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "you lose at most 30 steps: the newest verified backup is step 60" in text
+
+
+@pytest.mark.parametrize(
+    ("color", "forbidden", "colored"),
+    [
+        ("auto", False, False),
+        ("always", False, True),
+        ("always", True, True),
+        ("never", False, False),
+    ],
+)
+def test_colour_is_for_terminals_or_on_demand(color: str, forbidden: bool, colored: bool) -> None:
+    console = make_console(color, is_color_forbidden=forbidden)
+    with console.capture() as captured:
+        console.print("[red]x[/]")
+    assert ("\x1b[" in captured.get()) == colored
+
+
+def test_values_are_shown_as_people_read_them() -> None:
+    assert [cell_text(value) for value in (True, 0.5, [1, 2], "x")] == ["yes", "0.5", "1, 2", "x"]
+    assert [gib(None), gib(2**20), gib(3 * 2**30)] == ["unknown", "1.0 MiB", "3.0 GiB"]
