@@ -45,8 +45,8 @@ def compressed(q, k, v, cu_seqlens, span, stride):
     for start, stop in borders(cu_seqlens):
         count = num_compressed(stop - start, span, stride)
         slots = slice(start // stride, start // stride + count)
-        position = torch.arange(stop - start)[:, None]
-        mask = torch.arange(count)[None, :] * stride + span - 1 <= position
+        position = torch.arange(stop - start, device=q.device)[:, None]
+        mask = torch.arange(count, device=q.device)[None, :] * stride + span - 1 <= position
         out, lse = masked_attention(q[start:stop], k[slots], v[slots], mask)
         outs.append(out)
         lses.append(lse)
@@ -57,7 +57,7 @@ def sliding(q, k, v, cu_seqlens, window):
     """Keys t - window + 1 .. t of the own document."""
     outs = []
     for start, stop in borders(cu_seqlens):
-        t = torch.arange(stop - start)
+        t = torch.arange(stop - start, device=q.device)
         mask = (t[None, :] <= t[:, None]) & (t[None, :] > t[:, None] - window)
         outs.append(masked_attention(q[start:stop], k[start:stop], v[start:stop], mask)[0])
     return torch.cat(outs)
@@ -68,8 +68,10 @@ def selected(q, k, v, ids, cu_seqlens, block):
     outs = []
     for start, stop in borders(cu_seqlens):
         length = stop - start
-        t = torch.arange(length)
-        chosen = torch.zeros(k.shape[1], length, -(-length // block) + 1, dtype=torch.bool)
+        t = torch.arange(length, device=q.device)
+        chosen = torch.zeros(
+            k.shape[1], length, -(-length // block) + 1, dtype=torch.bool, device=q.device
+        )
         own = ids[start:stop].long().permute(1, 0, 2)
         chosen.scatter_(2, torch.where(own < 0, chosen.shape[2] - 1, own), True)
         mask = chosen[..., :-1].repeat_interleave(block, 2)[..., :length]
@@ -87,8 +89,8 @@ def block_scores(q, k, cu_seqlens, span, stride, block):
         count = num_compressed(length, span, stride)
         blocks = -(-length // block)
         slots = slice(start // stride, start // stride + count)
-        t = torch.arange(length)
-        mask = torch.arange(count)[None, :] * stride + span - 1 <= t[:, None]
+        t = torch.arange(length, device=q.device)
+        mask = torch.arange(count, device=q.device)[None, :] * stride + span - 1 <= t[:, None]
         scores = (
             torch.einsum("thd,khd->htk", q[start:stop], k[slots].repeat_interleave(heads, 1))
             / q.shape[2] ** 0.5
@@ -100,7 +102,7 @@ def block_scores(q, k, cu_seqlens, span, stride, block):
                 shared = min(i * stride + span, (j + 1) * block) - max(i * stride, j * block)
                 overlap[i, j] = max(0, shared) // stride
         summed = prob.unflatten(0, (k.shape[1], heads)).sum(1)
-        result.append(summed @ overlap)
+        result.append(summed @ overlap.to(q.device))
     return result
 
 

@@ -1,5 +1,4 @@
-"""One family of kernels for the three ways a row attends: compressed blocks, window, chosen
-blocks.
+"""Kernels for the three ways a row attends: compressed blocks, window, chosen blocks.
 
 All three see, at position t, keys [low(t), high(t)) of their own document; `CHOSEN` also needs the
 bit of the key's block. So a row tile walks key tiles in three phases: those that the lower limit
@@ -39,7 +38,7 @@ def first_key(start, MODE: tl.constexpr, STRIDE: tl.constexpr):
 def row_limits(
     first, last, MODE: tl.constexpr, SPAN: tl.constexpr, STRIDE: tl.constexpr, BN: tl.constexpr
 ):
-    """Key tiles of rows first..last: [begin, low_end) cut below, [low_end, full_end) whole, to end."""
+    """Key tiles: [begin, low_end) cut below, [low_end, full_end) whole, [full_end, end) causal."""
     full_end = num_visible(first, MODE, SPAN, STRIDE) // BN
     end = tl.cdiv(num_visible(last, MODE, SPAN, STRIDE), BN)
     begin = 0
@@ -68,7 +67,7 @@ def attend_forward_kernel(
     G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Out = softmax(q k) v and its log normaliser; one row tile of one group, longest rows first."""
+    """Output and log normaliser of one row tile of one group, longest rows first."""
     TILES: tl.constexpr = BLOCK * HG // BM
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
     g = tl.program_id(1)
@@ -108,8 +107,9 @@ def attend_forward_kernel(
             )
             v = tl.load(v_base + step * E + v_tile)
             peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, inside, False)
+    word_row = BITS
     if MODE == CHOSEN:
-        word_row = BITS + num_tokens.to(tl.int64) * (g * num_words) + start + position
+        word_row += num_tokens.to(tl.int64) * (g * num_words) + start + position
         for w in range(tl.cdiv(full_end, 32)):
             word = tl.load(word_row + w * num_tokens, mask=inside, other=0)
             for j in tl.range(w * 32, tl.minimum(full_end, w * 32 + 32), num_stages=STAGES):
@@ -188,8 +188,9 @@ def attend_query_gradient_kernel(
             v = tl.load(v_base + step * E + v_tile)
             seen = (j * BN + kk)[None, :] > (position - SPAN)[:, None]
             dq = query_gradient_step(q, grad, offset, delta, k, v, qk_scale, dq, seen, True)
+    word_row = BITS
     if MODE == CHOSEN:
-        word_row = BITS + num_tokens.to(tl.int64) * (g * num_words) + start + position
+        word_row += num_tokens.to(tl.int64) * (g * num_words) + start + position
         for w in range(tl.cdiv(full_end, 32)):
             word = tl.load(word_row + w * num_tokens, mask=inside, other=0)
             for j in tl.range(w * 32, tl.minimum(full_end, w * 32 + 32), num_stages=STAGES):
@@ -326,8 +327,8 @@ def attend_key_gradient_kernel(
     if MODE == SLIDING:
         for row0 in tl.range(full_to, row_end, BM, num_stages=1):
             dk, dv = key_gradient_tile(
-                dk, dv, k, v, Q, GRAD, OFFSET, DELTA, word_row, start, row0, high, key0, g, qk_scale,
-                MODE, SPAN, STRIDE, BLOCK, G, HG, D, E, BM, BN, True,
+                dk, dv, k, v, Q, GRAD, OFFSET, DELTA, word_row, start, row0, high, key0, g,
+                qk_scale, MODE, SPAN, STRIDE, BLOCK, G, HG, D, E, BM, BN, True,
             )  # fmt: skip
     dk = dk * scale
     if MODE == COMPRESSED:

@@ -75,7 +75,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, docs: Documents, mode: Mode) -> tup
     """Attend one way.
 
     Returns:
-        out [N, H, E] in q's dtype and the natural log normaliser [N, H] in float32, -inf (and out 0)
+        out [N, H, E] in q's dtype and the natural log normaliser [N, H] in float32; 0 and -inf
         where a row sees nothing.
     """
     num_tokens, num_heads, key_width = q.shape
@@ -101,12 +101,9 @@ def query_gradient(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
     docs: Documents, mode: Mode, *, add_to: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Dq of one mode, added to the gradient `add_to` in place where given.
+    """Gradient of q of one mode, added to `add_to` in place where given.
 
-    Args:
-        grad: Gradient of the output [N, H, E].
-        offset: log2 of the normaliser [N, H], +inf where nothing is visible (see gates.py).
-        delta: Sum of grad * out over E [N, H].
+    `grad` [N, H, E] is the output's gradient; `offset` and `delta` [N, H] come from gates.py.
     """
     num_tokens, num_heads, key_width = q.shape
     groups, value_width = k.shape[1], v.shape[2]
@@ -155,7 +152,8 @@ def _compressed_key_gradient(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Split the many rows of the few compressed keys into segments, and sum the segments.
 
-    Atomics add them in float32 in any order; `deterministic` writes 16 copies at most and sums those.
+    Atomics add them in float32 in any order; `deterministic` writes at most 16 copies and sums
+    those.
     """
     launch = launch_for("key_gradient", q.device, q.shape[2], v.shape[2])
     segment = policy_for(q.device, q.shape[2], v.shape[2]).segment_tokens

@@ -58,7 +58,9 @@ def _attend_backward(ctx: Context, grad: Tensor, *_unused: Tensor | None) -> tup
     return (*grads, *[None] * 5)
 
 
-ops.compressed.register_autograd(_compressed_backward, setup_context=_save_mode)
-ops.sliding.register_autograd(_sliding_backward, setup_context=_save_mode)
-ops.selected_attention.register_autograd(_selected_backward, setup_context=_save_selected)
-ops.attend.register_autograd(_attend_backward, setup_context=_save_attend)
+def register() -> None:
+    """Give every forward operator its backward; called once, when the backend is loaded."""
+    ops.compressed.register_autograd(_compressed_backward, setup_context=_save_mode)
+    ops.sliding.register_autograd(_sliding_backward, setup_context=_save_mode)
+    ops.selected_attention.register_autograd(_selected_backward, setup_context=_save_selected)
+    ops.attend.register_autograd(_attend_backward, setup_context=_save_attend)

@@ -1,5 +1,4 @@
-"""Row-wise kernels around attention: gated sum of the branches, and what every backward starts
-from.
+"""Row-wise kernels around attention: the gated sum, and what every backward starts from.
 
 Backward kernels take, per row, `delta` = sum(grad * out) and `offset` = log2(normaliser) -
 log2(gate): exp2(score - offset) is then gate * probability, so the gate costs the attention

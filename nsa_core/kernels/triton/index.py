@@ -1,5 +1,4 @@
-"""Turn chosen ids around: a bit per block and token, or for every KV block the queries that chose
-it.
+"""Turn chosen ids around: bits per token, or for every KV block the queries that chose it.
 
 Bits serve the masked-dense path. The inverted index serves the KV-major path: queries are cut into
 chunks of whole query blocks; list (chunk, group, KV block) holds its queries in one flat array
@@ -53,14 +52,16 @@ def block_bits_kernel(
         tl.store(BITS + word + token, tl.sum(bit, 1), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_slots", "chunk_slots"])
+@triton.jit(do_not_specialize=["num_slots", "chunk_slots", "num_tokens"])
 def index_queries_kernel(
     IDS, COUNT, RANK, OFFSET, LIST, FLAGS, DOCUMENT, CU, num_slots, chunk_slots, num_tokens,
     BLOCK: tl.constexpr, G: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
     PASS: tl.constexpr,
 ):  # fmt: skip
-    """COUNT_PASS counts the queries of every list and notes each one's rank (in any order);
-    ORDER_PASS counts, and notes the list instead of the rank; SCATTER_PASS writes the entries.
+    """One walk over the ids of a query block.
+
+    COUNT_PASS counts the queries of every list and notes each one's rank, in any order. ORDER_PASS
+    counts, and notes the list instead of the rank. SCATTER_PASS writes the entries.
     """
     slot = tl.program_id(0)
     g = tl.program_id(1)
@@ -129,7 +130,8 @@ def block_bits(ids: Tensor, docs: Documents) -> Tensor:
 
 def chunk_count(docs: Documents, chunk_slots: int) -> int:
     """Number of chunks of query blocks."""
-    return triton.cdiv(docs.num_slots, chunk_slots)
+    chunks: int = triton.cdiv(docs.num_slots, chunk_slots)
+    return chunks
 
 
 def max_items(entries: int, lists: int, item_queries: int) -> int:

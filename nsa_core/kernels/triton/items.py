@@ -1,5 +1,4 @@
-"""KV-major attention over work items: one KV block, up to `item_queries` of the queries that chose
-it.
+"""KV-major attention over work items: one KV block and some of the queries that chose it.
 
 Forward writes a normalised partial output and its log2 normaliser per (token, chosen block, head);
 `merge.py` adds the bands and merges. Backward makes dk, dv and dq of an item in one pass.

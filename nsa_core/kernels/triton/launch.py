@@ -1,5 +1,4 @@
-"""Launch tables: tile sizes, warps and pipeline stages of every kernel, per architecture and
-width.
+"""Launch tables: tiles, warps and stages of every kernel, per architecture and head width.
 
 Rows are (token, head) pairs, keys are key rows of a tile. The sm_90 numbers were measured on an
 H100 (docs/kernels.md); sm_80 and sm_89 are cut to their shared memory (163 KB, 99 KB) and only
@@ -65,18 +64,24 @@ _SM90_128: dict[Kernel, Launch] = {
     "item_backward": Launch(64, 64, 4, 1),
     "merge": Launch(64, 64, 4, 1),
 }
+# Before sm_90 products are made by single warps from registers: more warps for the same tile.
 _SM80_64: dict[Kernel, Launch] = {
-    **_SM90_64,
     "forward": Launch(64, 64, 4, 2),
-    "query_gradient": Launch(64, 64, 4, 2),
+    "query_gradient": Launch(64, 64, 8, 2),
+    "key_gradient": Launch(64, 64, 8, 1),
+    "score": Launch(64, 64, 8, 2),
+    "item_forward": Launch(64, 64, 4, 1),
+    "item_backward": Launch(64, 64, 8, 1),
+    "merge": Launch(64, 64, 8, 1),
 }
 _SM80_128: dict[Kernel, Launch] = {
-    **_SM90_128,
-    "forward": Launch(64, 64, 4, 2),
+    "forward": Launch(64, 64, 8, 2),
     "query_gradient": Launch(64, 64, 8, 1),
     "key_gradient": Launch(64, 64, 8, 1),
-    "score": Launch(64, 64, 4, 2),
+    "score": Launch(64, 64, 8, 2),
+    "item_forward": Launch(64, 64, 8, 1),
     "item_backward": Launch(32, 64, 8, 1),
+    "merge": Launch(64, 64, 8, 1),
 }
 _TABLES: dict[tuple[int, int], dict[Kernel, Launch]] = {
     (80, 64): _SM80_64,
@@ -105,29 +110,31 @@ def architecture(major: int, minor: int) -> int:
     Raises:
         ValueError: If the card is older than sm_80, for which there are no Triton kernels here.
     """
-    capability = 10 * major + minor
+    capability = 10 * int(major) + int(minor)
     if capability < 80:
         message = (
             f"the Triton kernels need sm_80 or newer, and this card is sm_{capability}; "
             "use the sdpa backend"
         )
         raise ValueError(message)
-    return max(known for known in MAX_SHARED_BYTES if known <= capability)
+    if 90 <= capability < 120:
+        return 90
+    return 80 if capability in {80, 87} else 89
 
 
 INTERPRETER = 0
 
 
 def device_architecture(device: torch.device) -> int:
-    """Architecture of the table for a device; INTERPRETER for a CPU, where the kernels only simulate."""
+    """Architecture of the table for a device; a CPU can only interpret the kernels."""
     if device.type == "cpu":
         return INTERPRETER
-    return _card_architecture(torch.cuda.current_device() if device.index is None else device.index)
+    return _card_architecture(device)
 
 
 @cache
-def _card_architecture(index: int) -> int:
-    return architecture(*torch.cuda.get_device_capability(index))
+def _card_architecture(device: torch.device) -> int:
+    return architecture(*torch.cuda.get_device_capability(device))
 
 
 def launch_for(kernel: Kernel, device: torch.device, key_width: int, value_width: int) -> Launch:

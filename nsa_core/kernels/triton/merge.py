@@ -42,7 +42,8 @@ def load_block(
 
 @triton.jit(do_not_specialize=["first_slot", "num_tokens"])
 def merge_forward_kernel(
-    Q, K, V, IDS, FLAGS, PART_OUT, PART_LSE, OUT, LSE, DOCUMENT, CU, first_slot, num_tokens, qk_scale,
+    Q, K, V, IDS, FLAGS, PART_OUT, PART_LSE, OUT, LSE, DOCUMENT, CU,
+    first_slot, num_tokens, qk_scale,
     BLOCK: tl.constexpr, G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     CHOSEN: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
@@ -111,7 +112,7 @@ def merge_query_gradient_kernel(
     BLOCK: tl.constexpr, G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     CHOSEN: tl.constexpr, BM: tl.constexpr, ATOMIC: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Dq of one row tile: bands, plus what the items left (float32 sums, or partials to add here)."""
+    """Gradient of one row tile of q: bands, plus what the items left (sums, or partials)."""
     TILES: tl.constexpr = BLOCK * HG // BM
     g = tl.program_id(1)
     slot = first_slot + tl.program_id(0) // TILES
@@ -171,7 +172,7 @@ def band_rows(
     FLAG: tl.constexpr, G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BM: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """BM rows from row0 of the tokens from `token` on (positions) into dk, dv of the block at key0."""
+    """Add BM rows, from row0 of the tokens at `token`, to dk, dv of the block at key0."""
     row = row0 + tl.arange(0, BM)
     position = token + row // HG
     inside = position < stop
@@ -226,7 +227,7 @@ def band_key_gradient_kernel(
     BLOCK: tl.constexpr, SEGMENT: tl.constexpr, G: tl.constexpr, HG: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Final dk, dv of one block: its own and the next block's queries, the items, block 0's copies."""
+    """Final dk, dv of one block: queries of its own and the next block, items, block 0's copies."""
     g = tl.program_id(1)
     start, length, block = locate(DOCUMENT, CU, tl.program_id(0), BLOCK)
     key0 = block * BLOCK

@@ -1,5 +1,4 @@
-"""The branches as torch custom operators: fake implementations and autograd, so compile sees no
-break.
+"""The branches as torch custom operators, which torch.compile sees through.
 
 Legend: N tokens (documents end to end), H query heads, G groups, D key width, E value width, C
 compressed slots, S chosen blocks. `cu_seqlens` [M + 1] int32 stays on the device; `max_seqlen` is
@@ -127,11 +126,8 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """All of NSA: the three branches, the choice between them and the gated sum.
 
-    Args:
-        gate: Weights [N, H, 3] of (compressed, selected, sliding), not negative.
-        geometry: l, d, l', n, w.
-        dense: Masked-dense selected path instead of the KV-major one.
-        deterministic: Bit-reproducible backward.
+    `gate` [N, H, 3] weighs (compressed, selected, sliding) and is not negative; `geometry` is
+    l, d, l', n, w; `dense` takes the masked-dense selected path instead of the KV-major one.
 
     Returns:
         out [N, H, E]; the three branch outputs, lse [3, N, H] and ids [N, G, S] for the backward.

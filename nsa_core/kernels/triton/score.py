@@ -26,8 +26,9 @@ def _head_rows(Q, LSE, head_row, token, inside, head, H: tl.constexpr, D: tl.con
 @triton.jit(do_not_specialize=["first_slot", "chunk_tokens", "num_blocks"])
 def score_kernel(
     Q, K, LSE, SCORE, DOCUMENT, CU, first_slot, chunk_tokens, num_blocks, qk_scale,
-    SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, G: tl.constexpr, HG: tl.constexpr,
-    D: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr,
+    SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
+    G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
+    STAGES: tl.constexpr, HOLD: tl.constexpr,
 ):  # fmt: skip
     """Scores [G, chunk_tokens, num_blocks] float32 of one query block; heads of a group summed.
 
@@ -59,13 +60,13 @@ def score_kernel(
     jj = tl.arange(0, TILE_BLOCKS)
     carry = tl.zeros([BLOCK], tl.float32)
     score_row = SCORE + (g.to(tl.int64) * chunk_tokens + slot * BLOCK) * num_blocks
-    held_q = ()
-    held_lse = ()
+    held_q: tl.tuple = ()
+    held_lse: tl.tuple = ()
     if HOLD:
         for h in tl.static_range(HG):
             q, lse = _head_rows(Q, LSE, head_row, token, inside, h, G * HG, D)
-            held_q = (*held_q, q)
-            held_lse = (*held_lse, lse)
+            held_q += (q,)
+            held_lse += (lse,)
     end = tl.cdiv(num_visible(last, COMPRESSED, SPAN, STRIDE), BN)
     for j in tl.range(0, end, num_stages=STAGES):
         held = (j * BN + kk < num_keys)[:, None]

@@ -1,6 +1,4 @@
-"""Choose the selection blocks of every token: score a chunk of tokens, take its top n, reuse the
-buffer.
-"""
+"""Choose the selection blocks of every token, a chunk of tokens at a time."""
 
 import torch
 import triton
@@ -22,7 +20,8 @@ def select_blocks(
     """Ids [N, G, S] int32 of the chosen blocks, ascending, local to the document, -1 at the end.
 
     Args:
-        q: Queries [N, H, D]; k: compressed keys [C, G, D].
+        q: Queries [N, H, D].
+        k: Compressed keys [C, G, D].
         lse: Natural log normaliser of the compressed branch [N, H], -inf where nothing is visible.
         docs: Documents cut at the selection block size.
         compress_block: l in tokens.

@@ -1,11 +1,11 @@
-"""Host side of the selected branch: masked-dense for short documents, KV-major items for long
-ones.
+"""Host side of the selected branch: masked-dense for short documents, KV-major for long ones.
 
 Both paths compute the same sum for any ids. The masked-dense path costs what dense attention costs
 and is bit-reproducible; the KV-major path costs the same at any length and adds in float32
 atomics, unless `deterministic` asks for ordered copies.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -61,16 +61,11 @@ class _Shape:
 
     @property
     def qk_scale(self) -> float:
-        return self.key_width**-0.5 * LOG2E
+        return LOG2E * self.scale
 
     @property
     def scale(self) -> float:
-        return self.key_width**-0.5
-
-
-def is_dense(docs: Documents, device: torch.device, key_width: int, value_width: int) -> bool:
-    """Whether documents this short take the masked-dense path on this device."""
-    return docs.max_seqlen <= policy_for(device, key_width, value_width).dense_until
+        return 1.0 / math.sqrt(self.key_width)
 
 
 def choose_path(
@@ -239,7 +234,8 @@ def _merge_query_gradient(
     launch = launch_for("merge", work.q.device, shape.key_width, shape.value_width)
     rows = row_tile(launch, docs.block, shape.heads)
     merge_query_gradient_kernel[slots * (docs.block * shape.heads // rows), shape.groups](
-        *work.inputs(), work.ids, work.index.flags, part_dq, dq, docs.tile_document, docs.cu_seqlens,
+        *work.inputs(), work.ids, work.index.flags, part_dq, dq,
+        docs.tile_document, docs.cu_seqlens,
         first_slot, work.q.shape[0], shape.qk_scale, shape.scale,
         docs.block, shape.groups, shape.heads, shape.key_width, shape.value_width,
         shape.num_selected, rows, atomic, add, **launch.options(),

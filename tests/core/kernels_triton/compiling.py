@@ -3,7 +3,7 @@
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +112,3 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None, usage
     return int(found[1]), int(found[2])
-
-
-Call = Callable[[], object]
