@@ -64,17 +64,6 @@ def random_tensors(shape: Shape, num_tokens: int, dtype: torch.dtype) -> dict[st
     return tensors
 
 
-def mean_pool(x_NGD: Tensor, length: int) -> Tensor:
-    """Compressed rows [N // d, G, D] of documents of `length` tokens by their block means.
-
-    Blocks are two strides long, as in GEOMETRY; the last slot of a document is unused and zero.
-    """
-    stride = GEOMETRY.compress_stride
-    strides = x_NGD.view(-1, length // stride, stride, *x_NGD.shape[1:]).sum(2, dtype=torch.float32)
-    pairs = (strides[:, :-1] + strides[:, 1:]) / GEOMETRY.compress_block
-    return F.pad(pairs, (0, 0, 0, 0, 0, 1)).flatten(0, 1).to(x_NGD.dtype)
-
-
 def nsa_cases(shape: Shape, length: int, num_tokens: int, dtype: torch.dtype) -> list[Case]:
     """Whole NSA (pooling, three branches, choice, sigmoid gates) and each branch alone."""
     t = random_tensors(shape, num_tokens, dtype)
@@ -82,15 +71,20 @@ def nsa_cases(shape: Shape, length: int, num_tokens: int, dtype: torch.dtype) ->
     backend = TritonBackend()
 
     def whole() -> Tensor:
-        pooled = mean_pool(t["k_cmp"], length), mean_pool(t["v_cmp"], length)
+        pooled = (
+            backend.mean_pool(t["k_cmp"], GEOMETRY, packing),
+            backend.mean_pool(t["v_cmp"], GEOMETRY, packing),
+        )
         out, _ = backend.attend(
             t["q"], pooled, (t["k_slc"], t["v_slc"]), (t["k_win"], t["v_win"]),
             torch.sigmoid(t["gate"]), GEOMETRY, packing,
         )  # fmt: skip
         return out
 
-    k_pooled = mean_pool(t["k_cmp"], length).detach().requires_grad_()
-    v_pooled = mean_pool(t["v_cmp"], length).detach().requires_grad_()
+    k_pooled, v_pooled = (
+        backend.mean_pool(t[name], GEOMETRY, packing).detach().requires_grad_()
+        for name in ("k_cmp", "v_cmp")
+    )
     with torch.no_grad():
         _, lse = backend.compressed(t["q"], k_pooled, v_pooled, GEOMETRY, packing)
         ids = backend.select(t["q"], k_pooled, lse, GEOMETRY, packing)

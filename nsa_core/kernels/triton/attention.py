@@ -1,6 +1,7 @@
 """Host side of `attend.py`: launch a mode's forward and backward over packed documents."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import triton
@@ -11,7 +12,7 @@ from nsa_core.kernels.triton.attend import (
     attend_key_gradient_kernel,
     attend_query_gradient_kernel,
 )
-from nsa_core.kernels.triton.launch import key_tile, launch_for, policy_for, row_tile
+from nsa_core.kernels.triton.launch import Kernel, key_tile, launch_for, policy_for, row_tile
 from nsa_core.kernels.triton.rows import CHOSEN, COMPRESSED, SLIDING
 from nsa_core.kernels.triton.tiles import num_slots, tile_documents
 
@@ -46,6 +47,26 @@ def documents(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int, block: int) 
     return Documents(cu_seqlens, num_tokens, max_seqlen, block, tiles)
 
 
+Direction = Literal["forward", "query_gradient", "key_gradient"]
+_KERNELS: dict[int, dict[Direction, Kernel]] = {
+    COMPRESSED.value: {
+        "forward": "compressed_forward",
+        "query_gradient": "compressed_query_gradient",
+        "key_gradient": "compressed_key_gradient",
+    },
+    SLIDING.value: {
+        "forward": "sliding_forward",
+        "query_gradient": "sliding_query_gradient",
+        "key_gradient": "sliding_key_gradient",
+    },
+    CHOSEN.value: {
+        "forward": "chosen_forward",
+        "query_gradient": "chosen_query_gradient",
+        "key_gradient": "chosen_key_gradient",
+    },
+}
+
+
 @dataclass(frozen=True)
 class Mode:
     """What a row sees: `kind` of `attend.py`, its span and stride in tokens, the bits of choice."""
@@ -54,6 +75,10 @@ class Mode:
     span: int
     stride: int
     bits: Tensor | None = None
+
+    def kernel(self, direction: Direction) -> Kernel:
+        """Name of this mode's kernel in the launch tables."""
+        return _KERNELS[self.kind][direction]
 
 
 def compressed_mode(compress_block: int, compress_stride: int) -> Mode:
@@ -83,7 +108,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, docs: Documents, mode: Mode) -> tup
     heads = num_heads // groups
     out = q.new_empty(num_tokens, num_heads, value_width)
     lse = q.new_empty(num_tokens, num_heads, dtype=torch.float32)
-    launch = launch_for("forward", q.device, key_width, value_width)
+    launch = launch_for(mode.kernel("forward"), q.device, key_width, value_width)
     rows = row_tile(launch, docs.block, heads)
     keys = docs.block if mode.bits is not None else launch.keys
     bits = docs.tile_document if mode.bits is None else mode.bits
@@ -109,7 +134,7 @@ def query_gradient(
     groups, value_width = k.shape[1], v.shape[2]
     heads = num_heads // groups
     dq = torch.empty_like(q) if add_to is None else add_to
-    launch = launch_for("query_gradient", q.device, key_width, value_width)
+    launch = launch_for(mode.kernel("query_gradient"), q.device, key_width, value_width)
     rows = row_tile(launch, docs.block, heads)
     keys = docs.block if mode.bits is not None else launch.keys
     bits = docs.tile_document if mode.bits is None else mode.bits
@@ -132,7 +157,7 @@ def key_gradient(
         return _compressed_key_gradient(
             q, k, v, grad, offset, delta, docs, mode, deterministic=deterministic
         )
-    launch = launch_for("key_gradient", q.device, q.shape[2], v.shape[2])
+    launch = launch_for(mode.kernel("key_gradient"), q.device, q.shape[2], v.shape[2])
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     keys = key_tile(launch, docs.block)
     grid = (docs.num_slots, k.shape[1], 1)
@@ -155,7 +180,7 @@ def _compressed_key_gradient(
     Atomics add them in float32 in any order; `deterministic` writes at most 16 copies and sums
     those.
     """
-    launch = launch_for("key_gradient", q.device, q.shape[2], v.shape[2])
+    launch = launch_for(mode.kernel("key_gradient"), q.device, q.shape[2], v.shape[2])
     segment = policy_for(q.device, q.shape[2], v.shape[2]).segment_tokens
     if deterministic:
         segment *= max(1, triton.cdiv(docs.max_seqlen, 16 * segment))

@@ -16,7 +16,7 @@ from nsa_core.kernels.triton.launch import policy_for
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16)
 MIN_CAPABILITY = (8, 0)
 _WHOLE_DOCUMENT = 1 << 30  # one window for every document that it covers: one compilation
-_MAX_OFFSET = 1 << 31  # elements of one document's keys; kernels count those in 32 bits
+_MAX_OFFSET = 1 << 31  # elements of one document's queries; kernels count those in 32 bits
 
 autograd.register()
 
@@ -59,10 +59,10 @@ def check_shapes(
         if size < least or size & (size - 1):
             message = f"the triton backend needs {name} to be a power of two >= {least}, got {size}"
             raise ValueError(message)
-    elements = packing.max_seqlen * k.shape[1] * max(k.shape[2], v.shape[2])
+    elements = packing.max_seqlen * q_NHD.shape[1] * max(k.shape[2], v.shape[2])
     if elements >= _MAX_OFFSET:
         message = (
-            f"the keys of one document have {elements} elements, and the triton kernels address "
+            f"the queries of one document have {elements} elements, and the triton kernels address "
             f"{_MAX_OFFSET}; use shorter documents or the sdpa backend"
         )
         raise ValueError(message)
@@ -173,6 +173,15 @@ class TritonBackend:
             _is_dense(q_NHD, selected[1], packing), _wants_determinism(),
         )  # fmt: skip
         return out_NHE, ids_NGS
+
+    def mean_pool(self, x_NGD: Tensor, geometry: BlockGeometry, packing: Packing) -> Tensor:
+        """Means [C, G, D] of the compression blocks (phi = `avg`); unused slots are zero."""
+        check_shapes(x_NGD, x_NGD, x_NGD, geometry, packing)
+        pooled_CGD: Tensor = ops.mean_pool(
+            x_NGD.contiguous(), packing.cu_seqlens,
+            geometry.compress_block, geometry.compress_stride,
+        )  # fmt: skip
+        return pooled_CGD
 
 
 def _contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:

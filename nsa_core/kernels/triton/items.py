@@ -16,15 +16,14 @@ def open_item(
     OFFSET, ITEM_OFFSET, ITEM_LIST, DOCUMENT, CU, item, num_slots, item_queries,
     BLOCK: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """(first entry, number of queries, group, chunk, first key row, number of keys) of an item."""
+    """(first entry, queries, group, first token of the document, first key) of an item."""
     key = tl.load(ITEM_LIST + item)
     begin = tl.load(OFFSET + key) + (item - tl.load(ITEM_OFFSET + key)) * item_queries
     queries = tl.minimum(tl.load(OFFSET + key + 1) - begin, item_queries)
     slot = key % num_slots
     g = (key // num_slots) % G
-    chunk = key // num_slots // G
     start, _, block = locate(DOCUMENT, CU, slot, BLOCK)
-    return begin, queries, g, chunk, (start + block * BLOCK).to(tl.int64)
+    return begin, queries, g, start, (start + block * BLOCK).to(tl.int64)
 
 
 @triton.jit
@@ -36,20 +35,18 @@ def chunk_start(DOCUMENT, CU, slot, BLOCK: tl.constexpr):
 
 @triton.jit
 def item_rows(
-    ENTRIES, begin, queries, row, g, G: tl.constexpr, HG: tl.constexpr, CHOSEN: tl.constexpr
+    ENTRIES, begin, queries, row, start, G: tl.constexpr, HG: tl.constexpr, CHOSEN: tl.constexpr
 ):
-    """(token, column of the id, head row of q, valid) of an item's rows."""
+    """(entry, head row from the document's start and the group, valid) of an item's rows."""
     valid = row < queries * HG
-    entry = tl.load(ENTRIES + begin + row // HG, mask=valid, other=0)
-    token = entry // CHOSEN
-    head_row = token.to(tl.int64) * (G * HG) + g * HG + row % HG
-    return token, entry % CHOSEN, head_row, valid
+    entry = tl.load(ENTRIES + begin + row // HG, mask=valid, other=start * CHOSEN)
+    return entry, (entry // CHOSEN - start) * (G * HG) + row % HG, valid
 
 
 @triton.jit
 def partial_row(token, column, head, g, G: tl.constexpr, HG: tl.constexpr, CHOSEN: tl.constexpr):
     """Row of the partial buffers [chunk tokens, G, CHOSEN, HG]."""
-    return ((token.to(tl.int64) * G + g) * CHOSEN + column) * HG + head
+    return ((token * G + g) * CHOSEN + column) * HG + head
 
 
 @triton.jit(
@@ -65,9 +62,10 @@ def item_forward_kernel(
     item = tl.load(ITEM_OFFSET + first_list) + tl.program_id(0)
     if item >= tl.load(ITEM_OFFSET + last_list):
         return
-    begin, queries, g, _, key_row = open_item(
+    begin, queries, g, start, key_row = open_item(
         OFFSET, ITEM_OFFSET, ITEM_LIST, DOCUMENT, CU, item, num_slots, item_queries, BLOCK, G
     )
+    head_row = start.to(tl.int64) * (G * HG) + g * HG
     token0 = chunk_start(DOCUMENT, CU, first_slot, BLOCK)
     kk = tl.arange(0, BLOCK)
     dd = tl.arange(0, D)
@@ -76,14 +74,16 @@ def item_forward_kernel(
     v = tl.load(V + (key_row * G + g) * E + kk[:, None] * (G * E) + ee[None, :])
     for row0 in tl.range(0, queries * HG, BM, num_stages=STAGES):
         row = row0 + tl.arange(0, BM)
-        token, column, head_row, valid = item_rows(ENTRIES, begin, queries, row, g, G, HG, CHOSEN)
-        q = tl.load(Q + head_row[:, None] * D + dd[None, :], mask=valid[:, None], other=0.0)
+        entry, local, valid = item_rows(ENTRIES, begin, queries, row, start, G, HG, CHOSEN)
+        q_row = Q + head_row * D + local[:, None] * D + dd[None, :]
+        q = tl.load(q_row, mask=valid[:, None], other=0.0)
         scores = matmul(q, tl.trans(k))
         peak = tl.max(scores, 1) * qk_scale
         prob = tl.exp2(scores * qk_scale - peak[:, None])
         total = tl.sum(prob, 1)
         out = matmul(prob.to(v.dtype), v) / total[:, None]
-        at = partial_row(token - token0, column, row % HG, g, G, HG, CHOSEN)
+        token, column = entry // CHOSEN - token0, entry % CHOSEN
+        at = partial_row(token, column, row % HG, g, G, HG, CHOSEN)
         target = PART_OUT + at[:, None] * E + ee[None, :]
         tl.store(target, out.to(PART_OUT.dtype.element_ty), mask=valid[:, None])
         tl.store(PART_LSE + at, peak + tl.log2(total), mask=valid)
@@ -96,21 +96,23 @@ def item_backward_kernel(
     Q, K, V, GRAD, ROW_OFFSET, DELTA, OFFSET, ITEM_OFFSET, ITEM_LIST, ENTRIES, DQ, DK, DV,
     DOCUMENT, CU, first_list, last_list, first_slot, num_slots, item_queries, qk_scale, scale,
     BLOCK: tl.constexpr, G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    CHOSEN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr, ATOMIC: tl.constexpr,
+    CHOSEN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
+    ATOMIC_DQ: tl.constexpr, ATOMIC_DKV: tl.constexpr,
 ):  # fmt: skip
     """dk, dv, dq of one item.
 
-    ATOMIC adds to DQ [N, H, D], DK, DV [N, G, ...] in float32. Without it DQ is a partial per
-    (token, chosen block, head) and DK, DV one copy per item: bit-reproducible sums for `merge.py`.
-    dk is not scaled yet.
+    ATOMIC_DQ adds to DQ [N, H, D] in float32; without it DQ is a partial per (token, chosen block,
+    head) that `merge.py` sums. ATOMIC_DKV adds to DK, DV [N, G, ...]; without it they are one copy
+    per item, which `sum_items_kernel` adds in order. dk is not scaled yet.
     """
     first_item = tl.load(ITEM_OFFSET + first_list)
     item = first_item + tl.program_id(0)
     if item >= tl.load(ITEM_OFFSET + last_list):
         return
-    begin, queries, g, _, key_row = open_item(
+    begin, queries, g, start, key_row = open_item(
         OFFSET, ITEM_OFFSET, ITEM_LIST, DOCUMENT, CU, item, num_slots, item_queries, BLOCK, G
     )
+    head_row = start.to(tl.int64) * (G * HG) + g * HG
     token0 = chunk_start(DOCUMENT, CU, first_slot, BLOCK)
     kk = tl.arange(0, BLOCK)
     dd = tl.arange(0, D)
@@ -123,23 +125,26 @@ def item_backward_kernel(
     dv = tl.zeros([BLOCK, E], tl.float32)
     for row0 in tl.range(0, queries * HG, BM, num_stages=STAGES):
         row = row0 + tl.arange(0, BM)
-        token, column, head_row, valid = item_rows(ENTRIES, begin, queries, row, g, G, HG, CHOSEN)
-        q = tl.load(Q + head_row[:, None] * D + dd[None, :], mask=valid[:, None], other=0.0)
-        grad = tl.load(GRAD + head_row[:, None] * E + ee[None, :], mask=valid[:, None], other=0.0)
-        offset = tl.load(ROW_OFFSET + head_row, mask=valid, other=INFINITY)
-        delta = tl.load(DELTA + head_row, mask=valid, other=0.0)
+        entry, local, valid = item_rows(ENTRIES, begin, queries, row, start, G, HG, CHOSEN)
+        q_row = Q + head_row * D + local[:, None] * D + dd[None, :]
+        q = tl.load(q_row, mask=valid[:, None], other=0.0)
+        grad_row = GRAD + head_row * E + local[:, None] * E + ee[None, :]
+        grad = tl.load(grad_row, mask=valid[:, None], other=0.0)
+        offset = tl.load(ROW_OFFSET + head_row + local, mask=valid, other=INFINITY)
+        delta = tl.load(DELTA + head_row + local, mask=valid, other=0.0)
         dk, dv, ds = key_gradient_step(
             q, grad, offset[None, :], delta, k, v, qk_scale, dk, dv, valid[None, :], False
         )
         dq = matmul(tl.trans(ds), k) * scale
-        if ATOMIC:
-            target = DQ + head_row[:, None] * D + dd[None, :]
+        if ATOMIC_DQ:
+            target = DQ + head_row * D + local[:, None] * D + dd[None, :]
             tl.atomic_add(target, dq, mask=valid[:, None], sem="relaxed")
         else:
-            at = partial_row(token - token0, column, row % HG, g, G, HG, CHOSEN)
+            token, column = entry // CHOSEN - token0, entry % CHOSEN
+            at = partial_row(token, column, row % HG, g, G, HG, CHOSEN)
             target = DQ + at[:, None] * D + dd[None, :]
             tl.store(target, dq.to(DQ.dtype.element_ty), mask=valid[:, None])
-    if ATOMIC:
+    if ATOMIC_DKV:
         tl.atomic_add(DK + k_tile, dk, sem="relaxed")
         tl.atomic_add(DV + v_tile, dv, sem="relaxed")
     else:

@@ -13,8 +13,11 @@ from typing import Literal
 import torch
 
 Kernel = Literal[
-    "forward", "query_gradient", "key_gradient", "score", "item_forward", "item_backward", "merge"
-]
+    "compressed_forward", "compressed_query_gradient", "compressed_key_gradient",
+    "sliding_forward", "sliding_query_gradient", "sliding_key_gradient",
+    "chosen_forward", "chosen_query_gradient", "chosen_key_gradient",
+    "score", "item_forward", "item_backward", "merge", "band",
+]  # fmt: skip
 MAX_SHARED_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 
 
@@ -44,44 +47,60 @@ class Policy:
     chunk_tokens: int  # queries whose partial outputs are alive at a time (memory)
     item_queries: int  # queries per work item of a KV block
     segment_tokens: int  # queries per program of the compressed key gradient
+    partial_dq: bool  # items leave partial dq for a second kernel instead of adding by atomics
+
+
+def _attend(forward: Launch, query_gradient: Launch, key_gradient: Launch) -> dict[Kernel, Launch]:
+    """The same launches for all three modes of `attend.py`."""
+    return {
+        "compressed_forward": forward,
+        "compressed_query_gradient": query_gradient,
+        "compressed_key_gradient": key_gradient,
+        "sliding_forward": forward,
+        "sliding_query_gradient": query_gradient,
+        "sliding_key_gradient": key_gradient,
+        "chosen_forward": forward,
+        "chosen_query_gradient": query_gradient,
+        "chosen_key_gradient": key_gradient,
+    }
 
 
 _SM90_64: dict[Kernel, Launch] = {
-    "forward": Launch(64, 64, 4, 3),
-    "query_gradient": Launch(64, 64, 4, 3),
-    "key_gradient": Launch(64, 64, 4, 1, 168),
+    **_attend(Launch(64, 64, 4, 3), Launch(64, 64, 4, 3), Launch(64, 64, 4, 1, 168)),
+    "compressed_forward": Launch(64, 64, 4, 3, 128),
+    "compressed_query_gradient": Launch(128, 64, 8, 3),
+    "compressed_key_gradient": Launch(64, 64, 4, 2, 168),
+    "chosen_forward": Launch(128, 64, 8, 3),
     "score": Launch(64, 64, 4, 2),
     "item_forward": Launch(64, 64, 4, 1),
     "item_backward": Launch(64, 64, 4, 1),
     "merge": Launch(64, 64, 4, 1),
+    "band": Launch(64, 64, 4, 1),
 }
 _SM90_128: dict[Kernel, Launch] = {
-    "forward": Launch(128, 64, 8, 3),
-    "query_gradient": Launch(64, 64, 4, 2),
-    "key_gradient": Launch(64, 128, 8, 1),
+    **_attend(Launch(128, 64, 8, 3), Launch(64, 64, 4, 2), Launch(64, 128, 8, 1)),
     "score": Launch(64, 64, 4, 3),
     "item_forward": Launch(64, 64, 4, 1),
     "item_backward": Launch(64, 64, 4, 1),
     "merge": Launch(64, 64, 4, 1),
+    "band": Launch(64, 64, 4, 1),
 }
 # Before sm_90 products are made by single warps from registers: more warps for the same tile.
 _SM80_64: dict[Kernel, Launch] = {
-    "forward": Launch(64, 64, 4, 2),
-    "query_gradient": Launch(64, 64, 8, 2),
-    "key_gradient": Launch(64, 64, 8, 1),
+    **_attend(Launch(64, 64, 4, 2), Launch(64, 64, 8, 2), Launch(64, 64, 8, 1)),
     "score": Launch(64, 64, 8, 2),
     "item_forward": Launch(64, 64, 4, 1),
     "item_backward": Launch(64, 64, 8, 1),
     "merge": Launch(64, 64, 8, 1),
+    "band": Launch(64, 64, 8, 1),
 }
 _SM80_128: dict[Kernel, Launch] = {
-    "forward": Launch(64, 64, 8, 2),
-    "query_gradient": Launch(64, 64, 8, 1),
-    "key_gradient": Launch(64, 64, 8, 1),
+    **_attend(Launch(64, 64, 8, 2), Launch(64, 64, 8, 1), Launch(64, 64, 8, 1)),
     "score": Launch(64, 64, 8, 2),
     "item_forward": Launch(64, 64, 8, 1),
     "item_backward": Launch(32, 64, 8, 1),
     "merge": Launch(64, 64, 8, 1),
+    "band": Launch(64, 64, 8, 1),
 }
 _TABLES: dict[tuple[int, int], dict[Kernel, Launch]] = {
     (80, 64): _SM80_64,
@@ -92,11 +111,17 @@ _TABLES: dict[tuple[int, int], dict[Kernel, Launch]] = {
     (90, 128): _SM90_128,
 }
 _POLICIES = {
-    64: Policy(dense_until=3328, chunk_tokens=8192, item_queries=256, segment_tokens=1024),
-    128: Policy(dense_until=3328, chunk_tokens=4096, item_queries=64, segment_tokens=1024),
+    64: Policy(
+        dense_until=3328, chunk_tokens=8192, item_queries=256, segment_tokens=1024, partial_dq=False
+    ),
+    128: Policy(
+        dense_until=3328, chunk_tokens=4096, item_queries=64, segment_tokens=1024, partial_dq=True
+    ),
 }
 _INTERPRETED = Launch(32, 16, 4, 1)
-_INTERPRETED_POLICY = Policy(dense_until=3328, chunk_tokens=64, item_queries=16, segment_tokens=64)
+_INTERPRETED_POLICY = Policy(
+    dense_until=3328, chunk_tokens=64, item_queries=16, segment_tokens=64, partial_dq=False
+)
 
 
 def width_class(key_width: int, value_width: int) -> int:

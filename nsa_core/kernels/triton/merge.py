@@ -85,7 +85,7 @@ def merge_forward_kernel(
         peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, chosen, True)
     if block > 2:
         token0 = chunk_start(DOCUMENT, CU, first_slot, BLOCK)
-        id_row = ((start + position).to(tl.int64) * G + g) * CHOSEN
+        id_row = ((start + position) * G + g) * CHOSEN
         for n in range(CHOSEN):
             chosen_block = tl.load(IDS + id_row + n, mask=inside, other=-1)
             listed = (chosen_block > 0) & (chosen_block < block - 1)
@@ -110,7 +110,7 @@ def merge_query_gradient_kernel(
     Q, K, V, GRAD, ROW_OFFSET, DELTA, IDS, FLAGS, PART_DQ, DQ, DOCUMENT, CU,
     first_slot, num_tokens, qk_scale, scale,
     BLOCK: tl.constexpr, G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    CHOSEN: tl.constexpr, BM: tl.constexpr, ATOMIC: tl.constexpr, ADD: tl.constexpr,
+    CHOSEN: tl.constexpr, BM: tl.constexpr, ATOMIC_DQ: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one row tile of q: bands, plus what the items left (sums, or partials)."""
     TILES: tl.constexpr = BLOCK * HG // BM
@@ -149,12 +149,12 @@ def merge_query_gradient_kernel(
         dq = query_gradient_step(q, grad, cut, delta, k, v, qk_scale, dq, inside, False)
     dq = dq * scale
     target = head_row * D + local[:, None] * D + dd[None, :]
-    if ATOMIC:
+    if ATOMIC_DQ:
         dq += tl.load(PART_DQ + target, mask=inside[:, None], other=0.0)
     else:
         if block > 2:
             token0 = chunk_start(DOCUMENT, CU, first_slot, BLOCK)
-            id_row = ((start + position).to(tl.int64) * G + g) * CHOSEN
+            id_row = ((start + position) * G + g) * CHOSEN
             for n in range(CHOSEN):
                 chosen_block = tl.load(IDS + id_row + n, mask=inside, other=-1)
                 listed = (chosen_block > 0) & (chosen_block < block - 1)
@@ -195,11 +195,14 @@ def band_rows(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def first_block_gradient_kernel(
-    Q, K, V, GRAD, ROW_OFFSET, DELTA, FLAGS, PART_DK, PART_DV, DOCUMENT, CU, num_tokens, qk_scale,
+    Q, K, V, GRAD, ROW_OFFSET, DELTA, FLAGS, DK, DV, DOCUMENT, CU, num_tokens, qk_scale,
     BLOCK: tl.constexpr, SEGMENT: tl.constexpr, G: tl.constexpr, HG: tl.constexpr,
-    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, ATOMIC_DKV: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv of block 0 from the queries of one segment beyond block 1, one float32 copy each."""
+    """Gradients of block 0 from the queries of one segment beyond block 1.
+
+    Added to DK, DV [N, G, ...] in float32 (ATOMIC_DKV), or one copy per segment.
+    """
     g = tl.program_id(1)
     start, length, segment = locate(DOCUMENT, CU, tl.program_id(0), SEGMENT)
     token = tl.maximum(segment * SEGMENT, 2 * BLOCK)
@@ -215,9 +218,14 @@ def first_block_gradient_kernel(
             dk, dv, k, v, Q, GRAD, ROW_OFFSET, DELTA, flag_row, start, token, row0, stop, 0, g,
             qk_scale, FIRST, G, HG, D, E, BM, BLOCK, False,
         )  # fmt: skip
-    kk = (tl.program_id(0).to(tl.int64) * G + g) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(PART_DK + kk[:, None] * D + tl.arange(0, D)[None, :], dk)
-    tl.store(PART_DV + kk[:, None] * E + tl.arange(0, E)[None, :], dv)
+    if ATOMIC_DKV:
+        row = (start + tl.arange(0, BLOCK)).to(tl.int64) * G + g
+        tl.atomic_add(DK + row[:, None] * D + tl.arange(0, D)[None, :], dk, sem="relaxed")
+        tl.atomic_add(DV + row[:, None] * E + tl.arange(0, E)[None, :], dv, sem="relaxed")
+    else:
+        copy = (tl.program_id(0).to(tl.int64) * G + g) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(DK + copy[:, None] * D + tl.arange(0, D)[None, :], dk)
+        tl.store(DV + copy[:, None] * E + tl.arange(0, E)[None, :], dv)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -225,7 +233,7 @@ def band_key_gradient_kernel(
     Q, K, V, GRAD, ROW_OFFSET, DELTA, FLAGS, ITEM_DK, ITEM_DV, FIRST_DK, FIRST_DV, DK, DV,
     DOCUMENT, CU, num_tokens, qk_scale, scale,
     BLOCK: tl.constexpr, SEGMENT: tl.constexpr, G: tl.constexpr, HG: tl.constexpr,
-    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, ATOMIC_DKV: tl.constexpr,
 ):  # fmt: skip
     """Final dk, dv of one block: queries of its own and the next block, items, block 0's copies."""
     g = tl.program_id(1)
@@ -256,9 +264,10 @@ def band_key_gradient_kernel(
             dk, dv, k, v, Q, GRAD, ROW_OFFSET, DELTA, flag_row, start, stop, row0, after, key0, g,
             qk_scale, PREVIOUS, G, HG, D, E, BM, BLOCK, False,
         )  # fmt: skip
-    if (block == 0) & (length > 2 * BLOCK):
+    if not ATOMIC_DKV:
+        num_copies = tl.where((block == 0) & (length > 2 * BLOCK), tl.cdiv(length, SEGMENT), 0)
         copy0 = (tl.program_id(0) - start // BLOCK + start // SEGMENT).to(tl.int64)
-        for segment in range(tl.cdiv(length, SEGMENT)):
+        for segment in range(num_copies):
             copy = ((copy0 + segment) * G + g) * BLOCK + kk
             dk += tl.load(FIRST_DK + copy[:, None] * D + dd[None, :])
             dv += tl.load(FIRST_DV + copy[:, None] * E + ee[None, :])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from nsa_core.kernels.triton import attention, gates, selected
+from nsa_core.kernels.triton import attention, gates, pool, selected
 from nsa_core.kernels.triton.attention import Documents, Mode, compressed_mode, sliding_mode
 from nsa_core.kernels.triton.select import select_blocks
 
@@ -95,9 +95,7 @@ def selected_attention(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Out [N, H, E] and natural lse [N, H] of causal attention to the chosen blocks."""
     docs = attention.documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
-    choice = selected.choose_path(
-        ids, docs, q.shape[2], v.shape[2], dense=dense, deterministic=deterministic
-    )
+    choice = selected.choose_path(ids, q, v, docs, dense=dense, deterministic=deterministic)
     return selected.selected_forward(q, k, v, choice, docs)
 
 
@@ -108,9 +106,7 @@ def selected_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v of `selected`; the index is built again rather than kept."""
     docs = attention.documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
-    choice = selected.choose_path(
-        ids, docs, q.shape[2], v.shape[2], dense=dense, deterministic=deterministic
-    )
+    choice = selected.choose_path(ids, q, v, docs, dense=dense, deterministic=deterministic)
     grad = grad.contiguous()
     offset, delta = gates.prepare(grad, out, lse)
     return selected.selected_backward(
@@ -138,7 +134,7 @@ def attend(
     out_c, lse_c = attention.forward(q, k_compressed, v_compressed, docs, compression)
     ids = select_blocks(q, k_compressed, lse_c, docs, span, stride, num_selected)
     choice = selected.choose_path(
-        ids, docs, q.shape[2], v_selected.shape[2], dense=dense, deterministic=deterministic
+        ids, q, v_selected, docs, dense=dense, deterministic=deterministic
     )
     out_s, lse_s = selected.selected_forward(q, k_selected, v_selected, choice, docs)
     out_w, lse_w = attention.forward(q, k_sliding, v_sliding, docs, sliding_mode(window))
@@ -161,7 +157,11 @@ def attend_backward(
     k_c, v_c, k_s, v_s, k_w, v_w = keys_values
     compression, window_mode = compressed_mode(span, stride), sliding_mode(window)
     rows_c, rows_s, rows_w = ((offset[i], delta[i]) for i in range(3))
-    dq = attention.query_gradient(q, k_c, v_c, grad, *rows_c, docs, compression)
+    choice = selected.choose_path(ids, q, v_s, docs, dense=dense, deterministic=deterministic)
+    dq, dk_s, dv_s = selected.selected_backward(
+        q, k_s, v_s, grad, *rows_s, choice, docs, deterministic=deterministic
+    )
+    dq = attention.query_gradient(q, k_c, v_c, grad, *rows_c, docs, compression, add_to=dq)
     dk_c, dv_c = attention.key_gradient(
         q, k_c, v_c, grad, *rows_c, docs, compression, deterministic=deterministic
     )
@@ -169,13 +169,39 @@ def attend_backward(
     dk_w, dv_w = attention.key_gradient(
         q, k_w, v_w, grad, *rows_w, docs, window_mode, deterministic=deterministic
     )
-    choice = selected.choose_path(
-        ids, docs, q.shape[2], v_s.shape[2], dense=dense, deterministic=deterministic
-    )
-    dq, dk_s, dv_s = selected.selected_backward(
-        q, k_s, v_s, grad, *rows_s, choice, docs, deterministic=deterministic, add_to=dq
-    )
     return [dq, dk_c, dv_c, dk_s, dv_s, dk_w, dv_w, dgate]
+
+
+@custom_op("nsa::mean_pool", mutates_args=())
+def mean_pool(x: Tensor, cu_seqlens: Tensor, compress_block: int, compress_stride: int) -> Tensor:
+    """Means [N // d, G, D] of the compression blocks of x [N, G, D]; unused slots are zero."""
+    return pool.pool(x, cu_seqlens, compress_block, compress_stride)
+
+
+@custom_op("nsa::mean_pool_backward", mutates_args=())
+def mean_pool_backward(
+    grad: Tensor, cu_seqlens: Tensor, num_tokens: int, compress_block: int, compress_stride: int
+) -> Tensor:
+    """Gradient of x of `mean_pool`."""
+    return pool.pool_gradient(
+        grad.contiguous(), cu_seqlens, num_tokens, compress_block, compress_stride
+    )
+
+
+@mean_pool.register_fake
+def _fake_mean_pool(
+    x: Tensor, cu_seqlens: Tensor, compress_block: int, compress_stride: int
+) -> Tensor:
+    del cu_seqlens, compress_block
+    return x.new_empty(x.shape[0] // compress_stride, *x.shape[1:])
+
+
+@mean_pool_backward.register_fake
+def _fake_mean_pool_backward(
+    grad: Tensor, cu_seqlens: Tensor, num_tokens: int, compress_block: int, compress_stride: int
+) -> Tensor:
+    del cu_seqlens, compress_block, compress_stride
+    return grad.new_empty(num_tokens, *grad.shape[1:])
 
 
 @compressed.register_fake

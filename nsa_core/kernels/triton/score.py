@@ -23,17 +23,19 @@ def _head_rows(Q, LSE, head_row, token, inside, head, H: tl.constexpr, D: tl.con
     return q, tl.where(lse == -INFINITY, INFINITY, lse * LOG2E)
 
 
-@triton.jit(do_not_specialize=["first_slot", "chunk_tokens", "num_blocks"])
+@triton.jit(do_not_specialize=["first_slot", "chunk_tokens", "num_blocks", "num_cells"])
 def score_kernel(
-    Q, K, LSE, SCORE, DOCUMENT, CU, first_slot, chunk_tokens, num_blocks, qk_scale,
+    Q, K, LSE, SCORE, CELL_MAX, DOCUMENT, CU,
+    first_slot, chunk_tokens, num_blocks, num_cells, qk_scale,
     SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
     G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
     STAGES: tl.constexpr, HOLD: tl.constexpr,
 ):  # fmt: skip
     """Scores [G, chunk_tokens, num_blocks] float32 of one query block; heads of a group summed.
 
-    HOLD keeps the q tiles of all heads of the group at hand; without it they are read again for
-    every key tile. Only blocks whose compressed blocks are all visible get a meaningful score.
+    Blocks that are forced or lie ahead score -1. A key tile makes the scores of one cell of blocks;
+    the highest of each goes to CELL_MAX [G, chunk_tokens, num_cells]. HOLD keeps the q tiles of all
+    heads of the group at hand; without it they are read again for every key tile.
     """
     PER_BLOCK: tl.constexpr = BLOCK // STRIDE
     OVERLAP: tl.constexpr = SPAN // STRIDE
@@ -60,6 +62,7 @@ def score_kernel(
     jj = tl.arange(0, TILE_BLOCKS)
     carry = tl.zeros([BLOCK], tl.float32)
     score_row = SCORE + (g.to(tl.int64) * chunk_tokens + slot * BLOCK) * num_blocks
+    cell_row = CELL_MAX + (g.to(tl.int64) * chunk_tokens + slot * BLOCK) * num_cells
     held_q: tl.tuple = ()
     held_lse: tl.tuple = ()
     if HOLD:
@@ -87,5 +90,8 @@ def score_kernel(
         own += tl.where((jj == 0)[None, :], carry[:, None], tl.gather(spill, before, 1))
         carry = tl.sum(tl.where((jj == TILE_BLOCKS - 1)[None, :], spill, 0.0), 1)
         column = j * TILE_BLOCKS + jj
+        is_free = (column > 0) & (column < block - 1)
+        own = tl.where(is_free[None, :], own, -1.0)
         target = score_row + token[:, None] * num_blocks + column[None, :]
         tl.store(target, own, mask=inside[:, None] & (column < num_blocks)[None, :])
+        tl.store(cell_row + token * num_cells + j, tl.max(own, 1), mask=inside)

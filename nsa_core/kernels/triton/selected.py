@@ -7,7 +7,6 @@ atomics, unless `deterministic` asks for ordered copies.
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import triton
@@ -36,6 +35,7 @@ from nsa_core.kernels.triton.merge import (
 )
 from nsa_core.kernels.triton.tiles import num_slots, tile_documents
 
+_MAX_ELEMENTS = (1 << 31) - 1  # partial outputs of a chunk are addressed in 32 bits
 _FIRST_BLOCK_SEGMENT = 8  # query blocks per program of the first block's gradient
 
 
@@ -69,21 +69,15 @@ class _Shape:
 
 
 def choose_path(
-    ids: Tensor,
-    docs: Documents,
-    key_width: int,
-    value_width: int,
-    *,
-    dense: bool,
-    deterministic: bool,
+    ids: Tensor, q: Tensor, v: Tensor, docs: Documents, *, dense: bool, deterministic: bool
 ) -> Choice:
     """Turn ids into bits (masked-dense) or into the inverted index (KV-major)."""
     if dense:
         return Choice(ids, block_bits(ids, docs), None)
-    policy = policy_for(ids.device, key_width, value_width)
-    index = build_index(
-        ids, docs, policy.chunk_tokens, policy.item_queries, deterministic=deterministic
-    )
+    policy = policy_for(q.device, q.shape[2], v.shape[2])
+    token_elements = q.shape[1] * ids.shape[2] * max(q.shape[2], v.shape[2])
+    chunk_tokens = min(policy.chunk_tokens, _MAX_ELEMENTS // token_elements)
+    index = build_index(ids, docs, chunk_tokens, policy.item_queries, deterministic=deterministic)
     return Choice(ids, None, index)
 
 
@@ -199,14 +193,24 @@ def _items_backward(
     dq = torch.empty_like(q) if add_to is None else add_to
     item_dk = torch.zeros_like(k, dtype=torch.float32)
     item_dv = torch.zeros_like(v, dtype=torch.float32)
-    run = _ordered_items if deterministic else _atomic_items
-    run(work, dq, item_dk, item_dv, add=add_to is not None)
-    dk, dv = _band_key_gradient(work, item_dk, item_dv)
+    add = add_to is not None
+    if deterministic or policy_for(q.device, shape.key_width, shape.value_width).partial_dq:
+        _partial_items(work, dq, item_dk, item_dv, add=add, ordered=deterministic)
+    else:
+        _atomic_items(work, dq, item_dk, item_dv, add=add)
+    dk, dv = _band_key_gradient(work, item_dk, item_dv, ordered=deterministic)
     return dq, dk, dv
 
 
 def _launch_items(
-    work: _Backward, dq: Tensor, dk: Tensor, dv: Tensor, chunk: int, chunks: int, *, atomic: bool
+    work: _Backward,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    chunk: int,
+    chunks: int,
+    *,
+    atomic: tuple[bool, bool],
 ) -> None:
     docs, index, shape = work.docs, work.index, work.shape
     launch = launch_for("item_backward", work.q.device, shape.key_width, shape.value_width)
@@ -216,7 +220,7 @@ def _launch_items(
         docs.tile_document, docs.cu_seqlens, chunk * lists, (chunk + chunks) * lists,
         chunk * index.chunk_slots, docs.num_slots, shape.item_queries, shape.qk_scale, shape.scale,
         docs.block, shape.groups, shape.heads, shape.key_width, shape.value_width,
-        shape.num_selected, launch.rows, launch.stages, atomic, **launch.options(),
+        shape.num_selected, launch.rows, launch.stages, *atomic, **launch.options(),
     )  # fmt: skip
 
 
@@ -248,50 +252,58 @@ def _atomic_items(
     """All items in one launch; dq, dk, dv by float32 atomics."""
     sum_dq = torch.zeros_like(work.q, dtype=torch.float32)
     chunks = chunk_count(work.docs, work.index.chunk_slots)
-    _launch_items(work, sum_dq, item_dk, item_dv, 0, chunks, atomic=True)
+    _launch_items(work, sum_dq, item_dk, item_dv, 0, chunks, atomic=(True, True))
     _merge_query_gradient(work, sum_dq, dq, 0, work.docs.num_slots, atomic=True, add=add)
 
 
-def _ordered_items(
-    work: _Backward, dq: Tensor, item_dk: Tensor, item_dv: Tensor, *, add: bool
+def _partial_items(
+    work: _Backward, dq: Tensor, item_dk: Tensor, item_dv: Tensor, *, add: bool, ordered: bool
 ) -> None:
-    """Chunk by chunk: partial dq per chosen block, a copy of dk, dv per item, summed in order."""
+    """Chunk by chunk: a partial dq per chosen block; dk, dv by atomics, or by copies in order."""
     docs, index, shape = work.docs, work.index, work.shape
-    programs = _item_programs(docs, index, shape, 1)
-    new = partial(torch.empty, dtype=torch.float32, device=work.q.device)
-    part_dk = new(programs, docs.block, shape.key_width)
-    part_dv = new(programs, docs.block, shape.value_width)
+    lists = shape.groups * docs.num_slots
     part_dq = work.q.new_empty(_partial_rows(docs, index, shape), shape.key_width)
+    part_dk, part_dv = item_dk, item_dv
+    if ordered:
+        copies = _item_programs(docs, index, shape, 1) * docs.block
+        part_dk = item_dk.new_empty(copies, shape.key_width)
+        part_dv = item_dv.new_empty(copies, shape.value_width)
     for chunk in range(chunk_count(docs, index.chunk_slots)):
-        _launch_items(work, part_dq, part_dk, part_dv, chunk, 1, atomic=False)
-        sum_items_kernel[docs.num_slots, shape.groups](
-            index.item_offset, part_dk, part_dv, item_dk, item_dv,
-            docs.tile_document, docs.cu_seqlens, chunk * shape.groups * docs.num_slots,
-            docs.num_slots, docs.block, shape.groups, shape.key_width, shape.value_width,
-        )  # fmt: skip
+        _launch_items(work, part_dq, part_dk, part_dv, chunk, 1, atomic=(False, not ordered))
+        if ordered:
+            sum_items_kernel[docs.num_slots, shape.groups](
+                index.item_offset, part_dk, part_dv, item_dk, item_dv,
+                docs.tile_document, docs.cu_seqlens, chunk * lists, docs.num_slots,
+                docs.block, shape.groups, shape.key_width, shape.value_width,
+            )  # fmt: skip
         first_slot = chunk * index.chunk_slots
         slots = min(index.chunk_slots, docs.num_slots - first_slot)
         _merge_query_gradient(work, part_dq, dq, first_slot, slots, atomic=False, add=add)
 
 
-def _band_key_gradient(work: _Backward, item_dk: Tensor, item_dv: Tensor) -> tuple[Tensor, Tensor]:
+def _band_key_gradient(
+    work: _Backward, item_dk: Tensor, item_dv: Tensor, *, ordered: bool
+) -> tuple[Tensor, Tensor]:
+    """Bands into the items' sums; block 0 by atomics, or by a copy per segment of queries."""
     docs, shape = work.docs, work.shape
-    launch = launch_for("merge", work.q.device, shape.key_width, shape.value_width)
+    launch = launch_for("band", work.q.device, shape.key_width, shape.value_width)
     segment = _FIRST_BLOCK_SEGMENT * docs.block
     segments = num_slots(docs.num_tokens, docs.num_documents, segment)
-    new = partial(torch.empty, dtype=torch.float32, device=work.q.device)
-    first_dk = new(segments, shape.groups, docs.block, shape.key_width)
-    first_dv = new(segments, shape.groups, docs.block, shape.value_width)
+    first_dk, first_dv = item_dk, item_dv
+    if ordered:
+        first_dk = item_dk.new_empty(segments, shape.groups, docs.block, shape.key_width)
+        first_dv = item_dv.new_empty(segments, shape.groups, docs.block, shape.value_width)
     sizes = (shape.groups, shape.heads, shape.key_width, shape.value_width, launch.rows)
     first_block_gradient_kernel[segments, shape.groups](
         *work.inputs(), work.index.flags, first_dk, first_dv,
         tile_documents(docs.cu_seqlens, docs.num_tokens, segment), docs.cu_seqlens,
-        docs.num_tokens, shape.qk_scale, docs.block, segment, *sizes, **launch.options(),
+        docs.num_tokens, shape.qk_scale, docs.block, segment, *sizes, not ordered,
+        **launch.options(),
     )  # fmt: skip
     dk, dv = torch.empty_like(work.k), torch.empty_like(work.v)
     band_key_gradient_kernel[docs.num_slots, shape.groups](
         *work.inputs(), work.index.flags, item_dk, item_dv, first_dk, first_dv, dk, dv,
         docs.tile_document, docs.cu_seqlens, docs.num_tokens, shape.qk_scale, shape.scale,
-        docs.block, segment, *sizes, **launch.options(),
+        docs.block, segment, *sizes, not ordered, **launch.options(),
     )  # fmt: skip
     return dk, dv

@@ -197,6 +197,22 @@ def attend_case(x: Inputs, *, dense: bool, deterministic: bool) -> Errors:
     return compare(ours, theirs, tensors, x.grad)
 
 
+def pool_case(x: Inputs) -> Errors:
+    """Block means and their gradient against slices of each document."""
+    span, stride = GEOMETRY.compress_block, GEOMETRY.compress_stride
+
+    def theirs(k: Tensor) -> Tensor:
+        means = torch.zeros(k.shape[0] // stride, *k.shape[1:], dtype=k.dtype)
+        for start, stop in oracle.borders(x.cu):
+            for i in range(oracle.num_compressed(stop - start, span, stride)):
+                first = start + i * stride
+                means[start // stride + i] = k[first : first + span].mean(0)
+        return means
+
+    grad = torch.randn(x.kc.shape, generator=torch.Generator().manual_seed(1))
+    return compare(lambda k: TritonBackend().mean_pool(k, GEOMETRY, x.packing), theirs, [x.k], grad)
+
+
 def compile_case(x: Inputs) -> Errors:
     """torch.compile without a graph break: forward and gradients keep their bits."""
     backend = TritonBackend()
@@ -236,6 +252,7 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
             "out": float(TritonBackend().compressed(
                 tiny.q, tiny.kc, tiny.vc, GEOMETRY, tiny.packing)[0].abs().sum())
         },
+        "pool": lambda: pool_case(six),
         "select-6": lambda: select_case(six),
         "select-16": lambda: select_case(sixteen),
         "ties": lambda: ties_case(six),

@@ -43,9 +43,7 @@ def record_all(shape: str, arch: int, dtype: torch.dtype) -> list[Recorded]:
             attention.query_gradient(q, keys, keys, q, rows, rows, docs, mode)
             attention.key_gradient(q, keys, keys, q, rows, rows, docs, mode, deterministic=False)
         for dense, deterministic in ((True, False), (False, False), (False, True)):
-            choice = selected.choose_path(
-                ids, docs, width, width, dense=dense, deterministic=deterministic
-            )
+            choice = selected.choose_path(ids, q, k, docs, dense=dense, deterministic=deterministic)
             selected.selected_forward(q, k, k, choice, docs)
             selected.selected_backward(
                 q, k, k, q, rows, rows, choice, docs, deterministic=deterministic, add_to=q

@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 ROOT = Path(__file__).resolve().parents[3]
 CASES = (
     "compressed-6", "compressed-5", "compressed-1", "compressed-nothing",
+    "pool",
     "select-6", "select-16", "ties", "sliding-6", "sliding-5", "sliding-1",
     "dense-6", "dense-5", "items-6", "items-5", "items-16",
     "attend-dense", "attend-items", "attend-ordered", "compile",
