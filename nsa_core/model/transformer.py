@@ -122,9 +122,18 @@ class LanguageModel(nn.Module):
         Args:
             tokens_BT: Token ids.
             packing: Documents of the flattened batch; None makes each row one document.
+
+        Raises:
+            ValueError: If the documents and the batch differ in their number of tokens.
         """
         if packing is None:
             packing = Packing.uniform(tokens_BT.shape[0], tokens_BT.shape[1], tokens_BT.device)
+        if packing.num_tokens != tokens_BT.numel():
+            message = (
+                f"the documents hold {packing.num_tokens} tokens and the batch has "
+                f"{tokens_BT.numel()}"
+            )
+            raise ValueError(message)
         context = make_context(self.geometry, packing, self.rotary)
         x_NW = self.embedding(tokens_BT.reshape(-1))
         mode = self.activation_checkpointing if torch.is_grad_enabled() else "none"

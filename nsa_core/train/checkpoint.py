@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,9 +174,12 @@ def _fsync_file(path: Path) -> None:
 
 
 def _describe(folder: Path, snapshot: Snapshot, origin: Origin) -> CheckpointManifest:
+    paths = sorted(folder.iterdir())
+    with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter lock, and TERM has 25 s
+        hashes = list(pool.map(hash_file, paths))
     files = [
-        CheckpointFile(name=path.name, size=path.stat().st_size, sha256=hash_file(path))
-        for path in sorted(folder.iterdir())
+        CheckpointFile(name=path.name, size=path.stat().st_size, sha256=sha256)
+        for path, sha256 in zip(paths, hashes, strict=True)
     ]
     return CheckpointManifest(
         run_id=origin.run_id,

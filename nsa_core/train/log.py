@@ -4,6 +4,8 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+from nsa_core.rundir.atomic import append_line
+
 STDERR = 2
 
 
@@ -31,8 +33,7 @@ class RunLog:
     def _append(self, text: str) -> None:
         stamp = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
         try:
-            with self._path.open("a") as file:
-                file.write(f"{stamp} {text}\n")
+            append_line(self._path, f"{stamp} {text}")
         except OSError as error:
             self._say(f"warning: {self._path.name} could not be written: {error}")
 

@@ -16,8 +16,8 @@ from nsa_core.train.stop import StopAskedError, StopRequest
 from nsa_core.train.summary import write_summary
 from nsa_core.train.telemetry import ValidationRecord
 
-#: Steps in a row that a falling fp16 loss scale may cost before the run ends.
-OVERFLOWS_IN_ROW = 5
+#: Good steps after which a loss scale has found its place: from then on it may not fall for long.
+SETTLED_STEPS = 20
 
 
 def train(session: Session) -> StopRequest | None:
@@ -110,8 +110,9 @@ def _judge(session: Session, result: StepResult, num_tokens: int) -> None:
     session.overflows_in_row = session.overflows_in_row + 1 if result.is_overflow else 0
     if result.fault is None or result.is_overflow:
         session.num_skipped += result.is_overflow
+        session.num_good += not result.is_overflow
         session.advance(num_tokens, tuple(unusable))
-        _end_if(session, _overflow_breach(session))
+        _end_if(session, _overflow_breach(session, result))
         return
     session.num_skipped += 1
     session.telemetry.anomaly(
@@ -127,10 +128,13 @@ def _judge(session: Session, result: StepResult, num_tokens: int) -> None:
     )
 
 
-def _overflow_breach(session: Session) -> str | None:
-    if session.overflows_in_row < OVERFLOWS_IN_ROW:
+def _overflow_breach(session: Session, result: StepResult) -> str | None:
+    """A scale that falls step after step, once it was settled or has nowhere left to fall."""
+    limit = session.config.watchdog.skipped_in_row
+    at_floor = result.loss_scale is not None and result.loss_scale <= 1
+    if session.overflows_in_row < limit or not (session.num_good >= SETTLED_STEPS or at_floor):
         return None
-    return f"{OVERFLOWS_IN_ROW} steps in a row were skipped for a falling loss scale"
+    return f"{session.overflows_in_row} steps in a row were skipped for a falling loss scale"
 
 
 def _end_if(session: Session, breach: str | None) -> None:

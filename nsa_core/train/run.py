@@ -6,6 +6,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from nsa_core.evaluate.recall import measure_recall
+from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.train.checkpoint import is_disk_full, model_tensors, to_host
@@ -60,16 +62,16 @@ def run_training(
     try:
         session = prepare(context, telemetry, stop, clock)
     except StopAskedError as asked:
-        return acknowledge(context, telemetry, asked.request, None)
+        return acknowledge(context, telemetry, asked.request)
     try:
         write_summary(session)
         session.loader.warm_up(stop.check)
         asked_for = train(session)
         if asked_for is not None:
-            return acknowledge(context, telemetry, asked_for, session)
+            return acknowledge(context, telemetry, asked_for)
         return finish(session)
     except StopAskedError as asked:
-        return acknowledge(context, telemetry, asked.request, session)
+        return acknowledge(context, telemetry, asked.request)
     finally:
         close(session)
 
@@ -81,15 +83,11 @@ def close(session: Session) -> None:
     write_summary(session, is_final=True)
 
 
-def acknowledge(
-    context: AttemptContext,
-    telemetry: Telemetry,
-    request: StopRequest,
-    session: Session | None,
-) -> Outcome:
+def acknowledge(context: AttemptContext, telemetry: Telemetry, request: StopRequest) -> Outcome:
     """Say that the stop was seen and what is saved; the end itself follows at once."""
     step = context.beats.step
-    saved = session.keeper.whole_step if session is not None else None
+    found = list_checkpoints(context.run)
+    saved = found[0].step if found else None
     where = f"at step {step}, " + (
         "no checkpoint" if saved is None else f"checkpoint of step {saved}"
     )
@@ -108,10 +106,16 @@ def acknowledge(
 
 
 def finish(session: Session) -> Outcome:
-    """The schedule is done: write the final weights beside the checkpoints, and samples."""
+    """The schedule is done: the final weights beside the checkpoints, samples, and recall."""
     session.context.beats.enter("shutdown", session.config.watchdog.phase_limit_s)
     write_final_model(session.context.run, session)
     write_samples(session)
+    session.recall = measure_recall(
+        session.model,
+        session.config.runtime.precision,
+        max_context=session.config.batch.seq_len,
+        poll=session.context.beats.advance,
+    )
     return Outcome(TrainerExit.FINISHED, f"finished {session.step} steps")
 
 

@@ -10,6 +10,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.data.batch import TokenBatch
 from nsa_core.data.loader import Loader
 from nsa_core.data.tokenizer import Tokenizer
+from nsa_core.evaluate.recall import Recall
 from nsa_core.model.transformer import LanguageModel
 from nsa_core.train.card import CardSampler
 from nsa_core.train.checkpoint import Snapshot, TrainingState, model_tensors, to_host
@@ -64,6 +65,8 @@ class Session:
     card: CardSampler
     kernel_paths: dict[str, str]
     position: Position
+    recall: Recall | None = None
+    num_good: int = 0
     num_skipped: int = 0
     overflows_in_row: int = 0
 

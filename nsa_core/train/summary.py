@@ -45,6 +45,7 @@ def _metrics(session: Session) -> dict[str, Any]:
             "last_step": session.keeper.whole_step,
             "known_good_step": session.keeper.known_good,
         },
+        "recall": asdict(session.recall) if session.recall is not None else None,
         "telemetry_lines_lost": session.telemetry.writes.num_lost,
         "kernel_paths": session.kernel_paths,
     }

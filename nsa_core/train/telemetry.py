@@ -61,7 +61,7 @@ class Telemetry:
         self.writes = beats.writes
         self._training = CsvLog(run.training_csv, TRAINING_COLUMNS)
         self._validation = CsvLog(run.validation_csv, VALIDATION_COLUMNS)
-        self._board = TensorBoardLog(run.tensorboard, self.writes)
+        self._board = TensorBoardLog(run.tensorboard, manifest.attempt, self.writes)
         self._use_board = manifest.config.telemetry.tensorboard
         self._rates: list[float] = []
         self.validated_steps: set[int] = set()

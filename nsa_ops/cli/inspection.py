@@ -1,5 +1,6 @@
 """Commands that look at runs, or ask a running one for something."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -83,11 +84,22 @@ def logs(
     write_log(session, read_log(session.operator, run, offset=offset, follow=follow))
 
 
-def health(session: Session, run: RunArgument = None) -> None:
-    """Say what the watchdog's rules find in a run now."""
-    from nsa_ops.cli.render_runs import draw_health
+def health(
+    session: Session,
+    run: RunArgument = None,
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", metavar="FILE", help="Judge another trainer's log instead of a run"),
+    ] = None,
+) -> None:
+    """Say what the watchdog's rules find in a run now, or would have found in a log."""
+    from nsa_ops.cli.render_runs import draw_health, draw_log_health
+    from nsa_ops.runs.log_health import judge_log
     from nsa_ops.runs.status import find_status
 
+    if log is not None:
+        session.show(judge_log(log, run), draw_log_health)
+        return
     session.show(find_status(session.operator, run), draw_health)
 
 

@@ -10,6 +10,7 @@ from nsa_ops.cli.render_watch import progress_line
 from nsa_ops.runs.estimate import Estimate
 from nsa_ops.runs.halt import Halted
 from nsa_ops.runs.launch import Launched
+from nsa_ops.runs.log_health import LogHealth
 from nsa_ops.runs.prove import ProvenResume
 from nsa_ops.runs.resume import Resumed
 from nsa_ops.runs.signals import Saved, Stacks
@@ -149,6 +150,15 @@ def draw_health(console: Console, run: RunStatusLine) -> None:
     else:
         alive = "alive" if report.watchdog_alive else "not running"
         line(console, f"watchdog: {alive}, {watchdog.doing} {watchdog.why}".rstrip())
+
+
+def draw_log_health(console: Console, log: LogHealth) -> None:
+    """The rules' word on a log: the first alarm of each rule and level."""
+    line(console, f"{log.level}: {log.replay.num_records} records in {log.path}")
+    for alarm in log.replay.alarms:
+        finding = alarm.finding
+        where = f"step {alarm.step}, record {alarm.record}"
+        line(console, f"{finding.level} {finding.rule} at {where}: {finding.sentence}")
 
 
 def draw_events(console: Console, events: list[Event]) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.events import Event, read_events
-from nsa_core.rundir.exit import ExitRecord, read_exit, write_exit
+from nsa_core.rundir.exit import ExitRecord, TrainerExit, read_exit, write_exit
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records
 from nsa_core.rundir.layout import RunDir
@@ -20,6 +20,8 @@ _MEMORY_EVENTS = (
 )
 #: Stands for the code of a trainer whose runner was gone too: nobody could wait for it.
 UNKNOWN_CODE = 1
+#: Rules by which the watchdog ends a trainer that cannot end itself.
+HANG_RULES = frozenset({"stall", "heartbeat_stale"})
 _STOP_SIGNALS = {"TERM", "KILL", "INT"}
 
 
@@ -77,6 +79,13 @@ def explain_code(code: int, *, asked: Event | None, memory_kills: int) -> str:
     return f"killed by {name}"
 
 
+def _code_of(code: int, asked: Event | None) -> int:
+    """The code for the record: a hang has its own, and 0 without a record is a crash."""
+    if code < 0 and asked is not None and asked.facts.get("rule") in HANG_RULES:
+        return TrainerExit.HANG
+    return code if code else TrainerExit.CRASHED
+
+
 def write_missing_exit(
     run: RunDir,
     manifest: RunManifest,
@@ -87,7 +96,9 @@ def write_missing_exit(
 ) -> ExitRecord:
     """The trainer's exit record, or one made here if it left none.
 
-    A trainer that ends with 0 without having written a record has not finished: code 1.
+    A trainer that ends with 0 without having written a record has not finished: code 1. One that
+    the watchdog had to end because nothing moved gets the code of a hang; its reason names the
+    signal.
 
     Args:
         run: Run directory.
@@ -100,15 +111,15 @@ def write_missing_exit(
     if written is not None and written.attempt == manifest.attempt:
         return written
     checkpoints = list_checkpoints(run)
+    asked = asked_to_stop(read_events(run), manifest.attempt)
+    reason = "the trainer and its runner are gone; nobody saw the exit code"
+    if by == "runner":
+        reason = explain_code(code, asked=asked, memory_kills=memory_kills)
     record = ExitRecord(
         run_id=manifest.run_id,
         attempt=manifest.attempt,
-        code=code if code else 1,
-        reason="the trainer and its runner are gone; nobody saw the exit code"
-        if by == "watchdog"
-        else explain_code(
-            code, asked=asked_to_stop(read_events(run), manifest.attempt), memory_kills=memory_kills
-        ),
+        code=_code_of(code, asked),
+        reason=reason,
         step=last_step(run, manifest.attempt),
         checkpoint_step=checkpoints[0].step if checkpoints else None,
         at=time.time(),

@@ -17,6 +17,7 @@ from nsa_core.rundir.jsonl import read_last_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.process import ProcessIdentity, is_alive
+from nsa_ops.pod.ending import HANG_RULES
 from nsa_ops.pod.hang import report_hang
 from nsa_ops.pod.processes import kill_session, send
 from nsa_ops.pod.verdict import Finding, Verdict
@@ -24,7 +25,6 @@ from nsa_ops.pod.verdict import Finding, Verdict
 Outcome = Literal["ended", "terminated", "killed", "unkillable"]
 _POLL_S = 0.1
 _KILL_WAIT_S = 10.0
-_HANG_RULES = {"stall", "heartbeat_stale"}
 
 
 class Enforcer:
@@ -54,7 +54,7 @@ class Enforcer:
     def stop(self, verdict: Verdict) -> Outcome:
         """Go down the ladder until the trainer has ended."""
         write_evidence(self._run, verdict, self._manifest.attempt)
-        if verdict.rule in _HANG_RULES:
+        if verdict.rule in HANG_RULES:
             report_hang(
                 self._run, self._trainer, attempt=self._manifest.attempt, rule=verdict.rule,
                 sentence=verdict.sentence,

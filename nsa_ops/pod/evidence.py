@@ -61,12 +61,14 @@ class ProcessEvidence:
         age_s: Seconds since it was started.
         exit: How the attempt ended.
         checkpoint_step: Newest checkpoint with a manifest; None without one.
+        known_good_step: Newest one after which the trainer has seen enough clean steps.
     """
 
     trainer_alive: bool | None = None
     age_s: float = 0.0
     exit: ExitRecord | None = None
     checkpoint_step: int | None = None
+    known_good_step: int | None = None
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,16 @@ def read_process_evidence(
         age_s=age_s(trainer) if trainer and alive else 0.0,
         exit=ended if ended and ended.attempt == manifest.attempt else None,
         checkpoint_step=newest_whole(checkpoints),
+        known_good_step=_read_known_good(run, checkpoints),
     )
+
+
+def _read_known_good(run: RunDir, checkpoints: list[CheckpointFact]) -> int | None:
+    try:
+        name = run.known_good.read_text().strip()
+    except OSError:
+        return None
+    return next((fact.step for fact in checkpoints if fact.whole and fact.name == name), None)
 
 
 def read_machine_evidence(run: RunDir, checkpoints: list[CheckpointFact]) -> MachineEvidence:

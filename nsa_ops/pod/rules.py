@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nsa_core.config.training import WatchdogLimits
-from nsa_ops.pod import rules_gates, rules_loss, rules_machine, rules_process
+from nsa_ops.pod import rules_gates, rules_learning, rules_loss, rules_machine, rules_process
 from nsa_ops.pod.evidence import HealthEvidence
 from nsa_ops.pod.verdict import Finding, Verdict, conclude
 
@@ -65,12 +65,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "loss_too_good", "halt",
         "The loss is lower than any text allows this early: the model sees its targets.",
-        rules_loss.loss_too_good,
+        rules_learning.loss_too_good,
     ),
     Rule(
         "loss_fall", "warn",
         "The loss fell faster than learning does: run the causality probe.",
-        rules_loss.loss_fall,
+        rules_learning.loss_fall,
     ),
     Rule(
         "gates_collapsed", "halt",
@@ -80,12 +80,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "not_learning", "halt",
         "Learning rate 0 before the schedule ends, or gradient norm 0 after the warm-up.",
-        rules_loss.not_learning,
+        rules_learning.not_learning,
     ),
     Rule(
         "loss_scale_falling", "halt",
         "Steps in a row are skipped while the loss scale falls.",
-        rules_loss.loss_scale_falling,
+        rules_learning.loss_scale_falling,
     ),
     Rule(
         "throughput_low", "warn",
@@ -96,12 +96,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "grad_spike", "warn",
         "The gradient norm is many times its median.",
-        rules_loss.grad_spike,
+        rules_learning.grad_spike,
     ),
     Rule(
         "loss_plateau", "warn",
         "The median of the loss has not improved for a long time.",
-        rules_loss.loss_plateau,
+        rules_learning.loss_plateau,
     ),
     Rule(
         "memory_creep", "warn",

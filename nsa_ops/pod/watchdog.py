@@ -11,20 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 from nsa_core.rundir import events
-from nsa_core.rundir.atomic import append_line, write_text
 from nsa_core.rundir.exit import ExitRecord, read_exit
 from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records, read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, read_manifest
-from nsa_core.rundir.process import identify
-from nsa_ops.pod.act import next_attempt
+from nsa_ops.pod.attempts import next_attempt
 from nsa_ops.pod.ending import UNKNOWN_CODE, asked_to_stop, last_step, write_missing_exit
 from nsa_ops.pod.enforce import Enforcer, Outcome, write_evidence
 from nsa_ops.pod.evidence import Tracker, facts_of
@@ -34,7 +30,8 @@ from nsa_ops.pod.facts import (
     read_machine_evidence,
     read_process_evidence,
 )
-from nsa_ops.pod.messages import NextAttemptAction, ReplyCode, WatchdogRecord
+from nsa_ops.pod.journal import Doing, Journal
+from nsa_ops.pod.messages import NextAttemptAction, Reply, ReplyCode
 from nsa_ops.pod.processes import (
     LockHeldError,
     RunProcesses,
@@ -47,7 +44,6 @@ from nsa_ops.pod.rules import judge
 from nsa_ops.pod.runner import CONFLICT, NOT_A_RUN, TRAINER_MODULE
 from nsa_ops.pod.verdict import Verdict
 
-Doing = Literal["watching", "halting", "restarting", "done"]
 _HISTORY_BYTES = 512 * 1024
 _CHUNK_BYTES = 1024 * 1024
 _LOCK_WAIT_S = 5.0
@@ -70,12 +66,10 @@ class Watchdog:
         self._module = module
         self._manifest = read_manifest(run)
         self._verdict = Verdict(level="healthy", sentence="not judged yet")
-        self._doing: Doing = "watching"
-        self._why = ""
+        self._journal = Journal(run)
         self._told: dict[tuple[str, str], float] = {}
         self._runner: subprocess.Popen[bytes] | None = None
         self._begun_at = time.monotonic()
-        self._shown_at = -1e9
         self._gave_up = False
         self._restarts = sum(event.kind == RESTARTED for event in events.read_events(run))
         history = read_last_records(run.heartbeat(), Heartbeat, _HISTORY_BYTES)
@@ -109,7 +103,7 @@ class Watchdog:
         ended = self._read_end(record)
         if ended is not None:
             return self._after_end(ended)
-        if self._is_leaving(record):
+        if not is_running(record.trainer) or self._is_leaving(record):
             return ""
         self._judge(record)
         if self._verdict.level == "halt":
@@ -157,9 +151,13 @@ class Watchdog:
         end = time.monotonic() + _RUNNER_WAIT_S
         while is_running(record.runner) and time.monotonic() < end:
             time.sleep(_POLL_S)
-        return write_missing_exit(
-            self._run, self._manifest, UNKNOWN_CODE, memory_kills=0, by="watchdog"
-        )
+        try:
+            return write_missing_exit(
+                self._run, self._manifest, UNKNOWN_CODE, memory_kills=0, by="watchdog"
+            )
+        except OSError as error:  # tried again at the next look
+            self._show("watching", f"the trainer is gone; its end cannot be written: {error}")
+            return None
 
     def _is_leaving(self, record: RunProcesses) -> bool:
         """The trainer has written its exit and still runs; one that will not go is ended."""
@@ -198,9 +196,7 @@ class Watchdog:
     def _end_with(self, record: RunProcesses, act: Callable[[Enforcer], Outcome]) -> None:
         if record.trainer is None:
             return
-        enforcer = Enforcer(
-            self._run, self._manifest, record.trainer, lambda: self._show(self._doing, self._why)
-        )
+        enforcer = Enforcer(self._run, self._manifest, record.trainer, self._journal.show_again)
         outcome = act(enforcer)
         self._gave_up = outcome == "unkillable"
         self._note("halt_done", f"the trainer {outcome}", outcome=outcome)
@@ -253,11 +249,11 @@ class Watchdog:
             run_dir=self._run.root, from_attempt=self._manifest.attempt,
             changes={"resume": "auto"}, by="watchdog",
         )  # fmt: skip
-        end = time.monotonic() + _RUNNER_WAIT_S
-        reply = next_attempt(asked)
-        while reply.outcome == "conflict" and time.monotonic() < end:
-            time.sleep(_POLL_S)  # the runner gives the lock back a moment after the exit record
-            reply = next_attempt(asked)
+        try:
+            reply = self._begin_next(asked)
+        except OSError as error:
+            self._note("not_restarted", f"the next attempt cannot be begun: {error}")
+            return str(error)
         if reply.code != ReplyCode.OK:
             self._note("not_restarted", reply.message)
             return reply.message
@@ -270,6 +266,15 @@ class Watchdog:
         self._start_runner()
         return ""
 
+    def _begin_next(self, asked: NextAttemptAction) -> Reply:
+        """Begin the next attempt; the runner gives its lock back just after the exit record."""
+        end = time.monotonic() + _RUNNER_WAIT_S
+        reply = next_attempt(asked)
+        while reply.outcome == "conflict" and time.monotonic() < end:
+            time.sleep(_POLL_S)
+            reply = next_attempt(asked)
+        return reply
+
     def _start_runner(self) -> None:
         with self._run.watchdog_log.open("ab") as log:
             self._runner = subprocess.Popen(
@@ -279,37 +284,12 @@ class Watchdog:
             )  # fmt: skip
 
     def _note(self, kind: str, message: str, **facts: object) -> None:
-        """Record an event and say it; a full disk does not end the watch."""
-        with suppress(OSError):  # said again after `_TELL_AGAIN_S`
-            events.record(
-                self._run, kind=kind, by="watchdog", attempt=self._manifest.attempt,
-                message=message, facts=dict(facts),
-            )  # fmt: skip
-        self._say(f"{kind}: {message}")
-
-    def _say(self, words: str) -> None:
-        line = f"{time.strftime('%H:%M:%S', time.gmtime())} {words}"
-        with suppress(OSError):  # the disk may be full, the terminal may be closed
-            append_line(self._run.watchdog_log, line)
-            if sys.stdout.isatty():
-                sys.stdout.write(line + "\n")
-                sys.stdout.flush()
+        self._journal.note(self._manifest.attempt, kind, message, **facts)
 
     def _show(self, doing: Doing, why: str) -> None:
-        """Write watchdog.json at every look and change, and once a second while waiting."""
-        now = time.monotonic()
-        if (doing, why) == (self._doing, self._why) and now - self._shown_at < 1.0:
-            return
-        identity = identify(os.getpid())
-        if identity is None:
-            return
-        self._doing, self._why, self._shown_at = doing, why, now
-        record = WatchdogRecord(
-            run_id=self._manifest.run_id, attempt=self._manifest.attempt, identity=identity,
-            verdict=self._verdict, doing=doing, why=why, restarts=self._restarts, ts=time.time(),
-        )  # fmt: skip
-        with suppress(OSError):  # a full disk does not end the watch
-            write_text(self._run.watchdog, record.model_dump_json(indent=2) + "\n")
+        self._journal.show(
+            self._manifest.attempt, self._verdict, doing, why, restarts=self._restarts
+        )
 
 
 def take_watch(run: RunDir) -> int:
@@ -351,6 +331,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return CONFLICT
     try:
         Watchdog(run, given.module).watch()
+    except ManifestError as error:  # somebody has removed the run
+        sys.stderr.write(f"error: {error}\n")
+        return NOT_A_RUN
     finally:
         os.close(lock)
     return 0

@@ -110,6 +110,12 @@ class Trainer:
     def do_exit_record(self, code: int) -> None:
         self.end(code, "scripted")
 
+    def do_linger(self, code: int) -> None:
+        try:
+            self.end(code, "scripted")
+        except SystemExit:
+            time.sleep(60)
+
     def do_die(self, name: str) -> None:
         os.kill(os.getpid(), signal.Signals[name])
 

@@ -50,7 +50,7 @@ def fill(folder: Path) -> Path:
 def test_a_disk_that_fills_up_halts_the_run_with_whole_checkpoints_and_it_resumes(
     small_disk, shards, undisturbed
 ):
-    run = make_run(small_disk, shards)
+    run = make_run(small_disk, shards, telemetry={"tensorboard": True})
     child = start(run)
     wait_for(lambda: events(run, "saved"))
     filler = fill(small_disk)

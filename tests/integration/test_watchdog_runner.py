@@ -7,6 +7,8 @@ import pytest
 from nsa_core.rundir.events import read_events
 from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.process import identify, is_alive
+from nsa_ops.pod.act import act
+from nsa_ops.pod.messages import HaltAction, SignalAction
 from nsa_ops.pod.processes import is_locked, read_processes
 from tests.integration.pod_runs import make_run, start, wait_for
 
@@ -109,3 +111,18 @@ def test_a_recycled_pid_is_not_taken_for_the_trainer():
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+def test_a_trainer_that_wrote_its_exit_and_does_not_go_can_still_be_killed(tmp_path):
+    run = make_run(tmp_path, [["linger", 0]])
+    runner = start("runner", run)
+    trainer = trainer_of(run).trainer
+    wait_for(lambda: read_exit(run) is not None)
+    assert act(HaltAction(run_dir=run.root, reason="r").model_dump_json().encode()).outcome == (
+        "already"
+    )
+    asked = SignalAction(run_dir=run.root, signal="KILL")
+    assert act(asked.model_dump_json().encode()).outcome == "done"
+    runner.wait(10)
+    assert not is_alive(trainer)
+    assert act(asked.model_dump_json().encode()).outcome == "already"

@@ -89,8 +89,8 @@ def test_a_hang_is_reported_with_stacks_and_then_ended_by_term(tmp_path, both):
     assert (report.rule, report.groups[0].ranks) == ("stall", [0])
     assert "do_hang" in report.groups[0].text
     assert signals(run) == ["TERM"]
-    assert read_exit(run).code == -15
-    assert "watchdog asked" in read_exit(run).reason
+    assert read_exit(run).code == 16
+    assert "killed by SIGTERM: watchdog asked (stall: " in read_exit(run).reason
     assert read_manifest(run).attempt == 1
 
 
@@ -102,7 +102,8 @@ def test_a_trainer_that_ignores_term_is_killed_and_not_restarted(tmp_path, both)
     assert watchdog.wait(30) == 0
     assert not is_alive(trainer)
     assert signals(run) == ["TERM", "KILL"]
-    assert read_exit(run).code == -9
+    assert read_exit(run).code == 16
+    assert "killed by SIGKILL" in read_exit(run).reason
     assert read_manifest(run).attempt == 1
 
 
@@ -158,9 +159,8 @@ def test_a_crash_before_the_first_step_is_not_tried_again(tmp_path, both):
     assert run.anomaly.read_text() == "process_gone\n"
 
 
-@pytest.mark.parametrize("code", [2, 10, 12, 13, 15, 93])
-def test_an_end_on_purpose_is_not_restarted(tmp_path, both, code):
-    run = make_run(tmp_path, [["beat", 3], ["exit_record", code]], limits=QUICK)
+def test_an_end_on_purpose_is_not_restarted(tmp_path, both):
+    run = make_run(tmp_path, [["beat", 3], ["exit_record", 12]], limits=QUICK)
     _, watchdog = both(run)
     watchdog.wait(15)
     assert read_manifest(run).attempt == 1

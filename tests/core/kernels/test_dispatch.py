@@ -1,6 +1,6 @@
 """Policy and capability decide; nothing falls back in silence."""
 
-import sys
+import importlib
 
 import pytest
 import torch
@@ -18,9 +18,16 @@ def test_auto_on_a_cpu_is_sdpa_and_says_why():
     assert all("triton needs a CUDA device" in choice.reason for choice in chosen.choices)
 
 
-def test_a_cpu_never_imports_triton():
+def test_on_a_cpu_only_sdpa_is_imported(monkeypatch):
+    imported, plain = [], importlib.import_module
+
+    def spy(name):
+        imported.append(name)
+        return plain(name)
+
+    monkeypatch.setattr(importlib, "import_module", spy)
     dispatch.choose_backends(RuntimeConfig(), CPU)
-    assert "nsa_core.kernels.triton.backend" not in sys.modules
+    assert set(imported) == {"nsa_core.kernels.sdpa"}
 
 
 @pytest.mark.parametrize("name", ["triton", "flash"])

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from nsa_core.config.counts import count_flops, count_parameters, estimate_memory
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.training import OptimizerConfig
+from nsa_core.kernels.packing import Packing
 from nsa_core.model import loss as loss_module
 from nsa_core.model.transformer import LanguageModel
 from tests.core.model.cases import small_config, small_model, tokens
@@ -175,6 +176,11 @@ def test_dense_models_have_no_gate_statistics():
     with model.recording_statistics():
         model(tokens(1, 9))
     assert model.gate_statistics() is None
+
+
+def test_documents_that_do_not_fill_the_batch_are_refused():
+    with pytest.raises(ValueError, match="hold 7 tokens and the batch has 8"):
+        small_model()(tokens(2, 4), Packing.from_lengths([7]))
 
 
 def test_weight_decay_leaves_norms_biases_and_tables_alone():

@@ -1,6 +1,7 @@
 """Fakes and small runs shared by the tests of the trainer."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,10 @@ def manifest(run: RunDir) -> RunManifest:
 
 
 @pytest.fixture
-def telemetry(run: RunDir, manifest: RunManifest) -> Telemetry:
+def telemetry(run: RunDir, manifest: RunManifest) -> Iterator[Telemetry]:
     """Telemetry of `r1` without a heartbeat thread."""
     log = RunLog(run.log)
     beats = HeartbeatWriter(run, run_id="r1", attempt=1, rank=0, writes=LossyWrites(log.tell))
-    return Telemetry(run, manifest, beats, log)
+    made = Telemetry(run, manifest, beats, log)
+    yield made
+    made.close()

@@ -108,6 +108,9 @@ def test_checkpoints_say_whether_they_have_a_manifest(run):
         config_sha256="", files=[],
     )  # fmt: skip
     (whole / MANIFEST_NAME).write_text(manifest.model_dump_json())
+    run.known_good.write_text("step_000500\n")
+    write_beats(run, 1, 2, loss=float("nan"), finite=False)
+    assert "known good checkpoint is step 500" in look(run).verdict.sentence
     found = [(fact.step, fact.whole, fact.size_bytes >= 5) for fact in look(run).checkpoints]
     assert found == [(1000, False, True), (500, True, True)]
 

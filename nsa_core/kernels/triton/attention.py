@@ -1,0 +1,207 @@
+"""Host side of `attend.py`: launch a mode's forward and backward over packed documents."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+from torch import Tensor
+
+from nsa_core.kernels.triton.attend import (
+    attend_forward_kernel,
+    attend_key_gradient_kernel,
+    attend_query_gradient_kernel,
+)
+from nsa_core.kernels.triton.launch import Kernel, key_tile, launch_for, policy_for, row_tile
+from nsa_core.kernels.triton.rows import CHOSEN, COMPRESSED, SLIDING
+from nsa_core.kernels.triton.tiles import num_slots, tile_documents
+
+LOG2E = 1.4426950408889634
+_WHOLE = 1 << 30  # a segment no document outgrows
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Packed documents on the device with the tile slots of one query block size."""
+
+    cu_seqlens: Tensor
+    num_tokens: int
+    max_seqlen: int
+    block: int
+    tile_document: Tensor
+
+    @property
+    def num_documents(self) -> int:
+        """M."""
+        return self.cu_seqlens.numel() - 1
+
+    @property
+    def num_slots(self) -> int:
+        """Query blocks of all documents, empty slots included."""
+        return self.tile_document.numel()
+
+
+def documents(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int, block: int) -> Documents:
+    """Cut packed documents into query blocks of `block` tokens."""
+    tiles = tile_documents(cu_seqlens, num_tokens, block)
+    return Documents(cu_seqlens, num_tokens, max_seqlen, block, tiles)
+
+
+Direction = Literal["forward", "query_gradient", "key_gradient"]
+_KERNELS: dict[int, dict[Direction, Kernel]] = {
+    COMPRESSED.value: {
+        "forward": "compressed_forward",
+        "query_gradient": "compressed_query_gradient",
+        "key_gradient": "compressed_key_gradient",
+    },
+    SLIDING.value: {
+        "forward": "sliding_forward",
+        "query_gradient": "sliding_query_gradient",
+        "key_gradient": "sliding_key_gradient",
+    },
+    CHOSEN.value: {
+        "forward": "chosen_forward",
+        "query_gradient": "chosen_query_gradient",
+        "key_gradient": "chosen_key_gradient",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What a row sees: `kind` of `attend.py`, its span and stride in tokens, the bits of choice."""
+
+    kind: int
+    span: int
+    stride: int
+    bits: Tensor | None = None
+
+    def kernel(self, direction: Direction) -> Kernel:
+        """Name of this mode's kernel in the launch tables."""
+        return _KERNELS[self.kind][direction]
+
+
+def compressed_mode(compress_block: int, compress_stride: int) -> Mode:
+    """Rows see the compressed blocks that end at or before them."""
+    return Mode(COMPRESSED.value, compress_block, compress_stride)
+
+
+def sliding_mode(window: int) -> Mode:
+    """Rows see the last `window` tokens, themselves included."""
+    return Mode(SLIDING.value, window, 1)
+
+
+def chosen_mode(bits: Tensor) -> Mode:
+    """Rows see the blocks whose bit is set in `bits` [G, words, N]."""
+    return Mode(CHOSEN.value, 0, 1, bits)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, docs: Documents, mode: Mode) -> tuple[Tensor, Tensor]:
+    """Attend one way.
+
+    Returns:
+        out [N, H, E] in q's dtype and the natural log normaliser [N, H] in float32; 0 and -inf
+        where a row sees nothing.
+    """
+    num_tokens, num_heads, key_width = q.shape
+    groups, value_width = k.shape[1], v.shape[2]
+    heads = num_heads // groups
+    out = q.new_empty(num_tokens, num_heads, value_width)
+    lse = q.new_empty(num_tokens, num_heads, dtype=torch.float32)
+    launch = launch_for(mode.kernel("forward"), q.device, key_width, value_width)
+    rows = row_tile(launch, docs.block, heads)
+    keys = docs.block if mode.bits is not None else launch.keys
+    bits = docs.tile_document if mode.bits is None else mode.bits
+    grid = (docs.num_slots * (docs.block * heads // rows), groups)
+    attend_forward_kernel[grid](
+        q, k, v, bits, out, lse, docs.tile_document, docs.cu_seqlens,
+        num_tokens, _num_words(mode), key_width**-0.5 * LOG2E,
+        mode.kind, mode.span, mode.stride, docs.block, groups, heads, key_width, value_width,
+        rows, keys, launch.stages, **launch.options(),
+    )  # fmt: skip
+    return out, lse
+
+
+def query_gradient(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
+    docs: Documents, mode: Mode, *, add_to: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Gradient of q of one mode, added to `add_to` in place where given.
+
+    `grad` [N, H, E] is the output's gradient; `offset` and `delta` [N, H] come from gates.py.
+    """
+    num_tokens, num_heads, key_width = q.shape
+    groups, value_width = k.shape[1], v.shape[2]
+    heads = num_heads // groups
+    dq = torch.empty_like(q) if add_to is None else add_to
+    launch = launch_for(mode.kernel("query_gradient"), q.device, key_width, value_width)
+    rows = row_tile(launch, docs.block, heads)
+    keys = docs.block if mode.bits is not None else launch.keys
+    bits = docs.tile_document if mode.bits is None else mode.bits
+    grid = (docs.num_slots * (docs.block * heads // rows), groups)
+    attend_query_gradient_kernel[grid](
+        q, k, v, grad, offset, delta, bits, dq, docs.tile_document, docs.cu_seqlens,
+        num_tokens, _num_words(mode), key_width**-0.5 * LOG2E, key_width**-0.5,
+        mode.kind, mode.span, mode.stride, docs.block, groups, heads, key_width, value_width,
+        rows, keys, launch.stages, add_to is not None, **launch.options(),
+    )  # fmt: skip
+    return dq
+
+
+def key_gradient(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
+    docs: Documents, mode: Mode, *, deterministic: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """dk, dv of one mode; arguments as in `query_gradient`."""
+    if mode.kind == COMPRESSED.value:
+        return _compressed_key_gradient(
+            q, k, v, grad, offset, delta, docs, mode, deterministic=deterministic
+        )
+    launch = launch_for(mode.kernel("key_gradient"), q.device, q.shape[2], v.shape[2])
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    keys = key_tile(launch, docs.block)
+    grid = (docs.num_slots, k.shape[1], 1)
+    bits = docs.tile_document if mode.bits is None else mode.bits
+    attend_key_gradient_kernel[grid](
+        q, k, v, grad, offset, delta, bits, dk, dv, docs.tile_document, docs.cu_seqlens,
+        q.shape[0], _num_words(mode), _WHOLE, 0, q.shape[2]**-0.5 * LOG2E, q.shape[2]**-0.5,
+        mode.kind, mode.span, mode.stride, docs.block, k.shape[1], q.shape[1] // k.shape[1],
+        q.shape[2], v.shape[2], launch.rows, keys, launch.stages, False, **launch.options(),
+    )  # fmt: skip
+    return dk, dv
+
+
+def _compressed_key_gradient(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
+    docs: Documents, mode: Mode, *, deterministic: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Split the many rows of the few compressed keys into segments, and sum the segments.
+
+    Atomics add them in float32 in any order; `deterministic` writes at most 16 copies and sums
+    those.
+    """
+    launch = launch_for(mode.kernel("key_gradient"), q.device, q.shape[2], v.shape[2])
+    segment = policy_for(q.device, q.shape[2], v.shape[2]).segment_tokens
+    if deterministic:
+        segment *= max(1, triton.cdiv(docs.max_seqlen, 16 * segment))
+    segments = max(1, triton.cdiv(docs.max_seqlen, segment))
+    copies = segments if deterministic else 1
+    dk = k.new_zeros(copies, *k.shape, dtype=torch.float32)
+    dv = v.new_zeros(copies, *v.shape, dtype=torch.float32)
+    tile = launch.keys * mode.stride
+    tiles = tile_documents(docs.cu_seqlens, docs.num_tokens, tile)
+    grid = (num_slots(docs.num_tokens, docs.num_documents, tile), k.shape[1], segments)
+    attend_key_gradient_kernel[grid](
+        q, k, v, grad, offset, delta, tiles, dk, dv, tiles, docs.cu_seqlens,
+        q.shape[0], 0, segment, k.shape[0], q.shape[2]**-0.5 * LOG2E, q.shape[2]**-0.5,
+        mode.kind, mode.span, mode.stride, docs.block, k.shape[1], q.shape[1] // k.shape[1],
+        q.shape[2], v.shape[2], launch.rows, launch.keys, launch.stages, not deterministic,
+        **launch.options(),
+    )  # fmt: skip
+    if copies > 1:
+        return dk.sum(0).to(k.dtype), dv.sum(0).to(v.dtype)
+    return dk[0].to(k.dtype), dv[0].to(v.dtype)
+
+
+def _num_words(mode: Mode) -> int:
+    return 0 if mode.bits is None else mode.bits.shape[1]

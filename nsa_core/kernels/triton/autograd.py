@@ -1,0 +1,79 @@
+"""Tie every operator of `ops.py` to its backward operator."""
+
+from typing import Any
+
+from torch import Tensor
+
+from nsa_core.kernels.triton import ops
+
+Context = Any  # torch hands its own context object to both halves
+
+
+def _save_mode(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, cu_seqlens, *numbers = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(q, k, v, out, lse, cu_seqlens)
+    ctx.numbers = numbers
+
+
+def _compressed_backward(ctx: Context, grad: Tensor, _lse: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, lse, cu_seqlens = ctx.saved_tensors
+    grads = ops.compressed_backward(q, k, v, out, lse, grad, cu_seqlens, *ctx.numbers)
+    return (*grads, None, *[None] * len(ctx.numbers))
+
+
+def _sliding_backward(ctx: Context, grad: Tensor, _lse: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, lse, cu_seqlens = ctx.saved_tensors
+    grads = ops.sliding_backward(q, k, v, out, lse, grad, cu_seqlens, *ctx.numbers)
+    return (*grads, None, *[None] * len(ctx.numbers))
+
+
+def _save_selected(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, ids, cu_seqlens, *numbers = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(q, k, v, ids, out, lse, cu_seqlens)
+    ctx.numbers = numbers
+
+
+def _selected_backward(ctx: Context, grad: Tensor, _lse: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, ids, out, lse, cu_seqlens = ctx.saved_tensors
+    grads = ops.selected_attention_backward(q, k, v, ids, out, lse, grad, cu_seqlens, *ctx.numbers)
+    return (*grads, None, None, *[None] * len(ctx.numbers))
+
+
+def _save_attend(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, cu_seqlens, max_seqlen, geometry, dense, deterministic = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*tensors, *output[1:], cu_seqlens)
+    ctx.numbers = (max_seqlen, list(geometry), dense, deterministic)
+
+
+def _attend_backward(ctx: Context, grad: Tensor, *_unused: Tensor | None) -> tuple[Any, ...]:
+    q, *keys_values, gate, out_c, out_s, out_w, lse, ids, cu_seqlens = ctx.saved_tensors
+    grads = ops.attend_backward(
+        grad, q, keys_values, gate, [out_c, out_s, out_w], lse, ids, cu_seqlens, *ctx.numbers
+    )
+    return (*grads, *[None] * 5)
+
+
+def _save_pool(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    x, cu_seqlens, *sizes = inputs
+    ctx.save_for_backward(cu_seqlens)
+    ctx.numbers = (x.shape[0], *sizes)
+
+
+def _pool_backward(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+    (cu_seqlens,) = ctx.saved_tensors
+    return ops.mean_pool_backward(grad, cu_seqlens, *ctx.numbers), None, None, None
+
+
+def register() -> None:
+    """Give every forward operator its backward; called once, when the backend is loaded."""
+    ops.compressed.register_autograd(_compressed_backward, setup_context=_save_mode)
+    ops.sliding.register_autograd(_sliding_backward, setup_context=_save_mode)
+    ops.selected_attention.register_autograd(_selected_backward, setup_context=_save_selected)
+    ops.mean_pool.register_autograd(_pool_backward, setup_context=_save_pool)
+    ops.attend.register_autograd(_attend_backward, setup_context=_save_attend)

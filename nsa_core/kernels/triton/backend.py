@@ -1,0 +1,201 @@
+"""The Triton backend: the attention protocol on NVIDIA cards from sm_80 on.
+
+Legend: N tokens of the call, H query heads, G groups, D key width, E value width,
+C compressed slots, S = num_selected.
+"""
+
+import torch
+from torch import Tensor
+
+from nsa_core.kernels.backend import Branch, DeviceFacts
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.packing import Packing
+from nsa_core.kernels.triton import autograd, ops
+from nsa_core.kernels.triton.launch import policy_for
+
+SUPPORTED_DTYPES = (torch.bfloat16, torch.float16)
+MIN_CAPABILITY = (8, 0)
+_WHOLE_DOCUMENT = 1 << 30  # one window for every document that it covers: one compilation
+_MAX_OFFSET = 1 << 31  # elements of one document's queries; kernels count those in 32 bits
+
+autograd.register()
+
+
+def refusal(branch: Branch, facts: DeviceFacts) -> str | None:
+    """Why these kernels cannot run on a device, or None."""
+    del branch
+    if facts.device_type != "cuda" or facts.capability is None:
+        return f"triton needs a CUDA device, and the device is {facts.device_type}"
+    if facts.capability < MIN_CAPABILITY:
+        major, minor = facts.capability
+        return f"triton needs sm_80 or newer, and the card is sm_{major}{minor}"
+    if facts.dtype not in SUPPORTED_DTYPES:
+        return f"triton computes in bfloat16 or float16, and the inputs are {facts.dtype}"
+    return None
+
+
+def create_backend() -> "TritonBackend":
+    """Make the backend; called by the dispatcher."""
+    return TritonBackend()
+
+
+def check_shapes(
+    q_NHD: Tensor, k: Tensor, v: Tensor, geometry: BlockGeometry, packing: Packing
+) -> None:
+    """Refuse what the kernels would compute wrongly.
+
+    Raises:
+        ValueError: If a width or block is no power of two, or a document is too long to address.
+    """
+    block, stride = geometry.select_block, geometry.compress_stride
+    sizes = {
+        "d_k": q_NHD.shape[2],
+        "d_v": v.shape[2],
+        "select_block": block,
+        "select_block / compress_stride": block // stride,
+    }
+    for name, size in sizes.items():
+        least = 1 if "/" in name else 16
+        if size < least or size & (size - 1):
+            message = f"the triton backend needs {name} to be a power of two >= {least}, got {size}"
+            raise ValueError(message)
+    elements = packing.max_seqlen * q_NHD.shape[1] * max(k.shape[2], v.shape[2])
+    if elements >= _MAX_OFFSET:
+        message = (
+            f"the queries of one document have {elements} elements, and the triton kernels address "
+            f"{_MAX_OFFSET}; use shorter documents or the sdpa backend"
+        )
+        raise ValueError(message)
+
+
+class TritonBackend:
+    """The `AttentionBackend` of these kernels.
+
+    `torch.use_deterministic_algorithms(True)` makes every gradient bit-reproducible, at a price.
+    """
+
+    name = "triton"
+
+    def compressed(
+        self, q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor, geometry: BlockGeometry, packing: Packing
+    ) -> tuple[Tensor, Tensor]:
+        """See `AttentionBackend.compressed`."""
+        check_shapes(q_NHD, k_CGD, v_CGE, geometry, packing)
+        out_NHE, lse_NH = ops.compressed(
+            *_contiguous(q_NHD, k_CGD, v_CGE), packing.cu_seqlens, packing.max_seqlen,
+            geometry.select_block, geometry.compress_block, geometry.compress_stride,
+            _wants_determinism(),
+        )  # fmt: skip
+        return out_NHE, lse_NH
+
+    @torch.no_grad()
+    def select(
+        self,
+        q_NHD: Tensor,
+        k_CGD: Tensor,
+        lse_NH: Tensor,
+        geometry: BlockGeometry,
+        packing: Packing,
+    ) -> Tensor:
+        """See `AttentionBackend.select`."""
+        check_shapes(q_NHD, k_CGD, k_CGD, geometry, packing)
+        ids_NGS: Tensor = ops.select(
+            *_contiguous(q_NHD, k_CGD, lse_NH), packing.cu_seqlens, packing.max_seqlen,
+            geometry.select_block, geometry.compress_block, geometry.compress_stride,
+            geometry.num_selected,
+        )  # fmt: skip
+        return ids_NGS
+
+    def selected(
+        self,
+        q_NHD: Tensor,
+        k_NGD: Tensor,
+        v_NGE: Tensor,
+        ids_NGS: Tensor,
+        geometry: BlockGeometry,
+        packing: Packing,
+    ) -> Tensor:
+        """See `AttentionBackend.selected`."""
+        check_shapes(q_NHD, k_NGD, v_NGE, geometry, packing)
+        out_NHE: Tensor = ops.selected_attention(
+            *_contiguous(q_NHD, k_NGD, v_NGE, ids_NGS), packing.cu_seqlens, packing.max_seqlen,
+            geometry.select_block, _is_dense(q_NHD, v_NGE, packing), _wants_determinism(),
+        )[0]  # fmt: skip
+        return out_NHE
+
+    def sliding(
+        self, q_NHD: Tensor, k_NGD: Tensor, v_NGE: Tensor, geometry: BlockGeometry, packing: Packing
+    ) -> Tensor:
+        """See `AttentionBackend.sliding`."""
+        check_shapes(q_NHD, k_NGD, v_NGE, geometry, packing)
+        out_NHE: Tensor = ops.sliding(
+            *_contiguous(q_NHD, k_NGD, v_NGE), packing.cu_seqlens, packing.max_seqlen,
+            geometry.select_block, _span(geometry.window, packing),
+        )[0]  # fmt: skip
+        return out_NHE
+
+    def attend(
+        self,
+        q_NHD: Tensor,
+        compressed: tuple[Tensor, Tensor],
+        selected: tuple[Tensor, Tensor],
+        sliding: tuple[Tensor, Tensor],
+        gate_NH3: Tensor,
+        geometry: BlockGeometry,
+        packing: Packing,
+    ) -> tuple[Tensor, Tensor]:
+        """All three branches, the choice between them and the gated sum as one operator.
+
+        The same mathematics as the single branches; one pass prepares all three backwards, gates
+        scale rows inside the kernels, and dq is summed in place.
+
+        Args:
+            q_NHD: Queries.
+            compressed: Keys and values [C, G, .] of the compressed blocks.
+            selected: Keys and values [N, G, .] of the selected branch.
+            sliding: Keys and values [N, G, .] of the window.
+            gate_NH3: Weights of (compressed, selected, sliding); must not be negative.
+            geometry: Block sizes.
+            packing: The documents.
+
+        Returns:
+            The gated sum [N, H, E] and the chosen ids [N, G, S].
+        """
+        for pair in (compressed, selected, sliding):
+            check_shapes(q_NHD, *pair, geometry, packing)
+        sizes = [
+            geometry.compress_block, geometry.compress_stride, geometry.select_block,
+            geometry.num_selected, _span(geometry.window, packing),
+        ]  # fmt: skip
+        out_NHE, *_, ids_NGS = ops.attend(
+            *_contiguous(q_NHD, *compressed, *selected, *sliding, gate_NH3),
+            packing.cu_seqlens, packing.max_seqlen, sizes,
+            _is_dense(q_NHD, selected[1], packing), _wants_determinism(),
+        )  # fmt: skip
+        return out_NHE, ids_NGS
+
+    def mean_pool(self, x_NGD: Tensor, geometry: BlockGeometry, packing: Packing) -> Tensor:
+        """Means [C, G, D] of the compression blocks (phi = `avg`); unused slots are zero."""
+        check_shapes(x_NGD, x_NGD, x_NGD, geometry, packing)
+        pooled_CGD: Tensor = ops.mean_pool(
+            x_NGD.contiguous(), packing.cu_seqlens,
+            geometry.compress_block, geometry.compress_stride,
+        )  # fmt: skip
+        return pooled_CGD
+
+
+def _contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(tensor.contiguous() for tensor in tensors)
+
+
+def _wants_determinism() -> bool:
+    return torch.are_deterministic_algorithms_enabled()
+
+
+def _span(window: int, packing: Packing) -> int:
+    return window if window < packing.max_seqlen else _WHOLE_DOCUMENT
+
+
+def _is_dense(q_NHD: Tensor, v_NGE: Tensor, packing: Packing) -> bool:
+    policy = policy_for(q_NHD.device, q_NHD.shape[2], v_NGE.shape[2])
+    return packing.max_seqlen <= policy.dense_until

@@ -1,0 +1,88 @@
+"""Device functions shared by the attention kernels: rows, visibility and the online softmax.
+
+A row is one query head of one token. The h heads of a group share keys, so the rows of a tile are
+(token, head) pairs laid end to end: row r is token r // h, head r % h. No group size is padded.
+Scores live in base 2: `qk_scale` is log2(e) / sqrt(D).
+"""
+
+import triton
+import triton.language as tl
+
+COMPRESSED = tl.constexpr(0)  # keys are compressed blocks of SPAN tokens every STRIDE tokens
+SLIDING = tl.constexpr(1)  # keys are the last SPAN tokens
+CHOSEN = tl.constexpr(2)  # keys are the tokens of the blocks whose bit is set
+INFINITY = tl.constexpr(float("inf"))
+LOWEST = tl.constexpr(-1e30)  # a running maximum that no finite score goes below
+LN2 = tl.constexpr(0.6931471805599453)
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def num_visible(position, MODE: tl.constexpr, SPAN: tl.constexpr, STRIDE: tl.constexpr):
+    """Number of keys, counted from the first, that a token at `position` may see."""
+    if MODE == COMPRESSED:
+        return tl.maximum(position - SPAN + 1 + STRIDE, 0) // STRIDE
+    return position + 1
+
+
+@triton.jit
+def matmul(a, b):
+    """A @ b in float32; float32 operands are not rounded to tf32."""
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def matmul_add(a, b, c):
+    """A @ b + c in float32; float32 operands are not rounded to tf32."""
+    return tl.dot(a, b, c, input_precision="ieee")
+
+
+@triton.jit
+def softmax_step(scores, v, qk_scale, peak, total, out, chosen, HAS_CHOICE: tl.constexpr):
+    """Fold one tile of scores [rows, keys] and values into the running softmax.
+
+    `chosen` [rows] switches a whole row off (HAS_CHOICE) at the price of one select per row:
+    an offset of +inf makes every exp2 zero.
+    """
+    raised = tl.maximum(peak, tl.max(scores, 1) * qk_scale)
+    if HAS_CHOICE:
+        raised = tl.where(chosen, raised, peak)
+        prob = tl.exp2(scores * qk_scale - tl.where(chosen, raised, INFINITY)[:, None])
+    else:
+        prob = tl.exp2(scores * qk_scale - raised[:, None])
+    decay = tl.exp2(peak - raised)
+    total = total * decay + tl.sum(prob, 1)
+    out = matmul_add(prob.to(v.dtype), v, out * decay[:, None])
+    return raised, total, out
+
+
+@triton.jit
+def finish_softmax(peak, total):
+    """Return (divisor of the sum, natural log of the normaliser); -inf where nothing was seen."""
+    seen = total > 0
+    divisor = tl.where(seen, total, 1.0)
+    return divisor, tl.where(seen, (peak + tl.log2(divisor)) * LN2, -INFINITY)
+
+
+@triton.jit
+def query_gradient_step(q, grad, offset, delta, k, v, qk_scale, dq, visible, MASKED: tl.constexpr):
+    """Add ds @ k of one key tile to dq; `offset` is +inf on rows that see nothing."""
+    prob = tl.exp2(matmul(q, tl.trans(k)) * qk_scale - offset[:, None])
+    if MASKED:
+        prob = tl.where(visible, prob, 0.0)
+    ds = prob * (matmul(grad, tl.trans(v)) - delta[:, None])
+    return matmul_add(ds.to(k.dtype), k, dq)
+
+
+@triton.jit
+def key_gradient_step(
+    q, grad, offset, delta, k, v, qk_scale, dk, dv, visible, MASKED: tl.constexpr
+):
+    """Add one tile of rows to dk and dv; returns ds [keys, rows] too, for a fused dq."""
+    prob = tl.exp2(matmul(k, tl.trans(q)) * qk_scale - offset)
+    if MASKED:
+        prob = tl.where(visible, prob, 0.0)
+    dv = matmul_add(prob.to(grad.dtype), grad, dv)
+    ds = (prob * (matmul(v, tl.trans(grad)) - delta[None, :])).to(q.dtype)
+    dk = matmul_add(ds, q, dk)
+    return dk, dv, ds

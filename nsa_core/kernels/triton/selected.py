@@ -1,0 +1,309 @@
+"""Host side of the selected branch: masked-dense for short documents, KV-major for long ones.
+
+Both paths compute the same sum for any ids. The masked-dense path costs what dense attention costs
+and is bit-reproducible; the KV-major path costs the same at any length and adds in float32
+atomics, unless `deterministic` asks for ordered copies.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from nsa_core.kernels.triton import attention
+from nsa_core.kernels.triton.attention import LOG2E, Documents, chosen_mode
+from nsa_core.kernels.triton.index import (
+    QueryIndex,
+    block_bits,
+    build_index,
+    chunk_count,
+    max_items,
+)
+from nsa_core.kernels.triton.items import (
+    item_backward_kernel,
+    item_forward_kernel,
+    sum_items_kernel,
+)
+from nsa_core.kernels.triton.launch import launch_for, policy_for, row_tile
+from nsa_core.kernels.triton.merge import (
+    band_key_gradient_kernel,
+    first_block_gradient_kernel,
+    merge_forward_kernel,
+    merge_query_gradient_kernel,
+)
+from nsa_core.kernels.triton.tiles import num_slots, tile_documents
+
+_MAX_ELEMENTS = (1 << 31) - 1  # partial outputs of a chunk are addressed in 32 bits
+_FIRST_BLOCK_SEGMENT = 8  # query blocks per program of the first block's gradient
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Chosen ids [N, G, S] with what a path needs of them: bits, or the inverted index."""
+
+    ids: Tensor
+    bits: Tensor | None
+    index: QueryIndex | None
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Sizes that every KV-major launch shares."""
+
+    groups: int
+    heads: int
+    key_width: int
+    value_width: int
+    num_selected: int
+    item_queries: int
+
+    @property
+    def qk_scale(self) -> float:
+        return LOG2E * self.scale
+
+    @property
+    def scale(self) -> float:
+        return 1.0 / math.sqrt(self.key_width)
+
+
+def choose_path(
+    ids: Tensor, q: Tensor, v: Tensor, docs: Documents, *, dense: bool, deterministic: bool
+) -> Choice:
+    """Turn ids into bits (masked-dense) or into the inverted index (KV-major)."""
+    if dense:
+        return Choice(ids, block_bits(ids, docs), None)
+    policy = policy_for(q.device, q.shape[2], v.shape[2])
+    token_elements = q.shape[1] * ids.shape[2] * max(q.shape[2], v.shape[2])
+    chunk_tokens = min(policy.chunk_tokens, _MAX_ELEMENTS // token_elements)
+    index = build_index(ids, docs, chunk_tokens, policy.item_queries, deterministic=deterministic)
+    return Choice(ids, None, index)
+
+
+def selected_forward(
+    q: Tensor, k: Tensor, v: Tensor, choice: Choice, docs: Documents
+) -> tuple[Tensor, Tensor]:
+    """Out [N, H, E] and natural lse [N, H] of attention to the chosen blocks, causal."""
+    if choice.bits is not None:
+        return attention.forward(q, k, v, docs, chosen_mode(choice.bits))
+    return _items_forward(q, k, v, choice, docs)
+
+
+def selected_backward(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
+    choice: Choice, docs: Documents, *, deterministic: bool, add_to: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Dq (added to `add_to` in place where given), dk, dv; `offset` and `delta` as in gates.py."""
+    if choice.bits is not None:
+        mode = chosen_mode(choice.bits)
+        dq = attention.query_gradient(q, k, v, grad, offset, delta, docs, mode, add_to=add_to)
+        dk, dv = attention.key_gradient(
+            q, k, v, grad, offset, delta, docs, mode, deterministic=deterministic
+        )
+        return dq, dk, dv
+    return _items_backward(
+        q, k, v, grad, offset, delta, choice, docs, deterministic=deterministic, add_to=add_to
+    )
+
+
+def _shape(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> _Shape:
+    policy = policy_for(q.device, q.shape[2], v.shape[2])
+    return _Shape(
+        k.shape[1], q.shape[1] // k.shape[1], q.shape[2], v.shape[2], ids.shape[2],
+        policy.item_queries,
+    )  # fmt: skip
+
+
+def _partial_rows(docs: Documents, index: QueryIndex, shape: _Shape) -> int:
+    tokens = min(docs.num_tokens, index.chunk_slots * docs.block)
+    return tokens * shape.groups * shape.num_selected * shape.heads
+
+
+def _item_programs(docs: Documents, index: QueryIndex, shape: _Shape, chunks: int) -> int:
+    """Bound on the items of `chunks` chunks: a chunk's lists end at its own last KV block."""
+    tokens = min(docs.num_tokens, chunks * index.chunk_slots * docs.block)
+    reach = index.chunk_slots + triton.cdiv(docs.max_seqlen, docs.block) + 1
+    lists = chunks * shape.groups * min(reach, docs.num_slots)
+    return max(1, max_items(tokens * shape.groups * shape.num_selected, lists, shape.item_queries))
+
+
+def _items_forward(
+    q: Tensor, k: Tensor, v: Tensor, choice: Choice, docs: Documents
+) -> tuple[Tensor, Tensor]:
+    index, ids = choice.index, choice.ids
+    assert index is not None  # noqa: S101 - narrows the type; the caller has looked at `bits`
+    shape = _shape(q, k, v, ids)
+    out = q.new_empty(q.shape[0], q.shape[1], shape.value_width)
+    lse = q.new_empty(q.shape[0], q.shape[1], dtype=torch.float32)
+    part_rows = _partial_rows(docs, index, shape)
+    part_out = q.new_empty(part_rows, shape.value_width)
+    part_lse = q.new_empty(part_rows, dtype=torch.float32)
+    item = launch_for("item_forward", q.device, shape.key_width, shape.value_width)
+    merge = launch_for("merge", q.device, shape.key_width, shape.value_width)
+    rows = row_tile(merge, docs.block, shape.heads)
+    programs = _item_programs(docs, index, shape, 1)
+    for chunk in range(chunk_count(docs, index.chunk_slots)):
+        first_slot = chunk * index.chunk_slots
+        slots = min(index.chunk_slots, docs.num_slots - first_slot)
+        lists = (chunk * shape.groups * docs.num_slots, (chunk + 1) * shape.groups * docs.num_slots)
+        item_forward_kernel[(programs,)](
+            q, k, v, index.offset, index.item_offset, index.item_list, index.entries,
+            part_out, part_lse, docs.tile_document, docs.cu_seqlens,
+            *lists, first_slot, docs.num_slots, shape.item_queries, shape.qk_scale,
+            docs.block, shape.groups, shape.heads, shape.key_width, shape.value_width,
+            shape.num_selected, item.rows, item.stages, **item.options(),
+        )  # fmt: skip
+        merge_forward_kernel[slots * (docs.block * shape.heads // rows), shape.groups](
+            q, k, v, ids, index.flags, part_out, part_lse, out, lse,
+            docs.tile_document, docs.cu_seqlens, first_slot, q.shape[0], shape.qk_scale,
+            docs.block, shape.groups, shape.heads, shape.key_width, shape.value_width,
+            shape.num_selected, rows, **merge.options(),
+        )  # fmt: skip
+    return out, lse
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """What the backward launches share."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    grad: Tensor
+    offset: Tensor
+    delta: Tensor
+    ids: Tensor
+    index: QueryIndex
+    docs: Documents
+    shape: _Shape
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """First six arguments of every backward kernel."""
+        return self.q, self.k, self.v, self.grad, self.offset, self.delta
+
+
+def _items_backward(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
+    choice: Choice, docs: Documents, *, deterministic: bool, add_to: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    assert choice.index is not None  # noqa: S101 - narrows the type
+    shape = _shape(q, k, v, choice.ids)
+    work = _Backward(q, k, v, grad, offset, delta, choice.ids, choice.index, docs, shape)
+    dq = torch.empty_like(q) if add_to is None else add_to
+    item_dk = torch.zeros_like(k, dtype=torch.float32)
+    item_dv = torch.zeros_like(v, dtype=torch.float32)
+    add = add_to is not None
+    if deterministic or policy_for(q.device, shape.key_width, shape.value_width).partial_dq:
+        _partial_items(work, dq, item_dk, item_dv, add=add, ordered=deterministic)
+    else:
+        _atomic_items(work, dq, item_dk, item_dv, add=add)
+    dk, dv = _band_key_gradient(work, item_dk, item_dv, ordered=deterministic)
+    return dq, dk, dv
+
+
+def _launch_items(
+    work: _Backward,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    chunk: int,
+    chunks: int,
+    *,
+    atomic: tuple[bool, bool],
+) -> None:
+    docs, index, shape = work.docs, work.index, work.shape
+    launch = launch_for("item_backward", work.q.device, shape.key_width, shape.value_width)
+    lists = shape.groups * docs.num_slots
+    item_backward_kernel[(_item_programs(docs, index, shape, chunks),)](
+        *work.inputs(), index.offset, index.item_offset, index.item_list, index.entries, dq, dk, dv,
+        docs.tile_document, docs.cu_seqlens, chunk * lists, (chunk + chunks) * lists,
+        chunk * index.chunk_slots, docs.num_slots, shape.item_queries, shape.qk_scale, shape.scale,
+        docs.block, shape.groups, shape.heads, shape.key_width, shape.value_width,
+        shape.num_selected, launch.rows, launch.stages, *atomic, **launch.options(),
+    )  # fmt: skip
+
+
+def _merge_query_gradient(
+    work: _Backward,
+    part_dq: Tensor,
+    dq: Tensor,
+    first_slot: int,
+    slots: int,
+    *,
+    atomic: bool,
+    add: bool,
+) -> None:
+    docs, shape = work.docs, work.shape
+    launch = launch_for("merge", work.q.device, shape.key_width, shape.value_width)
+    rows = row_tile(launch, docs.block, shape.heads)
+    merge_query_gradient_kernel[slots * (docs.block * shape.heads // rows), shape.groups](
+        *work.inputs(), work.ids, work.index.flags, part_dq, dq,
+        docs.tile_document, docs.cu_seqlens,
+        first_slot, work.q.shape[0], shape.qk_scale, shape.scale,
+        docs.block, shape.groups, shape.heads, shape.key_width, shape.value_width,
+        shape.num_selected, rows, atomic, add, **launch.options(),
+    )  # fmt: skip
+
+
+def _atomic_items(
+    work: _Backward, dq: Tensor, item_dk: Tensor, item_dv: Tensor, *, add: bool
+) -> None:
+    """All items in one launch; dq, dk, dv by float32 atomics."""
+    sum_dq = torch.zeros_like(work.q, dtype=torch.float32)
+    chunks = chunk_count(work.docs, work.index.chunk_slots)
+    _launch_items(work, sum_dq, item_dk, item_dv, 0, chunks, atomic=(True, True))
+    _merge_query_gradient(work, sum_dq, dq, 0, work.docs.num_slots, atomic=True, add=add)
+
+
+def _partial_items(
+    work: _Backward, dq: Tensor, item_dk: Tensor, item_dv: Tensor, *, add: bool, ordered: bool
+) -> None:
+    """Chunk by chunk: a partial dq per chosen block; dk, dv by atomics, or by copies in order."""
+    docs, index, shape = work.docs, work.index, work.shape
+    lists = shape.groups * docs.num_slots
+    part_dq = work.q.new_empty(_partial_rows(docs, index, shape), shape.key_width)
+    part_dk, part_dv = item_dk, item_dv
+    if ordered:
+        copies = _item_programs(docs, index, shape, 1) * docs.block
+        part_dk = item_dk.new_empty(copies, shape.key_width)
+        part_dv = item_dv.new_empty(copies, shape.value_width)
+    for chunk in range(chunk_count(docs, index.chunk_slots)):
+        _launch_items(work, part_dq, part_dk, part_dv, chunk, 1, atomic=(False, not ordered))
+        if ordered:
+            sum_items_kernel[docs.num_slots, shape.groups](
+                index.item_offset, part_dk, part_dv, item_dk, item_dv,
+                docs.tile_document, docs.cu_seqlens, chunk * lists, docs.num_slots,
+                docs.block, shape.groups, shape.key_width, shape.value_width,
+            )  # fmt: skip
+        first_slot = chunk * index.chunk_slots
+        slots = min(index.chunk_slots, docs.num_slots - first_slot)
+        _merge_query_gradient(work, part_dq, dq, first_slot, slots, atomic=False, add=add)
+
+
+def _band_key_gradient(
+    work: _Backward, item_dk: Tensor, item_dv: Tensor, *, ordered: bool
+) -> tuple[Tensor, Tensor]:
+    """Bands into the items' sums; block 0 by atomics, or by a copy per segment of queries."""
+    docs, shape = work.docs, work.shape
+    launch = launch_for("band", work.q.device, shape.key_width, shape.value_width)
+    segment = _FIRST_BLOCK_SEGMENT * docs.block
+    segments = num_slots(docs.num_tokens, docs.num_documents, segment)
+    first_dk, first_dv = item_dk, item_dv
+    if ordered:
+        first_dk = item_dk.new_empty(segments, shape.groups, docs.block, shape.key_width)
+        first_dv = item_dv.new_empty(segments, shape.groups, docs.block, shape.value_width)
+    sizes = (shape.groups, shape.heads, shape.key_width, shape.value_width, launch.rows)
+    first_block_gradient_kernel[segments, shape.groups](
+        *work.inputs(), work.index.flags, first_dk, first_dv,
+        tile_documents(docs.cu_seqlens, docs.num_tokens, segment), docs.cu_seqlens,
+        docs.num_tokens, shape.qk_scale, docs.block, segment, *sizes, not ordered,
+        **launch.options(),
+    )  # fmt: skip
+    dk, dv = torch.empty_like(work.k), torch.empty_like(work.v)
+    band_key_gradient_kernel[docs.num_slots, shape.groups](
+        *work.inputs(), work.index.flags, item_dk, item_dv, first_dk, first_dv, dk, dv,
+        docs.tile_document, docs.cu_seqlens, docs.num_tokens, shape.qk_scale, shape.scale,
+        docs.block, segment, *sizes, not ordered, **launch.options(),
+    )  # fmt: skip
+    return dk, dv

@@ -1,0 +1,71 @@
+"""Top-n of the selection-block scores: forced blocks first, exact ties to the lowest index.
+
+Blocks leave in the order (score descending, index ascending), so what is left of a row after a
+choice is a function of the last choice alone, and nothing is marked. The score kernel leaves the
+maximum of every cell of blocks; a choice looks at the maxima, then into one cell.
+"""
+
+import triton
+import triton.language as tl
+
+NONE = tl.constexpr(1 << 30)
+
+
+@triton.jit(do_not_specialize=["first_slot", "chunk_tokens", "num_blocks", "num_cells"])
+def top_blocks_kernel(
+    SCORE, CELL_MAX, IDS, DOCUMENT, CU, first_slot, chunk_tokens, num_blocks, num_cells,
+    BLOCK: tl.constexpr, G: tl.constexpr, CHOSEN: tl.constexpr, CELL: tl.constexpr,
+    CELLS: tl.constexpr, SLOTS: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """Ids [N, G, CHOSEN] ascending, -1 at the end, for BT tokens of one query block and one group.
+
+    CELLS cells of CELL blocks (powers of two) reach every token of the chunk; SLOTS >= CHOSEN is
+    the power of two that holds the ids while they are sorted.
+    """
+    PARTS: tl.constexpr = BLOCK // BT
+    pid = tl.program_id(0)
+    g = tl.program_id(1)
+    slot = pid // PARTS
+    document = tl.load(DOCUMENT + first_slot + slot)
+    start = tl.load(CU + document)
+    length = tl.load(CU + document + 1) - start
+    current = first_slot + slot - start // BLOCK - document
+    token = (pid % PARTS) * BT + tl.arange(0, BT)
+    position = current * BLOCK + token
+    inside = position < length
+    if current * BLOCK + (pid % PARTS) * BT >= length:
+        return
+    column = tl.arange(0, SLOTS)
+    forced = tl.where(column == CHOSEN - 1, 0, NONE + column)
+    forced = tl.where((column == CHOSEN - 2) & (current >= 2), current - 1, forced)
+    forced = tl.where((column == CHOSEN - 3) & (current >= 1), current, forced)
+    ids = tl.zeros([BT, SLOTS], tl.int32) + forced[None, :]
+    if current > 2:
+        row = g.to(tl.int64) * chunk_tokens + slot * BLOCK + token
+        cell_index = tl.arange(0, CELLS)
+        made = inside[:, None] & (cell_index * CELL < current - 1)[None, :]
+        cell_at = CELL_MAX + row[:, None] * num_cells + cell_index[None, :]
+        maxima = tl.load(cell_at, mask=made, other=-1.0)
+        last_score = tl.full([BT], float("inf"), tl.float32)
+        last_block = tl.full([BT], -1, tl.int32)
+        for n in range(CHOSEN - 3):
+            best = tl.max(maxima, 1)
+            cell = tl.min(tl.where(maxima == best[:, None], cell_index[None, :], CELLS - 1), 1)
+            block = cell[:, None] * CELL + tl.arange(0, CELL)[None, :]
+            held = inside[:, None] & (block < current - 1)
+            score = tl.load(SCORE + row[:, None] * num_blocks + block, mask=held, other=-1.0)
+            is_open = (best < last_score)[:, None] | (block > last_block[:, None])
+            at = tl.min(tl.where((score == best[:, None]) & is_open, block, NONE), 1)
+            found = (best >= 0.0) & (at < NONE)
+            ids = tl.where((column == n)[None, :] & found[:, None], at[:, None], ids)
+            is_later = (score == best[:, None]) & (block > at[:, None])
+            is_left = (score < best[:, None]) | is_later
+            rest = tl.max(tl.where(is_left, score, -1.0), 1)
+            rest = tl.where(found, rest, -1.0)
+            maxima = tl.where(cell_index[None, :] == cell[:, None], rest[:, None], maxima)
+            last_score = tl.where(found, best, last_score)
+            last_block = tl.where(found, at, last_block)
+    rank = tl.sum((ids[:, None, :] < ids[:, :, None]).to(tl.int32), 2)
+    target = IDS + ((start + position).to(tl.int64) * G + g) * CHOSEN
+    held = inside[:, None] & (rank < CHOSEN)
+    tl.store(target[:, None] + rank, tl.where(ids >= NONE, -1, ids), mask=held)

@@ -1,0 +1,86 @@
+"""What learns: device, model, kernels and optimizer, as a configuration asks for them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils import deterministic
+
+from nsa_core.config.run import RunConfig
+from nsa_core.evaluate.forward import COMPUTE_DTYPE
+from nsa_core.kernels.dispatch import choose_backends, device_facts
+from nsa_core.model.transformer import LanguageModel
+from nsa_core.train.failure import ConfigurationError
+from nsa_core.train.optimizer import OptimizerSet
+from nsa_core.train.random_state import seed_everything
+from nsa_core.train.step import StepRunner
+
+
+@dataclass(frozen=True)
+class Learner:
+    """The model and what updates it."""
+
+    model: LanguageModel
+    steps: StepRunner
+
+
+def choose_device(config: RunConfig, world_size: int = 1) -> torch.device:
+    """The device of this process.
+
+    Raises:
+        ConfigurationError: If there is no card where one is asked for, or if several are: they
+            would train apart from one another.
+    """
+    if max(world_size, config.runtime.num_gpus) > 1:
+        message = (
+            f"this trainer runs in one process, and runtime.num_gpus is {config.runtime.num_gpus} "
+            f"in a world of {world_size}"
+        )
+        raise ConfigurationError(message, hint="Set runtime.num_gpus=1 and launch without torchrun")
+    wanted = config.runtime.device
+    has_card = torch.cuda.is_available()
+    if wanted == "cuda" and not has_card:
+        message = "runtime.device is cuda, and torch sees no CUDA card here"
+        raise ConfigurationError(message, hint="Look at `nvidia-smi`, or set runtime.device=cpu")
+    device = torch.device("cuda" if has_card and wanted != "cpu" else "cpu")
+    if config.runtime.precision == "fp16" and device.type != "cuda":
+        message = "runtime.precision fp16 needs a CUDA card, and the device is cpu"
+        raise ConfigurationError(message, hint="Set runtime.precision=fp32")
+    return device
+
+
+def set_up_torch(config: RunConfig, device: torch.device) -> None:
+    """Threads, determinism and seeds; on a CPU repeats are always equal bit for bit."""
+    if config.runtime.threads:
+        torch.set_num_threads(config.runtime.threads)
+    if config.runtime.deterministic or device.type == "cpu":
+        torch.use_deterministic_algorithms(mode=True)
+        # B010: torch gives this module a class of its own, which a type checker cannot see
+        setattr(deterministic, "fill_uninitialized_memory", False)  # noqa: B010
+    torch.set_float32_matmul_precision("high" if config.runtime.precision != "fp32" else "highest")
+    seed_everything(config.seed)
+
+
+def make_learner(config: RunConfig, device: torch.device) -> Learner:
+    """The model with its initial weights, and a fresh optimizer.
+
+    Raises:
+        ConfigurationError: If a kernel is named that cannot run here.
+    """
+    precision = config.runtime.precision
+    try:
+        backends = choose_backends(config.runtime, device_facts(device, COMPUTE_DTYPE[precision]))
+    except ValueError as error:
+        raise ConfigurationError(str(error), hint="Set runtime.backend=auto") from error
+    model = LanguageModel(config.model, backends, seed=config.seed).to(device)
+    model.activation_checkpointing = config.runtime.activation_checkpointing
+    return Learner(
+        model,
+        StepRunner(
+            loss=torch.compile(model.loss) if config.runtime.compile else model.loss,
+            optimizers=OptimizerSet(model.parameter_infos(), config.optimizer, device),
+            clip_norm=config.optimizer.clip_norm,
+            precision=precision,
+            device=device,
+            scaler=torch.amp.GradScaler(device.type) if precision == "fp16" else None,
+        ),
+    )

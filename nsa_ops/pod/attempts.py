@@ -1,0 +1,133 @@
+"""Make a run directory, and begin the next attempt in one: whole or not at all."""
+
+import secrets
+import shutil
+import time
+
+from nsa_core.rundir import events
+from nsa_core.rundir.atomic import fsync_dir
+from nsa_core.rundir.exit import read_exit
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import (
+    RunManifest,
+    begin_next_attempt,
+    read_manifest,
+    write_manifest,
+)
+from nsa_ops.pod.messages import NextAttemptAction, PrepareRunAction, Reply, ReplyCode
+from nsa_ops.pod.processes import LockHeldError, hold_lock
+
+#: What makes two launches the same launch; times, facts of the pod and attempts may differ.
+_LAUNCH_FIELDS = (
+    "run_id", "config", "parent", "profile", "code_id", "code_commit", "dirty_sha256",
+    "lock_sha256",
+)  # fmt: skip
+#: Manifest fields that name the run or count its attempts: no change may touch them.
+_FIXED_FIELDS = {"run_id", "attempt", "schema_version", "created_unix_s"}
+
+
+def prepare_run(asked: PrepareRunAction) -> Reply:
+    """Make the run directory by one rename; the same launch again returns what is there."""
+    run = RunDir(asked.run_dir)
+    if run.root.exists():
+        return _compare_with_existing(run, asked)
+    run.root.parent.mkdir(parents=True, exist_ok=True)
+    temporary = run.root.with_name(f".{run.root.name}.{secrets.token_hex(4)}")
+    temporary.mkdir()
+    try:
+        write_manifest(RunDir(temporary), asked.manifest)
+        temporary.rename(run.root)
+    except OSError:
+        shutil.rmtree(temporary)
+        if not run.root.exists():
+            raise
+        return _compare_with_existing(run, asked)
+    fsync_dir(run.root.parent)
+    return Reply(
+        action=asked.action, code=ReplyCode.OK, outcome="done", attempt=asked.manifest.attempt,
+        message=f"made {run.root}", manifest=asked.manifest,
+    )  # fmt: skip
+
+
+def _compare_with_existing(run: RunDir, asked: PrepareRunAction) -> Reply:
+    if not run.manifest.exists():
+        return Reply(
+            action=asked.action, code=ReplyCode.CONFLICT, outcome="refused",
+            message=f"{run.root} exists and is not a run directory: it has no manifest.json",
+            hint="Choose another run id, or move that directory away",
+        )  # fmt: skip
+    current = read_manifest(run)
+    launched = _first_manifest(run, current)
+    different = [
+        name for name in _LAUNCH_FIELDS if getattr(launched, name) != getattr(asked.manifest, name)
+    ]
+    if different:
+        return Reply(
+            action=asked.action, code=ReplyCode.CONFLICT, outcome="conflict",
+            message=f"run {run.run_id} exists with another {', '.join(different)}",
+            hint="Choose another run id, or go on with that run: `nsa-ops resume`",
+            attempt=current.attempt, manifest=current,
+        )  # fmt: skip
+    return Reply(
+        action=asked.action, code=ReplyCode.OK, outcome="already", attempt=current.attempt,
+        message=f"run {run.run_id} exists with the same manifest", manifest=current,
+    )  # fmt: skip
+
+
+def _first_manifest(run: RunDir, current: RunManifest) -> RunManifest:
+    kept = RunDir(run.attempt(1))
+    return read_manifest(kept) if current.attempt > 1 and kept.manifest.exists() else current
+
+
+def next_attempt(asked: NextAttemptAction) -> Reply:
+    """Begin the next attempt under the runner's lock, so that no trainer can be alive."""
+    run = RunDir(asked.run_dir)
+    fixed = sorted(_FIXED_FIELDS & asked.changes.keys())
+    if fixed:
+        return Reply(
+            action=asked.action, code=ReplyCode.USAGE, outcome="refused",
+            message=f"the next attempt cannot change {', '.join(fixed)}",
+        )  # fmt: skip
+    read_manifest(run)
+    try:
+        with hold_lock(run.runner_lock):
+            return _begin(run, asked)
+    except LockHeldError:
+        return Reply(
+            action=asked.action, code=ReplyCode.CONFLICT, outcome="conflict",
+            message=f"a runner or trainer of {run.run_id} is still alive",
+            hint="Stop it first: `nsa-ops halt`",
+        )  # fmt: skip
+
+
+def _begin(run: RunDir, asked: NextAttemptAction) -> Reply:
+    current = read_manifest(run)
+    if current.attempt == asked.from_attempt + 1 and read_exit(run) is None:
+        return Reply(
+            action=asked.action, code=ReplyCode.OK, outcome="already", attempt=current.attempt,
+            message=f"attempt {current.attempt} was begun before", manifest=current,
+        )  # fmt: skip
+    if current.attempt != asked.from_attempt:
+        return Reply(
+            action=asked.action, code=ReplyCode.CONFLICT, outcome="conflict",
+            attempt=current.attempt, manifest=current,
+            message=f"{run.run_id} is at attempt {current.attempt}, not {asked.from_attempt}",
+            hint="Look again with `nsa-ops status`",
+        )  # fmt: skip
+    new = _change(run, asked)
+    events.record(
+        run, kind="resumed", by=asked.by, attempt=new.attempt,
+        message=f"attempt {new.attempt} begins from {new.resume}",
+    )  # fmt: skip
+    return Reply(
+        action=asked.action, code=ReplyCode.OK, outcome="done", attempt=new.attempt,
+        message=f"attempt {new.attempt} of {run.run_id} may start", manifest=new,
+    )  # fmt: skip
+
+
+def _change(run: RunDir, asked: NextAttemptAction) -> RunManifest:
+    """Validate the changed fields as a manifest before anything is moved."""
+    old = read_manifest(run)
+    checked = RunManifest.model_validate({**old.model_dump(mode="python"), **asked.changes})
+    changes = {name: getattr(checked, name) for name in asked.changes}
+    return begin_next_attempt(run, at_unix_s=time.time(), changes=changes)

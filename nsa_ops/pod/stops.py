@@ -1,0 +1,111 @@
+"""Ask a trainer to stop: by `.HALT`, or by a signal to the process that was recorded."""
+
+import signal
+import time
+
+from nsa_core.rundir import events
+from nsa_core.rundir.exit import read_exit
+from nsa_core.rundir.halt import HaltRequest, read_halt, write_halt
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import RunManifest, read_manifest
+from nsa_core.rundir.process import is_alive
+from nsa_ops.pod.messages import HaltAction, Reply, ReplyCode, SignalAction
+from nsa_ops.pod.processes import RunProcesses, kill_session, read_processes, send
+
+
+def halt(asked: HaltAction) -> Reply:
+    """Write `.HALT` for the current attempt and record who asked; a second time changes nothing."""
+    run = RunDir(asked.run_dir)
+    manifest = read_manifest(run)
+    attempt = manifest.attempt
+    refusal = _refuse_other(run, asked.action, asked.attempt, attempt)
+    if refusal := refusal or _refuse_ended(run, asked.action, attempt):
+        return refusal
+    if read_halt(
+        run, run_id=manifest.run_id, attempt=attempt, started_unix_s=_start(run, manifest)
+    ):
+        return Reply(
+            action=asked.action, code=ReplyCode.OK, outcome="already", attempt=attempt,
+            message=f"a halt of {manifest.run_id} attempt {attempt} was asked for before",
+        )  # fmt: skip
+    events.record(
+        run, kind="halt_asked", by=asked.by, attempt=attempt, message=asked.reason,
+        facts={"grace_s": asked.grace_s, "save_checkpoint": asked.save_checkpoint},
+    )  # fmt: skip
+    write_halt(
+        run,
+        HaltRequest(
+            run_id=manifest.run_id, attempt=attempt, reason=asked.reason, by=asked.by,
+            at=time.time(), grace_s=asked.grace_s, save_checkpoint=asked.save_checkpoint,
+        ),
+    )  # fmt: skip
+    return Reply(
+        action=asked.action, code=ReplyCode.OK, outcome="done", attempt=attempt,
+        message=f"asked {manifest.run_id} attempt {attempt} to halt: {asked.reason}",
+    )  # fmt: skip
+
+
+def _start(run: RunDir, manifest: RunManifest) -> float:
+    record = read_processes(run, manifest.attempt)
+    return manifest.created_unix_s if record is None else record.started_unix_s
+
+
+def _refuse_other(run: RunDir, action: str, asked: int | None, current: int) -> Reply | None:
+    if asked is None or asked == current:
+        return None
+    return Reply(
+        action=action, code=ReplyCode.CONFLICT, outcome="conflict", attempt=current,
+        message=f"{run.run_id} is at attempt {current}, and attempt {asked} was meant",
+        hint="Look again with `nsa-ops status`",
+    )  # fmt: skip
+
+
+def _refuse_ended(run: RunDir, action: str, current: int) -> Reply | None:
+    ended = read_exit(run)
+    if ended is None or ended.attempt != current:
+        return None
+    return Reply(
+        action=action, code=ReplyCode.OK, outcome="already", attempt=current,
+        message=f"{run.run_id} attempt {current} has ended: code {ended.code}, {ended.reason}",
+    )  # fmt: skip
+
+
+def send_signal(asked: SignalAction) -> Reply:
+    """Signal the recorded trainer if that very process still runs; record it first."""
+    run = RunDir(asked.run_dir)
+    manifest = read_manifest(run)
+    attempt = manifest.attempt
+    if refusal := _refuse_other(run, asked.action, asked.attempt, attempt):
+        return refusal
+    record = read_processes(run, attempt)
+    if record is None or record.trainer is None or not is_alive(record.trainer):
+        return _refuse_ended(run, asked.action, attempt) or Reply(
+            action=asked.action, code=ReplyCode.NOT_FOUND, outcome="not_found", attempt=attempt,
+            message=f"no trainer of {run.run_id} attempt {attempt} runs here",
+            hint="`nsa-ops status` says what became of it",
+        )  # fmt: skip
+    events.record(
+        run, kind="signal", by=asked.by, attempt=attempt,
+        message=f"{asked.signal} to pid {record.trainer.pid}"
+        + (f": {asked.reason}" if asked.reason else ""),
+        facts={"signal": asked.signal, "pid": record.trainer.pid},
+    )  # fmt: skip
+    return _deliver(asked, record, attempt)
+
+
+def _deliver(asked: SignalAction, record: RunProcesses, attempt: int) -> Reply:
+    leader = record.trainer
+    sent = leader is not None and (
+        bool(kill_session(leader))
+        if asked.signal == "KILL"
+        else send(leader, signal.Signals[f"SIG{asked.signal}"])
+    )
+    if leader is None or not sent:
+        return Reply(
+            action=asked.action, code=ReplyCode.OK, outcome="already", attempt=attempt,
+            message="the trainer ended by itself at this moment",
+        )  # fmt: skip
+    return Reply(
+        action=asked.action, code=ReplyCode.OK, outcome="done", attempt=attempt,
+        message=f"sent {asked.signal} to the trainer, pid {leader.pid}",
+    )  # fmt: skip

@@ -1,0 +1,114 @@
+"""Record every launch that the host code makes, and compile it for a card that is not here."""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from nsa_core.kernels.triton import launch as launch_table
+
+_DTYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
+    torch.int32: "i32", torch.int64: "i64",
+}  # fmt: skip
+_OPTIONS = ("num_warps", "num_stages", "maxnreg")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One distinct launch: the kernel and everything that decides its machine code."""
+
+    kernel: JITFunction
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, int], ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel with its constants."""
+        words = ",".join(f"{name}={value}" for name, value in self.constants)
+        return f"{self.kernel.__name__}({words})"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What ptxas says about a compiled launch."""
+
+    shared_bytes: int
+    registers: int
+    stack_bytes: int
+    ptx: str
+
+
+@contextmanager
+def recording(arch: int) -> Iterator[list[Recorded]]:
+    """Within, launches are written down instead of run, with the launch table of `arch`."""
+    seen: dict[Recorded, None] = {}
+    launches: list[Recorded] = []
+
+    def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        one = _describe(kernel, args, kwargs)
+        if one not in seen:
+            seen[one] = None
+            launches.append(one)
+
+    with (
+        mock.patch.object(JITFunction, "run", run),
+        mock.patch.object(launch_table, "device_architecture", lambda _device: arch),
+        mock.patch("nsa_core.kernels.triton.select.device_architecture", lambda _device: arch),
+    ):
+        yield launches
+
+
+def _describe(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorded:
+    signature, constants = [], []
+    for param, value in zip(kernel.params, args, strict=True):
+        if param.is_constexpr:
+            signature.append((param.name, "constexpr"))
+            constants.append((param.name, value))
+        elif isinstance(value, torch.Tensor):
+            signature.append((param.name, "*" + _DTYPES[value.dtype]))
+        else:
+            signature.append((param.name, "fp32" if isinstance(value, float) else "i32"))
+    options = tuple((name, kwargs[name]) for name in _OPTIONS if name in kwargs)
+    return Recorded(kernel, tuple(signature), tuple(constants), options)
+
+
+def compile_launch(one: Recorded, arch: int) -> Machine:
+    """Compile a recorded launch for sm_`arch`; pointers count as 16-byte aligned."""
+    attributes = {
+        (i,): [["tt.divisibility", 16]]
+        for i, (_, kind) in enumerate(one.signature)
+        if kind.startswith("*")
+    }
+    source = ASTSource(
+        fn=one.kernel, signature=dict(one.signature), constexprs=dict(one.constants),
+        attrs=attributes,
+    )  # fmt: skip
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(one.options))
+    registers, stack = _resources(compiled.asm["cubin"])
+    return Machine(compiled.metadata.shared, registers, stack, compiled.asm["ptx"])
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found is not None, usage
+    return int(found[1]), int(found[2])

@@ -1,0 +1,280 @@
+"""Run every Triton kernel under the interpreter and print its errors against the oracle as JSON.
+
+A process of its own, because TRITON_INTERPRET has to be set before the kernels are imported.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.packing import Packing
+from nsa_core.kernels.triton import ops
+from nsa_core.kernels.triton.backend import TritonBackend
+from tests import oracle
+
+GEOMETRY = BlockGeometry(
+    compress_block=8, compress_stride=4, select_block=16, num_selected=4, window=24
+)
+Errors = dict[str, float]
+
+
+class Inputs:
+    """Random tensors of packed documents in float32."""
+
+    def __init__(self, lengths: list[int], heads: int, groups: int, width: int, value_width: int):
+        generator = torch.Generator().manual_seed(sum(lengths) + heads)
+
+        def randn(*size: int) -> Tensor:
+            return torch.randn(*size, generator=generator)
+
+        tokens = sum(lengths)
+        slots = tokens // GEOMETRY.compress_stride
+        borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        self.packing = Packing.from_cu_seqlens(borders, max_seqlen=max(lengths), num_tokens=tokens)
+        self.cu = borders
+        self.q = randn(tokens, heads, width)
+        self.k, self.v = randn(tokens, groups, width), randn(tokens, groups, value_width)
+        self.k2, self.v2 = randn(tokens, groups, width), randn(tokens, groups, value_width)
+        self.kc, self.vc = randn(slots, groups, width), randn(slots, groups, value_width)
+        self.grad = randn(tokens, heads, value_width)
+        self.gate = torch.rand(tokens, heads, 3, generator=generator)
+        self.slot_exists = self._slots(lengths, slots)
+        self.kc[~self.slot_exists] = 1e4  # finite garbage that must not count
+        self.vc[~self.slot_exists] = 1e4
+
+    def _slots(self, lengths: list[int], slots: int) -> Tensor:
+        exists = torch.zeros(slots, dtype=torch.bool)
+        for start, stop in oracle.borders(self.cu):
+            count = oracle.num_compressed(
+                stop - start, GEOMETRY.compress_block, GEOMETRY.compress_stride
+            )
+            first = start // GEOMETRY.compress_stride
+            exists[first : first + count] = True
+        return exists
+
+
+def compare(
+    ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: list[Tensor], grad: Tensor
+) -> Errors:
+    """Relative errors of the output and of every input's gradient."""
+    mine = [x.clone().requires_grad_() for x in inputs]
+    out = ours(*mine)
+    grads = torch.autograd.grad(out, mine, grad)
+    wide = [x.double().requires_grad_() for x in inputs]
+    reference = theirs(*wide)
+    expected = torch.autograd.grad(reference, wide, grad.double())
+    errors = {"out": oracle.relative_error(out.detach(), reference.detach())}
+    for index, (got, want) in enumerate(zip(grads, expected, strict=True)):
+        errors[f"grad{index}"] = oracle.relative_error(got, want)
+    return errors
+
+
+def compressed_case(x: Inputs) -> Errors:
+    """Compressed branch, with its normaliser and untouched unused slots."""
+    span, stride = GEOMETRY.compress_block, GEOMETRY.compress_stride
+    backend = TritonBackend()
+    errors = compare(
+        lambda q, k, v: backend.compressed(q, k, v, GEOMETRY, x.packing)[0],
+        lambda q, k, v: oracle.compressed(q, k, v, x.cu, span, stride)[0],
+        [x.q, x.kc, x.vc], x.grad,
+    )  # fmt: skip
+    _, lse = backend.compressed(x.q, x.kc, x.vc, GEOMETRY, x.packing)
+    _, expected = oracle.compressed(x.q.double(), x.kc.double(), x.vc.double(), x.cu, span, stride)
+    same_nothing = bool((lse.isneginf() == expected.isneginf()).all())
+    difference = (lse - expected).masked_fill(expected.isneginf(), 0.0).abs().max()
+    errors["lse"] = float(difference) if same_nothing else float("inf")
+    k = x.kc.clone().requires_grad_()
+    out, _ = backend.compressed(x.q, k, x.vc, GEOMETRY, x.packing)
+    (dk,) = torch.autograd.grad(out, k, x.grad)
+    errors["unused"] = float(dk[~x.slot_exists].abs().sum())
+    return errors
+
+
+def select_case(x: Inputs) -> Errors:
+    """Chosen ids: how many differ from the rule applied to brute-force scores."""
+    span, stride, block = (
+        GEOMETRY.compress_block, GEOMETRY.compress_stride, GEOMETRY.select_block,
+    )  # fmt: skip
+    backend = TritonBackend()
+    _, lse = backend.compressed(x.q, x.kc, x.vc, GEOMETRY, x.packing)
+    ids = backend.select(x.q, x.kc, lse, GEOMETRY, x.packing)
+    return {"wrong": float((ids != expected_ids(x, span, stride, block)).sum())}
+
+
+def expected_ids(x: Inputs, span: int, stride: int, block: int) -> Tensor:
+    """Ids by the rule from float64 scores."""
+    scores = oracle.block_scores(x.q.double(), x.kc.double(), x.cu, span, stride, block)
+    return torch.cat([oracle.choose(score, GEOMETRY.num_selected, block) for score in scores])
+
+
+def ties_case(x: Inputs) -> Errors:
+    """Zero queries make every whole block equal: the lowest indices win."""
+    backend = TritonBackend()
+    q = torch.zeros_like(x.q)
+    _, lse = backend.compressed(q, x.kc, x.vc, GEOMETRY, x.packing)
+    ids = backend.select(q, x.kc, lse, GEOMETRY, x.packing)
+    wrong = 0
+    for start, stop in oracle.borders(x.cu):
+        for t in range(stop - start):
+            current = t // GEOMETRY.select_block
+            forced = {0, max(current - 1, 0), current}
+            rest = [j for j in range(current) if j not in forced]
+            picked = sorted(forced | set(rest[: GEOMETRY.num_selected - len(forced)]))
+            picked += [-1] * (GEOMETRY.num_selected - len(picked))
+            wrong += int((ids[start + t] != torch.tensor(picked)).any())
+    return {"wrong": float(wrong)}
+
+
+def arbitrary_ids(x: Inputs) -> Tensor:
+    """Ids that no rule made: any blocks up to the token's own, any number of them, or none."""
+    generator = torch.Generator().manual_seed(7)
+    ids = torch.full((x.q.shape[0], x.k.shape[1], GEOMETRY.num_selected), -1, dtype=torch.int32)
+    for start, stop in oracle.borders(x.cu):
+        for t in range(stop - start):
+            blocks = t // GEOMETRY.select_block + 1
+            for g in range(ids.shape[1]):
+                order = torch.randperm(blocks, generator=generator)
+                count = int(torch.randint(0, GEOMETRY.num_selected + 1, (), generator=generator))
+                picked = order[:count].sort().values
+                ids[start + t, g, : len(picked)] = picked.int()
+    return ids
+
+
+def selected_case(x: Inputs, *, dense: bool, deterministic: bool, arbitrary: bool) -> Errors:
+    """Selected branch on one path."""
+    span, stride, block = (
+        GEOMETRY.compress_block, GEOMETRY.compress_stride, GEOMETRY.select_block,
+    )  # fmt: skip
+    ids = arbitrary_ids(x) if arbitrary else expected_ids(x, span, stride, block)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out, _ = ops.selected_attention(
+            q, k, v, ids, x.cu, x.packing.max_seqlen, block, dense, deterministic
+        )
+        return out
+
+    return compare(
+        ours, lambda q, k, v: oracle.selected(q, k, v, ids, x.cu, block), [x.q, x.k, x.v], x.grad
+    )
+
+
+def sliding_case(x: Inputs) -> Errors:
+    """Window branch."""
+    backend = TritonBackend()
+    return compare(
+        lambda q, k, v: backend.sliding(q, k, v, GEOMETRY, x.packing),
+        lambda q, k, v: oracle.sliding(q, k, v, x.cu, GEOMETRY.window),
+        [x.q, x.k, x.v], x.grad,
+    )  # fmt: skip
+
+
+def attend_case(x: Inputs, *, dense: bool, deterministic: bool) -> Errors:
+    """The fused operator against the gated sum of the three oracles."""
+    span, stride, block = (
+        GEOMETRY.compress_block, GEOMETRY.compress_stride, GEOMETRY.select_block,
+    )  # fmt: skip
+    ids = expected_ids(x, span, stride, block)
+    sizes = [span, stride, block, GEOMETRY.num_selected, GEOMETRY.window]
+
+    def ours(*tensors: Tensor) -> Tensor:
+        return ops.attend(
+            *tensors, x.cu, x.packing.max_seqlen, sizes, dense, deterministic
+        )[0]  # fmt: skip
+
+    def theirs(q, kc, vc, ks, vs, kw, vw, gate) -> Tensor:
+        branches = (
+            oracle.compressed(q, kc, vc, x.cu, span, stride)[0],
+            oracle.selected(q, ks, vs, ids, x.cu, block),
+            oracle.sliding(q, kw, vw, x.cu, GEOMETRY.window),
+        )
+        return sum(gate[..., i, None] * out for i, out in enumerate(branches))
+
+    tensors = [x.q, x.kc, x.vc, x.k, x.v, x.k2, x.v2, x.gate]
+    return compare(ours, theirs, tensors, x.grad)
+
+
+def pool_case(x: Inputs) -> Errors:
+    """Block means and their gradient against slices of each document."""
+    span, stride = GEOMETRY.compress_block, GEOMETRY.compress_stride
+
+    def theirs(k: Tensor) -> Tensor:
+        means = torch.zeros(k.shape[0] // stride, *k.shape[1:], dtype=k.dtype)
+        for start, stop in oracle.borders(x.cu):
+            for i in range(oracle.num_compressed(stop - start, span, stride)):
+                first = start + i * stride
+                means[start // stride + i] = k[first : first + span].mean(0)
+        return means
+
+    grad = torch.randn(x.kc.shape, generator=torch.Generator().manual_seed(1))
+    return compare(lambda k: TritonBackend().mean_pool(k, GEOMETRY, x.packing), theirs, [x.k], grad)
+
+
+def compile_case(x: Inputs) -> Errors:
+    """torch.compile without a graph break: forward and gradients keep their bits."""
+    backend = TritonBackend()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out, lse = backend.compressed(q, x.kc, x.vc, GEOMETRY, x.packing)
+        ids = backend.select(q, x.kc, lse, GEOMETRY, x.packing)
+        chosen = backend.selected(q, k, v, ids, GEOMETRY, x.packing)
+        window = backend.sliding(q, k, v, GEOMETRY, x.packing)
+        fused, _ = backend.attend(q, (x.kc, x.vc), (k, v), (k, v), x.gate, GEOMETRY, x.packing)
+        return out + chosen + window + fused
+
+    results = []
+    for call in (attend, torch.compile(attend, backend="aot_eager", fullgraph=True)):
+        leaves = [t.clone().requires_grad_() for t in (x.q, x.k, x.v)]
+        out = call(*leaves)
+        results.append([out, *torch.autograd.grad(out, leaves, x.grad)])
+    eager, compiled = results
+    return {
+        f"difference{i}": float((a - b).detach().abs().max())
+        for i, (a, b) in enumerate(zip(eager, compiled, strict=True))
+    }
+
+
+def all_cases() -> dict[str, Callable[[], Errors]]:
+    """Every case by name: groups of 6, 5, 1 and 16 heads, odd lengths, empty documents."""
+    six = Inputs([37, 5, 74], 12, 2, 16, 16)
+    five = Inputs([70, 0, 3], 5, 1, 16, 32)
+    single = Inputs([45, 1], 2, 2, 32, 16)
+    sixteen = Inputs([83], 16, 1, 16, 16)
+    tiny = Inputs([3], 2, 1, 16, 16)
+    return {
+        "compressed-6": lambda: compressed_case(six),
+        "compressed-5": lambda: compressed_case(five),
+        "compressed-1": lambda: compressed_case(single),
+        "compressed-nothing": lambda: {
+            "out": float(TritonBackend().compressed(
+                tiny.q, tiny.kc, tiny.vc, GEOMETRY, tiny.packing)[0].abs().sum())
+        },
+        "pool": lambda: pool_case(six),
+        "select-6": lambda: select_case(six),
+        "select-16": lambda: select_case(sixteen),
+        "ties": lambda: ties_case(six),
+        "sliding-6": lambda: sliding_case(six),
+        "sliding-5": lambda: sliding_case(five),
+        "sliding-1": lambda: sliding_case(single),
+        "dense-6": lambda: selected_case(six, dense=True, deterministic=False, arbitrary=False),
+        "dense-5": lambda: selected_case(five, dense=True, deterministic=False, arbitrary=True),
+        "items-6": lambda: selected_case(six, dense=False, deterministic=False, arbitrary=False),
+        "items-5": lambda: selected_case(five, dense=False, deterministic=False, arbitrary=True),
+        "items-16": lambda: selected_case(
+            sixteen, dense=False, deterministic=True, arbitrary=True
+        ),
+        "attend-dense": lambda: attend_case(five, dense=True, deterministic=False),
+        "attend-items": lambda: attend_case(six, dense=False, deterministic=False),
+        "attend-ordered": lambda: attend_case(five, dense=False, deterministic=True),
+        "compile": lambda: compile_case(single),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    wanted = sys.argv[1:]
+    results = {name: case() for name, case in all_cases().items() if not wanted or name in wanted}
+    sys.stdout.write(json.dumps(results))

@@ -1,0 +1,84 @@
+"""Every launch of the tables compiles for the cards we name, within their shared memory.
+
+No card is needed: the host code is run with its launches recorded, and each is compiled by ptxas.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the Triton kernels need the train extra")
+
+from nsa_core.kernels.triton import attention, gates, select, selected
+from nsa_core.kernels.triton.launch import MAX_SHARED_BYTES
+from tests.core.kernels_triton.compiling import Recorded, compile_launch, recording
+
+SHAPES = {"A": (12, 2, 64), "B": (64, 4, 128)}
+TOKENS, LONGEST, BLOCK = 256, 65536, 64
+#: Kernels of the main shape on sm_90 that are promised to keep everything in registers.
+NEVER_SPILL = (
+    "attend_forward_kernel", "attend_query_gradient_kernel", "item_forward_kernel",
+    "merge_forward_kernel", "merge_query_gradient_kernel", "score_kernel", "top_blocks_kernel",
+)  # fmt: skip
+MAX_KEY_GRADIENT_REGISTERS = 168  # three programs of 128 threads on one multiprocessor
+
+
+def record_all(shape: str, arch: int, dtype: torch.dtype) -> list[Recorded]:
+    """Record every launch that forward and backward of one shape make."""
+    heads, groups, width = SHAPES[shape]
+    q = torch.zeros(TOKENS, heads, width, dtype=dtype)
+    k = torch.zeros(TOKENS, groups, width, dtype=dtype)
+    k_short = torch.zeros(TOKENS // 16, groups, width, dtype=dtype)
+    rows = torch.zeros(TOKENS, heads)
+    gate = torch.zeros(TOKENS, heads, 3, dtype=dtype)
+    ids = torch.zeros(TOKENS, groups, 16, dtype=torch.int32)
+    borders = torch.tensor([0, TOKENS], dtype=torch.int32)
+    with recording(arch) as launches:
+        docs = attention.documents(borders, TOKENS, LONGEST, BLOCK)
+        select.select_blocks(q, k_short, rows, docs, 32, 16, 16)
+        pairs = ((attention.compressed_mode(32, 16), k_short), (attention.sliding_mode(512), k))
+        for mode, keys in pairs:
+            attention.forward(q, keys, keys, docs, mode)
+            attention.query_gradient(q, keys, keys, q, rows, rows, docs, mode)
+            attention.key_gradient(q, keys, keys, q, rows, rows, docs, mode, deterministic=False)
+        for dense, deterministic in ((True, False), (False, False), (False, True)):
+            choice = selected.choose_path(ids, q, k, docs, dense=dense, deterministic=deterministic)
+            selected.selected_forward(q, k, k, choice, docs)
+            selected.selected_backward(
+                q, k, k, q, rows, rows, choice, docs, deterministic=deterministic, add_to=q
+            )
+        gates.prepare(q, q, rows)
+        gates.mix((q, q, q), gate)
+        gates.mix_prepare(q, (q, q, q), torch.zeros(3, TOKENS, heads), gate)
+    return launches
+
+
+def jobs() -> Iterator[tuple[str, int]]:
+    """Shapes and architectures to compile for."""
+    for arch in sorted(MAX_SHARED_BYTES):
+        for shape in SHAPES:
+            yield shape, arch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "arch"), list(jobs()))
+def test_every_launch_fits_the_card(shape: str, arch: int) -> None:
+    for launch in record_all(shape, arch, torch.bfloat16):
+        machine = compile_launch(launch, arch)
+        assert machine.shared_bytes <= MAX_SHARED_BYTES[arch], launch.name
+        if (shape, arch) != ("A", 90):
+            continue
+        if launch.kernel.__name__ in NEVER_SPILL:
+            assert machine.stack_bytes == 0, f"{launch.name} spills {machine.stack_bytes} bytes"
+        if launch.kernel.__name__ == "attend_key_gradient_kernel":
+            assert machine.registers <= MAX_KEY_GRADIENT_REGISTERS, launch.name
+
+
+def test_products_of_bfloat16_use_the_tensor_cores_of_hopper() -> None:
+    (launch,) = [
+        one
+        for one in record_all("A", 90, torch.bfloat16)
+        if one.kernel.__name__ == "item_forward_kernel"
+    ]
+    assert "wgmma.mma_async" in compile_launch(launch, 90).ptx

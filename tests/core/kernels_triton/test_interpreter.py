@@ -1,0 +1,49 @@
+"""Every Triton kernel under the interpreter, against an oracle in float64."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="the Triton kernels need the train extra")
+
+ROOT = Path(__file__).resolve().parents[3]
+CASES = (
+    "compressed-6", "compressed-5", "compressed-1", "compressed-nothing",
+    "pool",
+    "select-6", "select-16", "ties", "sliding-6", "sliding-5", "sliding-1",
+    "dense-6", "dense-5", "items-6", "items-5", "items-16",
+    "attend-dense", "attend-items", "attend-ordered", "compile",
+)  # fmt: skip
+# float32 against float64: rounding alone gives up to 5e-7 on these sizes.
+TOLERANCE = 3e-6
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, dict[str, float]]:
+    """Errors of all cases, from one interpreter process."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.core.kernels_triton.interpreted"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    return json.loads(finished.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_agree_with_the_oracle(results: dict[str, dict[str, float]], case: str) -> None:
+    for quantity, error in results[case].items():
+        assert error <= TOLERANCE, f"{case}: {quantity} is off by {error}"
+
+
+@pytest.mark.slow
+def test_no_case_is_left_out(results: dict[str, dict[str, float]]) -> None:
+    assert set(results) == set(CASES)

@@ -1,0 +1,43 @@
+import torch
+
+from nsa_core.train.card import CardState, parse_card_state, peak_flops_per_s, read_memory
+from nsa_core.train.meter import Meter
+
+
+def test_a_line_of_nvidia_smi_becomes_numbers():
+    line = "97, 412.53, 61, 0x0000000000000004"
+    assert parse_card_state(line) == CardState(97.0, 412.53, 61.0, "0x0000000000000004")
+
+
+def test_what_the_card_cannot_tell_is_none_and_never_zero():
+    line = "[N/A], [Not Supported], [Unknown Error], [N/A]"
+    assert parse_card_state(line) == CardState()
+
+
+def test_an_empty_answer_is_no_state():
+    assert parse_card_state("") == CardState()
+
+
+def test_a_cpu_has_no_peak_and_no_card_memory():
+    assert peak_flops_per_s(torch.device("cpu"), "bf16") is None
+    memory = read_memory(torch.device("cpu"))
+    assert memory.gpu_mem_alloc is None
+    assert memory.host_rss_mib > 0
+
+
+def test_the_first_step_is_not_in_the_rate():
+    meter = Meter(2.0, 1000.0)
+    meter.add(100, 60.0, 0.0)
+    assert meter.take().tokens_per_s is None
+    meter.add(100, 0.5, 0.5)
+    meter.add(100, 1.0, 0.0)
+    rate = meter.take()
+    assert rate.tokens_per_s == 100
+    assert rate.mfu == 100 * 2.0 / 1000.0
+
+
+def test_utilisation_is_none_on_an_unknown_card():
+    meter = Meter(2.0, None)
+    meter.add(1, 1.0, 0.0)
+    meter.add(100, 1.0, 0.0)
+    assert meter.take().mfu is None

@@ -1,0 +1,183 @@
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.checkpoint import find_damage, list_checkpoints, read_checkpoint
+from nsa_core.train import checkpoint as content
+from nsa_core.train.failure import CheckpointError
+from nsa_core.train.random_state import (
+    read_host_state,
+    read_torch_state,
+    restore_host_state,
+    restore_torch_state,
+)
+from nsa_core.train.resume import find_differences, find_resume_point, set_aside_later
+from tests.core.train.models import CPU, make_model, same, weights
+
+ORIGIN = content.Origin("r1", 1, "c0ffee", "tokens")
+
+
+def snapshot(step, model=None, **state):
+    return content.Snapshot(
+        state=content.TrainingState(step=step, tokens_seen=step * 10, loader={}, **state),
+        config=RunConfig(),
+        model=content.to_host(content.model_tensors(model or make_model())),
+        optimizer={},
+        random_tensors=read_torch_state(CPU),
+        random_words=read_host_state(),
+    )
+
+
+def write(run, *steps):
+    for step in steps:
+        content.write_checkpoint(run, snapshot(step), ORIGIN)
+
+
+def test_a_written_checkpoint_is_whole_and_named_by_latest(run):
+    write(run, 5, 10)
+    assert [c.step for c in list_checkpoints(run)] == [10, 5]
+    assert all(find_damage(c) is None for c in list_checkpoints(run))
+    assert run.latest.read_text() == "step_000010\n"
+
+
+def test_nothing_in_a_checkpoint_is_a_pickle(run):
+    write(run, 5)
+    for path in run.checkpoint(5).iterdir():
+        head = path.read_bytes()[:2]
+        assert head != b"PK"
+        assert not head.startswith(b"\x80")
+        assert path.suffix in {".json", ".safetensors"}
+
+
+def test_weights_come_back_bit_for_bit(run):
+    model, other = make_model(seed=3), make_model(seed=4)
+    content.write_checkpoint(run, snapshot(1, model), ORIGIN)
+    tensors = content.read_tensors(run.checkpoint(1), content.MODEL_FILE)
+    content.load_model_tensors(other, tensors)
+    assert same(weights(model), weights(other))
+
+
+def test_a_tied_head_is_stored_once():
+    assert len(content.model_tensors(make_model())) == len(list(make_model().named_parameters()))
+
+
+def test_a_snapshot_does_not_change_with_the_model():
+    model = make_model()
+    taken = snapshot(1, model)
+    before = taken.model["norm.weight"].clone()
+    with torch.no_grad():
+        model.norm.weight.add_(1)
+    assert torch.equal(taken.model["norm.weight"], before)
+
+
+@pytest.mark.parametrize(("name", "change"), [("missing", None), ("shape", torch.zeros(3))])
+def test_tensors_of_another_model_are_refused_by_name(name, change):
+    tensors = {k: v.clone() for k, v in content.model_tensors(make_model()).items()}
+    if change is None:
+        del tensors["norm.weight"]
+    else:
+        tensors["norm.weight"] = change
+    with pytest.raises(ValueError, match=r"norm\.weight"):
+        content.load_model_tensors(make_model(), tensors)
+
+
+def test_all_random_generators_come_back(run):
+    content.write_checkpoint(run, snapshot(1), ORIGIN)
+    expected = (random.random(), np.random.rand(), torch.rand(3))
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    folder = run.checkpoint(1)
+    restore_host_state(content.read_random_words(folder, 0))
+    restore_torch_state(content.read_tensors(folder, content.random_tensors_file(0)), CPU)
+    found = (random.random(), np.random.rand(), torch.rand(3))
+    assert found[:2] == expected[:2]
+    assert torch.equal(found[2], expected[2])
+
+
+def test_a_leftover_of_a_kill_is_removed_and_named(run):
+    write(run, 5)
+    leftover = run.checkpoints / f"{content.TEMPORARY_PREFIX}step_000010"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"half")
+    assert content.remove_leftovers(run) == [leftover.name]
+    assert not leftover.exists()
+    assert read_checkpoint(run.checkpoint(5)) is not None
+
+
+class Rejections(list):
+    def __call__(self, folder, damage):
+        self.append((folder.name, damage))
+
+
+def find(run, manifest):
+    rejected = Rejections()
+    return find_resume_point(run, manifest, rejected), rejected
+
+
+def test_without_any_checkpoint_there_is_a_fresh_start(run, manifest):
+    assert find(run, manifest) == (None, [])
+
+
+FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "config.json"]
+
+
+@pytest.mark.parametrize("name", [*FILES, "random_rank0.json", "random_rank0.safetensors"])
+def test_one_flipped_bit_in_any_file_is_noticed(run, manifest, name):
+    write(run, 5, 10)
+    path = run.checkpoint(10) / name
+    changed = bytearray(path.read_bytes())
+    changed[len(changed) // 2] ^= 1
+    path.write_bytes(changed)
+    point, rejected = find(run, manifest)
+    assert point.state.step == 5
+    assert rejected[0][0] == "step_000010"
+    assert name in rejected[0][1]
+
+
+def test_a_changed_step_in_the_manifest_is_noticed(run, manifest):
+    write(run, 5)
+    path = run.checkpoint(5) / "checkpoint.json"
+    path.write_text(path.read_text().replace('"step": 5', '"step": 7'))
+    with pytest.raises(CheckpointError, match="damaged"):
+        find(run, manifest)
+
+
+def test_a_manifest_that_lists_too_little_is_damage(run, manifest):
+    write(run, 5, 10)
+    path = run.checkpoint(10) / "checkpoint.json"
+    listed = json.loads(path.read_text())
+    listed["files"] = [f for f in listed["files"] if f["name"] != "optimizer.safetensors"]
+    path.write_text(json.dumps(listed))
+    point, rejected = find(run, manifest)
+    assert point.state.step == 5
+    assert "optimizer.safetensors" in rejected[0][1]
+
+
+def test_a_missing_latest_changes_nothing(run, manifest):
+    write(run, 5)
+    run.latest.unlink()
+    assert find(run, manifest)[0].state.step == 5
+
+
+def test_only_damaged_ones_are_an_error_and_never_a_fresh_start(run, manifest):
+    write(run, 5, 10)
+    for step in (5, 10):
+        (run.checkpoint(step) / "checkpoint.json").write_text("{")
+    with pytest.raises(CheckpointError, match="all 2 checkpoints are damaged"):
+        find(run, manifest)
+
+
+def test_setting_aside_keeps_the_content_and_frees_the_name(run):
+    write(run, 5, 10)
+    assert set_aside_later(run, 5, 2) == ["aside_attempt2_step_000010"]
+    write(run, 10)
+    assert set_aside_later(run, 5, 2) == ["aside_attempt2_step_000010_again"]
+    assert [c.step for c in list_checkpoints(run)] == [5]
+
+
+def test_differences_name_the_key_and_both_values():
+    changed = RunConfig.model_validate({"optimizer": {"learning_rate": 0.5}})
+    assert find_differences(RunConfig(), changed) == ["optimizer.learning_rate: 0.0006 -> 0.5"]

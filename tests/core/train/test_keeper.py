@@ -1,0 +1,121 @@
+import pytest
+
+from nsa_core.config.training import CheckpointConfig
+from nsa_core.rundir.checkpoint import list_checkpoints
+from nsa_core.rundir.events import read_events
+from nsa_core.train import saver as saver_module
+from nsa_core.train.checkpoint import CheckpointWriteError, write_checkpoint
+from nsa_core.train.failure import DiskFullError
+from nsa_core.train.goodput import GoodputClock
+from nsa_core.train.keeper import CheckpointKeeper
+from nsa_core.train.saver import CheckpointSaver
+from tests.core.train.test_checkpoint import ORIGIN, snapshot
+
+
+class Disk:
+    """Writes checkpoints while it has room."""
+
+    def __init__(self):
+        self.has_room = True
+
+    def write(self, *inputs):
+        if not self.has_room:
+            message = "No space left on device"
+            raise CheckpointWriteError(message, is_disk_full=True)
+        return write_checkpoint(*inputs)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    made = Disk()
+    monkeypatch.setattr(saver_module, "write_checkpoint", made.write)
+    return made
+
+
+@pytest.fixture(params=[True, False], ids=["background", "in the loop"])
+def keeper(run, telemetry, disk, request):
+    config = CheckpointConfig(save_every=10, keep_last=2)
+    saver = CheckpointSaver(run, ORIGIN, background=request.param)
+    return CheckpointKeeper(run, config, saver, telemetry, GoodputClock(0.0, {}))
+
+
+def save(keeper, step, *, wait=True):
+    keeper.save(lambda: snapshot(step), step, wait=wait)
+
+
+def kinds(run):
+    return [event.kind for event in read_events(run)]
+
+
+def test_a_save_is_an_event_with_its_stall(keeper, run):
+    save(keeper, 10)
+    event = read_events(run)[0]
+    assert event.kind == "saved"
+    assert event.facts["stall_s"] >= 0
+    assert keeper.statistics.num_saved == 1
+
+
+def test_the_same_step_is_saved_once_even_while_its_write_is_under_way(keeper, run):
+    save(keeper, 10, wait=False)
+    save(keeper, 10)
+    assert kinds(run) == ["saved"]
+
+
+def test_older_ones_go_after_a_newer_one_is_whole(keeper, run):
+    for step in (10, 20, 30):
+        save(keeper, step)
+    assert [c.step for c in list_checkpoints(run)] == [30, 20]
+
+
+def test_a_failed_save_is_said_and_the_run_goes_on_while_the_last_one_is_young(keeper, disk, run):
+    save(keeper, 10)
+    disk.has_room = False
+    for step in (20, 30, 40):
+        save(keeper, step, wait=False)
+        keeper.settle(wait=True)
+    assert kinds(run).count("save_failed") == 3
+    assert "goes on" in read_events(run)[-1].message
+
+
+def test_a_last_checkpoint_that_is_too_old_halts_the_run(keeper, disk):
+    save(keeper, 10)
+    disk.has_room = False
+    save(keeper, 50, wait=False)
+    with pytest.raises(DiskFullError) as ended:
+        keeper.settle(wait=True)
+    assert ended.value.code == 10
+    assert "step 10" in str(ended.value)
+
+
+def test_the_last_save_of_a_run_may_not_fail_in_silence(keeper, disk):
+    disk.has_room = False
+    with pytest.raises(DiskFullError) as ended:
+        save(keeper, 10)
+    assert ended.value.code == 93
+
+
+def test_a_disk_with_room_again_is_used_again(keeper, disk, run):
+    disk.has_room = False
+    save(keeper, 10, wait=False)
+    keeper.settle(wait=True)
+    disk.has_room = True
+    save(keeper, 20)
+    assert [c.step for c in list_checkpoints(run)] == [20]
+
+
+def test_fifty_clean_steps_make_a_checkpoint_known_good_and_keep_it(keeper, run):
+    save(keeper, 10)
+    keeper.mark_known_good(60)
+    assert run.known_good.read_text() == "step_000010\n"
+    for step in (70, 80, 90):
+        save(keeper, step)
+    assert [c.step for c in list_checkpoints(run)] == [90, 80, 10]
+
+
+def test_a_bug_in_the_writer_reaches_the_loop(keeper, monkeypatch):
+    def broken(*inputs):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(saver_module, "write_checkpoint", broken)
+    with pytest.raises(ZeroDivisionError):
+        save(keeper, 10)

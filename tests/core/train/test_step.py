@@ -1,0 +1,96 @@
+import math
+
+import pytest
+import torch
+
+from nsa_core.data.batch import IGNORED
+from nsa_core.model.loss import LossSum
+from tests.core.train.models import make_batches, make_model, make_steps, no_poll, same, weights
+
+
+def test_the_loss_is_the_mean_over_all_valid_tokens_and_not_over_micro_batches():
+    model, batches = make_model(), make_batches(1) + make_batches(1, seed=1, rows=5)
+    parts = [make_steps(make_model()).run([batch], no_poll) for batch in batches]
+    counts = [batch.num_targets for batch in batches]
+    expected = sum(p.loss * n for p, n in zip(parts, counts, strict=True)) / sum(counts)
+    assert make_steps(model).run(batches, no_poll).loss == pytest.approx(expected, rel=1e-6)
+
+
+def test_accumulation_gives_the_gradient_of_one_large_batch():
+    one, several = make_model(), make_model()
+    large = make_batches(1, rows=4)[0]
+    small = list(_split(large))
+    first = make_steps(one, learning_rate=1e-2).run([large], no_poll)
+    second = make_steps(several, learning_rate=1e-2).run(small, no_poll)
+    assert first.loss == pytest.approx(second.loss, rel=1e-6)
+    assert first.grad_norm == pytest.approx(second.grad_norm, rel=1e-5)
+
+
+def _split(batch):
+    rows, length = batch.tokens_BT.shape
+    borders = batch.cu_seqlens.tolist()
+    for row in range(rows):
+        begin, end = row * length, (row + 1) * length
+        targets = batch.targets_BT[row : row + 1]
+        inside = [border - begin for border in borders if begin <= border <= end]
+        yield type(batch)(
+            tokens_BT=batch.tokens_BT[row : row + 1],
+            targets_BT=targets,
+            cu_seqlens=torch.tensor(inside, dtype=torch.int32),
+            max_seqlen=batch.max_seqlen,
+            num_targets=int((targets != IGNORED).sum()),
+            num_text_bytes=0,
+        )
+
+
+def test_the_logged_norm_is_the_one_before_clipping():
+    loud = make_steps(make_model(), clip_norm=1e-6).run(make_batches(1), no_poll)
+    free = make_steps(make_model(), clip_norm=1e6).run(make_batches(1), no_poll)
+    assert loud.grad_norm == free.grad_norm > 1e-3
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, 0.0])
+def test_a_step_without_a_usable_loss_leaves_every_weight_alone(factor):
+    model = make_model()
+    steps = make_steps(model)
+    sound = steps.loss
+
+    def broken(*inputs):
+        found = sound(*inputs)
+        return LossSum(found.sum * factor, found.count)
+
+    steps.loss = broken
+    before = weights(model)
+    result = steps.run(make_batches(2), no_poll)
+    assert result.fault is not None
+    assert same(weights(model), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_stop_between_micro_steps_leaves_every_weight_alone_and_asks_after_each_but_the_last():
+    model = make_model()
+    before, asked = weights(model), []
+
+    def stop(micro_step):
+        asked.append(micro_step)
+        if micro_step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_steps(model).run(make_batches(4), stop)
+    assert asked == [1, 2]
+    assert same(weights(model), before)
+
+
+def test_gradients_of_an_abandoned_step_do_not_leak_into_the_next():
+    model, clean = make_model(), make_model()
+    steps = make_steps(model)
+
+    def stop(micro_step):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        steps.run(make_batches(2, seed=9), stop)
+    steps.run(make_batches(2), no_poll)
+    make_steps(clean).run(make_batches(2), no_poll)
+    assert same(weights(model), weights(clean))

@@ -1,0 +1,125 @@
+import json
+import math
+
+import pytest
+
+from nsa_core.rundir.events import read_events
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_core.rundir.jsonl import read_records
+from nsa_core.train.disk import RESERVE_BYTES, LossyWrites, hold_reserve, release_reserve
+from nsa_core.train.log import RunLog
+from nsa_core.train.telemetry import StepRecord, ValidationRecord
+from nsa_core.train.tensorboard import TensorBoardLog
+
+
+def row(step, **fields):
+    given = {
+        "tokens": 64, "loss": 2.5, "lr": 1e-3, "grad_norm": 0.7, "tokens_per_s": 100.0,
+        "mfu": None, "step_s": 0.1, "data_s": 0.0, "skipped": 0,
+    }  # fmt: skip
+    return StepRecord(step=step, **{**given, **fields})
+
+
+def beats(run):
+    return read_records(run.heartbeat(), Heartbeat).records
+
+
+def test_a_logged_step_is_in_the_table_and_in_a_heartbeat(telemetry, run):
+    telemetry.continue_from(0)
+    telemetry.beats.advance(step=3)
+    telemetry.progress(row(3, extra={"gate_entropy_mean": 1.0}))
+    line = run.training_csv.read_text().splitlines()[1]
+    assert line.startswith("3,64,2.5,0.001,0.7,100.0,,")
+    beat = beats(run)[-1]
+    assert (beat.msg, beat.step, beat.loss, beat.tokens_seen) == ("progress", 3, 2.5, 64)
+    assert beat.gate_entropy_mean == 1.0
+
+
+def test_a_loss_of_nan_leaves_a_heartbeat_that_is_json(telemetry, run):
+    telemetry.anomaly(7, "the loss is nan", math.nan, math.inf, 1)
+    last = run.heartbeat().read_text().splitlines()[-1]
+    assert json.loads(last)["finite"] is False
+    assert read_events(run)[-1].facts["loss"] == "nan"
+
+
+def test_progress_moves_with_the_loop_and_not_with_the_thread(telemetry, run):
+    telemetry.beats.write("beat")
+    telemetry.beats.write("beat")
+    telemetry.beats.advance(step=1)
+    telemetry.beats.write("beat")
+    assert [beat.progress_seq for beat in beats(run)] == [0, 0, 1]
+
+
+def test_a_long_phase_is_written_at_once_with_its_deadline(telemetry, run):
+    telemetry.beats.enter("eval", 300.0)
+    assert (beats(run)[-1].phase, beats(run)[-1].phase_deadline_s) == ("eval", 300.0)
+
+
+def test_a_validation_of_a_step_is_remembered_across_attempts(telemetry, run):
+    telemetry.validation(ValidationRecord(8, 2.0, 3.0, 7.4, 100, 90))
+    telemetry.continue_from(8)
+    assert telemetry.validated_steps == {8}
+
+
+def test_tensorboard_points_can_be_read_by_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = TensorBoardLog(tmp_path / "tb", 1, LossyWrites(print))
+    log.open(purge_step=1)
+    log.scalars("train", {"loss": 2.5}, 4)
+    log.close()
+    found = EventAccumulator(str(tmp_path / "tb")).Reload()
+    assert [(e.step, e.value) for e in found.Scalars("train/loss")] == [(4, 2.5)]
+
+
+def test_a_later_attempt_hides_the_points_it_replays(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for attempt, first in ((1, 1), (2, 3)):
+        log = TensorBoardLog(tmp_path / "tb", attempt, LossyWrites(print))
+        log.open(purge_step=first)
+        for step in range(first, 6):
+            log.scalars("train", {"loss": float(attempt)}, step)
+        log.close()
+    found = EventAccumulator(str(tmp_path / "tb")).Reload()
+    values = [(event.step, event.value) for event in found.Scalars("train/loss")]
+    assert values == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
+
+
+def test_a_disk_that_refuses_costs_lines_and_is_said_once():
+    said = []
+    writes = LossyWrites(said.append)
+
+    def refuse():
+        raise OSError(28, "No space left on device")
+
+    assert [writes.attempt("a heartbeat", refuse) for _ in range(3)] == [False] * 3
+    assert writes.num_lost == 3
+    assert len(said) == 1
+    assert "No space left" in said[0]
+
+
+def test_a_bug_in_a_write_is_not_swallowed():
+    with pytest.raises(ZeroDivisionError):
+        LossyWrites(print).attempt("x", lambda: 1 / 0)
+
+
+def test_the_reserve_holds_real_blocks_and_gives_them_back(run):
+    hold_reserve(run)
+    assert run.reserve.stat().st_blocks * 512 >= RESERVE_BYTES
+    release_reserve(run)
+    assert not run.reserve.exists()
+
+
+def test_lines_are_kept_in_the_log_with_their_time(run, capfd):
+    log = RunLog(run.log)
+    log.tell("resumed: from step 5")
+    assert capfd.readouterr().err == "resumed: from step 5\n"
+    assert run.log.read_text().endswith(" resumed: from step 5\n")
+
+
+def test_a_log_that_is_stderr_has_each_line_once(run, monkeypatch):
+    with run.log.open("ab") as file:
+        monkeypatch.setattr("nsa_core.train.log.STDERR", file.fileno())
+        RunLog(run.log).tell("one")
+    assert run.log.read_text() == "one\n"

@@ -1,0 +1,124 @@
+"""The model with the SDPA backend on a real card: precision, causality, no waiting, memory."""
+
+import pytest
+import torch
+
+from nsa_core.checks.causality import SentinelSettings, perturbation_probe, sentinel_probe
+from nsa_core.config.model import ModelConfig
+from nsa_core.config.nsa import NSAConfig
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.packing import Packing
+from nsa_core.kernels.reference import ReferenceBackend
+from nsa_core.kernels.sdpa import SdpaBackend
+from nsa_core.model.transformer import LanguageModel
+from tests.core.kernels.cases import Inputs, make_inputs, run
+
+pytestmark = pytest.mark.gpu
+
+SIZES = BlockGeometry(32, 16, 64, 4, 100)
+SMALL = ModelConfig(
+    vocab_size=64,
+    dim=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_groups=2,
+    head_dim_k=16,
+    head_dim_v=16,
+    mlp_width=128,
+    nsa=NSAConfig(num_selected=4, window=48),
+)
+
+
+def inputs_on_card(packing: Packing, dtype: torch.dtype) -> tuple[Inputs, Inputs]:
+    """The same numbers in float64 and in the dtype under test."""
+    made = make_inputs(Packing.from_lengths(packing.length_N.unique_consecutive().tolist()), SIZES)
+    rounded = [tensor.detach().to("cuda", dtype) for tensor in made.all()]
+    low = Inputs(*(tensor.clone().requires_grad_() for tensor in rounded))
+    exact = Inputs(*(tensor.double().requires_grad_() for tensor in rounded))
+    return low, exact
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float16, 1e-2)]
+)
+def test_every_branch_and_gradient_is_within_its_bar(dtype, limit):
+    packing = Packing.from_lengths([5, 300, 31, 515], "cuda")
+    low, exact = inputs_on_card(packing, dtype)
+    truth = run(ReferenceBackend(), exact, SIZES, packing)
+    found = run(SdpaBackend(), low, SIZES, packing, truth.ids)
+    for out, expected in zip(found.branches(), truth.branches(), strict=True):
+        assert (out - expected).norm() <= limit * expected.norm()
+    grads, expected_grads = gradients_on_card(found, low), gradients_on_card(truth, exact)
+    for grad, expected in zip(grads, expected_grads, strict=True):
+        assert (grad - expected).norm() <= limit * expected.norm()
+
+
+def gradients_on_card(outputs, inputs):
+    """Gradients of the sum of all outputs weighted by a fixed pattern."""
+    total = sum(
+        (out.double() * torch.arange(out.numel(), device="cuda").view(out.shape).sin()).sum()
+        for out in outputs.branches()
+    )
+    return torch.autograd.grad(total, inputs.all())
+
+
+def test_ids_are_exact_in_float64():
+    packing = Packing.from_lengths([5, 300, 31, 515], "cuda")
+    _, exact = inputs_on_card(packing, torch.float32)
+    ids = [run(b, exact, SIZES, packing).ids for b in (ReferenceBackend(), SdpaBackend())]
+    assert torch.equal(*ids)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("attention", ["nsa", "dense"])
+def test_the_future_changes_no_bit_of_the_past(dtype, attention):
+    model = LanguageModel(SMALL.model_copy(update={"attention": attention})).cuda()
+    with torch.autocast("cuda", dtype or torch.float16, enabled=dtype is not None):
+        result = perturbation_probe(
+            model, vocab_size=64, lengths=(31, 47, 48, 49, 333), device="cuda"
+        )
+    assert result.leaks == ()
+
+
+def test_random_tokens_cannot_be_predicted_at_full_size():
+    model = LanguageModel(SMALL).cuda()
+    settings = SentinelSettings()
+    result = sentinel_probe(list(model.parameters()), model.loss, settings, "cuda")
+    assert settings.batch * settings.seq_len >= 4096
+    assert result.is_causal
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("attention", ["nsa", "dense"])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_step_never_waits_for_the_card(attention, is_packed):
+    model = LanguageModel(SMALL.model_copy(update={"attention": attention})).cuda()
+    row = torch.randint(64, (2, 400), device="cuda")
+    ids = (torch.arange(400, device="cuda") // 170).expand(2, -1)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        packing = Packing.from_document_ids(ids) if is_packed else None
+        with torch.autocast("cuda", torch.bfloat16), model.recording_statistics():
+            result = model.loss(row, row, packing)
+        (result.sum / result.count).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert result.sum.isfinite().item()
+
+
+def peak_bytes(length: int) -> int:
+    geometry, packing = BlockGeometry.from_config(NSAConfig()), Packing.uniform(1, length, "cuda")
+    inputs = make_inputs(
+        Packing.uniform(1, length), geometry, dtype=torch.float32, heads=4, groups=1
+    )
+    moved = Inputs(*(x.detach().cuda().bfloat16().requires_grad_() for x in inputs.all()))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    gradients_on_card(run(SdpaBackend(), moved, geometry, packing), moved)
+    return torch.cuda.max_memory_allocated() - before
+
+
+def test_memory_from_8k_to_64k_grows_at_most_linearly():
+    short, long = peak_bytes(8192), peak_bytes(65_536)
+    assert long <= 1.2 * 8 * short
