@@ -173,6 +173,8 @@ class Attempt:
 
     def _exit_now(self, why: str) -> None:
         """End from another thread while the loop may be blocked in C; nothing more is saved."""
-        self._write_exit(TrainerExit.RESUMABLE, f"{why}; nothing was saved at the stop")
-        self._log.tell(f"stopped at once: {why}")
+        reason = f"{why}; nothing was saved at the stop"
+        self._telemetry.writes.attempt("the reserve", lambda: release_reserve(self._run))
+        self._write_exit(TrainerExit.RESUMABLE, reason)
+        self._telemetry.event("ended", f"exit code {int(TrainerExit.RESUMABLE)}: {reason}")
         os._exit(TrainerExit.RESUMABLE)

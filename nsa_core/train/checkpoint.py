@@ -59,7 +59,7 @@ class TrainingState(FrozenModel):
     step: int
     tokens_seen: int
     loader: dict[str, Any]
-    loss_scaler: dict[str, float] | None = None
+    loss_scaler: dict[str, int | float] | None = None
     unusable_steps: list[int] = []
     step_seconds: float = 0.0
 

@@ -18,7 +18,7 @@ from nsa_core.train.goodput import GoodputClock
 from nsa_core.train.keeper import CheckpointKeeper
 from nsa_core.train.learner import choose_device, make_learner, set_up_torch
 from nsa_core.train.meter import Meter
-from nsa_core.train.restore import find_point, note_beginning, restore
+from nsa_core.train.restore import find_point, is_own, note_beginning, restore
 from nsa_core.train.resume import ResumePoint
 from nsa_core.train.saver import CheckpointSaver
 from nsa_core.train.session import Session, read_position
@@ -45,7 +45,7 @@ def prepare(
     learner = make_learner(config, device)
     if point is not None:
         restore(point, learner, staged.tokenizer, device, context.rank.rank)
-    loader = _make_loader(context, staged, point)
+    loader = _make_loader(context, telemetry, staged, point)
     card = CardSampler(device)
     context.beats.sample = card.sample
     keeper = _make_keeper(context, telemetry, clock, staged)
@@ -146,9 +146,24 @@ def _loader_plan(context: AttemptContext) -> LoaderPlan:
     )
 
 
-def _make_loader(context: AttemptContext, staged: StagedData, point: ResumePoint | None) -> Loader:
+def _make_loader(
+    context: AttemptContext, telemetry: Telemetry, staged: StagedData, point: ResumePoint | None
+) -> Loader:
+    """The loader behind the last batch of the checkpoint.
+
+    A run that began from another run's checkpoint may have other data; it then begins at the
+    first sample of its own. A run never loses its place in its own data.
+    """
+    config, plan = context.manifest.config, _loader_plan(context)
     state = LoaderState.model_validate(point.state.loader) if point else None
-    return Loader(staged, context.manifest.config.data, _loader_plan(context), state)
+    if point is not None and state is not None and not is_own(context.run, point):
+        begun = Loader(staged, config.data, plan)
+        place = {"epoch", "global_sample"}
+        if begun.state.model_dump(exclude=place) != state.model_dump(exclude=place):
+            telemetry.event("data_restarted", "the parent trained on other data: from sample 0")
+            return begun
+        begun.close()
+    return Loader(staged, config.data, plan, state)
 
 
 def _validation_of(

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from nsa_core.data.tokenizer import Tokenizer
+from nsa_core.rundir.layout import RunDir
 from nsa_core.train import checkpoint as content
 from nsa_core.train.context import AttemptContext
 from nsa_core.train.failure import CheckpointError
@@ -73,6 +74,11 @@ def restore(
         learner.steps.scaler.load_state_dict(point.state.loss_scaler)
 
 
+def is_own(run: RunDir, point: ResumePoint) -> bool:
+    """Whether a checkpoint is the run's own and not its parent's."""
+    return point.checkpoint.path.parent == run.checkpoints
+
+
 def note_beginning(
     context: AttemptContext,
     telemetry: Telemetry,
@@ -82,12 +88,12 @@ def note_beginning(
 ) -> None:
     """Put tables, clock and keeper at the step the run goes on from, and say which that is."""
     step = point.state.step if point else 0
-    is_own = point is not None and point.checkpoint.path.parent == context.run.checkpoints
+    continues = point is not None and is_own(context.run, point)
     moved = set_aside_later(context.run, step, context.manifest.attempt)
     telemetry.continue_from(step)
-    clock.lose_steps(point.state.step_seconds if point and is_own else 0.0)
+    clock.lose_steps(point.state.step_seconds if point and continues else 0.0)
     last_anomaly = max(point.state.unusable_steps, default=None) if point else None
-    keeper.begin_at(step, last_anomaly, is_own=is_own)
+    keeper.begin_at(step, last_anomaly, is_own=continues)
     context.beats.advance(step=step)
     if moved:
         telemetry.event("set_aside", f"checkpoints after step {step}: {', '.join(moved)}")

@@ -162,3 +162,27 @@ def test_torn_lines_are_recorded_and_no_step_is_logged_twice(tmp_path, shards, u
     assert finish(run) == 0, stderr(run)
     assert len(events(run, "torn_line")) == 2
     assert losses(run) == losses(undisturbed)
+
+
+def test_a_kill_between_the_last_checkpoint_and_the_end_is_made_good(tmp_path, shards, undisturbed):
+    run = make_run(tmp_path, shards)
+    assert finish(run) == 0
+    run.exit.unlink()
+    run.final_model.unlink()
+    run.samples.unlink()
+    next_attempt(run)
+    assert finish(run) == 0, stderr(run)
+    assert run.final_model.exists()
+    assert run.samples.exists()
+    assert losses(run) == losses(undisturbed)
+    assert len(events(run, "saved")) == 6
+
+
+def test_a_new_run_on_other_data_begins_at_its_first_sample(tmp_path, shards, undisturbed):
+    text = tmp_path / "other.jsonl"
+    text.write_text((shards / "text.jsonl").read_text()[40_000:].partition("\n")[2])
+    run = make_run(tmp_path, shards, data={"path": str(text)}, schedule={"steps": 17})
+    next_attempt(run, resume=str(undisturbed.checkpoint(16)))
+    assert finish(run) == 0, stderr(run)
+    assert events(run, "data_restarted")
+    assert [row["step"] for row in rows(run.training_csv)] == ["17"]

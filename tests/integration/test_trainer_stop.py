@@ -80,6 +80,17 @@ def test_term_is_noticed_while_waiting_for_data(tmp_path, shards):
     assert exit_of(run).checkpoint_step == 5
 
 
+def test_term_while_staging_keeps_the_step_of_the_run(tmp_path, shards):
+    run = make_run(tmp_path, shards)
+    child = start(run)
+    wait_for(lambda: events(run, "saved"))
+    child.kill()
+    newest = list_checkpoints(run)[0].step
+    next_attempt(run)
+    assert start(run, faults.term_while_staging).wait() == 75
+    assert (exit_of(run).step, exit_of(run).checkpoint_step) == (newest, newest)
+
+
 def test_a_halt_is_noticed_inside_an_evaluation(tmp_path, shards):
     run = make_run(tmp_path, shards, evaluation={"eval_batches": 500})
     child = start(run, faults.slow_evaluation)

@@ -1,6 +1,8 @@
 """Faults that a test plants in a trainer's own process before it begins."""
 
 import itertools
+import os
+import signal
 import time
 from typing import Any
 
@@ -10,6 +12,7 @@ from nsa_core.data.prefetch import Prefetcher
 from nsa_core.evaluate import perplexity
 from nsa_core.model.loss import LossSum
 from nsa_core.model.transformer import LanguageModel
+from nsa_core.train import prepare
 
 #: Calls of the training loss per optimizer step in the tiny runs.
 MICRO_STEPS = 2
@@ -105,3 +108,15 @@ def slow_evaluation() -> None:
         return sound(*inputs)
 
     perplexity.move = slow
+
+
+def term_while_staging() -> None:
+    """TERM arrives while the data is being staged, before the first step."""
+    sound = prepare.stage
+
+    def stage(*inputs: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+        return sound(*inputs)
+
+    prepare.stage = stage

@@ -5,6 +5,7 @@ import torch
 
 from nsa_core.data.batch import IGNORED
 from nsa_core.model.loss import LossSum
+from nsa_core.train.checkpoint import TrainingState
 from tests.core.train.models import make_batches, make_model, make_steps, no_poll, same, weights
 
 
@@ -94,3 +95,38 @@ def test_gradients_of_an_abandoned_step_do_not_leak_into_the_next():
     steps.run(make_batches(2), no_poll)
     make_steps(clean).run(make_batches(2), no_poll)
     assert same(weights(model), weights(clean))
+
+
+def scaled_steps(model, scale):
+    steps = make_steps(model)
+    steps.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    return steps
+
+
+def test_a_loss_scale_changes_neither_loss_nor_norm():
+    plain = make_steps(make_model()).run(make_batches(2), no_poll)
+    scaled = scaled_steps(make_model(), 1024.0).run(make_batches(2), no_poll)
+    assert scaled.loss == plain.loss
+    assert scaled.grad_norm == pytest.approx(plain.grad_norm, rel=1e-6)
+    assert scaled.loss_scale == 1024.0
+
+
+def test_a_gradient_that_overflows_skips_the_step_and_lowers_the_scale():
+    model = make_model()
+    before = weights(model)
+    result = scaled_steps(model, 2.0**127).run(make_batches(1), no_poll)
+    assert result.is_overflow
+    assert result.loss_scale == 2.0**126
+    assert same(weights(model), before)
+
+
+def test_a_scaler_continues_from_its_state_in_json():
+    first = scaled_steps(make_model(), 64.0)
+    first.run(make_batches(1), no_poll)
+    state = TrainingState(
+        step=1, tokens_seen=1, loader={}, loss_scaler=first.scaler.state_dict()
+    ).model_dump_json()
+    second = scaled_steps(make_model(), 1.0)
+    second.scaler.load_state_dict(TrainingState.model_validate_json(state).loss_scaler)
+    assert second.run(make_batches(1), no_poll).loss_scale == 64.0
+    assert second.scaler.state_dict()["_growth_tracker"] == 2
