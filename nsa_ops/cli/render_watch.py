@@ -52,7 +52,10 @@ def frame_lines(frame: Frame) -> list[str]:
     if beat is not None and beat.loss is not None:
         lines.append(progress_line(beat))
         lines += _curves(frame.progress)
-        lines += _gates(beat)
+        lines += _gates(beat) + _card(beat)
+    newest = next((fact.step for fact in report.checkpoints if fact.whole), None)
+    if newest is not None:
+        lines.append(f"checkpoint at step {newest}")
     return lines
 
 
@@ -77,6 +80,20 @@ def _gates(beat: Heartbeat) -> list[str]:
         for name, share in zip(("compressed", "selected", "sliding"), shares, strict=False)
     )
     return [f"gates     {named}"]
+
+
+def _card(beat: Heartbeat) -> list[str]:
+    """What the card does, as far as the machine can tell."""
+    known = (
+        ("memory {:,} MiB", beat.gpu_mem_reserved),
+        ("peak {:,} MiB", beat.gpu_mem_peak),
+        ("busy {:.0f} %", beat.gpu_util),
+        ("{:.0f} W", beat.power_w),
+        ("{:.0f} degrees C", beat.temp_c),
+        ("throttled: {}", beat.throttle),
+    )
+    parts = [text.format(value) for text, value in known if value is not None]
+    return [f"card      {', '.join(parts)}"] if parts else []
 
 
 def frame_view(frame: Frame) -> Text:

@@ -45,6 +45,11 @@ class Verification(TolerantModel):
         """The newest whole checkpoint; None if there is none."""
         return next((found for found in self.checkpoints if not found.damage), None)
 
+    @property
+    def damaged(self) -> list[str]:
+        """Those that are not whole, each in one line."""
+        return [f"{Path(one.path).name}: {one.damage}" for one in self.checkpoints if one.damage]
+
 
 def verify(checkpoint: Checkpoint) -> VerifiedCheckpoint:
     """Hash every file of a checkpoint."""

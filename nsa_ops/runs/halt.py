@@ -135,9 +135,7 @@ def _outcome(
         needed_term=needed_term,
         step=step,
         checkpoint=checkpoint,
-        damaged=[
-            f"{Path(one.path).name}: {one.damage}" for one in verification.checkpoints if one.damage
-        ],
+        damaged=verification.damaged,
         lost_steps=max(0, step - checkpoint.step) if known and checkpoint and step else None,
         seconds=operator.clock.monotonic_s() - began_s,
     )

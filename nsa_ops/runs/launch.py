@@ -8,19 +8,19 @@ from pathlib import Path, PurePosixPath
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
 from nsa_core.rundir.layout import check_run_id, new_run_id
-from nsa_core.rundir.manifest import Parent, RunManifest
+from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.report import CheckResult
-from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError, VerificationError
+from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError
 from nsa_ops.facts.gpu import GPUFacts, read_gpus
 from nsa_ops.facts.host import read_host
 from nsa_ops.facts.python import PythonFacts
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import PrepareRunAction, RunReport
-from nsa_ops.pod.verify import MISSING, VerifiedCheckpoint
 from nsa_ops.remote.snapshot import Snapshot, has_code, ship, take_snapshot
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import ask, probe_run, verify
+from nsa_ops.runs.agents import ask, probe_run
+from nsa_ops.runs.checkpoints import with_parent
 from nsa_ops.runs.configure import Choice, load_hardware
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.guardrails import (
@@ -284,7 +284,7 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
         code = link.code(code_id)
         if ship(planned.snapshot, link.transport, link.record.python, code):
             operator.tell(f"code {code_id} shipped")
-        manifest = _with_parent(link, manifest)
+        manifest = with_parent(link, manifest)
         run_dir = Path(link.run_dir(run_id))
         reply = ask(link, code_id, PrepareRunAction(run_dir=run_dir, manifest=manifest))
         remember_run(operator, link, reply.manifest or manifest)
@@ -297,42 +297,6 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
         operator.tell(f"started {run_id}; waiting for the first heartbeat")
         beat = await_first_beat(operator, link, code_id, run_id, started_s)
     return _launched(link, beat.report, is_new=True, after_s=beat.after_s)
-
-
-def _with_parent(link: PodLink, manifest: RunManifest) -> RunManifest:
-    """Verify the checkpoint to begin from, and name its run as the parent.
-
-    Raises:
-        NotFoundError: If it is missing or damaged.
-    """
-    if manifest.resume == "auto":
-        return manifest
-    checkpoint = require_checkpoint(link, manifest.code_id, manifest.resume)
-    parent = Parent(run_id=checkpoint.run_id, step=checkpoint.step)
-    return manifest.model_copy(update={"parent": parent, "resume": checkpoint.path})
-
-
-def require_checkpoint(link: PodLink, code_id: str, path: str) -> VerifiedCheckpoint:
-    """A whole checkpoint on the pod, every hash checked.
-
-    Args:
-        link: Pod.
-        code_id: Version of the code whose agent looks.
-        path: Its folder; a relative one is below the pod's root.
-
-    Raises:
-        NotFoundError: If it does not exist.
-        VerificationError: If it is not whole.
-    """
-    folder = str(link.root / path)
-    found = verify(link, code_id, checkpoint=folder).checkpoints[0]
-    if found.damage == MISSING:
-        message = f"Checkpoint `{folder}` does not exist on pod `{link.record.name}`"
-        raise NotFoundError(message, hint="See what is there with `nsa-ops run show RUN`")
-    if found.damage:
-        message = f"Checkpoint `{folder}` cannot be used: {found.damage}"
-        raise VerificationError(message, hint="Leave the path out to use the newest whole one")
-    return found
 
 
 def remember_run(operator: Operator, link: PodLink, manifest: RunManifest) -> None:

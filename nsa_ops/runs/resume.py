@@ -14,9 +14,9 @@ from nsa_ops.pod.verify import VerifiedCheckpoint
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import ask, verify
+from nsa_ops.runs.checkpoints import require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.context import Operator
-from nsa_ops.runs.launch import require_checkpoint
 from nsa_ops.runs.overlay import overlay
 from nsa_ops.runs.session import TRAINER_MODULE, start_session, train_command
 from nsa_ops.runs.wait import await_first_beat
@@ -158,14 +158,12 @@ def _choose_checkpoint(found: FoundRun, path: str) -> tuple[VerifiedCheckpoint |
     if path:
         return require_checkpoint(link, code_id, path), []
     verification = verify(link, code_id, run_id=found.record.run_id)
-    damaged = [
-        f"{Path(one.path).name}: {one.damage}" for one in verification.checkpoints if one.damage
-    ]
     if verification.whole is None and verification.checkpoints:
-        message = f"No checkpoint of `{found.record.run_id}` is whole: {'; '.join(damaged)}"
+        damaged = "; ".join(verification.damaged)
+        message = f"No checkpoint of `{found.record.run_id}` is whole: {damaged}"
         hint = "Restore one with `nsa-ops backup restore`, or name one with `--from PATH`"
         raise NotFoundError(message, hint=hint)
-    return verification.whole, damaged
+    return verification.whole, verification.damaged
 
 
 def _differences(before: RunConfig, now: RunConfig) -> list[Difference]:

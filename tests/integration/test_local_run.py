@@ -4,6 +4,7 @@ trainer that counts steps."""
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -277,3 +278,31 @@ def _trainer_pid(pod: LocalPod, run_id: str) -> int:
     assert record is not None
     assert record.trainer is not None
     return record.trainer.pid
+
+
+@pytest.fixture
+def full_pod(tmp_path: Path) -> Iterator[LocalPod]:
+    """A pod whose disk has 256 KiB."""
+    local = LocalPod(tmp_path)
+    local.root.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(local.root)]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    if refused.returncode:
+        pytest.skip(f"this machine refuses a tmpfs mount: {refused.stderr.strip()}")
+    local.add()
+    yield local
+    local.stop()
+    subprocess.run(["umount", "--lazy", str(local.root)], check=True)
+
+
+def test_a_full_disk_is_refused_and_with_an_override_leaves_nothing_half_done(
+    full_pod: LocalPod,
+) -> None:
+    refused = full_pod.launch("r1", LONG)
+    assert refused.exit_code == 3
+    assert "checkpoints need" in refused.err
+    said = full_pod.launch("r1", LONG, more=["--override", "disk=let us see"])
+    assert said.exit_code == 11
+    assert "No space left on device" in said.err
+    left = [path for path in full_pod.root.rglob("*") if path.is_file()]
+    assert left == []

@@ -138,3 +138,43 @@ def test_quiet_tells_no_story(cli: CommandLine, tmp_path: Path) -> None:
     outcome = cli("pod", "add", "here", f"local:{tmp_path / 'pod'}", "-q")
     assert outcome.err == ""
     assert outcome.out.startswith("pod ")
+
+
+def test_a_value_that_an_option_does_not_take_is_named(cli: CommandLine) -> None:
+    colour = cli("pod", "ls", "--color", "pink")
+    assert (colour.exit_code, colour.out) == (2, "")
+    assert "`--color pink` must be auto, always or never" in colour.err
+    deadline = cli("pod", "ls", "--timeout", "soon")
+    assert deadline.exit_code == 2
+    assert "--timeout" in deadline.err
+
+
+def test_each_setting_tells_where_it_comes_from(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSA_OPS_POD", "here")
+    values = json.loads(cli("config", "show", "--operator", "--json").out)["data"]
+    origins = {one["key"]: one["origin"] for one in values}
+    assert origins["pod"] == "NSA_OPS_POD"
+    assert origins["recipe"] == "default"
+
+
+def test_each_value_of_a_run_tells_where_it_comes_from(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSA_BATCH_SIZE", "4")
+    words = ("config", "show", "--profile", "cpu", "--set", "seed=7", "--json")
+    values = {one["key"]: one for one in json.loads(cli(*words).out)["data"]}
+    assert values["seed"]["origin"] == "--set"
+    assert values["batch.micro_batch"]["origin"] == "NSA_BATCH_SIZE"
+    assert values["runtime.precision"]["origin"] == "profile cpu"
+    assert values["model.dim"]["origin"] == "recipe tiny-cpu"
+    assert values["model.norm_eps"]["origin"] == "default"
+
+
+def test_what_this_machine_refuses_is_one_line_and_11(cli: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    outcome = cli("pod", "add", "here", f"local:{tmp_path / 'file' / 'below'}")
+    assert outcome.exit_code == 11
+    assert "Not a directory" in outcome.err
+    assert cli("pod", "ls", "--json").out.count("here") == 0

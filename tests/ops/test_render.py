@@ -54,6 +54,11 @@ def test_a_watched_run_shows_state_health_curves_and_gates() -> None:
     assert lines[-1] == "gates     compressed 0.20, selected 0.30, sliding 0.50"
 
 
+def test_a_card_shows_what_it_can_tell_and_nothing_else() -> None:
+    record = beat(1, loss=1.0, gpu_mem_peak=20_480, gpu_util=97.4)
+    assert "card      peak 20,480 MiB, busy 97 %" in frame_lines(Frame(report(), [], [], [record]))
+
+
 def test_status_says_what_a_lost_pod_would_cost() -> None:
     console = Console(file=io.StringIO(), width=200)
     at_risk = at_most_lost(last_step=90, saved_step=60)

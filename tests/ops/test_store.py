@@ -87,3 +87,20 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalResourceError, match="cannot be opened"):
         Store(tmp_path / "file" / "registry.sqlite")
+
+
+def test_two_commands_at_once_lose_nothing(store: Store) -> None:
+    code = (
+        "import sys; from pathlib import Path; from nsa_ops.store import RunRecord, Store\n"
+        "store = Store(Path(sys.argv[1]))\n"
+        "for number in range(40):\n"
+        "    name = f'{sys.argv[2]}-{number}'\n"
+        "    with store.intent('launch', name):\n"
+        "        store.save_run(RunRecord(name, 'p', 'r', 'c', 'x', 'y', 1.0))\n"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code, str(store.path), name]) for name in "abc"
+    ]
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0, 0]
+    assert len(store.runs()) == 120
+    assert store.open_intents() == []
