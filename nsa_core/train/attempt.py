@@ -25,6 +25,9 @@ from nsa_core.train.log import RunLog
 from nsa_core.train.stop import SignalWatch
 from nsa_core.train.telemetry import Telemetry
 
+#: Errors of the compiler of torch: it cannot compile this model on this machine.
+COMPILER_MODULES = ("torch._inductor", "torch._dynamo")
+
 
 def run_attempt(folder: Path) -> int:
     """Run the attempt that a run directory's manifest describes; returns the exit code."""
@@ -145,6 +148,12 @@ class Attempt:
             hint = "Lower batch.micro_batch and raise batch.accumulation by as much"
             self._log.tell(f"error: out of memory: {reason}\nhint: {hint}")
             return TrainerExit.OUT_OF_MEMORY, f"out of memory: {reason}"
+        if type(error).__module__.startswith(COMPILER_MODULES):
+            self._log.tell(
+                f"error: torch.compile failed here: {reason}\n"
+                f"hint: Set runtime.compile=false; its output is in {self._run.log}"
+            )
+            return TrainerExit.CONFIGURATION, f"torch.compile failed here: {reason}"
         self._log.tell(f"error: a bug: {reason}\nhint: The traceback is in {self._run.log}")
         return TrainerExit.CRASHED, reason
 

@@ -72,11 +72,13 @@ def make_learner(config: RunConfig, device: torch.device) -> Learner:
     except ValueError as error:
         raise ConfigurationError(str(error), hint="Set runtime.backend=auto") from error
     model = LanguageModel(config.model, backends, seed=config.seed).to(device)
+    if config.runtime.compile:
+        _compile_blocks(model)
     model.activation_checkpointing = config.runtime.activation_checkpointing
     return Learner(
         model,
         StepRunner(
-            loss=torch.compile(model.loss) if config.runtime.compile else model.loss,
+            loss=model.loss,
             optimizers=OptimizerSet(model.parameter_infos(), config.optimizer, device),
             clip_norm=config.optimizer.clip_norm,
             precision=precision,
@@ -84,3 +86,14 @@ def make_learner(config: RunConfig, device: torch.device) -> Learner:
             scaler=torch.amp.GradScaler(device.type) if precision == "fp16" else None,
         ),
     )
+
+
+def _compile_blocks(model: LanguageModel) -> None:
+    """Compile each block in place, not the loss around them.
+
+    Compiled as a whole, the loss loses its gradient: its autograd function asks which inputs need
+    one, and the tracer answers none. Blocks alone give eager losses to 5e-5 and 421k instead of
+    341k tokens/s (52M parameters, bf16, T 2048; H200, torch 2.11, Triton 3.6; 2026-11-28).
+    """
+    for block in model.blocks:
+        block.compile()

@@ -65,9 +65,9 @@ def _run_steps(session: Session) -> None:
 
 
 def _enter_training(session: Session) -> None:
-    """The first step of an attempt may compile; it is a phase and a bucket of its own."""
+    """The first steps of an attempt may compile; that is a phase and a bucket of its own."""
     watchdog = session.config.watchdog
-    if session.config.runtime.compile and not session.meter.has_steps:
+    if session.config.runtime.compile and session.meter.is_warming_up:
         session.context.beats.enter("compile", watchdog.compile_limit_s)
         session.clock.switch("compile")
     else:
@@ -141,6 +141,7 @@ def _end_if(session: Session, breach: str | None) -> None:
     if breach is None:
         return
     session.telemetry.mark_anomaly("nonfinite")
+    session.keeper.drain()  # a checkpoint that is still being written is one to go back to
     good = session.keeper.known_good or session.keeper.whole_step
     have = "there is no checkpoint" if good is None else f"the last good checkpoint is step {good}"
     message = f"{breach}, up to step {session.step}; {have}"

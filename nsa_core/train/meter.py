@@ -14,26 +14,37 @@ class Rate:
 
 
 class Meter:
-    """Adds up the steps between two log lines; the first step of an attempt is not counted.
+    """Adds up the steps between two log lines; the first steps of an attempt are not counted.
 
     Args:
         train_flops_per_token: NSA's own FLOPs, forward and backward.
         peak_flops_per_s: Of all cards together; None on an unknown card.
+        num_warmup_steps: Steps that compile or fill caches.
     """
 
-    def __init__(self, train_flops_per_token: float, peak_flops_per_s: float | None) -> None:
+    def __init__(
+        self,
+        train_flops_per_token: float,
+        peak_flops_per_s: float | None,
+        num_warmup_steps: int = 1,
+    ) -> None:
         self._flops_per_token = train_flops_per_token
         self._peak = peak_flops_per_s
-        self.has_steps = False
+        self._num_left = num_warmup_steps
         self._num_tokens = 0
         self._step_s = self._data_s = 0.0
         self._last_step_s = self._last_data_s = 0.0
 
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether the next step is one of those that are not counted."""
+        return self._num_left > 0
+
     def add(self, num_tokens: int, step_s: float, data_s: float) -> None:
         """One step: its tokens, the seconds of computing and of waiting for data."""
         self._last_step_s, self._last_data_s = step_s, data_s
-        if not self.has_steps:
-            self.has_steps = True
+        if self._num_left:
+            self._num_left -= 1
             return
         self._num_tokens += num_tokens
         self._step_s += step_s

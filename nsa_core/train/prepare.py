@@ -66,6 +66,7 @@ def prepare(
         meter=Meter(
             count_flops(config.model, config.batch.seq_len).train,
             peak_flops_per_s(device, config.runtime.precision),
+            num_warmup_steps=3 if config.runtime.compile else 1,  # a second shape compiles again
         ),
         card=card,
         kernel_paths={choice.branch: choice.name for choice in learner.model.backends.choices},

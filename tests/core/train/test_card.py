@@ -41,3 +41,13 @@ def test_utilisation_is_none_on_an_unknown_card():
     meter.add(1, 1.0, 0.0)
     meter.add(100, 1.0, 0.0)
     assert meter.take().mfu is None
+
+
+def test_steps_that_compile_are_not_in_the_rate():
+    meter = Meter(2.0, None, num_warmup_steps=3)
+    for _ in range(3):
+        assert meter.is_warming_up
+        meter.add(100, 60.0, 0.0)
+    assert not meter.is_warming_up
+    meter.add(100, 1.0, 0.0)
+    assert meter.take().tokens_per_s == 100
