@@ -32,8 +32,8 @@ from nsa_ops.store import Store
 POD = "this-machine"
 PROFILE = "cpu"
 RECIPE = "tiny-cpu"
-STEPS = 200
-HALT_AT = 70
+STEPS = 160
+HALT_AT = 65
 #: The halt comes between two checkpoints, so that the resume has steps to do again.
 SAVE_EVERY = 50
 MARKER = "nsa-demo.json"
@@ -194,6 +194,7 @@ def _check_machine(stage: _Stage, folder: Path) -> None:
 def _choice() -> Choice:
     sets = (
         f"schedule.steps={STEPS}",
+        "batch.micro_batch=6",
         f"checkpoint.save_every={SAVE_EVERY}",
         "telemetry.log_every=1",
     )
