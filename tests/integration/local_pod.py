@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.process import is_alive
+from nsa_core.rundir.process import ProcessIdentity, is_alive
+from nsa_ops.pod.probe import read_watchdog
 from nsa_ops.pod.processes import read_processes
 from nsa_ops.remote.snapshot import code_root
 
@@ -110,9 +111,22 @@ class LocalPod:
         os.kill(record.trainer.pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """End what this pod started: its tmux server, and every trainer that is recorded."""
+        """End what this pod started, by recorded identity: all of it outlives its tmux server.
+
+        The watchdog goes first, because it would start a killed trainer again.
+        """
         self.tmux("kill-server")
         for folder in (self.root / "runs").glob("*"):
-            record = read_processes(RunDir(folder))
-            if record is not None and record.trainer is not None and is_alive(record.trainer):
-                os.killpg(record.trainer.pid, signal.SIGKILL)
+            run = RunDir(folder)
+            watchdog = read_watchdog(run)
+            _end(watchdog.identity if watchdog is not None else None)
+            record = read_processes(run)
+            if record is not None:
+                _end(record.runner)
+                _end(record.trainer)
+
+
+def _end(identity: ProcessIdentity | None) -> None:
+    """kill -9 of this very process, if it still runs."""
+    if identity is not None and is_alive(identity):
+        os.kill(identity.pid, signal.SIGKILL)
