@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MAX_TREND = 400
+#: A range this small beside its values, or below what a step can divide, is drawn as one value.
+_FLAT = 1e-12
+_SMALLEST = 1e-300
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Scale:
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` round values that cover the range; the first and last lie at or outside it."""
-    if high <= low:
+    if high - low <= max(abs(low), abs(high)) * _FLAT + _SMALLEST:
         padding = abs(low) * 0.1 or 1.0
         low, high = low - padding, high + padding
     step = _nice_step((high - low) / max(1, count - 1))

@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsa_ops.runs.report.scale import Scale, inner_ticks, nice_ticks, running_median, thin
@@ -13,6 +13,9 @@ SIZES = st.floats(-1e9, 1e9, allow_nan=False)
 
 
 @given(SIZES, SIZES)
+@example(0.0, 5e-324)
+@example(1e9, 1e9 + 1.2e-7)
+@example(-1e-310, 1e-310)
 def test_ticks_cover_the_range_and_are_few(one: float, other: float) -> None:
     low, high = sorted((one, other))
     ticks = nice_ticks(low, high, 6)
