@@ -224,24 +224,22 @@ def attend_query_gradient_kernel(
 
 @triton.jit
 def key_gradient_tile(
-    dk, dv, k, v, Q, GRAD, OFFSET, DELTA, word_row, start, row0, stop, key0, g, qk_scale,
+    dk, dv, k, v, q_base, grad_base, offset_base, delta_base, word_row, row0, stop, key0, qk_scale,
     MODE: tl.constexpr, SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
     G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Rows row0 .. row0 + BM of a document into dk, dv of the keys key0 .. key0 + BN."""
-    token = row0 // HG
-    row = row0 - token * HG + tl.arange(0, BM)
-    position = token + row // HG
+    row = row0 + tl.arange(0, BM)
+    position = row // HG
     inside = position < stop
-    head_row = (start + token).to(tl.int64) * (G * HG) + g * HG
-    local = (row // HG) * (G * HG) + row % HG
-    q_row = Q + head_row * D + local[:, None] * D + tl.arange(0, D)[None, :]
-    grad_row = GRAD + head_row * E + local[:, None] * E + tl.arange(0, E)[None, :]
+    local = position * (G * HG) + row % HG
+    q_row = q_base + (local[:, None] * D + tl.arange(0, D)[None, :])
+    grad_row = grad_base + (local[:, None] * E + tl.arange(0, E)[None, :])
     q = tl.load(q_row, mask=inside[:, None], other=0.0)
     grad = tl.load(grad_row, mask=inside[:, None], other=0.0)
-    offset = tl.load(OFFSET + head_row + local, mask=inside, other=INFINITY)
-    delta = tl.load(DELTA + head_row + local, mask=inside, other=0.0)
+    offset = tl.load(offset_base + local, mask=inside, other=INFINITY)
+    delta = tl.load(delta_base + local, mask=inside, other=0.0)
     key = key0 + tl.arange(0, BN)
     cut = offset[None, :]
     if MODE == CHOSEN:
@@ -307,6 +305,11 @@ def attend_key_gradient_kernel(
     if MODE == CHOSEN:
         word = g.to(tl.int64) * num_words + key0 // BLOCK // 32
         word_row = BITS + word * num_tokens + start
+    head_row = start.to(tl.int64) * (G * HG) + g * HG
+    q_base = Q + head_row * D
+    grad_base = GRAD + head_row * E
+    offset_base = OFFSET + head_row
+    delta_base = DELTA + head_row
     row_begin = low * HG // BM * BM
     row_end = high * HG
     full_from = tl.minimum(tl.maximum(all_seen, low), high) * HG
@@ -316,19 +319,19 @@ def attend_key_gradient_kernel(
         full_to = row_end
     for row0 in tl.range(row_begin, full_from, BM, num_stages=1):
         dk, dv = key_gradient_tile(
-            dk, dv, k, v, Q, GRAD, OFFSET, DELTA, word_row, start, row0, high, key0, g, qk_scale,
-            MODE, SPAN, STRIDE, BLOCK, G, HG, D, E, BM, BN, True,
+            dk, dv, k, v, q_base, grad_base, offset_base, delta_base, word_row, row0, high,
+            key0, qk_scale, MODE, SPAN, STRIDE, BLOCK, G, HG, D, E, BM, BN, True,
         )  # fmt: skip
     for row0 in tl.range(full_from, full_to, BM, num_stages=STAGES):
         dk, dv = key_gradient_tile(
-            dk, dv, k, v, Q, GRAD, OFFSET, DELTA, word_row, start, row0, high, key0, g, qk_scale,
-            MODE, SPAN, STRIDE, BLOCK, G, HG, D, E, BM, BN, False,
+            dk, dv, k, v, q_base, grad_base, offset_base, delta_base, word_row, row0, high,
+            key0, qk_scale, MODE, SPAN, STRIDE, BLOCK, G, HG, D, E, BM, BN, False,
         )  # fmt: skip
     if MODE == SLIDING:
         for row0 in tl.range(full_to, row_end, BM, num_stages=1):
             dk, dv = key_gradient_tile(
-                dk, dv, k, v, Q, GRAD, OFFSET, DELTA, word_row, start, row0, high, key0, g,
-                qk_scale, MODE, SPAN, STRIDE, BLOCK, G, HG, D, E, BM, BN, True,
+                dk, dv, k, v, q_base, grad_base, offset_base, delta_base, word_row, row0, high,
+                key0, qk_scale, MODE, SPAN, STRIDE, BLOCK, G, HG, D, E, BM, BN, True,
             )  # fmt: skip
     dk = dk * scale
     if MODE == COMPRESSED:

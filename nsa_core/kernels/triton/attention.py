@@ -124,16 +124,16 @@ def forward(q: Tensor, k: Tensor, v: Tensor, docs: Documents, mode: Mode) -> tup
 
 def query_gradient(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
-    docs: Documents, mode: Mode, *, add_to: Tensor | None = None,
+    docs: Documents, mode: Mode, *, add_to: Tensor | None = None, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """Gradient of q of one mode, added to `add_to` in place where given.
+    """Gradient of q of one mode, added to `add_to` in place where given, else in `dtype`.
 
     `grad` [N, H, E] is the output's gradient; `offset` and `delta` [N, H] come from gates.py.
     """
     num_tokens, num_heads, key_width = q.shape
     groups, value_width = k.shape[1], v.shape[2]
     heads = num_heads // groups
-    dq = torch.empty_like(q) if add_to is None else add_to
+    dq = torch.empty_like(q, dtype=dtype) if add_to is None else add_to
     launch = launch_for(mode.kernel("query_gradient"), q.device, key_width, value_width)
     rows = row_tile(launch, docs.block, heads)
     keys = docs.block if mode.bits is not None else launch.keys

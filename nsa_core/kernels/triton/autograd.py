@@ -12,6 +12,7 @@ Context = Any  # torch hands its own context object to both halves
 def _save_mode(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, cu_seqlens, *numbers = inputs
     out, lse = output
+    ctx.set_materialize_grads(False)  # no zeros for outputs that have no gradient
     ctx.mark_non_differentiable(lse)
     ctx.save_for_backward(q, k, v, out, lse, cu_seqlens)
     ctx.numbers = numbers
@@ -32,6 +33,7 @@ def _sliding_backward(ctx: Context, grad: Tensor, _lse: Tensor | None) -> tuple[
 def _save_selected(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, ids, cu_seqlens, *numbers = inputs
     out, lse = output
+    ctx.set_materialize_grads(False)  # no zeros for outputs that have no gradient
     ctx.mark_non_differentiable(lse)
     ctx.save_for_backward(q, k, v, ids, out, lse, cu_seqlens)
     ctx.numbers = numbers
@@ -45,6 +47,7 @@ def _selected_backward(ctx: Context, grad: Tensor, _lse: Tensor | None) -> tuple
 
 def _save_attend(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, cu_seqlens, max_seqlen, geometry, dense, deterministic = inputs
+    ctx.set_materialize_grads(False)  # no zeros for outputs that have no gradient
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*tensors, *output[1:], cu_seqlens)
     ctx.numbers = (max_seqlen, list(geometry), dense, deterministic)

@@ -69,17 +69,16 @@ _SM90_64: dict[Kernel, Launch] = {
     **_attend(Launch(64, 64, 4, 3), Launch(64, 64, 4, 3), Launch(64, 64, 4, 1, 168)),
     "compressed_forward": Launch(64, 64, 4, 3, 128),
     "compressed_query_gradient": Launch(128, 64, 8, 3),
-    "compressed_key_gradient": Launch(64, 64, 4, 2, 168),
-    "chosen_forward": Launch(128, 64, 8, 3),
+    "chosen_forward": Launch(64, 64, 4, 3, 128),
     "score": Launch(64, 64, 4, 2),
     "item_forward": Launch(64, 64, 4, 1),
     "item_backward": Launch(64, 64, 4, 1),
-    "merge": Launch(64, 64, 4, 1),
+    "merge": Launch(64, 64, 4, 1, 128),
     "band": Launch(64, 64, 4, 1),
 }
 _SM90_128: dict[Kernel, Launch] = {
     **_attend(Launch(128, 64, 8, 3), Launch(64, 64, 4, 2), Launch(64, 128, 8, 1)),
-    "score": Launch(64, 64, 4, 3),
+    "score": Launch(64, 256, 8, 2),
     "item_forward": Launch(64, 64, 4, 1),
     "item_backward": Launch(64, 64, 4, 1),
     "merge": Launch(64, 64, 4, 1),
@@ -112,7 +111,7 @@ _TABLES: dict[tuple[int, int], dict[Kernel, Launch]] = {
 }
 _POLICIES = {
     64: Policy(
-        dense_until=3328, chunk_tokens=8192, item_queries=256, segment_tokens=1024, partial_dq=False
+        dense_until=3328, chunk_tokens=8192, item_queries=128, segment_tokens=1024, partial_dq=False
     ),
     128: Policy(
         dense_until=3328, chunk_tokens=4096, item_queries=64, segment_tokens=1024, partial_dq=True

@@ -12,6 +12,7 @@ from torch.library import custom_op
 from nsa_core.kernels.triton import attention, gates, pool, selected
 from nsa_core.kernels.triton.attention import Documents, Mode, compressed_mode, sliding_mode
 from nsa_core.kernels.triton.select import select_blocks
+from nsa_core.kernels.triton.streams import run_beside
 
 
 def _new_out(q: Tensor, v: Tensor) -> Tensor:
@@ -131,13 +132,25 @@ def attend(
     span, stride, block, num_selected, window = geometry
     docs = attention.documents(cu_seqlens, q.shape[0], max_seqlen, block)
     compression = compressed_mode(span, stride)
-    out_c, lse_c = attention.forward(q, k_compressed, v_compressed, docs, compression)
-    ids = select_blocks(q, k_compressed, lse_c, docs, span, stride, num_selected)
-    choice = selected.choose_path(
-        ids, q, v_selected, docs, dense=dense, deterministic=deterministic
+
+    def choose_and_read() -> tuple[Tensor, ...]:
+        out_c, lse_c = attention.forward(q, k_compressed, v_compressed, docs, compression)
+        ids = select_blocks(q, k_compressed, lse_c, docs, span, stride, num_selected)
+        choice = selected.choose_path(
+            ids, q, v_selected, docs, dense=dense, deterministic=deterministic
+        )
+        return (
+            out_c,
+            lse_c,
+            ids,
+            *selected.selected_forward(q, k_selected, v_selected, choice, docs),
+        )
+
+    (out_w, lse_w), (out_c, lse_c, ids, out_s, lse_s) = run_beside(
+        q.device,
+        lambda: attention.forward(q, k_sliding, v_sliding, docs, sliding_mode(window)),
+        choose_and_read,
     )
-    out_s, lse_s = selected.selected_forward(q, k_selected, v_selected, choice, docs)
-    out_w, lse_w = attention.forward(q, k_sliding, v_sliding, docs, sliding_mode(window))
     out = gates.mix((out_c, out_s, out_w), gate)
     return out, out_c, out_s, out_w, torch.stack((lse_c, lse_s, lse_w)), ids
 
@@ -158,16 +171,28 @@ def attend_backward(
     compression, window_mode = compressed_mode(span, stride), sliding_mode(window)
     rows_c, rows_s, rows_w = ((offset[i], delta[i]) for i in range(3))
     choice = selected.choose_path(ids, q, v_s, docs, dense=dense, deterministic=deterministic)
-    dq, dk_s, dv_s = selected.selected_backward(
-        q, k_s, v_s, grad, *rows_s, choice, docs, deterministic=deterministic
-    )
-    dq = attention.query_gradient(q, k_c, v_c, grad, *rows_c, docs, compression, add_to=dq)
-    dk_c, dv_c = attention.key_gradient(
-        q, k_c, v_c, grad, *rows_c, docs, compression, deterministic=deterministic
-    )
-    dq = attention.query_gradient(q, k_w, v_w, grad, *rows_w, docs, window_mode, add_to=dq)
-    dk_w, dv_w = attention.key_gradient(
-        q, k_w, v_w, grad, *rows_w, docs, window_mode, deterministic=deterministic
+    dtype = selected.gradient_dtype(q, v_s, choice, deterministic=deterministic)
+
+    def key_gradients() -> tuple[Tensor, ...]:
+        return (
+            *attention.key_gradient(
+                q, k_c, v_c, grad, *rows_c, docs, compression, deterministic=deterministic
+            ),
+            *attention.key_gradient(
+                q, k_w, v_w, grad, *rows_w, docs, window_mode, deterministic=deterministic
+            ),
+        )
+
+    def other_gradients() -> tuple[Tensor, Tensor, Tensor]:
+        dq = attention.query_gradient(q, k_c, v_c, grad, *rows_c, docs, compression, dtype=dtype)
+        dq, dk_s, dv_s = selected.selected_backward(
+            q, k_s, v_s, grad, *rows_s, choice, docs, deterministic=deterministic, add_to=dq
+        )
+        dq = attention.query_gradient(q, k_w, v_w, grad, *rows_w, docs, window_mode, add_to=dq)
+        return dq, dk_s, dv_s
+
+    (dk_c, dv_c, dk_w, dv_w), (dq, dk_s, dv_s) = run_beside(
+        q.device, key_gradients, other_gradients
     )
     return [dq, dk_c, dv_c, dk_s, dv_s, dk_w, dv_w, dgate]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nsa_core.kernels.triton.tiles import locate, num_slots, tile_documents
 
-_BLOCKS = 32  # compressed blocks of one program
+_BLOCKS = 8  # compressed blocks of one program
 
 
 @triton.jit

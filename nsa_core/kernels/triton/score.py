@@ -28,14 +28,15 @@ def score_kernel(
     Q, K, LSE, SCORE, CELL_MAX, DOCUMENT, CU,
     first_slot, chunk_tokens, num_blocks, num_cells, qk_scale,
     SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
-    G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
+    CHOSEN: tl.constexpr, G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
     STAGES: tl.constexpr, HOLD: tl.constexpr,
 ):  # fmt: skip
     """Scores [G, chunk_tokens, num_blocks] float32 of one query block; heads of a group summed.
 
-    Blocks that are forced or lie ahead score -1. A key tile makes the scores of one cell of blocks;
-    the highest of each goes to CELL_MAX [G, chunk_tokens, num_cells]. HOLD keeps the q tiles of all
-    heads of the group at hand; without it they are read again for every key tile.
+    Query blocks that take every block there is (CHOSEN is enough) are left out. Blocks that are
+    forced or lie ahead score -1. A key tile makes the scores of one cell of blocks; the highest of
+    each goes to CELL_MAX [G, chunk_tokens, num_cells]. HOLD keeps the q tiles of all heads of the
+    group at hand; without it they are read again for every key tile.
     """
     PER_BLOCK: tl.constexpr = BLOCK // STRIDE
     OVERLAP: tl.constexpr = SPAN // STRIDE
@@ -43,7 +44,7 @@ def score_kernel(
     slot = tl.num_programs(0) - 1 - tl.program_id(0)
     g = tl.program_id(1)
     start, length, block = locate(DOCUMENT, CU, first_slot + slot, BLOCK)
-    if block * BLOCK >= length:
+    if (block * BLOCK >= length) | (block < CHOSEN):
         return
     token = tl.arange(0, BLOCK)
     position = block * BLOCK + token

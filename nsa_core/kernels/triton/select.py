@@ -12,7 +12,7 @@ from nsa_core.kernels.triton.launch import INTERPRETER, Launch, device_architect
 from nsa_core.kernels.triton.score import score_kernel
 from nsa_core.kernels.triton.topk import top_blocks_kernel
 
-_SCORE_BYTES = 64 << 20  # the score buffer of one chunk; longer documents get shorter chunks
+_SCORE_BYTES = 256 << 20  # the score buffer of one chunk; longer documents get shorter chunks
 _HELD_BYTES = 64 << 10  # q tiles of a group that a score program holds on to
 _TOP_TOKENS = 8  # tokens of one warp of the top-n
 
@@ -56,22 +56,22 @@ def select_blocks(
     for first_slot in range(0, docs.num_slots, chunk_slots):
         slots = min(chunk_slots, docs.num_slots - first_slot)
         chunk = _Chunk(first_slot, slots, scores, maxima, cell)
-        _score(q, k, lse, docs, chunk, launch, (compress_block, compress_stride))
+        _score(q, k, lse, docs, chunk, launch, (compress_block, compress_stride, num_selected))
         _take_top(ids, docs, chunk)
     return ids
 
 
 def _score(
     q: Tensor, k: Tensor, lse: Tensor, docs: Documents, chunk: _Chunk, launch: Launch,
-    compression: tuple[int, int],
+    blocks: tuple[int, int, int],
 ) -> None:  # fmt: skip
     groups, heads, width = k.shape[1], q.shape[1] // k.shape[1], q.shape[2]
-    span, stride = compression
+    span, stride, num_selected = blocks
     hold = heads * docs.block * width * q.element_size() <= _HELD_BYTES
     score_kernel[(chunk.slots, groups)](
         q, k, lse, chunk.scores, chunk.maxima, docs.tile_document, docs.cu_seqlens,
         chunk.first_slot, chunk.scores.shape[1], chunk.scores.shape[2], chunk.maxima.shape[2],
-        LOG2E * width**-0.5, span, stride, docs.block, groups, heads, width,
+        LOG2E * width**-0.5, span, stride, docs.block, num_selected, groups, heads, width,
         chunk.cell * docs.block // stride, launch.stages, hold, **launch.options(),
     )  # fmt: skip
 

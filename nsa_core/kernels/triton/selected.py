@@ -94,7 +94,11 @@ def selected_backward(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
     choice: Choice, docs: Documents, *, deterministic: bool, add_to: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Dq (added to `add_to` in place where given), dk, dv; `offset` and `delta` as in gates.py."""
+    """Gradients of q, k and v; `offset` and `delta` as in gates.py.
+
+    `add_to` is a gradient of q from another branch, in the dtype of `gradient_dtype`; it is used
+    up, and its sum with this branch's is returned.
+    """
     if choice.bits is not None:
         mode = chosen_mode(choice.bits)
         dq = attention.query_gradient(q, k, v, grad, offset, delta, docs, mode, add_to=add_to)
@@ -105,6 +109,18 @@ def selected_backward(
     return _items_backward(
         q, k, v, grad, offset, delta, choice, docs, deterministic=deterministic, add_to=add_to
     )
+
+
+def gradient_dtype(q: Tensor, v: Tensor, choice: Choice, *, deterministic: bool) -> torch.dtype:
+    """Dtype in which `selected_backward` takes another branch's gradient of q to add to."""
+    return torch.float32 if _is_atomic(q, v, choice, deterministic=deterministic) else q.dtype
+
+
+def _is_atomic(q: Tensor, v: Tensor, choice: Choice, *, deterministic: bool) -> bool:
+    """Whether items add dq by float32 atomics."""
+    if deterministic or choice.bits is not None:
+        return False
+    return not policy_for(q.device, q.shape[2], v.shape[2]).partial_dq
 
 
 def _shape(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> _Shape:
@@ -190,14 +206,16 @@ def _items_backward(
     assert choice.index is not None  # noqa: S101 - narrows the type
     shape = _shape(q, k, v, choice.ids)
     work = _Backward(q, k, v, grad, offset, delta, choice.ids, choice.index, docs, shape)
-    dq = torch.empty_like(q) if add_to is None else add_to
     item_dk = torch.zeros_like(k, dtype=torch.float32)
     item_dv = torch.zeros_like(v, dtype=torch.float32)
-    add = add_to is not None
-    if deterministic or policy_for(q.device, shape.key_width, shape.value_width).partial_dq:
-        _partial_items(work, dq, item_dk, item_dv, add=add, ordered=deterministic)
+    if _is_atomic(q, v, choice, deterministic=deterministic):
+        dq = torch.empty_like(q)
+        sum_dq = torch.zeros_like(q, dtype=torch.float32) if add_to is None else add_to
+        _atomic_items(work, sum_dq, dq, item_dk, item_dv)
     else:
-        _atomic_items(work, dq, item_dk, item_dv, add=add)
+        dq = torch.empty_like(q) if add_to is None else add_to
+        add = add_to is not None
+        _partial_items(work, dq, item_dk, item_dv, add=add, ordered=deterministic)
     dk, dv = _band_key_gradient(work, item_dk, item_dv, ordered=deterministic)
     return dq, dk, dv
 
@@ -247,13 +265,12 @@ def _merge_query_gradient(
 
 
 def _atomic_items(
-    work: _Backward, dq: Tensor, item_dk: Tensor, item_dv: Tensor, *, add: bool
+    work: _Backward, sum_dq: Tensor, dq: Tensor, item_dk: Tensor, item_dv: Tensor
 ) -> None:
     """All items in one launch; dq, dk, dv by float32 atomics."""
-    sum_dq = torch.zeros_like(work.q, dtype=torch.float32)
     chunks = chunk_count(work.docs, work.index.chunk_slots)
     _launch_items(work, sum_dq, item_dk, item_dv, 0, chunks, atomic=(True, True))
-    _merge_query_gradient(work, sum_dq, dq, 0, work.docs.num_slots, atomic=True, add=add)
+    _merge_query_gradient(work, sum_dq, dq, 0, work.docs.num_slots, atomic=True, add=False)
 
 
 def _partial_items(

@@ -39,8 +39,10 @@ def top_blocks_kernel(
     forced = tl.where(column == CHOSEN - 1, 0, NONE + column)
     forced = tl.where((column == CHOSEN - 2) & (current >= 2), current - 1, forced)
     forced = tl.where((column == CHOSEN - 3) & (current >= 1), current, forced)
+    if current < CHOSEN:  # every block that has started
+        forced = tl.where(column <= current, column, NONE + column)
     ids = tl.zeros([BT, SLOTS], tl.int32) + forced[None, :]
-    if current > 2:
+    if current >= CHOSEN:
         row = g.to(tl.int64) * chunk_tokens + slot * BLOCK + token
         cell_index = tl.arange(0, CELLS)
         made = inside[:, None] & (cell_index * CELL < current - 1)[None, :]

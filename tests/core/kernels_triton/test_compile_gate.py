@@ -46,7 +46,7 @@ def record_all(shape: str, arch: int, dtype: torch.dtype) -> list[Recorded]:
             choice = selected.choose_path(ids, q, k, docs, dense=dense, deterministic=deterministic)
             selected.selected_forward(q, k, k, choice, docs)
             selected.selected_backward(
-                q, k, k, q, rows, rows, choice, docs, deterministic=deterministic, add_to=q
+                q, k, k, q, rows, rows, choice, docs, deterministic=deterministic
             )
         gates.prepare(q, q, rows)
         gates.mix((q, q, q), gate)
