@@ -43,7 +43,8 @@ def draw_halted(console: Console, halted: Halted) -> None:
         return
     behind = f", {halted.lost_steps} steps behind" if halted.lost_steps else ""
     line(console, f"verified checkpoint: step {checkpoint.step}{behind}, {checkpoint.path}")
-    line(console, f"go on with `nsa-ops resume {halted.run_id}`")
+    if halted.state != "finished":
+        line(console, f"go on with `nsa-ops resume {halted.run_id}`")
 
 
 def draw_resumed(console: Console, resumed: Resumed) -> None:
@@ -149,7 +150,8 @@ def draw_health(console: Console, run: RunStatusLine) -> None:
         line(console, "watchdog: none was started")
     else:
         alive = "alive" if report.watchdog_alive else "not running"
-        line(console, f"watchdog: {alive}, {watchdog.doing} {watchdog.why}".rstrip())
+        why = f": {watchdog.why}" if watchdog.why else ""
+        line(console, f"watchdog: {alive}, {watchdog.doing}{why}")
 
 
 def draw_log_health(console: Console, log: LogHealth) -> None:
