@@ -22,12 +22,12 @@ def demo(
 ) -> None:
     """Walk the whole path on this machine: no GPU, no network, no SSH."""
     from nsa_ops.cli.render_demo import draw_demo
-    from nsa_ops.runs.demo import demo_operator, prepare_folder, run_demo
+    from nsa_ops.runs.demo import demo_settings, prepare_folder, run_demo
 
     folder = folder.absolute()
     prepare_folder(folder)
     session.interrupt_note = f"see `NSA_OPS_STATE_DIR={folder / 'state'} nsa-ops status`"
-    operator = demo_operator(session.operator, folder)
+    operator = session.operator_of(demo_settings(session.settings, folder))
     try:
         session.show(run_demo(operator, folder), draw_demo)
     finally:

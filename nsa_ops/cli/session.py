@@ -60,13 +60,17 @@ class Session:
     @cached_property
     def operator(self) -> "Operator":
         """What use cases work with."""
+        return self.operator_of(self.settings)
+
+    def operator_of(self, settings: "Settings") -> "Operator":
+        """What use cases work with under other settings; the caller closes its store."""
         from nsa_ops.clock import SystemClock
         from nsa_ops.runs.context import Operator, connect_audited
         from nsa_ops.store import Store
 
         return Operator(
-            settings=self.settings,
-            store=Store(self.settings.state_dir / "registry.sqlite"),
+            settings=settings,
+            store=Store(settings.state_dir / "registry.sqlite"),
             clock=SystemClock(),
             tell=self.tell,
             connect=partial(connect_audited, tell=self.tell if self.is_verbose else None),

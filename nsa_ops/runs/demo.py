@@ -27,7 +27,7 @@ from nsa_ops.runs.report.record import parse_samples
 from nsa_ops.runs.report.write import WrittenReport, write_report
 from nsa_ops.runs.resume import execute_resume, plan_resume
 from nsa_ops.runs.wait import ENDED, describe_progress, poll
-from nsa_ops.store import Store
+from nsa_ops.settings import Settings
 
 POD = "this-machine"
 PROFILE = "cpu"
@@ -133,19 +133,14 @@ def _refuse_running(folder: Path) -> None:
             raise StateConflictError(message, hint=hint)
 
 
-def demo_operator(operator: Operator, folder: Path) -> Operator:
-    """An operator with a registry of its own, on whom the shell's NSA_* variables have no effect.
-
-    The caller closes its store.
-    """
-    settings = replace(
-        operator.settings,
+def demo_settings(settings: Settings, folder: Path) -> Settings:
+    """Settings with a registry in the demo's folder, and without the shell's NSA_* variables."""
+    return replace(
+        settings,
         state_dir=folder / "state",
-        values=operator.settings.values.model_copy(update={"pod": "", "profile": "", "recipe": ""}),
+        values=settings.values.model_copy(update={"pod": "", "profile": "", "recipe": ""}),
         training_environment={},
     )
-    store = Store(settings.state_dir / "registry.sqlite")
-    return replace(operator, settings=settings, store=store)
 
 
 def run_demo(operator: Operator, folder: Path) -> Demo:
