@@ -3,6 +3,7 @@
 Legend: N tokens, H query heads, G key/value groups, D key width, E value width, C compressed slots.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -112,7 +113,9 @@ def _run(branch: Branch, backend: AttentionBackend, *inputs: Tensor) -> dict[str
 def _compare(name: str, branch: Branch, backend: AttentionBackend, *inputs: Tensor) -> Parity:
     found = _run(branch, backend, *inputs)
     wanted = _run(branch, ReferenceBackend(), *(tensor.float() for tensor in inputs))
-    errors = {key: relative_error(found[key], wanted[key]) for key in wanted}
+    errors = {
+        key: relative_error(found[key], wanted[key]) if key in found else math.inf for key in wanted
+    }
     worst = max(errors, key=lambda key: (errors[key] != errors[key], errors[key]))
     return Parity(name, backend.name, errors[worst], worst, LIMITS[inputs[0].dtype])
 
@@ -174,19 +177,23 @@ def choice_regret(
         slots = document_slots(start, stop, x.geometry)
         score_TGJ = block_scores(q_NHD[start:stop], k_CGD[slots], x.geometry)
         wanted, chosen = exact[start:stop].long(), found[start:stop].long()
-        if not _follows_the_rules(chosen, wanted):
+        if not _follows_the_rules(chosen, wanted, x.geometry):
             return 1.0
         wanted_score += float(_score_of(score_TGJ, wanted))
         found_score += float(_score_of(score_TGJ, chosen))
     return max(0.0, 1 - found_score / wanted_score)
 
 
-def _follows_the_rules(chosen_TGS: Tensor, exact_TGS: Tensor) -> bool:
-    """Same number of blocks as the exact choice, none twice, none that starts after the token."""
+def _follows_the_rules(chosen_TGS: Tensor, exact_TGS: Tensor, geometry: BlockGeometry) -> bool:
+    """As many blocks as the exact choice, ascending, none of the future, the forced ones in it."""
     is_same_count = ((chosen_TGS >= 0).sum(-1) == (exact_TGS >= 0).sum(-1)).all()
     is_ascending = ((chosen_TGS[..., 1:] > chosen_TGS[..., :-1]) | (chosen_TGS[..., 1:] < 0)).all()
     is_past = (chosen_TGS.amax(-1) <= exact_TGS.amax(-1)).all()
-    return bool(is_same_count & is_ascending & is_past)
+    own_T11 = torch.arange(len(chosen_TGS), device=chosen_TGS.device)[:, None, None]
+    own_T11 = own_T11 // geometry.select_block
+    forced = (torch.zeros_like(own_T11), (own_T11 - 1).clamp(min=0), own_T11)
+    has_forced = all(bool((chosen_TGS == block).any(-1).all()) for block in forced)
+    return has_forced and bool(is_same_count & is_ascending & is_past)
 
 
 def _score_of(score_TGJ: Tensor, ids_TGS: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.config.training import Precision
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.dispatch import choose_backends, device_facts
-from nsa_core.kernels.sdpa import SdpaBackend
+from nsa_core.kernels.sdpa import MASKED_LENGTH_FACTOR, SdpaBackend
 from nsa_core.model.transformer import LanguageModel
 from nsa_core.rundir.report import CheckResult, Report
 
@@ -59,6 +59,11 @@ class _Probes:
         """A fresh model on the device; its gates are drawn wide so that every branch counts."""
         return LanguageModel(self.model_config, self.backends, seed=1).to(self.device)
 
+    def long_length(self) -> int:
+        """Tokens from which every backend takes its path for long documents."""
+        sizes = self.model_config.nsa
+        return MASKED_LENGTH_FACTOR * sizes.num_selected * sizes.select_block + 37
+
     def autocast(self) -> torch.autocast:
         """The precision of the run."""
         is_low = self.dtype != torch.float32
@@ -92,7 +97,7 @@ class _Probes:
     def perturbation(self) -> Iterator[CheckResult]:
         """Changed tokens must not move an earlier output or another document by one bit."""
         window = self.model_config.nsa.window
-        lengths = [window // 2 + 1, window, 2 * window + 7]
+        lengths = [window // 2 + 1, window, 2 * window + 7, self.long_length()]
         if self.is_full:
             lengths.append(16 * window + 9)
         model = self.model()
@@ -114,6 +119,28 @@ class _Probes:
             measured=f"{len(found.leaks)} leaks in {found.num_cases} cases",
             limit="0 leaks",
             hint=_LEAK_HINT if leak else "",
+        )
+
+    def gradients(self) -> Iterator[CheckResult]:
+        """Every parameter must get a finite gradient that is not zero."""
+        model = self.model()
+        length = 2 * self.model_config.nsa.window + 7
+        generator = torch.Generator().manual_seed(0)
+        shape = (1, length + 1)
+        row = torch.randint(self.model_config.vocab_size, shape, generator=generator)
+        row = row.to(self.device)
+        with self.autocast():
+            loss = model.loss(row[:, :-1], row[:, 1:])
+        torch.autograd.backward(loss.sum / loss.count)
+        dead = [name for name, one in model.named_parameters() if not _is_trained(one)]
+        count = sum(1 for _ in model.parameters())
+        yield CheckResult(
+            name="gradients.reach",
+            status="fail" if dead else "pass",
+            message=f"no gradient reaches {dead[0]}" if dead else "every parameter is trained",
+            measured=f"{count - len(dead)} of {count} parameters",
+            limit="all, finite and not zero",
+            hint="a branch or its compression is cut off from the loss" if dead else "",
         )
 
     def sentinel(self) -> Iterator[CheckResult]:
@@ -151,6 +178,11 @@ class _Probes:
         )
 
 
+def _is_trained(parameter: torch.nn.Parameter) -> bool:
+    grad = parameter.grad
+    return grad is not None and bool(torch.isfinite(grad).all()) and bool((grad != 0).any())
+
+
 def _sentinel_settings(device: torch.device) -> SentinelSettings:
     """The specification's size on a card; what a processor does in seconds elsewhere."""
     full = SentinelSettings()
@@ -171,7 +203,13 @@ def run_probes(config: RunConfig, device: str, tier: str) -> Report:
         tier: `quick`, `standard` or `full`.
     """
     probes = _Probes(config, device, tier)
-    wanted = [probes.parity, probes.choice, probes.perturbation, probes.decode]
+    wanted = [
+        probes.parity,
+        probes.choice,
+        probes.gradients,
+        probes.perturbation,
+        probes.decode,
+    ]
     if tier != "quick":
         wanted.append(probes.sentinel)
     checks = [check for probe in wanted for check in _timed(probe)]

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from nsa_core.checks import probes
 from nsa_core.config.recipe import resolve
@@ -40,6 +41,32 @@ class ChoosesTheOldest(SdpaBackend):
         return super().select(q_NHD * 0, k_CGD, lse_NH, geometry, packing)
 
 
+class DropsTheBlockBefore(SdpaBackend):
+    """The block before the current one is not forced: block 1 takes its place."""
+
+    def select(self, q_NHD, k_CGD, lse_NH, geometry, packing):
+        ids = super().select(q_NHD, k_CGD, lse_NH, geometry, packing)
+        before = packing.position_N[:, None, None] // geometry.select_block - 1
+        moved = torch.where((ids == before) & (before > 1), ids - 1, ids)
+        return torch.where((ids[..., :1] == moved) & (moved > 0), ids, moved)
+
+
+class SeesTheFutureOfLongDocuments(SdpaBackend):
+    """Right as long as documents are short; then the keys are one row late."""
+
+    def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
+        if packing.max_seqlen > 8 * geometry.num_selected * geometry.select_block:
+            k_NGD, v_NGE = k_NGD.roll(-1, 0), v_NGE.roll(-1, 0)
+        return super().selected(q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing)
+
+
+class TrainsNoCompressedKey(SdpaBackend):
+    """No gradient flows into what phi made."""
+
+    def compressed(self, q_NHD, k_CGD, v_CGE, geometry, packing):
+        return super().compressed(q_NHD, k_CGD.detach(), v_CGE.detach(), geometry, packing)
+
+
 def run(monkeypatch, backend, tier="quick"):
     monkeypatch.setattr(probes, "choose_backends", lambda *_: BranchBackends.of(backend))
     return probes.run_probes(CONFIG, "cpu", tier)
@@ -69,6 +96,20 @@ def test_a_dropped_block_fails_parity_and_stays_causal(monkeypatch):
 
 def test_a_poor_choice_of_blocks_fails_by_regret(monkeypatch):
     assert statuses(run(monkeypatch, ChoosesTheOldest()))["parity.choice"] == "fail"
+
+
+def test_a_missing_forced_block_fails_by_the_rules(monkeypatch):
+    assert statuses(run(monkeypatch, DropsTheBlockBefore()))["parity.choice"] == "fail"
+
+
+def test_a_leak_that_only_long_documents_have_fails_perturbation(monkeypatch):
+    found = statuses(run(monkeypatch, SeesTheFutureOfLongDocuments()))
+    assert found["parity.selected"] == "pass"
+    assert found["causality.perturbation"] == "fail"
+
+
+def test_a_compression_that_is_not_trained_fails_by_its_gradients(monkeypatch):
+    assert statuses(run(monkeypatch, TrainsNoCompressedKey()))["gradients.reach"] == "fail"
 
 
 def probe_command(*words, stdin=""):
