@@ -45,7 +45,7 @@ def merge_forward_kernel(
     Q, K, V, IDS, FLAGS, PART_OUT, PART_LSE, OUT, LSE, DOCUMENT, CU,
     first_slot, num_tokens, qk_scale,
     BLOCK: tl.constexpr, G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    CHOSEN: tl.constexpr, BM: tl.constexpr,
+    CHOSEN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Out and natural lse of one row tile of a chunk: up to three bands and the partial outputs."""
     TILES: tl.constexpr = BLOCK * HG // BM
@@ -86,7 +86,7 @@ def merge_forward_kernel(
     if block > 2:
         token0 = chunk_start(DOCUMENT, CU, first_slot, BLOCK)
         id_row = ((start + position) * G + g) * CHOSEN
-        for n in range(CHOSEN):
+        for n in tl.range(CHOSEN, num_stages=STAGES):
             chosen_block = tl.load(IDS + id_row + n, mask=inside, other=-1)
             listed = (chosen_block > 0) & (chosen_block < block - 1)
             at = partial_row(start + position - token0, n, row % HG, g, G, HG, CHOSEN)
@@ -110,7 +110,8 @@ def merge_query_gradient_kernel(
     Q, K, V, GRAD, ROW_OFFSET, DELTA, IDS, FLAGS, PART_DQ, DQ, DOCUMENT, CU,
     first_slot, num_tokens, qk_scale, scale,
     BLOCK: tl.constexpr, G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    CHOSEN: tl.constexpr, BM: tl.constexpr, ATOMIC_DQ: tl.constexpr, ADD: tl.constexpr,
+    CHOSEN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
+    ATOMIC_DQ: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one row tile of q: bands, plus what the items left (sums, or partials)."""
     TILES: tl.constexpr = BLOCK * HG // BM
@@ -155,7 +156,7 @@ def merge_query_gradient_kernel(
         if block > 2:
             token0 = chunk_start(DOCUMENT, CU, first_slot, BLOCK)
             id_row = ((start + position) * G + g) * CHOSEN
-            for n in range(CHOSEN):
+            for n in tl.range(CHOSEN, num_stages=STAGES):
                 chosen_block = tl.load(IDS + id_row + n, mask=inside, other=-1)
                 listed = (chosen_block > 0) & (chosen_block < block - 1)
                 at = partial_row(start + position - token0, n, row % HG, g, G, HG, CHOSEN)

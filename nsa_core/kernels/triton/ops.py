@@ -170,8 +170,7 @@ def attend_backward(
     k_c, v_c, k_s, v_s, k_w, v_w = keys_values
     compression, window_mode = compressed_mode(span, stride), sliding_mode(window)
     rows_c, rows_s, rows_w = ((offset[i], delta[i]) for i in range(3))
-    choice = selected.choose_path(ids, q, v_s, docs, dense=dense, deterministic=deterministic)
-    dtype = selected.gradient_dtype(q, v_s, choice, deterministic=deterministic)
+    dtype = selected.gradient_dtype(q, v_s, dense=dense, deterministic=deterministic)
 
     def key_gradients() -> tuple[Tensor, ...]:
         return (
@@ -184,6 +183,7 @@ def attend_backward(
         )
 
     def other_gradients() -> tuple[Tensor, Tensor, Tensor]:
+        choice = selected.choose_path(ids, q, v_s, docs, dense=dense, deterministic=deterministic)
         dq = attention.query_gradient(q, k_c, v_c, grad, *rows_c, docs, compression, dtype=dtype)
         dq, dk_s, dv_s = selected.selected_backward(
             q, k_s, v_s, grad, *rows_s, choice, docs, deterministic=deterministic, add_to=dq

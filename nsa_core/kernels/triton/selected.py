@@ -33,6 +33,7 @@ from nsa_core.kernels.triton.merge import (
     merge_forward_kernel,
     merge_query_gradient_kernel,
 )
+from nsa_core.kernels.triton.streams import run_pipelined
 from nsa_core.kernels.triton.tiles import num_slots, tile_documents
 
 _MAX_ELEMENTS = (1 << 31) - 1  # partial outputs of a chunk are addressed in 32 bits
@@ -111,14 +112,15 @@ def selected_backward(
     )
 
 
-def gradient_dtype(q: Tensor, v: Tensor, choice: Choice, *, deterministic: bool) -> torch.dtype:
+def gradient_dtype(q: Tensor, v: Tensor, *, dense: bool, deterministic: bool) -> torch.dtype:
     """Dtype in which `selected_backward` takes another branch's gradient of q to add to."""
-    return torch.float32 if _is_atomic(q, v, choice, deterministic=deterministic) else q.dtype
+    is_atomic = not dense and _is_atomic(q, v, deterministic=deterministic)
+    return torch.float32 if is_atomic else q.dtype
 
 
-def _is_atomic(q: Tensor, v: Tensor, choice: Choice, *, deterministic: bool) -> bool:
-    """Whether items add dq by float32 atomics."""
-    if deterministic or choice.bits is not None:
+def _is_atomic(q: Tensor, v: Tensor, *, deterministic: bool) -> bool:
+    """Whether the KV-major path adds dq by float32 atomics."""
+    if deterministic:
         return False
     return not policy_for(q.device, q.shape[2], v.shape[2]).partial_dq
 
@@ -152,30 +154,37 @@ def _items_forward(
     shape = _shape(q, k, v, ids)
     out = q.new_empty(q.shape[0], q.shape[1], shape.value_width)
     lse = q.new_empty(q.shape[0], q.shape[1], dtype=torch.float32)
-    part_rows = _partial_rows(docs, index, shape)
-    part_out = q.new_empty(part_rows, shape.value_width)
-    part_lse = q.new_empty(part_rows, dtype=torch.float32)
+    chunks, part_rows = chunk_count(docs, index.chunk_slots), _partial_rows(docs, index, shape)
+    part_out = q.new_empty(min(chunks, 2), part_rows, shape.value_width)
+    part_lse = q.new_empty(min(chunks, 2), part_rows, dtype=torch.float32)
     item = launch_for("item_forward", q.device, shape.key_width, shape.value_width)
     merge = launch_for("merge", q.device, shape.key_width, shape.value_width)
     rows = row_tile(merge, docs.block, shape.heads)
     programs = _item_programs(docs, index, shape, 1)
-    for chunk in range(chunk_count(docs, index.chunk_slots)):
-        first_slot = chunk * index.chunk_slots
-        slots = min(index.chunk_slots, docs.num_slots - first_slot)
-        lists = (chunk * shape.groups * docs.num_slots, (chunk + 1) * shape.groups * docs.num_slots)
+    lists = shape.groups * docs.num_slots
+    sizes = (
+        docs.block, shape.groups, shape.heads, shape.key_width, shape.value_width,
+        shape.num_selected,
+    )  # fmt: skip
+
+    def attend_items(chunk: int, buffer: int) -> None:
         item_forward_kernel[(programs,)](
             q, k, v, index.offset, index.item_offset, index.item_list, index.entries,
-            part_out, part_lse, docs.tile_document, docs.cu_seqlens,
-            *lists, first_slot, docs.num_slots, shape.item_queries, shape.qk_scale,
-            docs.block, shape.groups, shape.heads, shape.key_width, shape.value_width,
-            shape.num_selected, item.rows, item.stages, **item.options(),
+            part_out[buffer], part_lse[buffer], docs.tile_document, docs.cu_seqlens,
+            chunk * lists, (chunk + 1) * lists, chunk * index.chunk_slots, docs.num_slots,
+            shape.item_queries, shape.qk_scale, *sizes, item.rows, item.stages, **item.options(),
         )  # fmt: skip
+
+    def merge_items(chunk: int, buffer: int) -> None:
+        first_slot = chunk * index.chunk_slots
+        slots = min(index.chunk_slots, docs.num_slots - first_slot)
         merge_forward_kernel[slots * (docs.block * shape.heads // rows), shape.groups](
-            q, k, v, ids, index.flags, part_out, part_lse, out, lse,
+            q, k, v, ids, index.flags, part_out[buffer], part_lse[buffer], out, lse,
             docs.tile_document, docs.cu_seqlens, first_slot, q.shape[0], shape.qk_scale,
-            docs.block, shape.groups, shape.heads, shape.key_width, shape.value_width,
-            shape.num_selected, rows, **merge.options(),
+            *sizes, rows, merge.stages, **merge.options(),
         )  # fmt: skip
+
+    run_pipelined(q.device, chunks, attend_items, merge_items)
     return out, lse
 
 
@@ -208,7 +217,7 @@ def _items_backward(
     work = _Backward(q, k, v, grad, offset, delta, choice.ids, choice.index, docs, shape)
     item_dk = torch.zeros_like(k, dtype=torch.float32)
     item_dv = torch.zeros_like(v, dtype=torch.float32)
-    if _is_atomic(q, v, choice, deterministic=deterministic):
+    if _is_atomic(q, v, deterministic=deterministic):
         dq = torch.empty_like(q)
         sum_dq = torch.zeros_like(q, dtype=torch.float32) if add_to is None else add_to
         _atomic_items(work, sum_dq, dq, item_dk, item_dv)
@@ -260,7 +269,7 @@ def _merge_query_gradient(
         docs.tile_document, docs.cu_seqlens,
         first_slot, work.q.shape[0], shape.qk_scale, shape.scale,
         docs.block, shape.groups, shape.heads, shape.key_width, shape.value_width,
-        shape.num_selected, rows, atomic, add, **launch.options(),
+        shape.num_selected, rows, launch.stages, atomic, add, **launch.options(),
     )  # fmt: skip
 
 
@@ -279,23 +288,31 @@ def _partial_items(
     """Chunk by chunk: a partial dq per chosen block; dk, dv by atomics, or by copies in order."""
     docs, index, shape = work.docs, work.index, work.shape
     lists = shape.groups * docs.num_slots
-    part_dq = work.q.new_empty(_partial_rows(docs, index, shape), shape.key_width)
+    chunks = chunk_count(docs, index.chunk_slots)
+    part_dq = work.q.new_empty(min(chunks, 2), _partial_rows(docs, index, shape), shape.key_width)
     part_dk, part_dv = item_dk, item_dv
     if ordered:
         copies = _item_programs(docs, index, shape, 1) * docs.block
         part_dk = item_dk.new_empty(copies, shape.key_width)
         part_dv = item_dv.new_empty(copies, shape.value_width)
-    for chunk in range(chunk_count(docs, index.chunk_slots)):
-        _launch_items(work, part_dq, part_dk, part_dv, chunk, 1, atomic=(False, not ordered))
+
+    def differentiate_items(chunk: int, buffer: int) -> None:
+        _launch_items(
+            work, part_dq[buffer], part_dk, part_dv, chunk, 1, atomic=(False, not ordered)
+        )
         if ordered:
             sum_items_kernel[docs.num_slots, shape.groups](
                 index.item_offset, part_dk, part_dv, item_dk, item_dv,
                 docs.tile_document, docs.cu_seqlens, chunk * lists, docs.num_slots,
                 docs.block, shape.groups, shape.key_width, shape.value_width,
             )  # fmt: skip
+
+    def merge_items(chunk: int, buffer: int) -> None:
         first_slot = chunk * index.chunk_slots
         slots = min(index.chunk_slots, docs.num_slots - first_slot)
-        _merge_query_gradient(work, part_dq, dq, first_slot, slots, atomic=False, add=add)
+        _merge_query_gradient(work, part_dq[buffer], dq, first_slot, slots, atomic=False, add=add)
+
+    run_pipelined(work.q.device, chunks, differentiate_items, merge_items)
 
 
 def _band_key_gradient(

@@ -1,4 +1,8 @@
-"""Run independent kernels beside each other: one fills the gaps that the other leaves."""
+"""Run independent kernels beside each other: one fills the gaps that the other leaves.
+
+Streams are forked and joined with events on the device; nothing waits on the host, and a CUDA graph
+captures the fork. On a CPU everything runs in order.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -11,7 +15,8 @@ Result = TypeVar("Result")
 
 
 @cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
+def _side_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
+    del purpose  # one stream each
     return torch.cuda.Stream(device)
 
 
@@ -20,13 +25,13 @@ def run_beside(
     side: Callable[[], tuple[Tensor, ...]],
     main: Callable[[], Result],
 ) -> tuple[tuple[Tensor, ...], Result]:
-    """Call `side` on a second stream and `main` on the current one, and join them on the device.
+    """Call `side` on a second stream and `main` on the current one.
 
-    The two must not write what the other touches. Nothing waits on the host.
+    The two must not write what the other touches.
     """
     if device.type != "cuda":
         return side(), main()
-    current, other = torch.cuda.current_stream(device), _side_stream(device)
+    current, other = torch.cuda.current_stream(device), _side_stream(device, "beside")
     other.wait_stream(current)
     with torch.cuda.stream(other):
         beside = side()
@@ -35,3 +40,31 @@ def run_beside(
     for tensor in beside:
         tensor.record_stream(current)
     return beside, result
+
+
+def run_pipelined(
+    device: torch.device,
+    count: int,
+    produce: Callable[[int, int], None],
+    consume: Callable[[int, int], None],
+) -> None:
+    """Call produce(i, buffer), then consume(i, buffer) for i < count, with two buffers in turn.
+
+    While item i is consumed on a second stream, item i + 1 is produced on the current one.
+    """
+    if device.type != "cuda":
+        for i in range(count):
+            produce(i, i % 2)
+            consume(i, i % 2)
+        return
+    current, other = torch.cuda.current_stream(device), _side_stream(device, "pipeline")
+    consumed: list[torch.cuda.Event] = []
+    for i in range(count):
+        if i >= 2:
+            current.wait_event(consumed[i - 2])
+        produce(i, i % 2)
+        other.wait_stream(current)
+        with torch.cuda.stream(other):
+            consume(i, i % 2)
+        consumed.append(other.record_event())
+    current.wait_stream(other)
