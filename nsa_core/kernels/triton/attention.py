@@ -96,18 +96,27 @@ def chosen_mode(bits: Tensor) -> Mode:
     return Mode(CHOSEN.value, 0, 1, bits)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, docs: Documents, mode: Mode) -> tuple[Tensor, Tensor]:
+def empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Unwritten out [N, H, E] in q's dtype and lse [N, H] in float32."""
+    num_tokens, num_heads, _ = q.shape
+    out = q.new_empty(num_tokens, num_heads, v.shape[2])
+    return out, q.new_empty(num_tokens, num_heads, dtype=torch.float32)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, docs: Documents, mode: Mode,
+    *, into: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attend one way.
 
     Returns:
         out [N, H, E] in q's dtype and the natural log normaliser [N, H] in float32; 0 and -inf
-        where a row sees nothing.
+        where a row sees nothing. They are the tensors `into` where given.
     """
     num_tokens, num_heads, key_width = q.shape
     groups, value_width = k.shape[1], v.shape[2]
     heads = num_heads // groups
-    out = q.new_empty(num_tokens, num_heads, value_width)
-    lse = q.new_empty(num_tokens, num_heads, dtype=torch.float32)
+    out, lse = empty_outputs(q, v) if into is None else into
     launch = launch_for(mode.kernel("forward"), q.device, key_width, value_width)
     rows = row_tile(launch, docs.block, heads)
     keys = docs.block if mode.bits is not None else launch.keys
@@ -150,15 +159,16 @@ def query_gradient(
 
 def key_gradient(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
-    docs: Documents, mode: Mode, *, deterministic: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """dk, dv of one mode; arguments as in `query_gradient`."""
+    docs: Documents, mode: Mode, into: tuple[Tensor, Tensor], *, deterministic: bool,
+) -> None:  # fmt: skip
+    """Write the gradients of k and v of one mode to `into`; arguments as in `query_gradient`."""
     if mode.kind == COMPRESSED.value:
-        return _compressed_key_gradient(
-            q, k, v, grad, offset, delta, docs, mode, deterministic=deterministic
+        _compressed_key_gradient(
+            q, k, v, grad, offset, delta, docs, mode, into, deterministic=deterministic
         )
+        return
     launch = launch_for(mode.kernel("key_gradient"), q.device, q.shape[2], v.shape[2])
-    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    dk, dv = into
     keys = key_tile(launch, docs.block)
     grid = (docs.num_slots, k.shape[1], 1)
     bits = docs.tile_document if mode.bits is None else mode.bits
@@ -168,13 +178,12 @@ def key_gradient(
         mode.kind, mode.span, mode.stride, docs.block, k.shape[1], q.shape[1] // k.shape[1],
         q.shape[2], v.shape[2], launch.rows, keys, launch.stages, False, **launch.options(),
     )  # fmt: skip
-    return dk, dv
 
 
 def _compressed_key_gradient(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
-    docs: Documents, mode: Mode, *, deterministic: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    docs: Documents, mode: Mode, into: tuple[Tensor, Tensor], *, deterministic: bool,
+) -> None:  # fmt: skip
     """Split the many rows of the few compressed keys into segments, and sum the segments.
 
     Atomics add them in float32 in any order; `deterministic` writes at most 16 copies and sums
@@ -198,9 +207,8 @@ def _compressed_key_gradient(
         q.shape[2], v.shape[2], launch.rows, launch.keys, launch.stages, not deterministic,
         **launch.options(),
     )  # fmt: skip
-    if copies > 1:
-        return dk.sum(0).to(k.dtype), dv.sum(0).to(v.dtype)
-    return dk[0].to(k.dtype), dv[0].to(v.dtype)
+    for target, sums in zip(into, (dk, dv), strict=True):
+        target.copy_(sums.sum(0) if copies > 1 else sums[0])
 
 
 def _num_words(mode: Mode) -> int:

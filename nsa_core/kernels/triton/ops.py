@@ -30,8 +30,9 @@ def _mode_backward(
     grad = grad.contiguous()
     offset, delta = gates.prepare(grad, out, lse)
     dq = attention.query_gradient(q, k, v, grad, offset, delta, docs, mode)
-    dk, dv = attention.key_gradient(
-        q, k, v, grad, offset, delta, docs, mode, deterministic=deterministic
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    attention.key_gradient(
+        q, k, v, grad, offset, delta, docs, mode, (dk, dv), deterministic=deterministic
     )
     return dq, dk, dv
 
@@ -133,24 +134,23 @@ def attend(
     docs = attention.documents(cu_seqlens, q.shape[0], max_seqlen, block)
     compression = compressed_mode(span, stride)
 
+    into = attention.empty_outputs(q, v_sliding)
+
     def choose_and_read() -> tuple[Tensor, ...]:
         out_c, lse_c = attention.forward(q, k_compressed, v_compressed, docs, compression)
         ids = select_blocks(q, k_compressed, lse_c, docs, span, stride, num_selected)
         choice = selected.choose_path(
             ids, q, v_selected, docs, dense=dense, deterministic=deterministic
         )
-        return (
-            out_c,
-            lse_c,
-            ids,
-            *selected.selected_forward(q, k_selected, v_selected, choice, docs),
-        )
+        out_s, lse_s = selected.selected_forward(q, k_selected, v_selected, choice, docs)
+        return out_c, lse_c, ids, out_s, lse_s
 
-    (out_w, lse_w), (out_c, lse_c, ids, out_s, lse_s) = run_beside(
+    out_c, lse_c, ids, out_s, lse_s = run_beside(
         q.device,
-        lambda: attention.forward(q, k_sliding, v_sliding, docs, sliding_mode(window)),
+        lambda: attention.forward(q, k_sliding, v_sliding, docs, sliding_mode(window), into=into),
         choose_and_read,
     )
+    out_w, lse_w = into
     out = gates.mix((out_c, out_s, out_w), gate)
     return out, out_c, out_s, out_w, torch.stack((lse_c, lse_s, lse_w)), ids
 
@@ -171,15 +171,15 @@ def attend_backward(
     compression, window_mode = compressed_mode(span, stride), sliding_mode(window)
     rows_c, rows_s, rows_w = ((offset[i], delta[i]) for i in range(3))
     dtype = selected.gradient_dtype(q, v_s, dense=dense, deterministic=deterministic)
+    into_c = torch.empty_like(k_c), torch.empty_like(v_c)
+    into_w = torch.empty_like(k_w), torch.empty_like(v_w)
 
-    def key_gradients() -> tuple[Tensor, ...]:
-        return (
-            *attention.key_gradient(
-                q, k_c, v_c, grad, *rows_c, docs, compression, deterministic=deterministic
-            ),
-            *attention.key_gradient(
-                q, k_w, v_w, grad, *rows_w, docs, window_mode, deterministic=deterministic
-            ),
+    def key_gradients() -> None:
+        attention.key_gradient(
+            q, k_c, v_c, grad, *rows_c, docs, compression, into_c, deterministic=deterministic
+        )
+        attention.key_gradient(
+            q, k_w, v_w, grad, *rows_w, docs, window_mode, into_w, deterministic=deterministic
         )
 
     def other_gradients() -> tuple[Tensor, Tensor, Tensor]:
@@ -191,10 +191,8 @@ def attend_backward(
         dq = attention.query_gradient(q, k_w, v_w, grad, *rows_w, docs, window_mode, add_to=dq)
         return dq, dk_s, dv_s
 
-    (dk_c, dv_c, dk_w, dv_w), (dq, dk_s, dv_s) = run_beside(
-        q.device, key_gradients, other_gradients
-    )
-    return [dq, dk_c, dv_c, dk_s, dv_s, dk_w, dv_w, dgate]
+    dq, dk_s, dv_s = run_beside(q.device, key_gradients, other_gradients)
+    return [dq, *into_c, dk_s, dv_s, *into_w, dgate]
 
 
 @custom_op("nsa::mean_pool", mutates_args=())

@@ -33,7 +33,6 @@ from nsa_core.kernels.triton.merge import (
     merge_forward_kernel,
     merge_query_gradient_kernel,
 )
-from nsa_core.kernels.triton.streams import run_pipelined
 from nsa_core.kernels.triton.tiles import num_slots, tile_documents
 
 _MAX_ELEMENTS = (1 << 31) - 1  # partial outputs of a chunk are addressed in 32 bits
@@ -103,8 +102,9 @@ def selected_backward(
     if choice.bits is not None:
         mode = chosen_mode(choice.bits)
         dq = attention.query_gradient(q, k, v, grad, offset, delta, docs, mode, add_to=add_to)
-        dk, dv = attention.key_gradient(
-            q, k, v, grad, offset, delta, docs, mode, deterministic=deterministic
+        dk, dv = torch.empty_like(k), torch.empty_like(v)
+        attention.key_gradient(
+            q, k, v, grad, offset, delta, docs, mode, (dk, dv), deterministic=deterministic
         )
         return dq, dk, dv
     return _items_backward(
@@ -154,9 +154,9 @@ def _items_forward(
     shape = _shape(q, k, v, ids)
     out = q.new_empty(q.shape[0], q.shape[1], shape.value_width)
     lse = q.new_empty(q.shape[0], q.shape[1], dtype=torch.float32)
-    chunks, part_rows = chunk_count(docs, index.chunk_slots), _partial_rows(docs, index, shape)
-    part_out = q.new_empty(min(chunks, 2), part_rows, shape.value_width)
-    part_lse = q.new_empty(min(chunks, 2), part_rows, dtype=torch.float32)
+    part_rows = _partial_rows(docs, index, shape)
+    part_out = q.new_empty(part_rows, shape.value_width)
+    part_lse = q.new_empty(part_rows, dtype=torch.float32)
     item = launch_for("item_forward", q.device, shape.key_width, shape.value_width)
     merge = launch_for("merge", q.device, shape.key_width, shape.value_width)
     rows = row_tile(merge, docs.block, shape.heads)
@@ -166,25 +166,20 @@ def _items_forward(
         docs.block, shape.groups, shape.heads, shape.key_width, shape.value_width,
         shape.num_selected,
     )  # fmt: skip
-
-    def attend_items(chunk: int, buffer: int) -> None:
-        item_forward_kernel[(programs,)](
-            q, k, v, index.offset, index.item_offset, index.item_list, index.entries,
-            part_out[buffer], part_lse[buffer], docs.tile_document, docs.cu_seqlens,
-            chunk * lists, (chunk + 1) * lists, chunk * index.chunk_slots, docs.num_slots,
-            shape.item_queries, shape.qk_scale, *sizes, item.rows, item.stages, **item.options(),
-        )  # fmt: skip
-
-    def merge_items(chunk: int, buffer: int) -> None:
+    for chunk in range(chunk_count(docs, index.chunk_slots)):
         first_slot = chunk * index.chunk_slots
         slots = min(index.chunk_slots, docs.num_slots - first_slot)
+        item_forward_kernel[(programs,)](
+            q, k, v, index.offset, index.item_offset, index.item_list, index.entries,
+            part_out, part_lse, docs.tile_document, docs.cu_seqlens,
+            chunk * lists, (chunk + 1) * lists, first_slot, docs.num_slots,
+            shape.item_queries, shape.qk_scale, *sizes, item.rows, item.stages, **item.options(),
+        )  # fmt: skip
         merge_forward_kernel[slots * (docs.block * shape.heads // rows), shape.groups](
-            q, k, v, ids, index.flags, part_out[buffer], part_lse[buffer], out, lse,
+            q, k, v, ids, index.flags, part_out, part_lse, out, lse,
             docs.tile_document, docs.cu_seqlens, first_slot, q.shape[0], shape.qk_scale,
             *sizes, rows, merge.stages, **merge.options(),
         )  # fmt: skip
-
-    run_pipelined(q.device, chunks, attend_items, merge_items)
     return out, lse
 
 
@@ -288,31 +283,23 @@ def _partial_items(
     """Chunk by chunk: a partial dq per chosen block; dk, dv by atomics, or by copies in order."""
     docs, index, shape = work.docs, work.index, work.shape
     lists = shape.groups * docs.num_slots
-    chunks = chunk_count(docs, index.chunk_slots)
-    part_dq = work.q.new_empty(min(chunks, 2), _partial_rows(docs, index, shape), shape.key_width)
+    part_dq = work.q.new_empty(_partial_rows(docs, index, shape), shape.key_width)
     part_dk, part_dv = item_dk, item_dv
     if ordered:
         copies = _item_programs(docs, index, shape, 1) * docs.block
         part_dk = item_dk.new_empty(copies, shape.key_width)
         part_dv = item_dv.new_empty(copies, shape.value_width)
-
-    def differentiate_items(chunk: int, buffer: int) -> None:
-        _launch_items(
-            work, part_dq[buffer], part_dk, part_dv, chunk, 1, atomic=(False, not ordered)
-        )
+    for chunk in range(chunk_count(docs, index.chunk_slots)):
+        _launch_items(work, part_dq, part_dk, part_dv, chunk, 1, atomic=(False, not ordered))
         if ordered:
             sum_items_kernel[docs.num_slots, shape.groups](
                 index.item_offset, part_dk, part_dv, item_dk, item_dv,
                 docs.tile_document, docs.cu_seqlens, chunk * lists, docs.num_slots,
                 docs.block, shape.groups, shape.key_width, shape.value_width,
             )  # fmt: skip
-
-    def merge_items(chunk: int, buffer: int) -> None:
         first_slot = chunk * index.chunk_slots
         slots = min(index.chunk_slots, docs.num_slots - first_slot)
-        _merge_query_gradient(work, part_dq[buffer], dq, first_slot, slots, atomic=False, add=add)
-
-    run_pipelined(work.q.device, chunks, differentiate_items, merge_items)
+        _merge_query_gradient(work, part_dq, dq, first_slot, slots, atomic=False, add=add)
 
 
 def _band_key_gradient(

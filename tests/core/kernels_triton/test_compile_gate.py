@@ -4,6 +4,7 @@ No card is needed: the host code is run with its launches recorded, and each is 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ NEVER_SPILL = (
     "attend_forward_kernel", "attend_query_gradient_kernel", "item_forward_kernel",
     "merge_forward_kernel", "merge_query_gradient_kernel", "score_kernel", "top_blocks_kernel",
 )  # fmt: skip
+#: A cap on registers may cost this much stack where it was measured to be the faster choice.
+MAX_CAPPED_STACK_BYTES = 64
 MAX_KEY_GRADIENT_REGISTERS = 168  # three programs of 128 threads on one multiprocessor
 
 
@@ -41,7 +44,9 @@ def record_all(shape: str, arch: int, dtype: torch.dtype) -> list[Recorded]:
         for mode, keys in pairs:
             attention.forward(q, keys, keys, docs, mode)
             attention.query_gradient(q, keys, keys, q, rows, rows, docs, mode)
-            attention.key_gradient(q, keys, keys, q, rows, rows, docs, mode, deterministic=False)
+            attention.key_gradient(
+                q, keys, keys, q, rows, rows, docs, mode, (keys, keys), deterministic=False
+            )
         for dense, deterministic in ((True, False), (False, False), (False, True)):
             choice = selected.choose_path(ids, q, k, docs, dense=dense, deterministic=deterministic)
             selected.selected_forward(q, k, k, choice, docs)
@@ -70,9 +75,21 @@ def test_every_launch_fits_the_card(shape: str, arch: int) -> None:
         if (shape, arch) != ("A", 90):
             continue
         if launch.kernel.__name__ in NEVER_SPILL:
-            assert machine.stack_bytes == 0, f"{launch.name} spills {machine.stack_bytes} bytes"
+            limit = MAX_CAPPED_STACK_BYTES if "maxnreg" in dict(launch.options) else 0
+            assert machine.stack_bytes <= limit, f"{launch.name} spills {machine.stack_bytes} bytes"
         if launch.kernel.__name__ == "attend_key_gradient_kernel":
             assert machine.registers <= MAX_KEY_GRADIENT_REGISTERS, launch.name
+
+
+@pytest.mark.parametrize("cells", [2, 64, 256])
+def test_top_blocks_compiles_for_long_documents(cells: int) -> None:
+    (launch,) = [
+        one
+        for one in record_all("A", 90, torch.bfloat16)
+        if one.kernel.__name__ == "top_blocks_kernel"
+    ]
+    constants = tuple({**dict(launch.constants), "CELLS": cells}.items())
+    assert compile_launch(replace(launch, constants=constants), 90).stack_bytes == 0
 
 
 def test_products_of_bfloat16_use_the_tensor_cores_of_hopper() -> None:
