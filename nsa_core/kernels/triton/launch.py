@@ -73,7 +73,7 @@ _SM90_64: dict[Kernel, Launch] = {
     "score": Launch(64, 64, 4, 2),
     "item_forward": Launch(64, 64, 4, 1),
     "item_backward": Launch(64, 64, 4, 1),
-    "merge": Launch(64, 64, 4, 3, 128),
+    "merge": Launch(64, 64, 4, 1, 128),
     "band": Launch(64, 64, 4, 1),
 }
 _SM90_128: dict[Kernel, Launch] = {
