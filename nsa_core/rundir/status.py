@@ -29,6 +29,7 @@ class Evidence:
         watchdog_alive: The recorded watchdog still runs; None if none was recorded.
         same_boot: The recorded processes belong to this boot of the machine.
         checkpoint_step: Newest checkpoint with a manifest.
+        restart: Why the run comes back by itself though no trainer runs; empty if it does not.
     """
 
     now_unix_s: float
@@ -41,6 +42,7 @@ class Evidence:
     watchdog_alive: bool | None = None
     same_boot: bool = True
     checkpoint_step: int | None = None
+    restart: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ STALE_AFTER_S = 60.0
 
 def derive_status(evidence: Evidence) -> RunStatus:
     """Derive the state of a run; pure."""
+    if evidence.restart:
+        return RunStatus("resuming", evidence.restart)
     if evidence.exit is not None:
         return _ended(evidence.exit)
     if evidence.trainer_alive or evidence.runner_alive:

@@ -14,6 +14,7 @@ from nsa_core.rundir.manifest import (
     read_manifest,
     write_manifest,
 )
+from nsa_ops.pod.after_end import read_stop
 from nsa_ops.pod.messages import NextAttemptAction, PrepareRunAction, Reply, ReplyCode
 from nsa_ops.pod.processes import LockHeldError, hold_lock
 
@@ -113,6 +114,12 @@ def _begin(run: RunDir, asked: NextAttemptAction) -> Reply:
             attempt=current.attempt, manifest=current,
             message=f"{run.run_id} is at attempt {current.attempt}, not {asked.from_attempt}",
             hint="Look again with `nsa-ops status`",
+        )  # fmt: skip
+    stop = read_stop(run, current) if asked.by == "watchdog" else ""
+    if stop:  # under the lock, which a halt of an ended attempt takes as well
+        return Reply(
+            action=asked.action, code=ReplyCode.CONFLICT, outcome="refused",
+            attempt=current.attempt, manifest=current, message=f"it was asked to stop: {stop}",
         )  # fmt: skip
     new = _change(run, asked)
     events.record(

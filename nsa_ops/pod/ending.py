@@ -110,12 +110,26 @@ def write_missing_exit(
     written = read_exit(run)
     if written is not None and written.attempt == manifest.attempt:
         return written
+    record = missing_exit(run, manifest, code, memory_kills=memory_kills, by=by)
+    write_exit(run, record)
+    return record
+
+
+def missing_exit(
+    run: RunDir,
+    manifest: RunManifest,
+    code: int,
+    *,
+    memory_kills: int,
+    by: Literal["runner", "watchdog"] = "runner",
+) -> ExitRecord:
+    """The record that `write_missing_exit` writes for a trainer that left none."""
     checkpoints = list_checkpoints(run)
     asked = asked_to_stop(read_events(run), manifest.attempt)
     reason = "the trainer and its runner are gone; nobody saw the exit code"
     if by == "runner":
         reason = explain_code(code, asked=asked, memory_kills=memory_kills)
-    record = ExitRecord(
+    return ExitRecord(
         run_id=manifest.run_id,
         attempt=manifest.attempt,
         code=_code_of(code, asked),
@@ -125,5 +139,3 @@ def write_missing_exit(
         at=time.time(),
         by=by,
     )
-    write_exit(run, record)
-    return record

@@ -6,6 +6,8 @@ import time
 from contextlib import suppress
 from typing import Literal
 
+from pydantic import ValidationError
+
 from nsa_core.rundir import events
 from nsa_core.rundir.atomic import append_line, write_text
 from nsa_core.rundir.layout import RunDir
@@ -15,6 +17,14 @@ from nsa_ops.pod.verdict import Verdict
 
 Doing = Literal["watching", "halting", "restarting", "done"]
 _SAME_AGAIN_S = 1.0
+
+
+def read_watchdog(run: RunDir) -> WatchdogRecord | None:
+    """watchdog.json; None if there is none or it cannot be read."""
+    try:
+        return WatchdogRecord.model_validate_json(run.watchdog.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
 
 
 class Journal:

@@ -20,6 +20,7 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.process import boot_id
 from nsa_core.rundir.status import Evidence, derive_status
+from nsa_ops.pod.after_end import foresee_restart, read_start
 from nsa_ops.pod.evidence import ProcessEvidence, Tracker, facts_of
 from nsa_ops.pod.facts import (
     list_checkpoint_facts,
@@ -27,6 +28,7 @@ from nsa_ops.pod.facts import (
     read_machine_evidence,
     read_process_evidence,
 )
+from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.messages import (
     OFFSETS,
     CheckpointFact,
@@ -89,19 +91,10 @@ def summarize(manifest: RunManifest) -> ManifestSummary:
     )
 
 
-def read_watchdog(run: RunDir) -> WatchdogRecord | None:
-    """watchdog.json; None if there is none or it cannot be read."""
-    try:
-        return WatchdogRecord.model_validate_json(run.watchdog.read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return None
-
-
 def _see(run: RunDir, now_unix_s: float) -> _Seen:
     manifest = read_manifest(run)
     processes = read_processes(run, manifest.attempt)
     checkpoints = list_checkpoint_facts(run)
-    started = processes.started_unix_s if processes else manifest.created_unix_s
     beats = read_last_records(run.heartbeat(), Heartbeat, HISTORY_BYTES).records
     return _Seen(
         manifest=manifest,
@@ -110,7 +103,10 @@ def _see(run: RunDir, now_unix_s: float) -> _Seen:
         checkpoints=checkpoints,
         process=read_process_evidence(run, manifest, processes, checkpoints),
         halt=read_halt(
-            run, run_id=manifest.run_id, attempt=manifest.attempt, started_unix_s=started
+            run,
+            run_id=manifest.run_id,
+            attempt=manifest.attempt,
+            started_unix_s=read_start(run, manifest),
         ),
         history=[beat for beat in beats if beat.attempt == manifest.attempt],
         now_unix_s=now_unix_s,
@@ -183,6 +179,7 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
             watchdog_alive=watchdog_alive,
             same_boot=is_this_boot(seen.processes),
             checkpoint_step=newest_whole(seen.checkpoints),
+            restart=foresee_restart(run, seen.manifest),
         )
     )
     news = _read_news(run, offsets)

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from nsa_core.rundir.process import (
     is_alive,
     session_members,
 )
+
+_POLL_S = 0.1
 
 
 class RunProcesses(TolerantModel):
@@ -99,15 +102,30 @@ class LockHeldError(RuntimeError):
     """Another process holds the lock."""
 
 
-def take_lock(path: Path) -> int:
+def take_lock(path: Path, *, wait_s: float = 0.0) -> int:
     """Take an exclusive lock on a file and return its descriptor; it holds until that is closed.
 
     A child that inherits the descriptor holds the lock too, for as long as it lives.
 
+    Args:
+        path: File, made if it is not there.
+        wait_s: How long to wait for a process that holds it.
+
     Raises:
-        LockHeldError: If another process holds it.
+        LockHeldError: If another process still holds it then.
         OSError: If the file system cannot lock.
     """
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            return _try_lock(path)
+        except LockHeldError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(_POLL_S)
+
+
+def _try_lock(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,9 +139,9 @@ def take_lock(path: Path) -> int:
 
 
 @contextmanager
-def hold_lock(path: Path) -> Iterator[int]:
+def hold_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
     """Hold the lock of a file for the length of a block; see `take_lock`."""
-    descriptor = take_lock(path)
+    descriptor = take_lock(path, wait_s=wait_s)
     try:
         yield descriptor
     finally:

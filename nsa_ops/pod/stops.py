@@ -7,22 +7,48 @@ from nsa_core.rundir import events
 from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.halt import HaltRequest, read_halt, write_halt
 from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.manifest import RunManifest, read_manifest
+from nsa_core.rundir.manifest import read_manifest
 from nsa_core.rundir.process import is_alive
+from nsa_ops.pod.after_end import foresee_restart, read_start
 from nsa_ops.pod.messages import HaltAction, Reply, ReplyCode, SignalAction
-from nsa_ops.pod.processes import RunProcesses, kill_session, read_processes, send
+from nsa_ops.pod.processes import (
+    LockHeldError,
+    RunProcesses,
+    hold_lock,
+    kill_session,
+    read_processes,
+    send,
+)
+
+_LOCK_WAIT_S = 5.0
 
 
 def halt(asked: HaltAction) -> Reply:
-    """Write `.HALT` for the current attempt and record who asked; a second time changes nothing."""
+    """Write `.HALT` for the current attempt and record who asked; a second time changes nothing.
+
+    An attempt that has ended and that the watchdog is about to restart is asked too: it stays
+    ended. The lock keeps the next attempt from beginning in between.
+    """
     run = RunDir(asked.run_dir)
+    if not foresee_restart(run, read_manifest(run)):
+        return _request(run, asked)
+    try:
+        with hold_lock(run.runner_lock, wait_s=_LOCK_WAIT_S):
+            return _request(run, asked)
+    except LockHeldError:  # its trainer has not gone yet, or the next one runs already
+        return _request(run, asked)
+
+
+def _request(run: RunDir, asked: HaltAction) -> Reply:
     manifest = read_manifest(run)
-    attempt = manifest.attempt
+    attempt, returns = manifest.attempt, bool(foresee_restart(run, manifest))
     refusal = _refuse_other(run, asked.action, asked.attempt, attempt)
-    if refusal := refusal or _refuse_ended(run, asked.action, attempt):
+    if not returns:
+        refusal = refusal or _refuse_ended(run, asked.action, attempt)
+    if refusal:
         return refusal
     if read_halt(
-        run, run_id=manifest.run_id, attempt=attempt, started_unix_s=_start(run, manifest)
+        run, run_id=manifest.run_id, attempt=attempt, started_unix_s=read_start(run, manifest)
     ):
         return Reply(
             action=asked.action, code=ReplyCode.OK, outcome="already", attempt=attempt,
@@ -43,11 +69,6 @@ def halt(asked: HaltAction) -> Reply:
         action=asked.action, code=ReplyCode.OK, outcome="done", attempt=attempt,
         message=f"asked {manifest.run_id} attempt {attempt} to halt: {asked.reason}",
     )  # fmt: skip
-
-
-def _start(run: RunDir, manifest: RunManifest) -> float:
-    record = read_processes(run, manifest.attempt)
-    return manifest.created_unix_s if record is None else record.started_unix_s
 
 
 def _refuse_other(run: RunDir, action: str, asked: int | None, current: int) -> Reply | None:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from nsa_core.rundir import events
 from nsa_core.rundir.exit import ExitRecord, read_exit
-from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records, read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, read_manifest
+from nsa_ops.pod.after_end import decide_after
 from nsa_ops.pod.attempts import next_attempt
-from nsa_ops.pod.ending import UNKNOWN_CODE, asked_to_stop, last_step, write_missing_exit
+from nsa_ops.pod.ending import UNKNOWN_CODE, write_missing_exit
 from nsa_ops.pod.enforce import Enforcer, Outcome, write_evidence
 from nsa_ops.pod.evidence import Tracker, facts_of
 from nsa_ops.pod.facts import (
@@ -39,7 +39,7 @@ from nsa_ops.pod.processes import (
     read_processes,
     take_lock,
 )
-from nsa_ops.pod.restart import RESTARTED, Decision, count_fruitless, decide_restart
+from nsa_ops.pod.restart import RESTARTED, Decision
 from nsa_ops.pod.rules import judge
 from nsa_ops.pod.runner import CONFLICT, NOT_A_RUN, TRAINER_MODULE
 from nsa_ops.pod.verdict import Verdict
@@ -203,39 +203,14 @@ class Watchdog:
 
     def _after_end(self, ended: ExitRecord) -> str:
         """Restart what may be restarted; else say why the run is over."""
-        checkpoint_step = newest_whole(list_checkpoint_facts(self._run))
-        decision = self._decide(ended, checkpoint_step)
+        decision = decide_after(self._run, self._manifest, ended)
         if not decision.restart:
             if ended.code not in (0, 10):
                 self._leave_anomaly(ended)
             self._note("not_restarted", decision.why, code=ended.code)
             return decision.why
         self._show("restarting", decision.why)
-        return self._restart(decision, checkpoint_step)
-
-    def _decide(self, ended: ExitRecord, checkpoint_step: int | None) -> Decision:
-        told = events.read_events(self._run)
-        return decide_restart(
-            ended,
-            stop_asked=self._stop_asked(told),
-            steps_done=last_step(self._run, self._manifest.attempt),
-            fruitless=count_fruitless(told, checkpoint_step),
-            budget=self._manifest.config.watchdog.restart_budget,
-        )
-
-    def _stop_asked(self, told: list[events.Event]) -> str:
-        event = asked_to_stop(told, self._manifest.attempt)
-        if event is not None:
-            return f"{event.by}: {event.message}"
-        request = read_halt(
-            self._run, run_id=self._manifest.run_id, attempt=self._manifest.attempt,
-            started_unix_s=self._started_unix_s(),
-        )  # fmt: skip
-        return f"{request.by}: {request.reason}" if request else ""
-
-    def _started_unix_s(self) -> float:
-        record = read_processes(self._run, self._manifest.attempt)
-        return record.started_unix_s if record else self._manifest.created_unix_s
+        return self._restart(decision)
 
     def _leave_anomaly(self, ended: ExitRecord) -> None:
         if not self._run.anomaly.exists():
@@ -243,8 +218,9 @@ class Watchdog:
             verdict = Verdict(level="halt", rule="process_gone", sentence=sentence)
             write_evidence(self._run, verdict, self._manifest.attempt)
 
-    def _restart(self, decision: Decision, checkpoint_step: int | None) -> str:
+    def _restart(self, decision: Decision) -> str:
         """Begin the next attempt and start a runner for it; why that failed, or nothing."""
+        checkpoint_step = newest_whole(list_checkpoint_facts(self._run))
         asked = NextAttemptAction(
             run_dir=self._run.root, from_attempt=self._manifest.attempt,
             changes={"resume": "auto"}, by="watchdog",
@@ -298,14 +274,7 @@ def take_watch(run: RunDir) -> int:
     Raises:
         LockHeldError: If another watchdog watches this run.
     """
-    end = time.monotonic() + _LOCK_WAIT_S
-    while True:
-        try:
-            return take_lock(run.watchdog_lock)
-        except LockHeldError:
-            if time.monotonic() >= end:
-                raise
-        time.sleep(_POLL_S)
+    return take_lock(run.watchdog_lock, wait_s=_LOCK_WAIT_S)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

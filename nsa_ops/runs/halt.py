@@ -26,7 +26,7 @@ class Halted:
         attempt: Attempt that ended.
         state: What it is now.
         why: The evidence for it.
-        was_running: It ran when the halt was asked for.
+        was_running: It ran when the halt was asked for, or was about to be restarted.
         needed_term: It did not answer the request and was told by signal.
         step: Optimizer steps done; None if no exit was recorded.
         checkpoint: Newest whole checkpoint, every hash checked; None if there is none.
@@ -88,8 +88,8 @@ def execute_halt(
     if report.state in ENDED:
         return _outcome(operator, found, report, began_s, was_running=False, needed_term=False)
     with operator.store.intent("halt", run.run_id, reason=reason):
-        attempt, run_dir = report.manifest.attempt, Path(report.run_dir)
-        action = HaltAction(run_dir=run_dir, attempt=attempt, reason=reason, grace_s=grace_s)
+        run_dir = Path(report.run_dir)  # whichever attempt is current by then: the run is meant
+        action = HaltAction(run_dir=run_dir, reason=reason, grace_s=grace_s)
         operator.tell(ask(link, run.code_id, action).message)
         needed_term = False
         try:
@@ -97,9 +97,7 @@ def execute_halt(
         except DeadlineError:
             needed_term = True
             operator.tell(f"no end within {grace_s:g} s; sending TERM")
-            term = SignalAction(
-                run_dir=run_dir, attempt=attempt, signal="TERM", reason="halt was not answered"
-            )
+            term = SignalAction(run_dir=run_dir, signal="TERM", reason="halt was not answered")
             ask(link, run.code_id, term)
             ended = _await_end(operator, found, TERM_S)
     return _outcome(operator, found, ended, began_s, was_running=True, needed_term=needed_term)

@@ -1,4 +1,4 @@
-"""Launch: resolve, refuse, plan, ship, prepare, start; done when the first heartbeat was seen."""
+"""Launch: resolve, refuse, plan, ship, prepare, start; done when the run is up."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -294,7 +294,7 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
             return _launched(link, before, is_new=False)
         started_s = operator.clock.monotonic_s()
         start_session(link, code_id, run_id, planned.trainer_module)
-        operator.tell(f"started {run_id}; waiting for the first heartbeat")
+        operator.tell(f"started {run_id}; waiting until it has opened its data")
         beat = await_first_beat(operator, link, code_id, run_id, started_s)
     return _launched(link, beat.report, is_new=True, after_s=beat.after_s)
 

@@ -208,7 +208,7 @@ def _plan(
 
 
 def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
-    """Begin the next attempt and wait for its first heartbeat.
+    """Begin the next attempt and wait until it is up.
 
     Raises:
         StateConflictError: If something of the run is still alive.

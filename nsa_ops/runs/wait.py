@@ -1,9 +1,10 @@
-"""Wait for a run: the first heartbeat after a start, and the end after a halt."""
+"""Wait for a run: that it comes up after a start, and the end after a halt."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from nsa_core.rundir.exit import TrainerExit
+from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.errors import (
     ConfigurationError,
     DeadlineError,
@@ -15,14 +16,18 @@ from nsa_ops.runs.agents import probe_run
 from nsa_ops.runs.context import Operator, PodLink
 
 FIRST_BEAT_S = 300.0
-#: After the first heartbeat: a bad data set or a full card shows within seconds.
+#: After the data was opened: a full card shows within seconds.
 SETTLE_S = 6.0
+#: After the data phase began: data that cannot be used shows by then; good data may take hours.
+STAGING_S = 60.0
 #: A look starts an interpreter on the pod, whose processor may be training.
 POLL_S = 1.0
 STORY_S = 10.0
 ENDED = frozenset({"finished", "failed", "halted", "lost", "preempted"})
 _LOG_TAIL_BYTES = 16_384
 _LOG_LINES = 15
+#: A resumed attempt tells the step of its checkpoint already here.
+_BEFORE_TRAINING = frozenset({"init", "data"})
 _OPERATORS_FAULT = {TrainerExit.CONFIGURATION, TrainerExit.DATA, TrainerExit.CHECKPOINT}
 
 
@@ -47,7 +52,10 @@ def await_first_beat(
     started_s: float,
     log_offset: int = 0,
 ) -> FirstBeat:
-    """Wait until a heartbeat of the current attempt is seen and the run has settled.
+    """Wait until the current attempt trains, or has its data and settled, or stages for a while.
+
+    The first heartbeat alone proves little: it comes before torch is loaded, which takes from
+    seconds to minutes, and before anybody has looked at the data.
 
     Args:
         operator: Who waits.
@@ -60,28 +68,59 @@ def await_first_beat(
     Raises:
         ConfigurationError: If the trainer ended because of its configuration, data or checkpoint.
         VerificationError: If it ended for any other reason; the end of its log is told.
-        DeadlineError: If no heartbeat came in time; the run is left as it is.
+        DeadlineError: If it did not come so far in time; the run is left as it is.
     """
-    first_s: float | None = None
+    rise = _Rise()
 
     def is_up(report: RunReport) -> bool:
-        nonlocal first_s
         now_s = operator.clock.monotonic_s()
-        if first_s is None and report.last_beat is not None:
-            first_s = now_s
-        settled = first_s is not None and now_s - first_s >= SETTLE_S
-        return settled or _is_training(report) or report.state in ENDED
+        rise.look(report.last_beat, now_s)
+        return rise.has_settled(now_s) or _is_training(report) or report.state in ENDED
 
     deadline_s = operator.deadline_s(FIRST_BEAT_S)
-    report = poll(operator, link, code_id, run_id, is_up, deadline_s, "the first heartbeat")
+    report = poll(operator, link, code_id, run_id, is_up, deadline_s, "the start")
     if report.state in ENDED and report.state != "finished":
         raise _did_not_come_up(operator, link, report, log_offset)
-    return FirstBeat(report, (first_s or operator.clock.monotonic_s()) - started_s)
+    first_s = operator.clock.monotonic_s() if rise.beat_s is None else rise.beat_s
+    return FirstBeat(report, first_s - started_s)
+
+
+@dataclass
+class _Rise:
+    """When an attempt was first seen to come so far, in monotonic seconds; None before that.
+
+    Attributes:
+        beat_s: It wrote a heartbeat.
+        staging_s: It looked at its data.
+        opened_s: It had its data. A short data phase may fall between two looks; the phase `init`
+            alone therefore proves nothing, because it comes before the data as well as after.
+    """
+
+    beat_s: float | None = None
+    staging_s: float | None = None
+    opened_s: float | None = None
+
+    def look(self, beat: Heartbeat | None, now_s: float) -> None:
+        """Note what the newest heartbeat shows."""
+        if beat is None:
+            return
+        if self.beat_s is None:
+            self.beat_s = now_s
+        if beat.phase == "data":
+            self.staging_s = now_s if self.staging_s is None else self.staging_s
+        elif self.opened_s is None and (beat.phase != "init" or self.staging_s is not None):
+            self.opened_s = now_s
+
+    def has_settled(self, now_s: float) -> bool:
+        """Whether it has stood long enough where bad data and a full card would have ended it."""
+        if self.opened_s is not None:
+            return now_s - self.opened_s >= SETTLE_S
+        return self.staging_s is not None and now_s - self.staging_s >= STAGING_S
 
 
 def _is_training(report: RunReport) -> bool:
     beat = report.last_beat
-    return beat is not None and beat.step > 0
+    return beat is not None and beat.step > 0 and beat.phase not in _BEFORE_TRAINING
 
 
 def poll(

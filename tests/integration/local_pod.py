@@ -13,7 +13,7 @@ from typing import Any
 
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.process import ProcessIdentity, is_alive
-from nsa_ops.pod.probe import read_watchdog
+from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import read_processes
 from nsa_ops.remote.snapshot import code_root
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nsa_core.rundir.events import read_events
 from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_records
@@ -137,6 +138,20 @@ def test_after_kill_9_of_the_trainer_resume_goes_on_from_the_newest_checkpoint(
     resumed = pod.must("resume", "--json").data
     assert resumed["from_step"] >= 10
     assert resumed["from_step"] % 5 == 0
+
+
+def test_a_halt_before_the_watchdog_restarts_a_crashed_run_keeps_it_stopped(pod: LocalPod) -> None:
+    assert pod.launch("r1", LONG, "watchdog.interval_s=8").exit_code == 0
+    run = pod.run_dir("r1")
+    wait_for(run.watchdog.exists)
+    pod.kill_trainer("r1")
+    wait_for(lambda: read_exit(run) is not None)
+    assert pod("status", "--exit-code").exit_code == 21
+    halted = pod.must("halt", "--json").data
+    assert (halted["state"], halted["was_running"], halted["attempt"]) == ("failed", True, 1)
+    wait_for(lambda: "not_restarted" in [event.kind for event in read_events(run)])
+    assert read_manifest(run).attempt == 1
+    assert pod("status", "--exit-code").exit_code == 20
 
 
 def test_a_flipped_bit_is_passed_over_and_told(pod: LocalPod) -> None:

@@ -69,6 +69,7 @@ HALT = HaltRequest(run_id="run-a", attempt=1, reason="enough", by="operator", at
         (replace(GOING, exit=ended(75)), "halted"),
         (replace(GOING, exit=ended(12)), "failed"),
         (replace(GOING, exit=ended(-9)), "failed"),
+        (replace(GOING, exit=ended(-9), restart="crashed"), "resuming"),
         (replace(GOING, trainer_alive=False, runner_alive=False), "lost"),
         (replace(GOING, trainer_alive=False, runner_alive=False, same_boot=False), "preempted"),
         (replace(GOING, trainer_alive=None, runner_alive=None), "planned"),

@@ -18,7 +18,8 @@ RUN = RunRecord("r1", POD.name, "tiny-cpu", "cpu", "code-1", "sha", 1.0)
 def beat(step: int, **fields: Any) -> Heartbeat:
     return Heartbeat(
         run_id="r1", attempt=1, rank=0, pid=1, ts=1.0, iso="1970-01-01T00:00:01+00:00",
-        msg="progress", phase="train", alive_seq=step, progress_seq=step, step=step, **fields,
+        msg="progress", alive_seq=step, progress_seq=step, step=step,
+        **({"phase": "train"} | fields),
     )  # fmt: skip
 
 

@@ -35,6 +35,40 @@ def test_a_heartbeat_without_a_step_is_trusted_after_a_while(desk: Desk) -> None
     assert 5 <= sum(desk.clock.slept) <= 8
 
 
+@pytest.mark.parametrize("step", [0, 500])
+def test_a_heartbeat_before_torch_is_loaded_and_the_data_opened_is_not_trusted(
+    desk: Desk, step: int
+) -> None:
+    boot = [answer(report("starting", last_beat=beat(step, phase="init")))] * 40
+    reading = [answer(report("staging", last_beat=beat(step, phase="data")))] * 10
+    dead = answer(report("failed", last_beat=beat(step, phase="data"), exit=ended(14, "no text")))
+    desk.transport.answers["probe"] = Sequence(*boot, *reading, dead)
+    with pytest.raises(ConfigurationError, match="ended with code 14: no text"):
+        _await(desk)
+
+
+def test_data_that_is_still_being_staged_after_a_minute_is_left_to_it(desk: Desk) -> None:
+    staging = answer(report("staging", last_beat=beat(0, phase="data")))
+    desk.transport.answers["probe"] = Sequence(staging)
+    assert _await(desk) == 0.0
+    assert 60 <= sum(desk.clock.slept) <= 62
+
+
+def test_after_the_data_the_model_has_a_moment_to_fail(desk: Desk) -> None:
+    phases = ["init", "data", "init"]
+    looks = [answer(report("starting", last_beat=beat(0, phase=phase))) for phase in phases]
+    desk.transport.answers["probe"] = Sequence(*looks)
+    _await(desk)
+    assert 7 <= sum(desk.clock.slept) <= 9
+
+
+def test_a_trainer_that_never_gets_beyond_loading_is_not_called_up(desk: Desk) -> None:
+    boot = answer(report("starting", last_beat=beat(0, phase="init")))
+    desk.transport.answers["probe"] = Sequence(boot)
+    with pytest.raises(DeadlineError, match="Waited 300 s for the start of `r1`; it is starting"):
+        _await(desk)
+
+
 @pytest.mark.parametrize(
     ("code", "error"),
     [(2, ConfigurationError), (14, ConfigurationError), (1, VerificationError)],
@@ -52,7 +86,7 @@ def test_a_run_that_ends_at_once_is_its_own_last_word(
 
 def test_a_run_that_shows_nothing_is_left_alone_and_told_every_ten_seconds(desk: Desk) -> None:
     desk.transport.answers["probe"] = Sequence(answer(report("starting")))
-    with pytest.raises(DeadlineError, match="Waited 300 s for the first heartbeat of `r1`"):
+    with pytest.raises(DeadlineError, match="Waited 300 s for the start of `r1`"):
         _await(desk)
     assert 25 <= len(desk.story) <= 31
     assert all("nsa_ops.pod.probe" in words for words in desk.transport.asked)
