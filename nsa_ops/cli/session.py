@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from nsa_ops.cli.output import envelope
+from nsa_ops.cli.streams import printable
 from nsa_ops.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Session:
     def tell(self, line: str) -> None:
         """One line of the story, on stderr; silent with `-q`."""
         if self.options.verbosity > _QUIET:
-            typer.echo(line, err=True)
+            typer.echo(printable(line), err=True)
 
     def show(self, result: ResultT, view: "Callable[[Console, ResultT], None]") -> None:
         """The result on stdout: one JSON envelope, or drawn."""
