@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Annotated, NoReturn
 
 import typer
@@ -13,6 +14,9 @@ from nsa_ops.cli import backup, configuration, demo, inspection, pods, report, r
 from nsa_ops.cli.output import envelope
 from nsa_ops.cli.streams import CLOSED_PIPE, close_stdout, complain, prepare_streams
 from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError
+
+#: How alike two words must be (difflib's ratio) before one is offered for the other.
+_NEAR = 0.7
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -108,9 +112,11 @@ def _fail(error: OpsError, words: Sequence[str]) -> int:
 def _usage_error(error: typer.TyperException) -> ConfigurationError:
     """A parser's complaint in our words: what is unknown, and the nearest thing that is known."""
     message = error.format_message().rstrip(".").replace("'", "`")
-    nearest = getattr(error, "possibilities", None)
-    if nearest:
-        message = f"{error.message.rstrip('.')}; did you mean `{sorted(nearest)[0]}`?"
+    option = getattr(error, "option_name", None)
+    if option is not None:
+        near = get_close_matches(option, getattr(error, "possibilities", None) or (), 1, _NEAR)
+        meant = f"; did you mean `{near[0]}`?" if near else ""
+        message = error.message.rstrip(".") + meant
     message = message.replace(". Did you mean", "; did you mean")
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "nsa-ops"
