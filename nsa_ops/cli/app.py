@@ -12,8 +12,8 @@ import typer
 
 from nsa_ops.cli import backup, configuration, demo, inspection, pods, report, runs
 from nsa_ops.cli.output import envelope
-from nsa_ops.cli.streams import CLOSED_PIPE, close_stdout, complain, prepare_streams
-from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError
+from nsa_ops.cli.streams import close_stdout, complain, prepare_streams
+from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError, ReaderGoneError
 
 #: How alike two words must be (difflib's ratio) before one is offered for the other.
 _NEAR = 0.7
@@ -74,9 +74,9 @@ def _run(words: Sequence[str]) -> int:
         # typer and rich make a closed pipe exit code 1, which is our code of a bug.
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
-        return CLOSED_PIPE
+        return ReaderGoneError.exit_code
     except BrokenPipeError:
-        return CLOSED_PIPE
+        return ReaderGoneError.exit_code
     except OSError as error:
         return _fail(_resource_error(error), words)
     except Exception as error:  # noqa: BLE001 (outermost edge: a bug still ends in one line)

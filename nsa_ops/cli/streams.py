@@ -9,9 +9,6 @@ import typer
 
 from nsa_ops.errors import OpsError
 
-#: What a shell shows for a program that SIGPIPE ended: 128 + 13.
-CLOSED_PIPE = 141
-
 
 def prepare_streams() -> None:
     """Show a character that the encoding lacks as `?`; a closed stream (`>&-`) takes nothing."""
