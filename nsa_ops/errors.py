@@ -84,3 +84,9 @@ class InterruptedByOperatorError(OpsError):
     """Ctrl-C: says what goes on without us."""
 
     exit_code = 130
+
+
+class ReaderGoneError(OpsError):
+    """The reader of stdout left, as with `| head`; the code is what SIGPIPE gives: 128 + 13."""
+
+    exit_code = 141

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
 from nsa_core.rundir.report import Report
 from nsa_ops.errors import LocalResourceError
 
@@ -109,6 +111,20 @@ class Intent:
 RecordT = TypeVar("RecordT", PodRecord, RunRecord, Receipt, Intent)
 
 
+def _refusal(path: Path, error: sqlite3.Error | ValidationError) -> LocalResourceError:
+    """What sqlite said of the registry, and the way out."""
+    if isinstance(error, sqlite3.OperationalError):
+        message = f"The registry `{path}` refused: {error}"
+        hint = "Free space, end the other nsa-ops, or name another folder with `NSA_OPS_STATE_DIR`"
+        return LocalResourceError(message, hint=hint)
+    what = str(error).splitlines()[0]
+    return LocalResourceError(
+        f"The registry `{path}` is damaged: {what}",
+        hint=f"Try `sqlite3 {path} .recover | sqlite3 NEW_FILE`, or move it away and add the pods "
+        "again; the runs are on their pods, and the same `launch --run-id` finds one again",
+    )
+
+
 class Store:
     """The registry: one sqlite file in WAL mode, safe for several commands at once."""
 
@@ -121,10 +137,12 @@ class Store:
             self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.executescript(_SCHEMA)
             self._check_version()
-        except (OSError, sqlite3.Error) as error:
+        except OSError as error:
             message = f"The registry `{path}` cannot be opened: {error}"
             hint = "Name another folder with `NSA_OPS_STATE_DIR`"
             raise LocalResourceError(message, hint=hint) from error
+        except sqlite3.Error as error:
+            raise _refusal(path, error) from error
 
     def _check_version(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -140,15 +158,19 @@ class Store:
         """Close the file."""
         self._connection.close()
 
-    def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
-        """Run one statement; a full disk or a registry that stays locked is said in one line."""
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say in one line that the disk is full, the registry stays locked, or it is damaged."""
         try:
+            yield
+        except sqlite3.IntegrityError:
+            raise
+        except (sqlite3.Error, ValidationError) as error:
+            raise _refusal(self.path, error) from error
+
+    def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        with self._told():
             return self._connection.execute(statement, values)
-        except sqlite3.OperationalError as error:
-            message = f"The registry `{self.path}` refused: {error}"
-            raise LocalResourceError(
-                message, hint="Free space, or end the other nsa-ops"
-            ) from error
 
     def _insert(self, table: str, record: Any, *, replace: bool) -> None:
         values = asdict(record)
@@ -162,7 +184,8 @@ class Store:
     ) -> list[RecordT]:
         names = ", ".join(field.name for field in fields(kind))
         statement = f"SELECT {names} FROM {table} {tail}"  # noqa: S608 (names are ours)
-        return [kind(*row) for row in self._execute(statement, values)]
+        with self._told():
+            return [kind(*row) for row in self._connection.execute(statement, values)]
 
     def add_pod(self, pod: PodRecord) -> None:
         """Add a pod.
@@ -211,12 +234,13 @@ class Store:
 
     def newest_report(self, pod_id: str, code_id: str, profile: str) -> tuple[str, Report] | None:
         """The newest report that holds for this pod, code and profile, with its hash."""
-        row = self._execute(
+        statement = (
             "SELECT sha256, content FROM reports WHERE pod_id = ? AND code_id = ? AND profile = ? "
-            "ORDER BY at DESC LIMIT 1",
-            (pod_id, code_id, profile),
-        ).fetchone()
-        return (row[0], Report.model_validate_json(row[1])) if row else None
+            "ORDER BY at DESC LIMIT 1"
+        )
+        with self._told():
+            row = self._connection.execute(statement, (pod_id, code_id, profile)).fetchone()
+            return (row[0], Report.model_validate_json(row[1])) if row else None
 
     def save_receipt(self, receipt: Receipt) -> None:
         """Keep a backup receipt."""

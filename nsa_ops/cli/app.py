@@ -4,13 +4,19 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
+from difflib import get_close_matches
 from typing import Annotated, NoReturn
 
 import typer
 
 from nsa_ops.cli import backup, configuration, demo, inspection, pods, report, runs
 from nsa_ops.cli.output import envelope
-from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError
+from nsa_ops.cli.streams import close_stdout, complain, prepare_streams
+from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError, ReaderGoneError
+
+#: How alike two words must be (difflib's ratio) before one is offered for the other.
+_NEAR = 0.7
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,40 +52,71 @@ def root(
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; an `OpsError` becomes one line, a hint and its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    prepare_streams()
+    code = _run(words)
+    close_stdout()
+    raise SystemExit(code)
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run one command; its exit code. A reader that left (`| head`) ends it as SIGPIPE would."""
     try:
+        _require_text(words)
         result = app(args=words or ["--help"], prog_name="nsa-ops", standalone_mode=False)
+        sys.stdout.flush()
     except OpsError as error:
-        _fail(error, words)
+        return _fail(error, words)
     except typer.TyperException as error:
-        _fail(_usage_error(error), words)
+        return _fail(_usage_error(error), words)
     except typer.Abort:
-        _fail(ConfigurationError("No answer was given", hint="Repeat it with `-y`"), words)
+        return _fail(ConfigurationError("No answer was given", hint="Repeat it with `-y`"), words)
+    except SystemExit as ended:
+        # typer and rich make a closed pipe exit code 1, which is our code of a bug.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        return ReaderGoneError.exit_code
     except BrokenPipeError:
-        _leave_closed_pipe()
+        return ReaderGoneError.exit_code
     except OSError as error:
-        _fail(_resource_error(error), words)
+        return _fail(_resource_error(error), words)
     except Exception as error:  # noqa: BLE001 (outermost edge: a bug still ends in one line)
-        _fail(_bug(error, words), words)
-    raise SystemExit(result if isinstance(result, int) else 0)
+        return _fail(_bug(error, words), words)
+    return result if isinstance(result, int) else 0
 
 
-def _fail(error: OpsError, words: Sequence[str]) -> NoReturn:
+def _require_text(words: Sequence[str]) -> None:
+    """Refuse bytes that are no text in this shell's encoding: no name or path here could be kept.
+
+    Raises:
+        ConfigurationError: If there are any.
+    """
+    for word in words:
+        if any("\ud800" <= sign <= "\udfff" for sign in word):
+            shown = word.encode(errors="surrogateescape").decode(errors="replace")
+            message = (
+                f"`{shown}` is no text in this shell's encoding ({sys.getfilesystemencoding()})"
+            )
+            raise ConfigurationError(message, hint="Set `LC_ALL=C.UTF-8`, then repeat it")
+
+
+def _fail(error: OpsError, words: Sequence[str]) -> int:
     """Say what failed on stderr, and as an envelope on stdout if JSON was asked for."""
+    complain(error)
     if "--json" in words:
         command = " ".join(word for word in words[:2] if re.fullmatch(r"[a-z][a-z-]*", word))
-        typer.echo(envelope(command or "nsa-ops", None, error))
-    typer.echo(f"error: {error.message}", err=True)
-    if error.hint:
-        typer.echo(f"\nhint: {error.hint}", err=True)
-    raise SystemExit(error.exit_code) from error
+        with suppress(OSError):  # stdout may be what failed; stderr and the exit code tell it
+            typer.echo(envelope(command or "nsa-ops", None, error))
+    return error.exit_code
 
 
 def _usage_error(error: typer.TyperException) -> ConfigurationError:
     """A parser's complaint in our words: what is unknown, and the nearest thing that is known."""
     message = error.format_message().rstrip(".").replace("'", "`")
-    nearest = getattr(error, "possibilities", None)
-    if nearest:
-        message = f"{error.message.rstrip('.')}; did you mean `{sorted(nearest)[0]}`?"
+    option = getattr(error, "option_name", None)
+    if option is not None:
+        near = get_close_matches(option, getattr(error, "possibilities", None) or (), 1, _NEAR)
+        meant = f"; did you mean `{near[0]}`?" if near else ""
+        message = error.message.rstrip(".") + meant
     message = message.replace(". Did you mean", "; did you mean")
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "nsa-ops"
@@ -100,9 +137,3 @@ def _bug(error: Exception, words: Sequence[str]) -> OpsError:
     return OpsError(
         " ".join(message.split()), hint="Repeat it with `-v` for the trace, and report it"
     )
-
-
-def _leave_closed_pipe() -> NoReturn:
-    """The reader of our output went away (`| head`): leave without a second complaint."""
-    sys.stderr.close()
-    raise SystemExit(0)

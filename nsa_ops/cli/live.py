@@ -36,7 +36,7 @@ def _live(session: Session, frames: Iterator[Frame]) -> None:
 
     with Live(console=session.console, auto_refresh=False) as live:
         for frame in frames:
-            live.update(frame_view(frame), refresh=True)
+            live.update(frame_view(frame, session.console.encoding), refresh=True)
 
 
 def _lines(session: Session, frames: Iterator[Frame]) -> None:

@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 def envelope(command: str, data: object, error: OpsError | None = None) -> str:
-    """`{schema, ok, data, errors}` of a command as one line of JSON.
+    """`{schema, ok, data, errors}` of a command as one line of JSON, in ASCII for any terminal.
 
     Args:
         command: Words of the command, such as `pod ls`.
@@ -31,7 +31,7 @@ def envelope(command: str, data: object, error: OpsError | None = None) -> str:
         "data": jsonable(data),
         "errors": errors,
     }
-    return json.dumps(document, ensure_ascii=False)
+    return json.dumps(document)
 
 
 def jsonable(value: object) -> Any:

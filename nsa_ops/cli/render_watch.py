@@ -12,6 +12,17 @@ from nsa_ops.runs.status import current_step
 from nsa_ops.runs.watch import Frame
 
 _BARS = "▁▂▃▄▅▆▇█"
+#: The same eight heights where the encoding of the terminal has no blocks.
+_ASCII_BARS = "_.-:=+*#"
+
+
+def bars_of(encoding: str) -> str:
+    """Eight heights, lowest first, that an encoding can carry."""
+    try:
+        _BARS.encode(encoding)
+    except UnicodeEncodeError:
+        return _ASCII_BARS
+    return _BARS
 
 
 def progress_line(beat: Heartbeat) -> str:
@@ -28,17 +39,17 @@ def progress_line(beat: Heartbeat) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def sparkline(values: Sequence[float], width: int = 60) -> str:
+def sparkline(values: Sequence[float], width: int = 60, bars: str = _BARS) -> str:
     """Values as bars of eight heights, the newest on the right; thinned out to the width."""
     kept = [value for value in values if isfinite(value)]
     if not kept:
         return ""
     shown = kept[:: max(1, -(-len(kept) // width))]
     low, span = min(shown), (max(shown) - min(shown)) or 1.0
-    return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1))] for value in shown)
+    return "".join(bars[int((value - low) / span * (len(bars) - 1))] for value in shown)
 
 
-def frame_lines(frame: Frame) -> list[str]:
+def frame_lines(frame: Frame, bars: str = _BARS) -> list[str]:
     """A watched run in a few lines."""
     report = frame.report
     beat = next((one for one in reversed(frame.progress)), report.last_beat)
@@ -51,7 +62,7 @@ def frame_lines(frame: Frame) -> list[str]:
     ]
     if beat is not None and beat.loss is not None:
         lines.append(progress_line(beat))
-        lines += _curves(frame.progress)
+        lines += _curves(frame.progress, bars)
         lines += _gates(beat) + _card(beat)
     newest = next((fact.step for fact in report.checkpoints if fact.whole), None)
     if newest is not None:
@@ -59,13 +70,13 @@ def frame_lines(frame: Frame) -> list[str]:
     return lines
 
 
-def _curves(progress: Sequence[Heartbeat]) -> list[str]:
+def _curves(progress: Sequence[Heartbeat], bars: str) -> list[str]:
     curves = {
         "loss": [beat.loss for beat in progress],
         "tokens/s": [beat.tokens_per_s for beat in progress],
     }
     return [
-        f"{name:<9} {sparkline([value for value in values if value is not None])}"
+        f"{name:<9} {sparkline([value for value in values if value is not None], bars=bars)}"
         for name, values in curves.items()
         if any(value is not None for value in values)
     ]
@@ -96,12 +107,12 @@ def _card(beat: Heartbeat) -> list[str]:
     return [f"card      {', '.join(parts)}"] if parts else []
 
 
-def frame_view(frame: Frame) -> Text:
-    """A watched run for the live view."""
-    return Text("\n".join(frame_lines(frame)))
+def frame_view(frame: Frame, encoding: str) -> Text:
+    """A watched run for the live view, in signs that the encoding has."""
+    return Text("\n".join(frame_lines(frame, bars_of(encoding))))
 
 
 def draw_frame(console: Console, frame: Frame) -> None:
     """A watched run once."""
-    for text in frame_lines(frame):
+    for text in frame_lines(frame, bars_of(console.encoding)):
         line(console, text)

@@ -50,15 +50,13 @@ def preflight(
     from nsa_ops.cli.render_checks import draw_preflight
     from nsa_ops.runs.configure import Choice
     from nsa_ops.runs.guardrails import parse_overrides
-    from nsa_ops.runs.preflight import run_preflight
+    from nsa_ops.runs.preflight import refusal_of, run_preflight
 
     choice = Choice(recipe or "", profile or "", tuple(sets or ()))
     overrides = parse_overrides(override or ())
     tier: Literal["standard", "full"] = "full" if full else "standard"
     found = run_preflight(session.operator, pod, choice, overrides, tier)
-    session.show(found, draw_preflight)
-    if not found.is_green:
-        raise typer.Exit(3)
+    session.show(found, draw_preflight, failure=refusal_of(found))
 
 
 def launch(

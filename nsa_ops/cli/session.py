@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from nsa_ops.cli.output import envelope
-from nsa_ops.errors import ConfigurationError
+from nsa_ops.cli.streams import complain, printable
+from nsa_ops.errors import ConfigurationError, OpsError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,14 +91,32 @@ class Session:
     def tell(self, line: str) -> None:
         """One line of the story, on stderr; silent with `-q`."""
         if self.options.verbosity > _QUIET:
-            typer.echo(line, err=True)
+            typer.echo(printable(line), err=True)
 
-    def show(self, result: ResultT, view: "Callable[[Console, ResultT], None]") -> None:
-        """The result on stdout: one JSON envelope, or drawn."""
+    def show(
+        self,
+        result: ResultT,
+        view: "Callable[[Console, ResultT], None]",
+        *,
+        failure: OpsError | None = None,
+    ) -> None:
+        """The result on stdout: one JSON envelope, or drawn.
+
+        Args:
+            result: What was found or done.
+            view: Draws it.
+            failure: What the result means where it is a failure; ends the command after it.
+
+        Raises:
+            typer.Exit: With the code of the failure.
+        """
         if self.options.json:
-            typer.echo(envelope(self.command, result))
+            typer.echo(envelope(self.command, result, failure))
         else:
             view(self.console, result)
+        if failure is not None:
+            complain(failure)
+            raise typer.Exit(failure.exit_code)
 
     def write(self, content: bytes) -> None:
         """Unchanged bytes on stdout."""

@@ -145,6 +145,23 @@ def keep_report(operator: Operator, pod: str, report: Report) -> Preflight:
     return Preflight(pod, report, report.verdict, sha256, not blocking, blocking)
 
 
+def refusal_of(found: Preflight) -> RefusedError | None:
+    """What a red preflight means for a launch; None if it is green."""
+    if found.is_green:
+        return None
+    return _red(found.pod, found.report.profile, found.blocking)
+
+
+def _red(pod: str, profile: str, blocking: Sequence[str]) -> RefusedError:
+    message = f"The preflight of pod `{pod}` is red: {', '.join(blocking)}"
+    hint = f"Mend it, then run `{_preflight_command(pod, profile)}` again"
+    return RefusedError(message, hint=hint)
+
+
+def _preflight_command(pod: str, profile: str) -> str:
+    return f"nsa-ops preflight {pod} --profile {profile}"
+
+
 def require_profile(operator: Operator, choice: Choice, pod_profile: str) -> str:
     """The profile that applies.
 
@@ -233,14 +250,12 @@ def require_green(operator: Operator, pod_id: str, pod: str, code_id: str, profi
     Raises:
         RefusedError: If there is none; the hint names the command.
     """
-    command = f"nsa-ops preflight {pod} --profile {profile}"
     found = operator.store.newest_report(pod_id, code_id, profile)
     if found is None:
         message = f"Pod `{pod}` has no preflight for code {code_id} and profile {profile}"
-        raise RefusedError(message, hint=f"Run `{command}`")
+        raise RefusedError(message, hint=f"Run `{_preflight_command(pod, profile)}`")
     sha256, report = found
     blocking = blocking_checks(report.checks)
     if blocking:
-        message = f"The preflight of pod `{pod}` is red: {', '.join(blocking)}"
-        raise RefusedError(message, hint=f"Mend it, then run `{command}` again")
+        raise _red(pod, profile, blocking)
     return sha256

@@ -21,6 +21,15 @@ def test_an_unknown_flag_names_the_nearest_one(cli: CommandLine) -> None:
     assert outcome.err.startswith("error: No such option: --jsn; did you mean `--json`?\n\nhint: ")
 
 
+def test_the_nearest_flag_is_offered_and_none_that_is_far(cli: CommandLine) -> None:
+    near = cli("launch", "--sett", "seed=1")
+    assert (near.exit_code, near.err.splitlines()[0]) == (
+        2, "error: No such option: --sett; did you mean `--set`?"
+    )  # fmt: skip
+    far = cli("pod", "ls", "--sett", "seed=1")
+    assert (far.exit_code, far.err.splitlines()[0]) == (2, "error: No such option: --sett")
+
+
 def test_an_unknown_key_names_the_nearest_one(cli: CommandLine) -> None:
     outcome = cli("config", "check", "--set", "model.dm=3")
     assert outcome.exit_code == 2

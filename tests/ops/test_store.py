@@ -1,6 +1,7 @@
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,52 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalResourceError, match="cannot be opened"):
         Store(tmp_path / "file" / "registry.sqlite")
+
+
+def damage(path: Path, first: int, last: int) -> None:
+    """Overwrite these pages of the file, the first being 0."""
+    page = 4096
+    with path.open("r+b") as file:
+        file.seek(first * page)
+        file.write(b"\xa5" * page * (last - first + 1))
+
+
+def test_a_damaged_page_is_one_line_with_the_way_out(store: Store) -> None:
+    store.add_pod(POD)
+    store.save_run(_run("r1", 1.0))
+    check = CheckResult(name="a", status="pass", message="")
+    store.save_report("sha", Report(at=1.0, pod_id="p", code_id="c", profile="cpu", checks=[check]))
+    store.save_receipt(Receipt("r", 1, "/b", 5, "sha", 1.0, 2.0))
+    store.close()
+    damage(store.path, 1, store.path.stat().st_size // 4096 - 1)
+    reads: list[Callable[[Store], object]] = [
+        Store.pods, Store.runs, Store.receipts, Store.open_intents,
+        lambda damaged: damaged.newest_report("p", "c", "cpu"),
+        lambda damaged: damaged.find_pod(POD.name),
+        lambda damaged: damaged.save_run(_run("r2", 2.0)),
+    ]  # fmt: skip
+    for read in reads:
+        with pytest.raises(LocalResourceError, match="is damaged") as told:
+            read(Store(store.path))
+        assert "move it away and add the pods again" in told.value.hint
+
+
+def test_a_file_that_is_no_registry_is_one_line_with_the_way_out(store: Store) -> None:
+    store.add_pod(POD)
+    store.close()
+    damage(store.path, 0, 0)
+    with pytest.raises(LocalResourceError, match="is damaged") as told:
+        Store(store.path)
+    assert "move it away" in told.value.hint
+
+
+def test_a_report_that_is_no_report_any_more_is_damage(store: Store) -> None:
+    check = CheckResult(name="a", status="pass", message="")
+    store.save_report("sha", Report(at=1.0, pod_id="p", code_id="c", profile="cpu", checks=[check]))
+    with sqlite3.connect(store.path) as file:
+        file.execute("UPDATE reports SET content = '{'")
+    with pytest.raises(LocalResourceError, match="is damaged"):
+        store.newest_report("p", "c", "cpu")
 
 
 def test_two_commands_at_once_lose_nothing(store: Store) -> None:
