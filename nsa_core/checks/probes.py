@@ -29,21 +29,6 @@ _LEAK_HINT = "do not train with this code: a token sees its future; compare the 
 _PROBE_SIZE = {"vocab_size": 64, "num_layers": 2}
 
 
-def choose_device(wanted: str) -> str:
-    """`cuda` or `cpu`.
-
-    Raises:
-        ValueError: If CUDA is asked for and torch sees no card.
-    """
-    has_card = torch.cuda.is_available()
-    if wanted == "cuda" and not has_card:
-        message = "--device cuda: torch sees no CUDA card here; `nvidia-smi` says why"
-        raise ValueError(message)
-    if wanted == "auto":
-        return "cuda" if has_card else "cpu"
-    return wanted
-
-
 class _Probes:
     """The checks on one device with one configuration; every check is a method."""
 
