@@ -104,11 +104,10 @@ def _memory(model: LanguageModel, tokens_1T: Tensor) -> int:
     device = tokens_1T.device
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        held: int = torch.cuda.memory_allocated(device)
+        held = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         model.hidden(tokens_1T)
-        peak: int = torch.cuda.max_memory_allocated(device)
-        return peak - held
+        return int(torch.cuda.max_memory_allocated(device) - held)
     with LargestTensor() as largest:
         model.hidden(tokens_1T)
     return largest.num_bytes
