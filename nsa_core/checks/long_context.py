@@ -108,7 +108,8 @@ def _memory(model: LanguageModel, tokens_1T: Tensor) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         model.hidden(tokens_1T)
         return int(torch.cuda.max_memory_allocated(device) - held)
-    with LargestTensor() as largest:
+    largest = LargestTensor()
+    with largest:
         model.hidden(tokens_1T)
     return largest.num_bytes
 
