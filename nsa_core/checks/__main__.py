@@ -51,10 +51,11 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     set_before_torch("OMP_WAIT_POLICY", "PASSIVE")
     # torch reads the variable when it is imported, so it is imported after it.
-    from nsa_core.checks.probes import choose_device, run_probes
+    from nsa_core.checks.probes import run_probes
+    from nsa_core.evaluate.device import choose_device
 
     try:
-        device = choose_device(arguments.device)
+        device = choose_device(arguments.device).type
         config = read_config(arguments.config, device)
         report = run_probes(config, device, arguments.tier)
     except (ConfigError, ValueError) as error:

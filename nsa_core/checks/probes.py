@@ -8,7 +8,14 @@ import torch
 
 from nsa_core.checks.causality import SentinelSettings, perturbation_probe, sentinel_probe
 from nsa_core.checks.decoding import decode_probe
-from nsa_core.checks.numerics import REGRET_LIMIT, choice_regret, parity_probe
+from nsa_core.checks.long_context import (
+    ANGLE_LIMIT,
+    GROWTH_LIMIT,
+    angle_error,
+    long_context_probe,
+    packing_error,
+)
+from nsa_core.checks.numerics import LIMITS, REGRET_LIMIT, choice_regret, parity_probe
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.run import RunConfig
 from nsa_core.config.training import Precision
@@ -25,23 +32,10 @@ DTYPES: dict[Precision, torch.dtype] = {
 }
 _ALSO = "python -m nsa_core.checks"
 _LEAK_HINT = "do not train with this code: a token sees its future; compare the kernels' masks"
+#: Tokens of the long row of the full tier.
+LONG_TOKENS = {"cpu": 2**13, "cuda": 2**16}
 #: Vocabulary and layers of the models that the probes build: the widths are the run's own.
 _PROBE_SIZE = {"vocab_size": 64, "num_layers": 2}
-
-
-def choose_device(wanted: str) -> str:
-    """`cuda` or `cpu`.
-
-    Raises:
-        ValueError: If CUDA is asked for and torch sees no card.
-    """
-    has_card = torch.cuda.is_available()
-    if wanted == "cuda" and not has_card:
-        message = "--device cuda: torch sees no CUDA card here; `nvidia-smi` says why"
-        raise ValueError(message)
-    if wanted == "auto":
-        return "cuda" if has_card else "cpu"
-    return wanted
 
 
 class _Probes:
@@ -177,6 +171,55 @@ class _Probes:
             hint="" if found.is_equal else "generated text would differ from the trained model",
         )
 
+    def long_context(self) -> Iterator[CheckResult]:
+        """One long row: its end moves nothing before it, and memory grows with the row."""
+        num_tokens = LONG_TOKENS[self.device.type]
+        model = self.model()
+        with self.autocast():
+            found = long_context_probe(model, num_tokens=num_tokens)
+        moved = found.moved_token
+        yield CheckResult(
+            name="long_context",
+            status="pass" if found.is_good else "fail",
+            message=f"{num_tokens} tokens in {found.memory_mib:.0f} MiB, the last quarter changed"
+            + ("" if moved is None else f": token {moved} moved"),
+            measured=f"memory grew {found.growth:.2f} x linear, first moved output {moved}",
+            limit=f"{GROWTH_LIMIT} x linear from half the row, none moved",
+            hint="" if found.is_good else "train with shorter rows, or choose another backend",
+        )
+
+    def angles(self) -> Iterator[CheckResult]:
+        """Rotary angles stay float32 beyond position 32,768, whatever the precision of the run."""
+        model = self.model()
+        with self.autocast():
+            error = angle_error(model.rotary, self.device)
+        is_exact = error <= ANGLE_LIMIT
+        yield CheckResult(
+            name="rope.angles",
+            status="pass" if is_exact else "fail",
+            message=f"positions 32,768 to 65,535 under {self.dtype} against float64",
+            measured=f"{error:.1e} max abs",
+            limit=f"{ANGLE_LIMIT:.0e}",
+            hint="" if is_exact else "positions beyond a few thousand are not told apart",
+        )
+
+    def packing(self) -> Iterator[CheckResult]:
+        """Documents packed in a row give what each of them gives alone."""
+        nsa = self.model_config.nsa
+        lengths = [nsa.window + 37, nsa.select_block - 1, 1, 2 * nsa.select_block + 5]
+        model = self.model()
+        with self.autocast():
+            error = packing_error(model, lengths)
+        limit = LIMITS[self.dtype]
+        yield CheckResult(
+            name="packing",
+            status="pass" if error <= limit else "fail",
+            message=f"documents of {lengths} tokens packed and one by one in {self.dtype}",
+            measured=f"{error:.1e} relative L2",
+            limit=f"{limit:.0e}",
+            hint="" if error <= limit else "set data.pack_documents=false",
+        )
+
 
 def _is_trained(parameter: torch.nn.Parameter) -> bool:
     grad = parameter.grad
@@ -195,7 +238,8 @@ def run_probes(config: RunConfig, device: str, tier: str) -> Report:
     """Run the probes of a tier.
 
     `quick` leaves out the sentinel, which takes longest; `full` runs it at the specification's
-    size on every device and perturbs a row of 16 windows as well.
+    size on every device, perturbs a row of 16 windows as well, and adds a long row, the angles of
+    far positions and packed documents.
 
     Args:
         config: The run's configuration: widths, block sizes, precision and backends are its own.
@@ -212,6 +256,8 @@ def run_probes(config: RunConfig, device: str, tier: str) -> Report:
     ]
     if tier != "quick":
         wanted.append(probes.sentinel)
+    if tier == "full":
+        wanted += [probes.angles, probes.packing, probes.long_context]
     checks = [check for probe in wanted for check in _timed(probe)]
     return Report(at=time.time(), tier=tier, checks=checks)
 

@@ -1,6 +1,6 @@
 """Continue a prompt token by token through the decode cache."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +46,7 @@ def pick_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator)
     return int(order_V[torch.multinomial(kept_V.cpu(), 1, generator=generator).to(order_V.device)])
 
 
-def generate(
+def stream(
     model: LanguageModel,
     prompt: Sequence[int],
     *,
@@ -54,8 +54,9 @@ def generate(
     sampling: Sampling | None = None,
     stop_token: int | None = None,
     prefill_chunk: int = 512,
-) -> list[int]:
-    """Ids that continue the prompt, the stop token left out.
+    num_ids: int | None = None,
+) -> Iterator[int]:
+    """Ids that continue the prompt, each as soon as it is drawn, the stop token left out.
 
     Args:
         model: In any mode; no gradient is kept.
@@ -64,6 +65,7 @@ def generate(
         sampling: Greedy if left out.
         stop_token: Ends the text, usually the end-of-document id.
         prefill_chunk: Tokens of the prompt that are taken at a time.
+        num_ids: Draw only from the first ids: a vocabulary may be padded beyond its tokenizer's.
 
     Raises:
         ValueError: If the prompt is empty or an id is not in the vocabulary.
@@ -84,12 +86,32 @@ def generate(
         device=weight.device,
     )
     step = prefill(model, cache, torch.tensor([list(prompt)], device=weight.device))
-    new: list[int] = []
-    while len(new) < max_new_tokens:
-        token = pick_token(logits(model, step)[0], sampling, generator)
+    for count in range(1, max_new_tokens + 1):
+        token = pick_token(logits(model, step)[0, :num_ids], sampling, generator)
         if token == stop_token:
-            break
-        new.append(token)
-        if len(new) < max_new_tokens:
+            return
+        yield token
+        if count < max_new_tokens:
             step = extend(model, cache, torch.tensor([[token]], device=weight.device))
-    return new
+
+
+def generate(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    stop_token: int | None = None,
+    prefill_chunk: int = 512,
+) -> list[int]:
+    """All ids of `stream` at once."""
+    return list(
+        stream(
+            model,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop_token=stop_token,
+            prefill_chunk=prefill_chunk,
+        )
+    )

@@ -10,6 +10,9 @@ from nsa_core.config.base import FrozenModel, TolerantModel
 from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
 
 MANIFEST_NAME = "checkpoint.json"
+#: Weights of the model, and the configuration they were trained with.
+MODEL_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
 
 
 class CheckpointFile(FrozenModel):

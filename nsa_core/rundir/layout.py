@@ -43,6 +43,12 @@ class RunDir:
         return self.root.name
 
     @property
+    def pod_root(self) -> Path:
+        """The folder that holds `runs/`; relative data folders lie below it."""
+        parent = self.root.parent
+        return parent.parent if parent.name == "runs" else parent
+
+    @property
     def manifest(self) -> Path:
         """What was launched: the only thing the trainer reads."""
         return self.root / "manifest.json"

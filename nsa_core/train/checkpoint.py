@@ -12,13 +12,15 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from nsa_core.config.base import FrozenModel
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.atomic import fsync_dir, write_text
 from nsa_core.rundir.checkpoint import (
+    CONFIG_FILE,
     MANIFEST_NAME,
+    MODEL_FILE,
     Checkpoint,
     CheckpointFile,
     CheckpointManifest,
@@ -27,10 +29,8 @@ from nsa_core.rundir.checkpoint import (
 from nsa_core.rundir.layout import RunDir
 from nsa_core.train.random_state import HostRandomState
 
-MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
-CONFIG_FILE = "config.json"
 TEMPORARY_PREFIX = ".writing_"
 
 
@@ -97,15 +97,6 @@ class CheckpointWriteError(Exception):
     def __init__(self, message: str, *, is_disk_full: bool) -> None:
         super().__init__(message)
         self.is_disk_full = is_disk_full
-
-
-def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Weights and persistent buffers by name, each shared tensor once."""
-    unique: dict[int, str] = {}
-    state = model.state_dict(keep_vars=True)
-    for name, tensor in state.items():
-        unique.setdefault(id(tensor), name)
-    return {name: state[name].detach() for name in unique.values()}
 
 
 def to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -236,28 +227,6 @@ def read_random_words(folder: Path, rank: int) -> HostRandomState:
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """All tensors of one file, in host memory."""
     return load_file(folder / name)
-
-
-def load_model_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy weights into a model in place.
-
-    Raises:
-        ValueError: If names or shapes differ; the first difference is named.
-    """
-    own = model_tensors(model)
-    if own.keys() != tensors.keys():
-        name = min(own.keys() ^ tensors.keys())
-        side = "the model has" if name in own else "the checkpoint has"
-        message = f"tensor `{name}` is on one side only: {side} it"
-        raise ValueError(message)
-    for name, tensor in own.items():
-        if tensor.shape != tensors[name].shape:
-            message = (
-                f"tensor `{name}` has shape {list(tensors[name].shape)} in the checkpoint "
-                f"and {list(tensor.shape)} in the model"
-            )
-            raise ValueError(message)
-        tensor.copy_(tensors[name])
 
 
 def missing_names(names: Iterable[str], manifest: CheckpointManifest) -> list[str]:

@@ -1,7 +1,6 @@
 """Make a session out of a manifest: device, data, model, optimizer, and the state to go on from."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from nsa_core.config.counts import count_flops
 from nsa_core.config.run import RunConfig
@@ -116,7 +115,7 @@ def _stage(context: AttemptContext, telemetry: Telemetry, stop: StopWatch) -> St
             context.log.tell(f"data: {report.line()}")
 
     context.beats.enter("data")
-    staged = stage(config.data, pod_root(context.run.root), config.seed, progress)
+    staged = stage(config.data, context.run.pod_root, config.seed, progress)
     context.beats.enter("init")
     if staged.substituted_synthetic:
         telemetry.event(
@@ -129,11 +128,6 @@ def _stage(context: AttemptContext, telemetry: Telemetry, stop: StopWatch) -> St
         )
         raise ConfigurationError(message, hint="Raise model.vocab_size")
     return staged
-
-
-def pod_root(run_root: Path) -> Path:
-    """The folder that holds `runs/`; relative data folders lie below it."""
-    return run_root.parent.parent if run_root.parent.name == "runs" else run_root.parent
 
 
 def _loader_plan(context: AttemptContext) -> LoaderPlan:

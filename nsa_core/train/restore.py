@@ -5,6 +5,8 @@ from pathlib import Path
 import torch
 
 from nsa_core.data.tokenizer import Tokenizer
+from nsa_core.model.weights import load_model_tensors
+from nsa_core.rundir.checkpoint import MODEL_FILE
 from nsa_core.rundir.layout import RunDir
 from nsa_core.train import checkpoint as content
 from nsa_core.train.context import AttemptContext
@@ -61,7 +63,7 @@ def restore(
         message = f"{folder.name} was trained with another tokenizer than {tokenizer.name}"
         raise CheckpointError(message, hint="Resume with the tokenizer of the checkpoint")
     try:
-        content.load_model_tensors(learner.model, content.read_tensors(folder, content.MODEL_FILE))
+        load_model_tensors(learner.model, content.read_tensors(folder, MODEL_FILE))
         learner.steps.optimizers.load_state_tensors(
             content.read_tensors(folder, content.OPTIMIZER_FILE)
         )

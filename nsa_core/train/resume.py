@@ -7,6 +7,8 @@ from typing import Any
 
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.checkpoint import (
+    CONFIG_FILE,
+    MODEL_FILE,
     Checkpoint,
     find_damage,
     read_checkpoint,
@@ -107,7 +109,7 @@ def _verify(folder: Path, reject: Reject) -> ResumePoint | None:
     if found is None:
         reject(folder, "checkpoint.json is missing or cannot be read")
         return None
-    needed = (content.MODEL_FILE, content.OPTIMIZER_FILE, content.STATE_FILE, content.CONFIG_FILE)
+    needed = (MODEL_FILE, content.OPTIMIZER_FILE, content.STATE_FILE, CONFIG_FILE)
     missing = content.missing_names(needed, found.manifest)
     damage = f"checkpoint.json does not list {missing[0]}" if missing else find_damage(found)
     if damage is not None:

@@ -7,10 +7,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from nsa_core.evaluate.recall import measure_recall
+from nsa_core.model.weights import model_tensors
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.layout import RunDir
-from nsa_core.train.checkpoint import is_disk_full, model_tensors, to_host
+from nsa_core.train.checkpoint import is_disk_full, to_host
 from nsa_core.train.context import AttemptContext
 from nsa_core.train.environment import write_environment
 from nsa_core.train.failure import DiskFullError

@@ -12,8 +12,9 @@ from nsa_core.data.loader import Loader
 from nsa_core.data.tokenizer import Tokenizer
 from nsa_core.evaluate.recall import Recall
 from nsa_core.model.transformer import LanguageModel
+from nsa_core.model.weights import model_tensors
 from nsa_core.train.card import CardSampler
-from nsa_core.train.checkpoint import Snapshot, TrainingState, model_tensors, to_host
+from nsa_core.train.checkpoint import Snapshot, TrainingState, to_host
 from nsa_core.train.context import AttemptContext
 from nsa_core.train.goodput import GoodputClock
 from nsa_core.train.keeper import CheckpointKeeper

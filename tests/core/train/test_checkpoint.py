@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from nsa_core.config.run import RunConfig
-from nsa_core.rundir.checkpoint import find_damage, list_checkpoints, read_checkpoint
+from nsa_core.model.weights import load_model_tensors, model_tensors
+from nsa_core.rundir.checkpoint import MODEL_FILE, find_damage, list_checkpoints, read_checkpoint
 from nsa_core.train import checkpoint as content
 from nsa_core.train.failure import CheckpointError
 from nsa_core.train.random_state import (
@@ -25,7 +26,7 @@ def snapshot(step, model=None, **state):
     return content.Snapshot(
         state=content.TrainingState(step=step, tokens_seen=step * 10, loader={}, **state),
         config=RunConfig(),
-        model=content.to_host(content.model_tensors(model or make_model())),
+        model=content.to_host(model_tensors(model or make_model())),
         optimizer={},
         random_tensors=read_torch_state(CPU),
         random_words=read_host_state(),
@@ -56,13 +57,13 @@ def test_nothing_in_a_checkpoint_is_a_pickle(run):
 def test_weights_come_back_bit_for_bit(run):
     model, other = make_model(seed=3), make_model(seed=4)
     content.write_checkpoint(run, snapshot(1, model), ORIGIN)
-    tensors = content.read_tensors(run.checkpoint(1), content.MODEL_FILE)
-    content.load_model_tensors(other, tensors)
+    tensors = content.read_tensors(run.checkpoint(1), MODEL_FILE)
+    load_model_tensors(other, tensors)
     assert same(weights(model), weights(other))
 
 
 def test_a_tied_head_is_stored_once():
-    assert len(content.model_tensors(make_model())) == len(list(make_model().named_parameters()))
+    assert len(model_tensors(make_model())) == len(list(make_model().named_parameters()))
 
 
 def test_a_snapshot_does_not_change_with_the_model():
@@ -76,13 +77,13 @@ def test_a_snapshot_does_not_change_with_the_model():
 
 @pytest.mark.parametrize(("name", "change"), [("missing", None), ("shape", torch.zeros(3))])
 def test_tensors_of_another_model_are_refused_by_name(name, change):
-    tensors = {k: v.clone() for k, v in content.model_tensors(make_model()).items()}
+    tensors = {k: v.clone() for k, v in model_tensors(make_model()).items()}
     if change is None:
         del tensors["norm.weight"]
     else:
         tensors["norm.weight"] = change
     with pytest.raises(ValueError, match=r"norm\.weight"):
-        content.load_model_tensors(make_model(), tensors)
+        load_model_tensors(make_model(), tensors)
 
 
 def test_all_random_generators_come_back(run):

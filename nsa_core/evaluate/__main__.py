@@ -1,0 +1,153 @@
+"""`python -m nsa_core.evaluate needle --run DIR`: what the model of a run finds in long texts.
+
+Prints a depth x length table, or JSON, and writes a picture where asked. Exit code 2 for flags that
+cannot be used, 14 without the run's tokenizer, 15 without whole weights.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsa_core.env import set_before_torch
+from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.exit import TrainerExit
+from nsa_core.rundir.layout import RunDir
+
+if TYPE_CHECKING:
+    from nsa_core.evaluate.needle import NeedleCell, NeedleTable
+
+#: Every needle with its question fits into so many bytes.
+LEAST_TOKENS = 96
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the flags; unknown ones end with exit code 2."""
+    parser = argparse.ArgumentParser(prog="python -m nsa_core.evaluate", allow_abbrev=False)
+    needle = parser.add_subparsers(dest="what", required=True).add_parser(
+        "needle", help="hide a number at several depths of long texts and ask for it at the end"
+    )
+    add = needle.add_argument
+    add("--run", type=Path, required=True, metavar="DIR", help="run directory")
+    add("--lengths", type=int, nargs="+", metavar="N", help="tokens of the texts")
+    add("--trials", type=int, default=8, metavar="N", help="texts for each cell")
+    add("--step", type=int, help="take the checkpoint of this step instead of the newest")
+    add("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    add("--tokenizer", type=Path, metavar="DIR", help="staged data folder that holds the tokenizer")
+    add("--cut", action="store_true", help="evaluate with the gate of the selected branch at 0")
+    add("--picture", type=Path, metavar="FILE", help="write a heat map as SVG")
+    add("--json", action="store_true", help="print JSON instead of the table")
+    return parser.parse_args(argv)
+
+
+def tell(line: str) -> None:
+    """One line of the story, on stderr."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, draw, and return the exit code."""
+    arguments = parse_arguments(argv)
+    set_before_torch("OMP_WAIT_POLICY", "PASSIVE")
+    # torch reads the variable when it is imported, so it is imported after it.
+    from nsa_core.evaluate.run_model import RunModelError
+
+    try:
+        table, weights = measure(arguments)
+        if arguments.picture:
+            write_text(arguments.picture, picture(table, is_cut=arguments.cut))
+            tell(f"picture: {arguments.picture}")
+    except RunModelError as error:
+        tell(f"error: {error}")
+        return error.code
+    except (ValueError, OSError) as error:
+        tell(f"error: {error}")
+        return TrainerExit.CONFIGURATION
+    if arguments.json:
+        found = {"weights": weights, "is_cut": arguments.cut, "cells": table.as_json()}
+        print(json.dumps(found, indent=2))  # noqa: T201 - the result
+    else:
+        print(as_text(table))  # noqa: T201 - the result
+    return TrainerExit.FINISHED
+
+
+def measure(arguments: argparse.Namespace) -> "tuple[NeedleTable, str]":
+    """The table and the path of the weights it holds for."""
+    from contextlib import ExitStack
+
+    from nsa_core.evaluate.ablation import cut_branches
+    from nsa_core.evaluate.device import choose_device
+    from nsa_core.evaluate.needle import measure_needles
+    from nsa_core.evaluate.run_model import open_run_model
+
+    if arguments.trials < 1:
+        message = f"--trials must be at least 1, got {arguments.trials}"
+        raise ValueError(message)
+    opened = open_run_model(
+        RunDir(arguments.run.resolve()),
+        choose_device(arguments.device),
+        tell=tell,
+        step=arguments.step,
+        tokenizer_folder=arguments.tokenizer,
+    )
+    tell(f"weights: {opened.weights.path} on {opened.device}")
+    config = opened.weights.config
+    lengths = arguments.lengths or default_lengths(config.batch.seq_len)
+    with ExitStack() as stack:
+        if arguments.cut:
+            stack.enter_context(cut_branches(opened.model, "selected"))
+        table = measure_needles(
+            opened.model,
+            opened.tokenizer,
+            config.runtime.precision if opened.device.type == "cuda" else "fp32",
+            lengths=sorted(set(lengths)),
+            num_trials=arguments.trials,
+        )
+    return table, str(opened.weights.path)
+
+
+def default_lengths(trained: int) -> list[int]:
+    """A quarter, a half and all of the trained length, as far as a needle fits."""
+    return [length for length in (trained // 4, trained // 2) if length >= LEAST_TOKENS] + [trained]
+
+
+def as_text(table: "NeedleTable") -> str:
+    """Right answers and the nats that the needle saves; a star where the window cannot see it."""
+    lines = [f"{'depth':>8}" + "".join(f"{length:>18}" for length in table.lengths)]
+    for depth in table.depths:
+        cells = (table.cell(length, depth) for length in table.lengths)
+        lines.append(f"{depth:>8.0%}" + "".join(_cell_text(cell) for cell in cells))
+    lines.append("right answers, and nats per token the needle saves; * beyond the window")
+    return "\n".join(lines)
+
+
+def _cell_text(cell: "NeedleCell") -> str:
+    star = "*" if cell.is_beyond_window else " "
+    return f"{cell.accuracy:>9.0%}{cell.saved_nats:>+7.2f} {star}"
+
+
+def picture(table: "NeedleTable", *, is_cut: bool) -> str:
+    """The table as an SVG heat map."""
+    from nsa_core.evaluate.heat_map import HeatMap, draw
+
+    grid = [[table.cell(length, depth) for length in table.lengths] for depth in table.depths]
+    cut = ", selected branch cut" if is_cut else ""
+    return draw(
+        HeatMap(
+            title=f"Needle: right answers{cut} (* beyond the window)",
+            row_title="depth",
+            column_title="tokens",
+            rows=[f"{depth:.0%}" for depth in table.depths],
+            columns=[f"{length:,}" for length in table.lengths],
+            shares=[[cell.accuracy for cell in row] for row in grid],
+            labels=[
+                [f"{cell.accuracy:.0%}{' *' if cell.is_beyond_window else ''}" for cell in row]
+                for row in grid
+            ],
+        )
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,114 @@
+"""Take parts of a trained model away for an evaluation and put them back afterwards.
+
+Legend: N tokens, H heads, G groups, S = num_selected.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_core.kernels.backend import BRANCHES, AttentionBackend, Branch
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.packing import Packing
+from nsa_core.model.attention import NSAAttention
+from nsa_core.model.transformer import LanguageModel
+
+
+def nsa_layers(model: LanguageModel) -> list[NSAAttention]:
+    """The layers with three branches; none in a dense model."""
+    attentions = (block.attention for block in model.block_list)
+    return [attention for attention in attentions if isinstance(attention, NSAAttention)]
+
+
+@contextmanager
+def cut_branches(model: LanguageModel, *branches: Branch) -> Iterator[None]:
+    """Inside, the gates of these branches are exactly 0 in every layer, in decode as well.
+
+    Raises:
+        ValueError: If the model has no branches to cut: a control that does nothing misleads.
+    """
+    layers = nsa_layers(model)
+    if not layers or not branches:
+        message = f"nothing to cut: {len(layers)} NSA layers, branches {list(branches)}"
+        raise ValueError(message)
+    columns = [BRANCHES.index(branch) for branch in branches]
+
+    def close(_gate: nn.Module, _inputs: object, gate_NH3: Tensor) -> Tensor:
+        return gate_NH3.index_fill(-1, torch.tensor(columns, device=gate_NH3.device), 0.0)
+
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(layer.gate.register_forward_hook(close))
+        yield
+
+
+@contextmanager
+def only_forced_blocks(model: LanguageModel) -> Iterator[None]:
+    """Inside, the selected branch reads the blocks that are always selected and no others.
+
+    It works, but it cannot choose: what a model loses by this, the choice of blocks has carried.
+    Decode keeps its own choice.
+    """
+    layers = nsa_layers(model)
+    kept = [layer.backends for layer in layers]
+    for layer in layers:
+        chooser = _ForcedChoice(layer.backends.compressed)
+        layer.backends = replace(layer.backends, compressed=chooser)
+    try:
+        yield
+    finally:
+        for layer, backends in zip(layers, kept, strict=True):
+            layer.backends = backends
+
+
+class _ForcedChoice:
+    """A backend that chooses block 0, the current block and the one before it."""
+
+    def __init__(self, inner: AttentionBackend) -> None:
+        self.inner, self.name = inner, inner.name
+
+    def compressed(
+        self, q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor, geometry: BlockGeometry, packing: Packing
+    ) -> tuple[Tensor, Tensor]:
+        """As the inner backend."""
+        return self.inner.compressed(q_NHD, k_CGD, v_CGE, geometry, packing)
+
+    def select(
+        self,
+        q_NHD: Tensor,
+        k_CGD: Tensor,
+        lse_NH: Tensor,
+        geometry: BlockGeometry,
+        packing: Packing,
+    ) -> Tensor:
+        """The forced blocks, ascending, -1 behind them."""
+        del q_NHD, lse_NH
+        current_N = packing.position_N // geometry.select_block
+        ids_NS = torch.full(
+            (len(current_N), geometry.num_selected), -1, dtype=torch.int32, device=current_N.device
+        )
+        ids_NS[:, 0] = 0
+        ids_NS[:, 1] = torch.where(current_N >= 1, (current_N - 1).clamp(min=1), -1)
+        ids_NS[:, 2] = torch.where(current_N >= 2, current_N, -1)
+        return ids_NS[:, None].expand(-1, k_CGD.shape[1], -1).contiguous()
+
+    def selected(
+        self,
+        q_NHD: Tensor,
+        k_NGD: Tensor,
+        v_NGE: Tensor,
+        ids_NGS: Tensor,
+        geometry: BlockGeometry,
+        packing: Packing,
+    ) -> Tensor:
+        """As the inner backend."""
+        return self.inner.selected(q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing)
+
+    def sliding(
+        self, q_NHD: Tensor, k_NGD: Tensor, v_NGE: Tensor, geometry: BlockGeometry, packing: Packing
+    ) -> Tensor:
+        """As the inner backend."""
+        return self.inner.sliding(q_NHD, k_NGD, v_NGE, geometry, packing)

@@ -1,0 +1,146 @@
+"""`python -m nsa_core.generate --run DIR --prompt TEXT`: let the model of a run write.
+
+Loads the newest whole checkpoint after verifying its hashes. The text goes to stdout as it is
+drawn, everything else to stderr. Exit code 2 for flags that cannot be used, 14 without the run's
+tokenizer, 15 without whole weights.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsa_core.env import set_before_torch
+from nsa_core.rundir.exit import TrainerExit
+from nsa_core.rundir.layout import RunDir
+
+if TYPE_CHECKING:
+    from nsa_core.evaluate.generate import Sampling
+    from nsa_core.evaluate.run_model import RunModel
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the flags; unknown ones end with exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog="python -m nsa_core.generate",
+        description="Continue a prompt with the model of a run.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--run", type=Path, required=True, metavar="DIR", help="run directory")
+    add("--prompt", required=True, help="text to continue; empty begins a document, `-` is stdin")
+    add("--max-new-tokens", type=int, default=128, metavar="N")
+    add("--temperature", type=float, default=0.0, help="0, the default, takes the likeliest token")
+    add("--top-p", type=float, default=1.0, help="draw from the likeliest tokens up to this share")
+    add("--seed", type=int, default=0, help="of the draws")
+    add("--step", type=int, help="take the checkpoint of this step instead of the newest")
+    add("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    add("--tokenizer", type=Path, metavar="DIR", help="staged data folder that holds the tokenizer")
+    add("--json", action="store_true", help="print one JSON object instead of the text")
+    return parser.parse_args(argv)
+
+
+def tell(line: str) -> None:
+    """One line of the story, on stderr."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Open the run, write, and return the exit code."""
+    arguments = parse_arguments(argv)
+    set_before_torch("OMP_WAIT_POLICY", "PASSIVE")
+    # torch reads the variable when it is imported, so it is imported after it.
+    from nsa_core.evaluate.device import choose_device
+    from nsa_core.evaluate.generate import Sampling
+    from nsa_core.evaluate.run_model import RunModelError, open_run_model
+
+    try:
+        if arguments.max_new_tokens < 1:
+            message = f"--max-new-tokens must be at least 1, got {arguments.max_new_tokens}"
+            raise ValueError(message)
+        sampling = Sampling(arguments.temperature, arguments.top_p, arguments.seed)
+        opened = open_run_model(
+            RunDir(arguments.run.resolve()),
+            choose_device(arguments.device),
+            tell=tell,
+            step=arguments.step,
+            tokenizer_folder=arguments.tokenizer,
+        )
+        tell(f"weights: {opened.weights.path} on {opened.device}")
+        prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+        written = write(opened, prompt, sampling, arguments.max_new_tokens, is_quiet=arguments.json)
+    except RunModelError as error:
+        tell(f"error: {error}")
+        return error.code
+    except ValueError as error:
+        tell(f"error: {error}")
+        return TrainerExit.CONFIGURATION
+    if arguments.json:
+        print(json.dumps(describe(opened, arguments, prompt, written), ensure_ascii=False))  # noqa: T201 - the result
+    return TrainerExit.FINISHED
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the model wrote; it ended by itself if it drew the end token before the limit."""
+
+    text: str
+    num_tokens: int
+
+
+def write(
+    opened: "RunModel", prompt: str, sampling: "Sampling", max_new_tokens: int, *, is_quiet: bool
+) -> Written:
+    """Continue the prompt, printing each piece of text as soon as it is whole."""
+    from nsa_core.evaluate.generate import stream
+    from nsa_core.evaluate.text_stream import pieces
+
+    tokenizer = opened.tokenizer
+    ids = [int(token) for token in tokenizer.encode(prompt)]
+    drawn: list[int] = []
+
+    def counted(token: int) -> int:
+        drawn.append(token)
+        return token
+
+    found = stream(
+        opened.model,
+        ids or [tokenizer.end_id],  # an empty prompt asks for the beginning of a document
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        stop_token=tokenizer.end_id,
+        num_ids=tokenizer.vocab_size,
+    )
+    texts = []
+    for piece in pieces(tokenizer, map(counted, found)):
+        texts.append(piece)
+        if not is_quiet:
+            print(piece, end="", flush=True)  # noqa: T201 - the result
+    if not is_quiet:
+        print()  # noqa: T201 - the result ends with a line break
+    return Written("".join(texts), len(drawn))
+
+
+def describe(
+    opened: "RunModel", arguments: argparse.Namespace, prompt: str, written: Written
+) -> dict[str, object]:
+    """The JSON object: the fields of samples.json, and which weights wrote it."""
+    return {
+        "run": str(arguments.run),
+        "weights": str(opened.weights.path),
+        "step": opened.weights.step,
+        "device": str(opened.device),
+        "prompt": prompt,
+        "text": written.text,
+        "num_tokens": written.num_tokens,
+        "is_ended": written.num_tokens < arguments.max_new_tokens,
+        "temperature": arguments.temperature,
+        "top_p": arguments.top_p,
+        "seed": arguments.seed,
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

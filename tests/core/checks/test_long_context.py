@@ -1,0 +1,104 @@
+"""The probes of the full tier pass for the product and fail for what they are there to find."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsa_core.checks.long_context import (
+    ANGLE_LIMIT,
+    angle_error,
+    long_context_probe,
+    packing_error,
+)
+from nsa_core.checks.probes import run_probes
+from nsa_core.config.model import RopeConfig
+from nsa_core.config.recipe import resolve
+from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.packing import Packing
+from nsa_core.kernels.reference import ReferenceBackend
+from nsa_core.kernels.sdpa import SdpaBackend
+from nsa_core.model.rotary import Rotary
+from tests.core.checks.test_probes import SeesTheNextKey
+from tests.core.model.cases import small_model
+
+CPU = torch.device("cpu")
+
+
+def model_on(backend):
+    return small_model(backends=BranchBackends.of(backend), dtype=torch.float32)
+
+
+def test_a_long_row_is_causal_and_linear_in_memory():
+    found = long_context_probe(model_on(SdpaBackend()), num_tokens=2048)
+    assert found.moved_token is None
+    assert found.growth <= 1.2
+    assert found.is_good
+
+
+def test_masks_of_t_times_t_elements_are_found_by_their_growth():
+    found = long_context_probe(model_on(ReferenceBackend()), num_tokens=256)
+    assert found.growth > 1.7
+    assert not found.is_good
+
+
+def test_a_view_of_the_next_token_moves_the_output_before_the_change():
+    found = long_context_probe(model_on(SeesTheNextKey()), num_tokens=256)
+    assert found.moved_token is not None
+    assert found.moved_token < 192
+    assert not found.is_good
+
+
+class HalfAngles(Rotary):
+    """Positions and angles in bfloat16, as a module cast with its model would have them."""
+
+    def tables(self, position_R):
+        angle = position_R.bfloat16().unsqueeze(-1) * self.frequency.bfloat16()
+        return angle.cos().float().unsqueeze(-2), angle.sin().float().unsqueeze(-2)
+
+
+@pytest.mark.parametrize("scaling", ["none", "linear", "yarn"])
+def test_angles_of_far_positions_are_exact_under_autocast(scaling):
+    config = RopeConfig(scaling=scaling, scale=1.0 if scaling == "none" else 4.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert angle_error(Rotary(config, 64), CPU) <= ANGLE_LIMIT
+
+
+def test_angles_in_half_precision_are_found():
+    assert angle_error(HalfAngles(RopeConfig(), 64), CPU) > 1
+
+
+class IgnoresBorders(SdpaBackend):
+    """The window reaches into the document before."""
+
+    def sliding(self, q_NHD, k_NGD, v_NGE, geometry, packing):
+        one = Packing.uniform(1, packing.num_tokens)
+        return super().sliding(q_NHD, k_NGD, v_NGE, geometry, one)
+
+
+def test_packed_documents_are_the_documents_alone():
+    assert packing_error(model_on(SdpaBackend()), [13, 1, 4, 30]) <= 2e-5
+
+
+def test_a_window_across_a_border_is_found():
+    assert packing_error(model_on(IgnoresBorders()), [13, 1, 4, 30]) > 1e-2
+
+
+@pytest.mark.slow
+def test_the_full_tier_passes_on_this_machine(monkeypatch):
+    """With the sentinel of the standard tier: its own size takes a minute and is tested there."""
+    monkeypatch.setattr(
+        "nsa_core.checks.probes.SentinelSettings",
+        lambda: replace(_settings(), steps=40, batch=4, seq_len=64, judged_steps=20),
+    )
+    monkeypatch.setattr("nsa_core.checks.probes.LONG_TOKENS", {"cpu": 2048})
+    report = run_probes(resolve("tiny-cpu", "cpu").config, "cpu", "full")
+    statuses = {check.name: check.status for check in report.checks}
+    assert {"long_context", "rope.angles", "packing"} <= statuses.keys()
+    assert set(statuses.values()) == {"pass"}
+
+
+def _settings():
+    from nsa_core.checks.causality import SentinelSettings
+
+    return SentinelSettings()

@@ -1,0 +1,91 @@
+"""`python -m nsa_core.generate`: the run's own model and tokenizer, one line on bad input."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from nsa_core.evaluate.generate import generate
+from nsa_core.generate import main
+from nsa_core.rundir.exit import TrainerExit
+from nsa_core.rundir.manifest import read_manifest
+from tests.core.evaluate.run_case import flip_a_bit, make_run, save
+
+
+@pytest.fixture(scope="module", params=["byte", "bpe"])
+def trained(request, tmp_path_factory):
+    """A run, its model and its tokenizer's name."""
+    run = make_run(tmp_path_factory.mktemp("run"), tokenizer=request.param)
+    model, _ = save(run, read_manifest(run).config, 5)
+    return run, model
+
+
+def call(run, *words):
+    return main(["--run", str(run.root), "--device", "cpu", *words])
+
+
+def test_json_says_which_weights_wrote_what(trained, capsys):
+    run, _ = trained
+    words = ("--prompt", "Wet sand", "--max-new-tokens", "6", "--temperature", "0.9", "--seed", "3")
+    assert call(run, *words, "--json") == TrainerExit.FINISHED
+    first = json.loads(capsys.readouterr().out)
+    assert (first["step"], first["prompt"], first["seed"]) == (5, "Wet sand", 3)
+    assert first["weights"].endswith("step_000005/model.safetensors")
+    assert call(run, *words) == TrainerExit.FINISHED
+    assert capsys.readouterr().out == first["text"] + "\n"
+
+
+def test_a_prompt_may_come_from_stdin_or_be_empty(trained, capsys, monkeypatch):
+    run, _ = trained
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Dry sand"))
+    assert call(run, "--prompt", "-", "--max-new-tokens", "2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == "Dry sand"
+    assert call(run, "--prompt", "", "--max-new-tokens", "2", "--json") == 0
+
+
+def test_the_text_is_the_greedy_continuation_and_only_ids_of_the_tokenizer(tmp_path, capsys):
+    run = make_run(tmp_path)
+    model, _ = save(run, read_manifest(run).config, 7)
+    wanted = [
+        token
+        for token in generate(model, list(b"Wet"), max_new_tokens=5)
+        if token < 256
+    ]  # fmt: skip
+    assert call(run, "--prompt", "Wet", "--max-new-tokens", "5", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["text"] == bytes(wanted).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--max-new-tokens", "0"), "at least 1, got 0"),
+        (("--temperature", "-1"), "temperature"),
+        (("--top-p", "0"), "top_p"),
+        (("--step", "3"), "steps there: 5"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr(trained, capsys, words, says):
+    code = call(trained[0], "--prompt", "x", *words)
+    output = capsys.readouterr()
+    assert code == (TrainerExit.CHECKPOINT if "--step" in words else TrainerExit.CONFIGURATION)
+    assert output.out == ""
+    assert output.err.startswith("error: ")
+    assert output.err.count("\n") == 1
+    assert says in output.err
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
+    assert main(["--run", str(tmp_path), "--prompt", "x"]) == TrainerExit.CONFIGURATION
+    assert "not a run directory" in capsys.readouterr().err
+
+
+def test_a_run_whose_only_checkpoint_is_damaged_is_refused(tmp_path, capsys):
+    run = make_run(tmp_path)
+    _, checkpoint = save(run, read_manifest(run).config, 5)
+    flip_a_bit(checkpoint.path / "config.json")
+    assert call(run, "--prompt", "x") == TrainerExit.CHECKPOINT
+    lines = capsys.readouterr().err.splitlines()
+    assert "config.json does not have its sha256" in lines[0]
+    assert lines[1].startswith("error: ")

@@ -1,0 +1,136 @@
+"""Needle texts say what they promise, and the command measures a run with them."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from nsa_core.data.tokenizer import ByteTokenizer
+from nsa_core.evaluate.__main__ import default_lengths, main
+from nsa_core.evaluate.heat_map import HeatMap, draw
+from nsa_core.evaluate.needle import DEPTHS, measure_needles, write_text
+from nsa_core.model.transformer import LanguageModel
+from nsa_core.rundir.exit import TrainerExit
+from nsa_core.rundir.manifest import read_manifest
+from tests.core.evaluate.run_case import make_run, save
+from tests.core.model.cases import small_config
+
+BYTES = ByteTokenizer()
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("num_tokens", [96, 200, 513])
+def test_a_text_has_its_needle_at_its_depth_and_asks_for_it_at_the_end(num_tokens, depth):
+    text = write_text(BYTES, num_tokens, depth, seed=3)
+    written = BYTES.decode(text.with_needle)
+    number = written[-5:]
+    needle_at = written.index("The number of the ")
+    assert number.isdecimal()
+    assert written.count(number) == 2
+    assert written[needle_at : text.needle_end].endswith(f"is {number}. ")
+    assert written[text.needle_end :].count("The number of the ") == 1
+    last_place = num_tokens - text.num_answer - (written.rindex(" is ") - written.rindex("\n") + 3)
+    assert needle_at == pytest.approx(depth * (last_place - text.needle_end + needle_at), abs=1)
+    assert len(text.with_needle) == len(text.without) == num_tokens
+
+
+def test_the_twin_without_the_needle_says_the_number_only_as_the_answer():
+    text = write_text(BYTES, 300, 0.5, seed=1)
+    without = BYTES.decode(text.without)
+    assert without.count(without[-5:]) == 1
+    assert text.without[-60:] == text.with_needle[-60:]
+
+
+def test_a_text_too_short_for_its_needle_is_refused():
+    with pytest.raises(ValueError, match=r"at least .* tokens, not 60"):
+        write_text(BYTES, 60, 0.0, seed=0)
+
+
+class Reader(LanguageModel):
+    """Knows the text: gives the next byte of the needle if it is there, else a wrong one."""
+
+    def hidden(self, tokens_BT, packing=None):
+        wanted = torch.full(tokens_BT.shape, 32)
+        for row, ids in enumerate(tokens_BT.tolist()):
+            written = bytes(ids)
+            number = written[: written.rindex(b"\n")].rpartition(b" is ")[2][:5]
+            if number.isdigit():
+                wanted[row, -5:] = torch.tensor(list(number))
+        return torch.nn.functional.one_hot(wanted, 257).float().flatten(0, 1) * 9
+
+    @property
+    def head_weight(self):
+        return torch.eye(257)
+
+
+def test_a_model_that_reads_the_needle_is_right_and_saves_nats():
+    table = measure_needles(
+        Reader(small_config(vocab_size=257)), BYTES, "fp32", lengths=[100, 200], num_trials=3
+    )
+    assert {cell.accuracy for cell in table.cells} == {1.0}
+    assert all(cell.saved_nats > 5 for cell in table.cells)
+    assert table.lengths == (100, 200)
+    beyond = {cell.depth: cell.is_beyond_window for cell in table.cells}
+    assert beyond[0.0]
+
+
+def test_a_model_that_cannot_read_saves_nothing():
+    torch.manual_seed(0)
+    table = measure_needles(
+        LanguageModel(small_config(vocab_size=257)), BYTES, "fp32", lengths=[120], num_trials=4
+    )
+    assert max(cell.accuracy for cell in table.cells) == 0
+    assert max(abs(cell.saved_nats) for cell in table.cells) < 0.05
+
+
+def test_default_lengths_leave_out_what_a_needle_does_not_fit():
+    assert default_lengths(128) == [128]
+    assert default_lengths(1024) == [256, 512, 1024]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    made = make_run(tmp_path_factory.mktemp("run"))
+    save(made, read_manifest(made).config, 5)
+    return made
+
+
+def test_the_command_prints_cells_and_draws_a_picture(run, tmp_path, capsys):
+    picture = tmp_path / "needle.svg"
+    words = ["needle", "--run", str(run.root), "--lengths", "96", "128", "--trials", "2"]
+    assert main([*words, "--json", "--picture", str(picture)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(cell["num_tokens"], cell["depth"]) for cell in found["cells"]] == [
+        (length, depth) for length in (96, 128) for depth in DEPTHS
+    ]
+    assert found["weights"].endswith("step_000005/model.safetensors")
+    texts = [node.text for node in ElementTree.fromstring(picture.read_text()).iter() if node.text]
+    assert {"96", "128", "0%", "25%", "50%", "75%", "100%"} <= set(texts)
+    assert main([*words, "--cut"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split() == ["depth", "96", "128"]
+    assert len(table) == 2 + len(DEPTHS)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("--trials", "0"), "at least 1"), (("--lengths", "40"), "at least")],
+)
+def test_bad_input_is_one_line(run, capsys, words, says):
+    code = main(["needle", "--run", str(run.root), *words])
+    output = capsys.readouterr()
+    assert code == TrainerExit.CONFIGURATION
+    assert output.out == ""
+    assert says in output.err.splitlines()[-1]
+
+
+def test_dark_squares_mean_more_and_say_their_number():
+    svg = draw(HeatMap("t & u", "r", "c", ["a"], ["x", "y"], [[0.0, 1.0]], [["0%", "100%"]]))
+    squares = [
+        node.get("fill")
+        for node in ElementTree.fromstring(svg).iter()
+        if node.tag.endswith("rect") and node.get("x")
+    ]
+    assert squares == ["#eff3fa", "#184e8c"]
+    assert "t &amp; u" in svg
