@@ -1,0 +1,120 @@
+"""The transport over the system's OpenSSH: one shared link a pod, nobody asked, every end told."""
+
+import os
+import stat
+import subprocess
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+from nsa_ops.errors import LocalResourceError, OpsError
+from nsa_ops.remote.frame import BOOTSTRAP, Framed
+from nsa_ops.remote.framed import Ended, FramedTransport
+from nsa_ops.remote.host_keys import read_pin
+from nsa_ops.remote.pump import end_process, pump
+from nsa_ops.remote.ssh_config import run_ssh_tool
+from nsa_ops.remote.ssh_errors import explain_ssh
+from nsa_ops.remote.ssh_target import (
+    SshTarget,
+    choose_socket,
+    command_options,
+    link_options,
+    option_words,
+    socket_name,
+    trust_options,
+)
+
+#: After the answer is complete, ssh ends by itself unless something on the pod holds the streams.
+_PATIENCE_S = 0.3
+
+
+class OpenSSHTransport(FramedTransport):
+    """`ssh` with a control master of its own; `~/.ssh/config` is honoured and never edited."""
+
+    def __init__(self, target: SshTarget) -> None:
+        self._target = target
+
+    @property
+    def where(self) -> str:
+        """The pod in words."""
+        return str(self._target.address)
+
+    @cached_property
+    def control_path(self) -> Path:
+        """Socket of the shared link, in a folder that only this user can enter."""
+        target = self._target
+        name = socket_name(target, read_pin(target).fingerprint)
+        path = choose_socket(target.settings.socket_dirs, name)
+        _make_private(path.parent)
+        return path
+
+    @cached_property
+    def _argv(self) -> list[str]:
+        options = command_options(self._target, self.control_path)
+        head = ["ssh", *self._target.settings.config_words, "-T", *option_words(options)]
+        return [*head, *self._target.address.words]
+
+    def _exchange(
+        self, pieces: Iterable[bytes], out: Framed, err: Framed, timeout_s: float
+    ) -> Ended:
+        def is_done() -> bool:
+            return out.ending is not None and err.ending is not None
+
+        process = self._start()
+        in_time = False
+        try:
+            in_time = pump(process, pieces, (out.feed, err.feed), is_done, timeout_s)
+        finally:
+            status = end_process(process, _PATIENCE_S if in_time else 0.0)
+        return Ended(status, is_late=not in_time)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start ssh without a terminal, so that neither it nor a jump can ask anybody."""
+        try:
+            return subprocess.Popen(
+                [*self._argv, BOOTSTRAP],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(self._target.settings.environment),
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            message = "`ssh` is not installed on this machine"
+            hint = "Install OpenSSH's client, or add the pod with `--transport fabric`"
+            raise LocalResourceError(message, hint=hint) from error
+
+    def _explain(self, ended: Ended, said: str) -> OpsError:
+        return explain_ssh(ended.status, said, self.where, self._target.pod)
+
+    def close(self) -> None:
+        """End the shared link, if one is open; runs on the pod do not notice."""
+        if self.control_path.exists():
+            run_ssh_tool([*self._argv[:1], "-O", "exit", *self._argv[1:]], self._target.settings)
+
+
+def terminal_argv(target: SshTarget, command: str = "") -> list[str]:
+    """Command line of a session for a person: the same pinned key, but ssh may ask.
+
+    Args:
+        target: Pod.
+        command: What to run there instead of a login shell.
+    """
+    read_pin(target)
+    options = {**trust_options(target.alias, target.known_hosts), **link_options()}
+    options |= {"ControlPath": "none", "RequestTTY": "auto" if not command else "yes"}
+    words = ["ssh", *target.settings.config_words, *option_words(options), *target.address.words]
+    return [*words, command] if command else words
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder for sockets; one that others may enter is refused.
+
+    Raises:
+        LocalResourceError: If it belongs to somebody else, or is open.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid != os.getuid():
+        message = f"`{folder}` holds sockets of open links, and others may enter it"
+        raise LocalResourceError(message, hint=f"Run `chmod 700 {folder}`, or remove it")

@@ -1,0 +1,125 @@
+"""Pump: feed a child process and drain both of its streams at once, within a deadline."""
+
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO
+
+_READ_BYTES = 2**18
+_TERM_S = 1.0
+
+
+def pump(
+    process: subprocess.Popen[bytes],
+    pieces: Iterable[bytes],
+    feeds: tuple[Callable[[bytes], None], Callable[[bytes], None]],
+    is_done: Callable[[], bool],
+    timeout_s: float,
+) -> bool:
+    """Move bytes until both streams end, somebody says that it is done, or the deadline passes.
+
+    Args:
+        process: Child with pipes for all three streams; its pipes are closed by `end_process`.
+        pieces: What it is given; a child that stops reading is no error.
+        feeds: Take the pieces of stdout and of stderr.
+        is_done: Whether the answer is complete, though the streams may still be held open.
+        timeout_s: Deadline.
+
+    Returns:
+        Whether it ended in time.
+    """
+    end_s = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        for stream, feed in zip((process.stdout, process.stderr), feeds, strict=True):
+            _register(selector, stream, selectors.EVENT_READ, feed)
+        writer = _Writer(pieces)
+        _register(selector, process.stdin, selectors.EVENT_WRITE, writer)
+        while _is_reading(selector) and not is_done():
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            for key, _ in selector.select(left_s):
+                if not (_write if key.data is writer else _read)(key.fd, key.data):
+                    selector.unregister(key.fileobj)
+                    if key.data is writer:
+                        close_quietly(process.stdin)
+    return True
+
+
+def _register(
+    selector: selectors.BaseSelector, stream: IO[bytes] | None, event: int, data: object
+) -> None:
+    if stream is not None:
+        os.set_blocking(stream.fileno(), False)
+        selector.register(stream, event, data)
+
+
+def _is_reading(selector: selectors.BaseSelector) -> bool:
+    return any(key.events & selectors.EVENT_READ for key in selector.get_map().values())
+
+
+class _Writer:
+    """What is still to be sent."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces: Iterator[bytes] = iter(pieces)
+        self.rest = memoryview(b"")
+
+    def fill(self) -> bool:
+        """Have something to send; False if there is nothing left."""
+        while not self.rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return False
+            self.rest = memoryview(piece)
+        return True
+
+
+def _write(fd: int, writer: _Writer) -> bool:
+    """Send what fits; False once there is no more to send, or nobody to send it to."""
+    if not writer.fill():
+        return False
+    try:
+        writer.rest = writer.rest[os.write(fd, writer.rest) :]
+    except BlockingIOError:
+        return True
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def _read(fd: int, feed: Callable[[bytes], None]) -> bool:
+    """Take what is there; False at the end of the stream."""
+    try:
+        piece = os.read(fd, _READ_BYTES)
+    except BlockingIOError:
+        return True
+    if piece:
+        feed(piece)
+    return bool(piece)
+
+
+def end_process(process: subprocess.Popen[bytes], patience_s: float) -> int:
+    """Close the pipes, wait a little, then end the process; its exit status.
+
+    TERM comes first, so that ssh can end the proxy it has started.
+    """
+    for stream in (process.stdin, process.stdout, process.stderr):
+        close_quietly(stream)
+    for wait_s, stop in ((patience_s, process.terminate), (_TERM_S, process.kill)):
+        try:
+            return process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            stop()
+    return process.wait()
+
+
+def close_quietly(stream: IO[bytes] | None) -> None:
+    """Close a pipe whose other end may be gone."""
+    if stream is not None:
+        try:
+            stream.close()
+        except BrokenPipeError:
+            return
