@@ -4,7 +4,10 @@ A login shell's start-up file may print before and after a command, ssh writes i
 the same stderr, and `exit 255` looks like a dead link. So both streams carry a mark before and
 after the command's own bytes, and the exit code stands in the last one:
 
-    noise  NONCE{  output of the command  NONCE}0;  noise
+    noise  NONCE{PID;  output of the command  NONCE}0;  noise
+
+PID is the shell that runs it: sshd makes it the leader of a process group, which a missed deadline
+kills by a second call.
 """
 
 import re
@@ -17,28 +20,35 @@ from nsa_ops.errors import ConfigurationError
 #: the call, and POSIX `read` takes one line and leaves the rest of stdin to the command.
 BOOTSTRAP = "exec sh -c 'IFS= read -r s && eval \"$s\"'"
 
+#: Ends what a shell of ours has started, if that is still what runs under its number.
+KILL = """
+case $(tr '\\0' ' ' < "/proc/$1/cmdline") in *'read -r s && eval'*) ;; *) exit 0 ;; esac
+kill -KILL "-$1" 2>/dev/null || kill -KILL "$1"
+"""
+
 #: Endings that are no exit codes.
 MISSING = "missing"
 NOT_EXECUTABLE = "refused"
-NO_TIMEOUT = "tool"
 
 _PLAIN = re.compile(r"[\n\x20-\x7e]*")
 _MAX_NOISE = 65_536
-_ENDING = re.compile(rb"[a-z0-9]{1,8};")
+_VALUE = re.compile(rb"([a-z0-9]{1,10});")
 
 
-def encode_call(argv: Sequence[str], nonce: str, limit_s: int) -> bytes:
-    """One line that runs a command inside marks, in a process group that ends after a limit.
+def encode_call(argv: Sequence[str], nonce: str) -> bytes:
+    """One line that runs a command inside marks.
 
     Args:
         argv: The command; never expanded or split there.
         nonce: Random word of this call.
-        limit_s: Seconds after which the pod itself kills the group, also when the link is gone.
 
     Raises:
         ConfigurationError: If a word holds a NUL byte, which no argument can.
     """
-    prelude, words = ["n=$(printf '\\nx')", "n=${n%x}"], []
+    # Each substitution is a fork there, so only what is needed.
+    has_lines = any("\n" in word for word in argv)
+    prelude = ["n=$(printf '\\nx')", "n=${n%x}"] if has_lines else []
+    words = []
     for number, word in enumerate(argv):
         if "\0" in word:
             message = f"Argument {number} of `{argv[0]}` holds a NUL byte"
@@ -51,20 +61,18 @@ def encode_call(argv: Sequence[str], nonce: str, limit_s: int) -> bytes:
                 f"w{number}=${{w{number}%x}}",
             ]
             words.append(f'"$w{number}"')
-    start, end = f"printf %s '{nonce}{{'", f'printf "%s}}%s;" {nonce} "$c"'
-    found = _is_found(argv[0], words[0])
-    run = f"timeout -s KILL {limit_s} {' '.join(words)}; c=$?"
-    choose = f"if ! command -v timeout >/dev/null; then c={NO_TIMEOUT}; {found} else {run}; fi"
+    start, end = f'printf "%s{{%s;" {nonce} $$', f'printf "%s}}%s;" {nonce} "$c"'
+    choose = f"if {_lacks(argv[0], words[0])} else {' '.join(words)}; c=$?; fi"
     script = "; ".join([*prelude, start, f"{start} >&2", choose, f"{end} >&2", end])
     return script.encode() + b"\n"
 
 
-def _is_found(name: str, word: str) -> str:
+def _lacks(name: str, word: str) -> str:
     """Branches for a program that does not exist or cannot be executed."""
     if "/" not in name:
-        return f"elif ! command -v {word} >/dev/null; then c={MISSING};"
+        return f"! command -v {word} >/dev/null; then c={MISSING};"
     return (
-        f"elif [ ! -e {word} ]; then c={MISSING}; "
+        f"[ ! -e {word} ]; then c={MISSING}; "
         f"elif [ -d {word} ] || [ ! -x {word} ]; then c={NOT_EXECUTABLE};"
     )
 
@@ -82,7 +90,7 @@ class Framed:
     """One stream of an answer, fed piece by piece; the command's own bytes go to a sink.
 
     Attributes:
-        is_open: The first mark was seen: the command was about to start.
+        pid: What stands in the first mark: the command was about to start; None until then.
         ending: What stands in the last mark; None until it was seen.
     """
 
@@ -92,7 +100,7 @@ class Framed:
         self._sink = sink
         self._pending = b""
         self._noise = b""
-        self.is_open = False
+        self.pid: int | None = None
         self.ending: str | None = None
 
     def feed(self, piece: bytes) -> None:
@@ -100,7 +108,7 @@ class Framed:
         self._pending += piece
         if self.ending is not None:
             self._pass_noise(len(self._pending))
-        elif not self.is_open:
+        elif self.pid is None:
             self._seek_start()
         else:
             self._pass_payload()
@@ -108,7 +116,7 @@ class Framed:
     @property
     def noise(self) -> str:
         """What stood outside the marks: words of ssh and of start-up files."""
-        outside = self._noise if self.is_open else self._noise + self._pending
+        outside = self._noise if self.pid is not None else self._noise + self._pending
         return outside.decode(errors="replace")
 
     def _seek_start(self) -> None:
@@ -116,10 +124,13 @@ class Framed:
         if at < 0:
             self._pass_noise(len(self._pending) - len(self._start) + 1)
             return
-        self._pass_noise(at)
-        self._pending = self._pending[len(self._start) :]
-        self.is_open = True
-        self._pass_payload()
+        value = _VALUE.match(self._pending, at + len(self._start))
+        if value is not None:
+            rest = self._pending[value.end() :]
+            self._pending = self._pending[:at]
+            self._pass_noise(at)
+            self._pending, self.pid = rest, int(value[1])
+            self._pass_payload()
 
     def _pass_payload(self) -> None:
         at = self._pending.find(self._end)
@@ -128,11 +139,11 @@ class Framed:
             self._sink(self._pending[:at])
             self._pending = self._pending[at:]
             return
-        ending = _ENDING.match(self._pending, at + len(self._end))
-        if ending is not None:
+        value = _VALUE.match(self._pending, at + len(self._end))
+        if value is not None:
             self._sink(self._pending[:at])
-            self.ending = ending[0][:-1].decode()
-            self._pending = self._pending[ending.end() :]
+            self.ending = value[1].decode()
+            self._pending = self._pending[value.end() :]
             self._pass_noise(len(self._pending))
 
     def _pass_noise(self, count: int) -> None:

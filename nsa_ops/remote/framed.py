@@ -1,6 +1,5 @@
 """What transports over a link share: framed calls, whole-file copies, and what an end means."""
 
-import math
 import os
 import secrets
 import tempfile
@@ -24,8 +23,7 @@ from nsa_ops.remote.frame import Framed, encode_call
 from nsa_ops.remote.transport import Completed
 
 _PIECE_BYTES = 2**18
-#: The pod ends a command a little after we have stopped waiting for it.
-_POD_GRACE_S = 1
+_KILL_S = 5.0
 _MAX_SHOWN = 80
 
 
@@ -65,7 +63,7 @@ class FramedTransport(ABC):
         """The error for a command that never began, from the words of the link."""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
-        """Run a command; on a missed deadline the pod kills its process group a second later."""
+        """Run a command; on a missed deadline a second call kills its process group."""
         pieces: list[bytes] = []
         done = self._call(argv, _cut(stdin), pieces.append, timeout_s)
         return Completed(tuple(argv), done.exit_code, b"".join(pieces), done.stderr)
@@ -124,7 +122,7 @@ class FramedTransport(ABC):
     ) -> Completed:
         """One framed exchange; stdout goes to the sink as it arrives."""
         nonce = secrets.token_hex(16)
-        line = encode_call(argv, nonce, math.ceil(timeout_s) + _POD_GRACE_S)
+        line = encode_call(argv, nonce)
         errors: list[bytes] = []
         out, err = Framed(nonce, sink), Framed(nonce, errors.append)
         ended = self._exchange(_after(line, stdin), out, err, timeout_s)
@@ -133,6 +131,16 @@ class FramedTransport(ABC):
             return Completed(tuple(argv), code, b"", b"".join(errors))
         raise self._no_ending(argv, out, err, ended, timeout_s)
 
+    def _kill(self, pid: int | None) -> str:
+        """End what a call has started; says what is left if that cannot be done."""
+        if pid is None:
+            return ""
+        try:
+            self.run(("sh", "-c", frame.KILL, "sh", str(pid)), timeout_s=_KILL_S)
+        except OpsError as error:
+            return f", and may still run there as process {pid} ({error.message})"
+        return ""
+
     def _exit_code(self, argv: Sequence[str], ending: str) -> int:
         if ending == frame.MISSING:
             message = f"`{argv[0]}` does not exist on {self.where}"
@@ -140,9 +148,6 @@ class FramedTransport(ABC):
         if ending == frame.NOT_EXECUTABLE:
             message = f"`{argv[0]}` cannot be executed on {self.where}"
             raise StateConflictError(message, hint=f"See `ls -l {argv[0]}` there")
-        if ending == frame.NO_TIMEOUT:
-            message = f"`timeout`, which ends a command that hangs, does not exist on {self.where}"
-            raise NotFoundError(message, hint="Install coreutils there")
         return int(ending)
 
     def _no_ending(
@@ -150,10 +155,11 @@ class FramedTransport(ABC):
     ) -> OpsError:
         command = shorten(argv)
         if ended.is_late:
-            message = f"`{command}` did not end within {timeout_s:g} s on {self.where}"
+            left = self._kill(out.pid or err.pid)
+            message = f"`{command}` did not end within {timeout_s:g} s on {self.where}{left}"
             return DeadlineError(message, hint="Give it longer with `--timeout`")
         said = (err.noise.strip() + "\n" + out.noise.strip()).strip()
-        if out.is_open or err.is_open:
+        if out.pid is not None or err.pid is not None:
             words = f": {last_line(said)}" if said else ""
             message = (
                 f"The link to {self.where} ended in the middle of the answer of `{command}`{words}"

@@ -24,9 +24,6 @@ from nsa_ops.remote.ssh_target import (
     trust_options,
 )
 
-#: After the answer is complete, ssh ends by itself unless something on the pod holds the streams.
-_PATIENCE_S = 0.3
-
 
 class OpenSSHTransport(FramedTransport):
     """`ssh` with a control master of its own; `~/.ssh/config` is honoured and never edited."""
@@ -65,7 +62,8 @@ class OpenSSHTransport(FramedTransport):
         try:
             in_time = pump(process, pieces, (out.feed, err.feed), is_done, timeout_s)
         finally:
-            status = end_process(process, _PATIENCE_S if in_time else 0.0)
+            # A complete answer needs no exit status, and a process on the pod may hold the streams.
+            status = end_process(process, is_wanted=in_time and not is_done())
         return Ended(status, is_late=not in_time)
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
 _READ_BYTES = 2**18
-_TERM_S = 1.0
+_END_S = 1.0
 
 
 def pump(
@@ -101,16 +101,22 @@ def _read(fd: int, feed: Callable[[bytes], None]) -> bool:
     return bool(piece)
 
 
-def end_process(process: subprocess.Popen[bytes], patience_s: float) -> int:
-    """Close the pipes, wait a little, then end the process; its exit status.
+def end_process(process: subprocess.Popen[bytes], *, is_wanted: bool) -> int:
+    """Close the pipes and collect the process; its exit status.
 
-    TERM comes first, so that ssh can end the proxy it has started.
+    TERM comes before KILL, so that ssh can end the proxy it has started.
+
+    Args:
+        process: Child of `pump`.
+        is_wanted: Its own exit status is wanted: its streams have ended, so it is about to.
     """
     for stream in (process.stdin, process.stdout, process.stderr):
         close_quietly(stream)
-    for wait_s, stop in ((patience_s, process.terminate), (_TERM_S, process.kill)):
+    if not is_wanted:
+        process.terminate()
+    for stop in (process.terminate, process.kill):
         try:
-            return process.wait(wait_s)
+            return process.wait(_END_S)
         except subprocess.TimeoutExpired:
             stop()
     return process.wait()

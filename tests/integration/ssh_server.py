@@ -1,6 +1,7 @@
 """A real sshd of this user on a free loopback port, with keys and a configuration of its own."""
 
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -70,7 +71,7 @@ class SshServer:
 
     @property
     def user(self) -> str:
-        return subprocess.run(["id", "-un"], capture_output=True, text=True).stdout.strip()
+        return pwd.getpwuid(os.getuid()).pw_name
 
     @property
     def log(self) -> str:
@@ -106,7 +107,7 @@ def ssh_server(
 
     Args:
         folder: New folder for its keys.
-        environment: What every session gets, such as another HOME with rc files of its own.
+        environment: What every session gets; HOME is the folder, so rc files are put there.
         options: More lines of its configuration.
     """
     program = require_sshd()
@@ -115,7 +116,7 @@ def ssh_server(
     make_key(folder / "user_key")
     server = SshServer(folder, free_port())
     text = _CONFIG.format(port=server.port, folder=folder) + options
-    for name, value in (environment or {}).items():
+    for name, value in {"HOME": str(folder), **(environment or {})}.items():
         text += f"\nSetEnv {name}={value}"
     (folder / "sshd.conf").write_text(text + "\n")
     (folder / "client.conf").write_text(_CLIENT.format(folder=folder))
