@@ -13,6 +13,7 @@ kills by a second call.
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from nsa_ops.errors import ConfigurationError
 
@@ -84,6 +85,39 @@ def _quote_lines(word: str) -> str:
 
 def _octal(word: str) -> str:
     return "".join(f"\\0{byte:03o}" for byte in word.encode(errors="surrogateescape"))
+
+
+@dataclass(frozen=True)
+class FramedAnswer:
+    """Both streams of one answer.
+
+    Attributes:
+        out: Its stdout.
+        err: Its stderr.
+    """
+
+    out: "Framed"
+    err: "Framed"
+
+    @property
+    def has_begun(self) -> bool:
+        """The command was about to start."""
+        return self.pid is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Both last marks were seen."""
+        return self.out.ending is not None and self.err.ending is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The shell on the pod; None if it has not begun."""
+        return self.err.pid if self.out.pid is None else self.out.pid
+
+    @property
+    def noise(self) -> str:
+        """Words of ssh and of start-up files: errors first."""
+        return f"{self.err.noise.strip()}\n{self.out.noise.strip()}".strip()
 
 
 class Framed:

@@ -19,7 +19,8 @@ from nsa_ops.errors import (
     StateConflictError,
 )
 from nsa_ops.remote import frame, pod_files
-from nsa_ops.remote.frame import Framed, encode_call
+from nsa_ops.remote.frame import Framed, FramedAnswer, encode_call
+from nsa_ops.remote.pump import BEGIN_S, Outcome
 from nsa_ops.remote.transport import Completed
 
 _PIECE_BYTES = 2**18
@@ -37,11 +38,11 @@ class Ended:
 
     Attributes:
         status: Exit status of the far side or of ssh; None if there was none.
-        is_late: The deadline passed.
+        outcome: Whether it ended by itself, was late, or never began.
     """
 
     status: int | None
-    is_late: bool = False
+    outcome: Outcome
 
 
 class FramedTransport(ABC):
@@ -53,10 +54,8 @@ class FramedTransport(ABC):
         """The pod in words."""
 
     @abstractmethod
-    def _exchange(
-        self, pieces: Iterable[bytes], out: Framed, err: Framed, timeout_s: float
-    ) -> Ended:
-        """Start `BOOTSTRAP` on the pod, send the pieces, feed both streams until they end."""
+    def _exchange(self, pieces: Iterable[bytes], answer: FramedAnswer, timeout_s: float) -> Ended:
+        """Start `BOOTSTRAP` on the pod, send the pieces, feed both streams of the answer."""
 
     @abstractmethod
     def _explain(self, ended: Ended, said: str) -> OpsError:
@@ -124,12 +123,12 @@ class FramedTransport(ABC):
         nonce = secrets.token_hex(16)
         line = encode_call(argv, nonce)
         errors: list[bytes] = []
-        out, err = Framed(nonce, sink), Framed(nonce, errors.append)
-        ended = self._exchange(_after(line, stdin), out, err, timeout_s)
-        if out.ending is not None and err.ending is not None:
-            code = self._exit_code(argv, out.ending)
+        answer = FramedAnswer(Framed(nonce, sink), Framed(nonce, errors.append))
+        ended = self._exchange(_after(line, stdin), answer, timeout_s)
+        if answer.is_whole:
+            code = self._exit_code(argv, answer.out.ending or "")
             return Completed(tuple(argv), code, b"", b"".join(errors))
-        raise self._no_ending(argv, out, err, ended, timeout_s)
+        raise self._no_ending(argv, answer, ended, timeout_s)
 
     def _kill(self, pid: int | None) -> str:
         """End what a call has started; says what is left if that cannot be done."""
@@ -151,22 +150,24 @@ class FramedTransport(ABC):
         return int(ending)
 
     def _no_ending(
-        self, argv: Sequence[str], out: Framed, err: Framed, ended: Ended, timeout_s: float
+        self, argv: Sequence[str], answer: FramedAnswer, ended: Ended, timeout_s: float
     ) -> OpsError:
         command = shorten(argv)
-        if ended.is_late:
-            left = self._kill(out.pid or err.pid)
+        if ended.outcome == "silent":
+            message = f"{self.where} has not answered for {BEGIN_S:g} s"
+            return PodUnreachableError(message, hint="A run there goes on without us")
+        if ended.outcome == "late":
+            left = self._kill(answer.pid)
             message = f"`{command}` did not end within {timeout_s:g} s on {self.where}{left}"
             return DeadlineError(message, hint="Give it longer with `--timeout`")
-        said = (err.noise.strip() + "\n" + out.noise.strip()).strip()
-        if out.pid is not None or err.pid is not None:
-            words = f": {last_line(said)}" if said else ""
+        if answer.has_begun:
+            words = f": {last_line(answer.noise)}" if answer.noise else ""
             message = (
                 f"The link to {self.where} ended in the middle of the answer of `{command}`{words}"
             )
             hint = "It may have run to its end there: look at the state before you repeat it"
             return AnswerLostError(message, hint=hint)
-        return self._explain(ended, said)
+        return self._explain(ended, answer.noise)
 
 
 def shorten(argv: Sequence[str]) -> str:

@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 
 from nsa_ops.errors import LocalResourceError, OpsError
-from nsa_ops.remote.frame import BOOTSTRAP, Framed
+from nsa_ops.remote.frame import BOOTSTRAP, FramedAnswer
 from nsa_ops.remote.framed import Ended, FramedTransport
 from nsa_ops.remote.host_keys import read_pin
-from nsa_ops.remote.pump import end_process, pump
+from nsa_ops.remote.pump import Outcome, end_process, pump
 from nsa_ops.remote.ssh_config import run_ssh_tool
 from nsa_ops.remote.ssh_errors import explain_ssh
 from nsa_ops.remote.ssh_target import (
@@ -51,20 +51,16 @@ class OpenSSHTransport(FramedTransport):
         head = ["ssh", *self._target.settings.config_words, "-T", *option_words(options)]
         return [*head, *self._target.address.words]
 
-    def _exchange(
-        self, pieces: Iterable[bytes], out: Framed, err: Framed, timeout_s: float
-    ) -> Ended:
-        def is_done() -> bool:
-            return out.ending is not None and err.ending is not None
-
+    def _exchange(self, pieces: Iterable[bytes], answer: FramedAnswer, timeout_s: float) -> Ended:
         process = self._start()
-        in_time = False
+        outcome: Outcome = "late"
         try:
-            in_time = pump(process, pieces, (out.feed, err.feed), is_done, timeout_s)
+            feeds = (answer.out.feed, answer.err.feed)
+            outcome = pump(process, pieces, feeds, answer, timeout_s)
         finally:
             # A complete answer needs no exit status, and a process on the pod may hold the streams.
-            status = end_process(process, is_wanted=in_time and not is_done())
-        return Ended(status, is_late=not in_time)
+            status = end_process(process, is_wanted=outcome == "ended" and not answer.is_whole)
+        return Ended(status, outcome)
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start ssh without a terminal, so that neither it nor a jump can ask anybody."""

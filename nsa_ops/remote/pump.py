@@ -5,47 +5,63 @@ import selectors
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO
+from typing import IO, Literal, Protocol
 
+#: Seconds until the far side must have begun: a link may be dead though nothing has ended it.
+BEGIN_S = 18.0
 _READ_BYTES = 2**18
 _END_S = 1.0
+
+Outcome = Literal["ended", "late", "silent"]
+
+
+class Answer(Protocol):
+    """How far an answer has come."""
+
+    @property
+    def has_begun(self) -> bool:
+        """The far side runs what it was asked to."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing more is to be expected."""
+        ...
 
 
 def pump(
     process: subprocess.Popen[bytes],
     pieces: Iterable[bytes],
     feeds: tuple[Callable[[bytes], None], Callable[[bytes], None]],
-    is_done: Callable[[], bool],
+    answer: Answer,
     timeout_s: float,
-) -> bool:
-    """Move bytes until both streams end, somebody says that it is done, or the deadline passes.
+) -> Outcome:
+    """Move bytes until both streams end, the answer is whole, or a deadline passes.
 
     Args:
         process: Child with pipes for all three streams; its pipes are closed by `end_process`.
         pieces: What it is given; a child that stops reading is no error.
         feeds: Take the pieces of stdout and of stderr.
-        is_done: Whether the answer is complete, though the streams may still be held open.
-        timeout_s: Deadline.
-
-    Returns:
-        Whether it ended in time.
+        answer: How far the answer is; the streams may be held open after it.
+        timeout_s: Deadline of the whole; it has to begin within `BEGIN_S`.
     """
-    end_s = time.monotonic() + timeout_s
+    began_s = time.monotonic()
     with selectors.DefaultSelector() as selector:
         for stream, feed in zip((process.stdout, process.stderr), feeds, strict=True):
             _register(selector, stream, selectors.EVENT_READ, feed)
         writer = _Writer(pieces)
         _register(selector, process.stdin, selectors.EVENT_WRITE, writer)
-        while _is_reading(selector) and not is_done():
-            left_s = end_s - time.monotonic()
+        while _is_reading(selector) and not answer.is_whole:
+            limit_s = timeout_s if answer.has_begun else min(timeout_s, BEGIN_S)
+            left_s = began_s + limit_s - time.monotonic()
             if left_s <= 0:
-                return False
+                return "late" if limit_s == timeout_s else "silent"
             for key, _ in selector.select(left_s):
                 if not (_write if key.data is writer else _read)(key.fd, key.data):
                     selector.unregister(key.fileobj)
                     if key.data is writer:
                         close_quietly(process.stdin)
-    return True
+    return "ended"
 
 
 def _register(

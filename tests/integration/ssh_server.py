@@ -5,6 +5,7 @@ import pwd
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -68,6 +69,7 @@ class SshServer:
 
     folder: Path
     port: int
+    sockets: Path
 
     @property
     def user(self) -> str:
@@ -89,7 +91,7 @@ class SshServer:
         """Settings of an operator whose only key is this server's."""
         config = self.folder / "client.conf"
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.folder), **more}
-        return SshSettings(state, (state / "sockets",), environment, config)
+        return SshSettings(state, (self.sockets,), environment, config)
 
     def target(self, state: Path, port: int | None = None, pod_id: str = "pod-1") -> SshTarget:
         """A pod with this server's key pinned, perhaps behind a proxy."""
@@ -114,7 +116,9 @@ def ssh_server(
     folder.mkdir(parents=True)
     make_key(folder / "host_key")
     make_key(folder / "user_key")
-    server = SshServer(folder, free_port())
+    # Not below the test's own folder, whose name is too long for a socket.
+    sockets = tempfile.TemporaryDirectory(prefix="nsa-")
+    server = SshServer(folder, free_port(), Path(sockets.name))
     text = _CONFIG.format(port=server.port, folder=folder) + options
     for name, value in {"HOME": str(folder), **(environment or {})}.items():
         text += f"\nSetEnv {name}={value}"
@@ -131,6 +135,7 @@ def ssh_server(
     finally:
         process.terminate()
         process.wait(10)
+        sockets.cleanup()
 
 
 def _await_port(server: SshServer, process: subprocess.Popen[bytes]) -> None:

@@ -39,7 +39,8 @@ class Proxy:
         self._writers += [writer, server_writer]
         up = self._copy(reader, server_writer, is_down=False)
         down = self._copy(server_reader, writer, is_down=True)
-        await asyncio.gather(up, down)
+        with contextlib.suppress(asyncio.CancelledError):  # the end of the proxy
+            await asyncio.gather(up, down)
 
     async def _copy(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_down: bool
