@@ -1,6 +1,7 @@
 """The transport over the system's OpenSSH: one shared link a pod, nobody asked, every end told."""
 
 import os
+import re
 import stat
 import subprocess
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from pathlib import Path
 from nsa_ops.errors import LocalResourceError, OpsError
 from nsa_ops.remote.frame import BOOTSTRAP, FramedAnswer
 from nsa_ops.remote.framed import Ended, FramedTransport
-from nsa_ops.remote.host_keys import read_pin
+from nsa_ops.remote.host_keys import read_pin, unpin
 from nsa_ops.remote.pump import Outcome, end_process, pump
 from nsa_ops.remote.ssh_config import run_ssh_tool
 from nsa_ops.remote.ssh_errors import explain_ssh
@@ -23,6 +24,9 @@ from nsa_ops.remote.ssh_target import (
     socket_name,
     trust_options,
 )
+
+#: Terminals that the terminfo of every distribution has.
+_EVERYWHERE = re.compile(r"(xterm|screen|tmux)(-256color)?|linux|vt1\d\d|dumb")
 
 
 class OpenSSHTransport(FramedTransport):
@@ -74,9 +78,7 @@ class OpenSSHTransport(FramedTransport):
                 start_new_session=True,
             )
         except FileNotFoundError as error:
-            message = "`ssh` is not installed on this machine"
-            hint = "Install OpenSSH's client, or add the pod with `--transport fabric`"
-            raise LocalResourceError(message, hint=hint) from error
+            raise _no_ssh() from error
 
     def _explain(self, ended: Ended, said: str) -> OpsError:
         return explain_ssh(ended.status, said, self.where, self._target.pod)
@@ -87,18 +89,42 @@ class OpenSSHTransport(FramedTransport):
             run_ssh_tool([*self._argv[:1], "-O", "exit", *self._argv[1:]], self._target.settings)
 
 
-def terminal_argv(target: SshTarget, command: str = "") -> list[str]:
-    """Command line of a session for a person: the same pinned key, but ssh may ask.
+def run_terminal(target: SshTarget, term: str) -> int:
+    """A shell for a person at this terminal: the same pinned key, but ssh may ask.
 
-    Args:
-        target: Pod.
-        command: What to run there instead of a login shell.
+    Returns:
+        Exit status of ssh.
+
+    Raises:
+        AuthenticationError: If no key is pinned.
+        LocalResourceError: If ssh is not installed.
     """
     read_pin(target)
     options = {**trust_options(target.alias, target.known_hosts), **link_options()}
-    options |= {"ControlPath": "none", "RequestTTY": "auto" if not command else "yes"}
-    words = ["ssh", *target.settings.config_words, *option_words(options), *target.address.words]
-    return [*words, command] if command else words
+    words = option_words(options | {"ControlPath": "none"})
+    argv = ["ssh", *target.settings.config_words, *words, *target.address.words]
+    environment = {**target.settings.environment, "TERM": term}
+    try:
+        return subprocess.run(argv, env=environment, check=False).returncode
+    except FileNotFoundError as error:
+        raise _no_ssh() from error
+
+
+def known_terminal(term: str) -> str:
+    """The terminal's own name, or one that every machine knows (xterm-kitty ends tmux at once)."""
+    return term if _EVERYWHERE.fullmatch(term) else "xterm-256color"
+
+
+def _no_ssh() -> LocalResourceError:
+    hint = "Install OpenSSH's client, or add the pod with `--transport fabric`"
+    return LocalResourceError("`ssh` is not installed on this machine", hint=hint)
+
+
+def forget_link(target: SshTarget) -> None:
+    """End the shared link to a pod, and forget its pinned key."""
+    if target.known_hosts.is_file():
+        OpenSSHTransport(target).close()
+        unpin(target)
 
 
 def _make_private(folder: Path) -> None:

@@ -19,6 +19,7 @@ class Proxy:
         delay_s: Wait before each piece in each direction.
         cut_after: Bytes from the server after which each connection is cut; None never.
         is_stalled: Nothing passes, and nobody is told.
+        is_refusing: New connections are closed at once.
         port: Port it listens on.
         connections: How many were made.
     """
@@ -27,6 +28,7 @@ class Proxy:
     delay_s: float = 0.0
     cut_after: int | None = None
     is_stalled: bool = False
+    is_refusing: bool = False
     port: int = 0
     connections: int = 0
     from_server: int = 0
@@ -34,6 +36,9 @@ class Proxy:
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.is_refusing:
+            writer.transport.abort()
+            return
         self.connections += 1
         server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
         self._writers += [writer, server_writer]
