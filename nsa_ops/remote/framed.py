@@ -154,8 +154,9 @@ class FramedTransport(ABC):
     ) -> OpsError:
         command = shorten(argv)
         if ended.outcome == "silent":
+            kind = AnswerLostError if answer.has_begun else PodUnreachableError
             message = f"{self.where} has not answered for {BEGIN_S:g} s"
-            return PodUnreachableError(message, hint="A run there goes on without us")
+            return kind(message, hint="A run there goes on without us")
         if ended.outcome == "late":
             left = self._kill(answer.pid)
             message = f"`{command}` did not end within {timeout_s:g} s on {self.where}{left}"

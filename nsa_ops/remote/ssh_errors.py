@@ -40,6 +40,15 @@ def _kind(pattern: str, error: type[OpsError], means: str, hint: str) -> _Kind:
     return _Kind(re.compile(pattern, re.IGNORECASE | re.MULTILINE), error, means, hint)
 
 
+_HOST_KEY = _kind(
+    r"host key verification failed|remote host identification has changed|"
+    r"host key is known for .* strict checking|offending .* key in",
+    AuthenticationError,
+    "the host key of {where} is not the pinned one, and nothing was sent",
+    "Another machine answers there. A recycled address is a new pod: add it under another "
+    "name; if you know why it changed, see `nsa-ops pod trust {pod}`",
+)
+
 # In this order: a refused key file also ends in "Permission denied", and a connection that ssh
 # itself gives up also ends in "Connection closed".
 _KINDS: Sequence[_Kind] = (
@@ -61,14 +70,7 @@ _KINDS: Sequence[_Kind] = (
         "the private key on this machine cannot be read by this login",
         "See `ls -l` of the named file",
     ),
-    _kind(
-        r"host key verification failed|remote host identification has changed|"
-        r"host key is known for .* strict checking|offending .* key in",
-        AuthenticationError,
-        "the host key of {where} is not the pinned one, and nothing was sent",
-        "Another machine answers there. A recycled address is a new pod: add it under another "
-        "name; if you know why it changed, see `nsa-ops pod trust {pod}`",
-    ),
+    _HOST_KEY,
     _kind(
         r"permission denied \(|too many authentication failures|no supported authentication|"
         r"no more authentication methods",
@@ -118,15 +120,24 @@ def explain_ssh(status: int | None, said: str, where: str, pod: str) -> OpsError
     words = _words(said)
     for kind in _KINDS:
         if kind.pattern.search(said):
-            message = kind.means.format(where=where)
-            hint = kind.hint.format(where=where, pod=pod)
-            return kind.error(f"{message[:1].upper()}{message[1:]}{words}", hint=hint)
+            return _error(kind, said, where, pod)
     if status is not None and status != SSH_FAILED:
         message = f"The login shell of {where} ended with code {status} before our command{words}"
         hint = "Its start-up file (such as ~/.bashrc or ~/.zshenv) must not exit or refuse"
         return StateConflictError(message, hint=hint)
     message = f"{where} does not answer{words}"
     return PodUnreachableError(message, hint="A run there goes on; see `nsa-ops pod show`")
+
+
+def another_host_key(where: str, pod: str, said: str) -> OpsError:
+    """The error for a host key that is not the pinned one."""
+    return _error(_HOST_KEY, said, where, pod)
+
+
+def _error(kind: _Kind, said: str, where: str, pod: str) -> OpsError:
+    message = kind.means.format(where=where)
+    hint = kind.hint.format(where=where, pod=pod)
+    return kind.error(f"{message[:1].upper()}{message[1:]}{_words(said)}", hint=hint)
 
 
 def _words(said: str) -> str:

@@ -11,19 +11,18 @@ from nsa_ops.errors import (
     StateConflictError,
 )
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.remote.host_keys import HostKey, pin, read_pin, scan, unpin
+from nsa_ops.remote.host_keys import HostKey, pin, read_pin, unpin
 from nsa_ops.remote.openssh import forget_link, known_terminal, run_terminal
-from nsa_ops.remote.ssh_config import resolve
 from nsa_ops.remote.ssh_target import Address, parse_address
 from nsa_ops.remote.transport import QUICK_S, Transport
 from nsa_ops.runs.context import Operator
-from nsa_ops.runs.doors import SSH, ssh_settings, target_of
+from nsa_ops.runs.doors import FABRIC, SSH, look_at_host, ssh_settings, target_of
 from nsa_ops.runs.pods import check_name, check_profile, choose_pod, is_local, new_pod_id
 from nsa_ops.store import PodRecord
 
 DEFAULT_ROOT = "~/nsa-pod"
 DEFAULT_PYTHON = "python3"
-KINDS = (SSH,)
+KINDS = (SSH, FABRIC)
 _NO_RIGHT = 77
 
 # Prints the absolute root and the absolute interpreter, empty if there is none.
@@ -117,8 +116,7 @@ def plan_add_ssh(operator: Operator, request: SshPodRequest) -> KeyPlan:
     known = operator.store.find_pod(request.name)
     if known is not None:
         _refuse_another(known, request, address)
-    route = str(resolve(address, settings))
-    key = scan(address, settings)
+    route, key = look_at_host(request.kind, address, settings)
     _check_expected(key, request.fingerprint, str(address))
     if known is not None:
         return _plan_known(operator, known, key)
@@ -244,7 +242,7 @@ def plan_trust(operator: Operator, name: str | None, fingerprint: str = "") -> K
         message = f"Pod `{pod.name}` is this machine and has no host key"
         raise ConfigurationError(message)
     target = target_of(pod, operator.settings)
-    key = scan(target.address, target.settings)
+    _, key = look_at_host(pod.kind, target.address, target.settings)
     _check_expected(key, fingerprint, pod.address)
     has_pin = target.known_hosts.is_file()
     pinned = read_pin(target).fingerprint if has_pin else "none"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from nsa_ops.remote.framed import FramedTransport
 from nsa_ops.remote.host_keys import HostKey, parse_known_hosts, pin
 from nsa_ops.remote.openssh import OpenSSHTransport
 from nsa_ops.remote.ssh_target import Address, SshSettings, SshTarget
@@ -155,6 +156,19 @@ def _await_port(server: SshServer, process: subprocess.Popen[bytes]) -> None:
 def openssh(target: SshTarget) -> Iterator[OpenSSHTransport]:
     """The transport, with its shared link ended afterwards."""
     transport = OpenSSHTransport(target)
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+@contextmanager
+def over_fabric(target: SshTarget) -> Iterator[FramedTransport]:
+    """The transport over Paramiko; the test is skipped where it is not installed."""
+    pytest.importorskip("fabric")
+    from nsa_ops.remote.fabric import FabricTransport
+
+    transport = FabricTransport(target)
     try:
         yield transport
     finally:

@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from nsa_ops.errors import DeadlineError, NotFoundError, StateConflictError
 from nsa_ops.remote.local import LocalTransport
 from nsa_ops.remote.transport import Transport
-from tests.integration.ssh_server import SshServer, openssh, ssh_server
+from tests.integration.ssh_server import SshServer, openssh, over_fabric, ssh_server
 
 pytestmark = pytest.mark.integration
 HOSTILE = [
@@ -30,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
         yield running
 
 
-@pytest.fixture(scope="module", params=["local", "ssh"])
+@pytest.fixture(scope="module", params=["local", "ssh", "fabric"])
 def transport(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Transport]:
@@ -39,8 +38,9 @@ def transport(
         return
     server: SshServer = request.getfixturevalue("server")
     state = tmp_path_factory.mktemp("s")
-    with ExitStack() as stack:
-        yield stack.enter_context(openssh(server.target(state)))
+    open_link = openssh if request.param == "ssh" else over_fabric
+    with open_link(server.target(state)) as opened:
+        yield opened
 
 
 def test_every_exit_code_comes_back(transport: Transport) -> None:
