@@ -23,6 +23,8 @@ LOGIN_NAMES = frozenset(
         "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
     }
 )  # fmt: skip
+#: What ssh gets besides: its agent and tickets, and the kind of terminal for `pod ssh`.
+SSH_NAMES = frozenset({"SSH_AUTH_SOCK", "SSH_AGENT_PID", "KRB5CCNAME", "TERM"})
 LOGIN_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "TRITON_")
 
 #: Variables of earlier runbooks that configure a run though they do not begin with NSA_.
@@ -43,6 +45,7 @@ class OperatorSettings(FrozenModel):
         recipe: Recipe to launch.
         timeout_s: Deadline of a command; 0 leaves each command its own.
         tmux_socket: Name of the tmux socket on the pod.
+        ssh_config: ssh configuration to read instead of the user's and the system's.
         color: `auto`, `always` or `never`.
     """
 
@@ -52,6 +55,7 @@ class OperatorSettings(FrozenModel):
     recipe: str = ""
     timeout_s: float = 0.0
     tmux_socket: str = "nsa"
+    ssh_config: str = ""
     color: str = "auto"
 
 
@@ -66,6 +70,8 @@ class Settings:
         training_environment: NSA_* variables that configure a run, not the operator.
         login_environment: What a process on a local pod inherits from here.
         is_color_forbidden: NO_COLOR is set.
+        ssh_environment: What ssh inherits from here.
+        socket_dirs: Folders for the sockets of open links, the best first.
     """
 
     values: OperatorSettings
@@ -74,6 +80,8 @@ class Settings:
     training_environment: dict[str, str] = field(default_factory=dict)
     login_environment: dict[str, str] = field(default_factory=dict)
     is_color_forbidden: bool = False
+    ssh_environment: dict[str, str] = field(default_factory=dict)
+    socket_dirs: tuple[Path, ...] = ()
 
 
 def read_settings(
@@ -100,13 +108,16 @@ def read_settings(
     except ValueError as error:
         message = f"A setting cannot be used: {str(error).splitlines()[2].strip()}"
         raise SettingsError(message) from error
+    state_dir = Path(settings.state_dir or _platform_state_dir(found)).expanduser().absolute()
     return Settings(
         values=settings,
         origins=origins,
-        state_dir=Path(settings.state_dir or _platform_state_dir(found)).expanduser().absolute(),
+        state_dir=state_dir,
         training_environment=_training_environment(found),
         login_environment=_login_environment(found),
         is_color_forbidden=bool(found.get("NO_COLOR")),
+        ssh_environment=_ssh_environment(found),
+        socket_dirs=_socket_dirs(found, state_dir),
     )
 
 
@@ -177,3 +188,16 @@ def _login_environment(found: Mapping[str, str]) -> dict[str, str]:
         for name, value in found.items()
         if name in LOGIN_NAMES or name.startswith(LOGIN_PREFIXES)
     }
+
+
+def _ssh_environment(found: Mapping[str, str]) -> dict[str, str]:
+    own = {name: value for name, value in found.items() if name in SSH_NAMES}
+    return _login_environment(found) | own
+
+
+def _socket_dirs(found: Mapping[str, str], state_dir: Path) -> tuple[Path, ...]:
+    """Where a socket may be: its whole path must be short, so the last one is."""
+    runtime = found.get("XDG_RUNTIME_DIR")
+    temporary = Path(found.get("TMPDIR") or "/tmp")  # noqa: S108 (a folder of our own below it)
+    first = [Path(runtime) / "nsa-ops"] if runtime else []
+    return (*first, state_dir / "sockets", temporary / f"nsa-ops-{os.getuid()}")

@@ -14,12 +14,13 @@ from pydantic import ValidationError
 from nsa_core.rundir.report import Report
 from nsa_ops.errors import LocalResourceError
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _BUSY_S = 10.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pods (
   name TEXT PRIMARY KEY, pod_id TEXT NOT NULL, kind TEXT NOT NULL, root TEXT NOT NULL,
-  python TEXT NOT NULL, profile TEXT NOT NULL, added_unix_s REAL NOT NULL);
+  python TEXT NOT NULL, profile TEXT NOT NULL, added_unix_s REAL NOT NULL,
+  address TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS runs (
   run_id TEXT PRIMARY KEY, pod TEXT NOT NULL, recipe TEXT NOT NULL, profile TEXT NOT NULL,
   code_id TEXT NOT NULL, config_sha256 TEXT NOT NULL, launched_unix_s REAL NOT NULL);
@@ -43,11 +44,12 @@ class PodRecord:
     Attributes:
         name: The operator's name for it.
         pod_id: Its identity; a recycled address is a new pod.
-        kind: Transport: `local`.
+        kind: Transport: `local`, `ssh` or `fabric`.
         root: Absolute folder on the pod that holds code/, runs/ and data/.
         python: Interpreter on the pod that trains.
         profile: Hardware profile to use there; empty if the operator has to say.
         added_unix_s: When it was added.
+        address: `user@host:port` or an alias of the ssh configuration; empty if it is local.
     """
 
     name: str
@@ -57,6 +59,7 @@ class PodRecord:
     python: str
     profile: str
     added_unix_s: float
+    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,14 @@ class Store:
                 f"(schema {version}, this one reads {_SCHEMA_VERSION})"
             )
             raise LocalResourceError(message, hint="Update nsa-ops on this machine")
+        self._add_addresses()
         self._connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+
+    def _add_addresses(self) -> None:
+        """Schema 1 knew only pods that are this machine."""
+        columns = {row[1] for row in self._connection.execute("PRAGMA table_info(pods)")}
+        if "address" not in columns:
+            self._connection.execute("ALTER TABLE pods ADD COLUMN address TEXT NOT NULL DEFAULT ''")
 
     def close(self) -> None:
         """Close the file."""
@@ -194,6 +204,10 @@ class Store:
             sqlite3.IntegrityError: If the name is taken.
         """
         self._insert("pods", pod, replace=False)
+
+    def replace_pod(self, pod: PodRecord) -> None:
+        """Change what is known of a pod."""
+        self._insert("pods", pod, replace=True)
 
     def pods(self) -> list[PodRecord]:
         """All pods by name."""

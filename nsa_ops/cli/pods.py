@@ -1,4 +1,4 @@
-"""Commands about pods: add, list, show, forget."""
+"""Commands about pods: add, trust, enter, list, show, forget."""
 
 from typing import Annotated
 
@@ -16,25 +16,88 @@ def register(app: typer.Typer) -> None:
     app.add_typer(pod_group, name="pod")
 
 
+FingerprintOption = Annotated[
+    str | None,
+    typer.Option("--fingerprint", metavar="SHA256:…", help="Host key that must answer; asks not"),
+]
+
+
 @command(pod_group, "add", path="pod", changes=True)
 def pod_add(
     session: Session,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Your name for it")],
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="`local` or `local:ROOT`")],
+    address: Annotated[
+        str | None,
+        typer.Argument(metavar="ADDRESS", help="`user@host[:port]`, `local` or `local:ROOT`"),
+    ] = None,
+    from_ssh_config: Annotated[
+        str | None,
+        typer.Option("--from-ssh-config", metavar="ALIAS", help="A host of your ssh configuration"),
+    ] = None,
+    transport: Annotated[
+        str, typer.Option("--transport", metavar="ssh|fabric", help="How it is reached")
+    ] = "ssh",
+    root: Annotated[
+        str | None,
+        typer.Option("--root", metavar="FOLDER", help="Folder on the pod for code, runs and data"),
+    ] = None,
+    fingerprint: FingerprintOption = None,
     profile: ProfileOption = None,
     python: Annotated[
         str | None, typer.Option("--python", metavar="PATH", help="Interpreter that trains there")
     ] = None,
 ) -> None:
-    """Add a pod; `local` makes this machine one."""
+    """Add a pod: a machine behind ssh, whose host key is shown and pinned, or this one."""
     from nsa_ops.cli.render import draw_pod
-    from nsa_ops.runs.pods import execute_add, plan_add
-
-    pod, plan = plan_add(
-        session.operator, name, address, profile=profile or "", python=python or ""
+    from nsa_ops.runs.pods import execute_add, is_local, plan_add
+    from nsa_ops.runs.ssh_pods import (
+        SshPodRequest,
+        choose_address,
+        execute_add_ssh,
+        plan_add_ssh,
     )
-    session.agree(plan)
-    session.show(execute_add(session.operator, pod, plan), draw_pod)
+
+    where = choose_address(address, from_ssh_config)
+    if is_local(where):
+        pod, plan = plan_add(
+            session.operator, name, where, profile=profile or "", python=python or ""
+        )
+        session.agree(plan)
+        session.show(execute_add(session.operator, pod, plan), draw_pod)
+        return
+    request = SshPodRequest(
+        name=name,
+        address=where,
+        kind=transport,
+        root=root or "",
+        python=python or "",
+        profile=profile or "",
+        fingerprint=fingerprint or "",
+    )
+    planned = plan_add_ssh(session.operator, request)
+    session.agree(planned.plan, is_reversible=planned.is_agreed)
+    session.show(execute_add_ssh(session.operator, planned), draw_pod)
+
+
+@command(pod_group, "trust", path="pod", changes=True)
+def pod_trust(
+    session: Session, pod: PodArgument = None, fingerprint: FingerprintOption = None
+) -> None:
+    """Pin the host key that answers now; the pod then has a new identity."""
+    from nsa_ops.cli.render import draw_pod
+    from nsa_ops.runs.ssh_pods import execute_trust, plan_trust
+
+    planned = plan_trust(session.operator, pod, fingerprint or "")
+    session.agree(planned.plan, is_reversible=planned.is_agreed)
+    session.show(execute_trust(session.operator, planned), draw_pod)
+
+
+@command(pod_group, "ssh", path="pod")
+def pod_ssh(session: Session, pod: PodArgument = None) -> None:
+    """Open a terminal on a pod, with its pinned host key."""
+    from nsa_ops.runs.ssh_pods import open_terminal
+
+    raise typer.Exit(open_terminal(session.operator, pod))
 
 
 @command(pod_group, "ls", path="pod")

@@ -92,7 +92,7 @@ def draw_pod(console: Console, pod: PodRecord) -> None:
         console,
         [
             ("pod", pod.name),
-            ("is", "this machine" if pod.kind == "local" else pod.kind),
+            ("is", "this machine" if pod.kind == "local" else f"{pod.kind} to {pod.address}"),
             ("root", pod.root),
             ("python", pod.python),
             ("profile", pod.profile or "not set"),
@@ -106,13 +106,15 @@ def draw_pods(console: Console, pods: list[PodRecord]) -> None:
     if not pods:
         line(console, "no pods; add this machine with `nsa-ops pod add here local`")
         return
-    rows = [(pod.name, pod.kind, pod.profile or "-", pod.root) for pod in pods]
-    console.print(table(["POD", "KIND", "PROFILE", "ROOT"], rows))
+    rows = [(pod.name, pod.kind, pod.address or "-", pod.profile or "-", pod.root) for pod in pods]
+    console.print(table(["POD", "KIND", "ADDRESS", "PROFILE", "ROOT"], rows))
 
 
 def draw_pod_details(console: Console, details: PodDetails) -> None:
     """A pod and its runs."""
     draw_pod(console, details.pod)
+    if details.fingerprint:
+        facts(console, [("host key", details.fingerprint)])
     draw_run_records(console, details.runs)
 
 

@@ -104,6 +104,9 @@ def _copy_whole(source: Path, target: Path) -> None:
     if not target.parent.is_dir():
         message = f"`{target.parent}` is not a folder"
         raise NotFoundError(message)
+    if target.is_dir():
+        message = f"`{target}` is a folder, and a file was to be put there"
+        raise StateConflictError(message)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     os.close(descriptor)
     try:

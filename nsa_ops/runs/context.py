@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from nsa_ops.clock import Clock
-from nsa_ops.errors import ConfigurationError
 from nsa_ops.remote.audit import AuditedTransport, AuditLog
-from nsa_ops.remote.local import LocalTransport
 from nsa_ops.remote.tmux import Tmux
 from nsa_ops.remote.transport import Transport
+from nsa_ops.runs.doors import open_door
 from nsa_ops.settings import Settings
 from nsa_ops.store import PodRecord, Store
 
@@ -89,14 +88,11 @@ def connect_audited(pod: PodRecord, settings: Settings, tell: Tell | None = None
 
     Args:
         pod: Pod to reach.
-        settings: Where the audit log is, and what a local pod inherits.
+        settings: Where the audit log is, and what the door needs of this machine.
         tell: Takes a line for every command too; None keeps them to the log.
 
     Raises:
         ConfigurationError: If this version does not know the kind.
     """
-    if pod.kind != "local":
-        message = f"Pod `{pod.name}` is of kind `{pod.kind}`, and this version knows only `local`"
-        raise ConfigurationError(message, hint="Update nsa-ops")
     log = AuditLog(settings.state_dir / "audit.jsonl")
-    return AuditedTransport(LocalTransport(settings.login_environment), log, pod.name, tell)
+    return AuditedTransport(open_door(pod, settings), log, pod.name, tell)

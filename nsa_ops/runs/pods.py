@@ -10,7 +10,10 @@ from nsa_core.config.errors import ConfigError
 from nsa_core.config.profile import load_profile
 from nsa_ops.errors import ConfigurationError, NotFoundError, StateConflictError
 from nsa_ops.plan import Plan, Step, plan_of
+from nsa_ops.remote.host_keys import read_pin
+from nsa_ops.remote.openssh import forget_link
 from nsa_ops.runs.context import Operator
+from nsa_ops.runs.doors import LOCAL, target_of
 from nsa_ops.store import PodRecord, RunRecord, Store
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
@@ -20,10 +23,17 @@ _LOCAL_ROOT = "~/nsa-pod"
 
 @dataclass(frozen=True)
 class PodDetails:
-    """A pod and the runs that were launched on it from here."""
+    """A pod and the runs that were launched on it from here.
+
+    Attributes:
+        pod: The pod.
+        runs: Its runs, newest first.
+        fingerprint: Of its pinned host key; empty for this machine.
+    """
 
     pod: PodRecord
     runs: list[RunRecord]
+    fingerprint: str = ""
 
 
 def plan_add(
@@ -42,14 +52,12 @@ def plan_add(
         ConfigurationError: If name, address, profile or interpreter cannot be used.
         StateConflictError: If the name is taken by another pod.
     """
-    if not _NAME.fullmatch(name):
-        message = f"Pod name `{name}` must be 1 to 40 letters, digits, dots, dashes or underscores"
-        raise ConfigurationError(message, hint="Begin it with a letter or a digit")
+    check_name(name)
     root = _local_root(address)
-    _check_profile(profile)
+    check_profile(profile)
     pod = PodRecord(
         name=name,
-        pod_id=f"pod-{secrets.token_hex(6)}",
+        pod_id=new_pod_id(),
         kind="local",
         root=str(root),
         python=_check_python(python or sys.executable),
@@ -95,7 +103,10 @@ def execute_add(operator: Operator, pod: PodRecord, plan: Plan) -> PodRecord:
 def show_pod(operator: Operator, name: str | None) -> PodDetails:
     """A pod and its runs."""
     pod = choose_pod(operator.store, name or operator.settings.values.pod or None)
-    return PodDetails(pod, operator.store.runs(pod.name))
+    runs = operator.store.runs(pod.name)
+    if pod.kind == LOCAL:
+        return PodDetails(pod, runs)
+    return PodDetails(pod, runs, read_pin(target_of(pod, operator.settings)).fingerprint)
 
 
 def plan_remove(store: Store, name: str) -> tuple[PodRecord, Plan]:
@@ -111,6 +122,8 @@ def plan_remove(store: Store, name: str) -> tuple[PodRecord, Plan]:
 def execute_remove(operator: Operator, pod: PodRecord) -> PodRecord:
     """Forget a pod."""
     with operator.store.intent("pod rm", pod.name):
+        if pod.kind != LOCAL:
+            forget_link(target_of(pod, operator.settings))
         operator.store.remove_pod(pod.name)
     return pod
 
@@ -140,12 +153,16 @@ def choose_pod(store: Store, name: str | None) -> PodRecord:
     return pods[0]
 
 
+def is_local(address: str) -> bool:
+    """Whether an address means this machine."""
+    return address == LOCAL or address.startswith(f"{LOCAL}:")
+
+
 def _local_root(address: str) -> Path:
     match = _LOCAL.fullmatch(address)
     if match is None:
         message = f"Pod address `{address}` is not `local` or `local:ROOT`"
-        hint = "This version operates this machine as its own pod: `nsa-ops pod add here local`"
-        raise ConfigurationError(message, hint=hint)
+        raise ConfigurationError(message, hint="See `nsa-ops pod add --help`")
     root = Path(match["root"] or _LOCAL_ROOT).expanduser().absolute()
     if root.exists() and not root.is_dir():
         message = f"Pod root `{root}` is a file, and it must be a folder"
@@ -153,7 +170,20 @@ def _local_root(address: str) -> Path:
     return root
 
 
-def _check_profile(profile: str) -> None:
+def check_name(name: str) -> None:
+    """Raise ConfigurationError unless this can be the name of a pod."""
+    if not _NAME.fullmatch(name):
+        message = f"Pod name `{name}` must be 1 to 40 letters, digits, dots, dashes or underscores"
+        raise ConfigurationError(message, hint="Begin it with a letter or a digit")
+
+
+def new_pod_id() -> str:
+    """An identity that no pod had before."""
+    return f"pod-{secrets.token_hex(6)}"
+
+
+def check_profile(profile: str) -> None:
+    """Raise ConfigurationError unless there is such a profile, or none is named."""
     if not profile:
         return
     try:

@@ -62,9 +62,13 @@ class LocalPod:
             "HF_TOKEN": CANARY,
         }
 
+    @property
+    def command(self) -> tuple[str, ...]:
+        return (sys.executable, "-m", "nsa_ops")
+
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "nsa_ops", *words], cwd=self.folder, env=self.environment,
+            [*self.command, *words], cwd=self.folder, env=self.environment,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -78,13 +82,18 @@ class LocalPod:
         assert said.exit_code == 0, (words, said)
         return said
 
-    def add(self) -> None:
-        """Make the pod; its interpreter can import the stand-in trainer, which is not shipped."""
+    def write_python(self) -> Path:
+        """An interpreter that can import the stand-in trainer, which is not shipped."""
         python = self.folder / "python"
         python.write_text(
             f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{code_root()}" exec {sys.executable} "$@"\n'
         )
         python.chmod(0o755)
+        return python
+
+    def add(self) -> None:
+        """Make the pod."""
+        python = self.write_python()
         self.must(
             "pod", "add", "here", f"local:{self.root}", "--profile", "cpu", "--python", str(python)
         )

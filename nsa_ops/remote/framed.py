@@ -1,0 +1,202 @@
+"""What transports over a link share: framed calls, whole-file copies, and what an end means."""
+
+import os
+import secrets
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from nsa_core.rundir.atomic import fsync_dir
+from nsa_core.rundir.checkpoint import hash_file
+from nsa_ops.errors import (
+    DeadlineError,
+    NotFoundError,
+    OpsError,
+    PodUnreachableError,
+    StateConflictError,
+)
+from nsa_ops.remote import frame, pod_files
+from nsa_ops.remote.frame import Framed, FramedAnswer, encode_call
+from nsa_ops.remote.pump import BEGIN_S, Outcome
+from nsa_ops.remote.transport import Completed
+
+_PIECE_BYTES = 2**18
+_KILL_S = 5.0
+_MAX_SHOWN = 80
+
+
+class AnswerLostError(PodUnreachableError):
+    """The link ended after the command began and before its answer: it may have run to its end."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an exchange ended.
+
+    Attributes:
+        status: Exit status of the far side or of ssh; None if there was none.
+        outcome: Whether it ended by itself, was late, or never began.
+    """
+
+    status: int | None
+    outcome: Outcome
+
+
+class FramedTransport(ABC):
+    """The contract of `Transport` on top of one exchange of bytes with `sh` on the pod."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """The pod in words."""
+
+    @abstractmethod
+    def _exchange(self, pieces: Iterable[bytes], answer: FramedAnswer, timeout_s: float) -> Ended:
+        """Start `BOOTSTRAP` on the pod, send the pieces, feed both streams of the answer."""
+
+    @abstractmethod
+    def _explain(self, ended: Ended, said: str) -> OpsError:
+        """The error for a command that never began, from the words of the link."""
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
+        """Run a command; on a missed deadline a second call kills its process group."""
+        pieces: list[bytes] = []
+        done = self._call(argv, _cut(stdin), pieces.append, timeout_s)
+        return Completed(tuple(argv), done.exit_code, b"".join(pieces), done.stderr)
+
+    def put(self, source: Path, target: str, *, timeout_s: float) -> None:
+        """Copy a file to the pod: hashed there, then renamed over the target."""
+        if not source.is_file():
+            message = f"`{source}` does not exist"
+            raise NotFoundError(message)
+        path = PurePosixPath(target)
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        facts = source.stat()
+        argv = pod_files.put_command(
+            str(path.parent), target, str(part),
+            size=facts.st_size, sha256=hash_file(source), mode=facts.st_mode & 0o777,
+        )  # fmt: skip
+        with source.open("rb") as file:
+            done = self._call(argv, _read(file), _drop, timeout_s)
+        pod_files.check(done, target, self.where)
+
+    def get(self, source: str, target: Path, *, timeout_s: float) -> None:
+        """Copy a file from the pod: hashed on both ends, then renamed over the target."""
+        if not target.parent.is_dir():
+            message = f"`{target.parent}` is not a folder"
+            raise NotFoundError(message)
+        prefix = f".{target.name}."
+        with tempfile.NamedTemporaryFile(prefix=prefix, dir=target.parent, delete=False) as file:
+            part = Path(file.name)
+            try:
+                arriving = pod_files.Arriving(file.write)
+                done = self._call(pod_files.get_command(source), (), arriving.feed, timeout_s)
+                pod_files.check(done, source, self.where)
+                file.flush()
+                arriving.verify(source, hash_file(part))
+                os.fchmod(file.fileno(), arriving.mode)
+                os.fsync(file.fileno())
+                part.replace(target)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+        fsync_dir(target.parent)
+
+    def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
+        """Bytes of a file from an offset on."""
+        pieces: list[bytes] = []
+        argv = pod_files.tail_command(path, offset, max_bytes)
+        pod_files.check(self._call(argv, (), pieces.append, timeout_s), path, self.where)
+        return b"".join(pieces)
+
+    def _call(
+        self,
+        argv: Sequence[str],
+        stdin: Iterable[bytes],
+        sink: Callable[[bytes], object],
+        timeout_s: float,
+    ) -> Completed:
+        """One framed exchange; stdout goes to the sink as it arrives."""
+        nonce = secrets.token_hex(16)
+        line = encode_call(argv, nonce)
+        errors: list[bytes] = []
+        answer = FramedAnswer(Framed(nonce, sink), Framed(nonce, errors.append))
+        ended = self._exchange(_after(line, stdin), answer, timeout_s)
+        if answer.is_whole:
+            code = self._exit_code(argv, answer.out.ending or "")
+            return Completed(tuple(argv), code, b"", b"".join(errors))
+        raise self._no_ending(argv, answer, ended, timeout_s)
+
+    def _kill(self, pid: int | None) -> str:
+        """End what a call has started; says what is left if that cannot be done."""
+        if pid is None:
+            return ""
+        try:
+            self.run(("sh", "-c", frame.KILL, "sh", str(pid)), timeout_s=_KILL_S)
+        except OpsError as error:
+            return f", and may still run there as process {pid} ({error.message})"
+        return ""
+
+    def _exit_code(self, argv: Sequence[str], ending: str) -> int:
+        if ending == frame.MISSING:
+            message = f"`{argv[0]}` does not exist on {self.where}"
+            raise NotFoundError(message)
+        if ending == frame.NOT_EXECUTABLE:
+            message = f"`{argv[0]}` cannot be executed on {self.where}"
+            raise StateConflictError(message, hint=f"See `ls -l {argv[0]}` there")
+        return int(ending)
+
+    def _no_ending(
+        self, argv: Sequence[str], answer: FramedAnswer, ended: Ended, timeout_s: float
+    ) -> OpsError:
+        command = shorten(argv)
+        if ended.outcome == "silent":
+            kind = AnswerLostError if answer.has_begun else PodUnreachableError
+            message = f"{self.where} has not answered for {BEGIN_S:g} s"
+            return kind(message, hint="A run there goes on without us")
+        if ended.outcome == "late":
+            left = self._kill(answer.pid)
+            message = f"`{command}` did not end within {timeout_s:g} s on {self.where}{left}"
+            return DeadlineError(message, hint="Give it longer with `--timeout`")
+        if answer.has_begun:
+            words = f": {last_line(answer.noise)}" if answer.noise else ""
+            message = (
+                f"The link to {self.where} ended in the middle of the answer of `{command}`{words}"
+            )
+            hint = "It may have run to its end there: look at the state before you repeat it"
+            return AnswerLostError(message, hint=hint)
+        return self._explain(ended, answer.noise)
+
+
+def shorten(argv: Sequence[str]) -> str:
+    """A command in one short line, for messages."""
+    line = " ".join(" ".join(argv).split())
+    return line if len(line) <= _MAX_SHOWN else line[: _MAX_SHOWN - 1] + "…"
+
+
+def last_line(text: str) -> str:
+    """Last line that says something; empty if none does."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _drop(_piece: bytes) -> None:
+    """Take bytes that nobody wants."""
+
+
+def _cut(content: bytes) -> Iterator[bytes]:
+    for start in range(0, len(content), _PIECE_BYTES):
+        yield content[start : start + _PIECE_BYTES]
+
+
+def _read(file: BinaryIO) -> Iterator[bytes]:
+    while piece := file.read(_PIECE_BYTES):
+        yield piece
+
+
+def _after(line: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
+    yield line
+    yield from rest

@@ -1,0 +1,140 @@
+"""The transport over the system's OpenSSH: one shared link a pod, nobody asked, every end told."""
+
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+from nsa_ops.errors import LocalResourceError, OpsError
+from nsa_ops.remote.frame import BOOTSTRAP, FramedAnswer
+from nsa_ops.remote.framed import Ended, FramedTransport
+from nsa_ops.remote.host_keys import read_pin, unpin
+from nsa_ops.remote.pump import Outcome, end_process, pump
+from nsa_ops.remote.ssh_config import run_ssh_tool
+from nsa_ops.remote.ssh_errors import explain_ssh
+from nsa_ops.remote.ssh_target import (
+    SshTarget,
+    choose_socket,
+    command_options,
+    link_options,
+    option_words,
+    socket_name,
+    trust_options,
+)
+
+#: Terminals that the terminfo of every distribution has.
+_EVERYWHERE = re.compile(r"(xterm|screen|tmux)(-256color)?|linux|vt1\d\d|dumb")
+
+
+class OpenSSHTransport(FramedTransport):
+    """`ssh` with a control master of its own; `~/.ssh/config` is honoured and never edited."""
+
+    def __init__(self, target: SshTarget) -> None:
+        self._target = target
+
+    @property
+    def where(self) -> str:
+        """The pod in words."""
+        return str(self._target.address)
+
+    @cached_property
+    def control_path(self) -> Path:
+        """Socket of the shared link, in a folder that only this user can enter."""
+        target = self._target
+        name = socket_name(target, read_pin(target).fingerprint)
+        path = choose_socket(target.settings.socket_dirs, name)
+        _make_private(path.parent)
+        return path
+
+    @cached_property
+    def _argv(self) -> list[str]:
+        options = command_options(self._target, self.control_path)
+        head = ["ssh", *self._target.settings.config_words, "-T", *option_words(options)]
+        return [*head, *self._target.address.words]
+
+    def _exchange(self, pieces: Iterable[bytes], answer: FramedAnswer, timeout_s: float) -> Ended:
+        process = self._start()
+        outcome: Outcome = "late"
+        try:
+            feeds = (answer.out.feed, answer.err.feed)
+            outcome = pump(process, pieces, feeds, answer, timeout_s)
+        finally:
+            # A complete answer needs no exit status, and a process on the pod may hold the streams.
+            status = end_process(process, is_wanted=outcome == "ended" and not answer.is_whole)
+        return Ended(status, outcome)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start ssh without a terminal, so that neither it nor a jump can ask anybody."""
+        try:
+            return subprocess.Popen(
+                [*self._argv, BOOTSTRAP],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(self._target.settings.environment),
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            raise _no_ssh() from error
+
+    def _explain(self, ended: Ended, said: str) -> OpsError:
+        return explain_ssh(ended.status, said, self.where, self._target.pod)
+
+    def close(self) -> None:
+        """End the shared link, if one is open; runs on the pod do not notice."""
+        if self.control_path.exists():
+            run_ssh_tool([*self._argv[:1], "-O", "exit", *self._argv[1:]], self._target.settings)
+
+
+def run_terminal(target: SshTarget, term: str) -> int:
+    """A shell for a person at this terminal: the same pinned key, but ssh may ask.
+
+    Returns:
+        Exit status of ssh.
+
+    Raises:
+        AuthenticationError: If no key is pinned.
+        LocalResourceError: If ssh is not installed.
+    """
+    read_pin(target)
+    options = {**trust_options(target.alias, target.known_hosts), **link_options()}
+    words = option_words(options | {"ControlPath": "none"})
+    argv = ["ssh", *target.settings.config_words, *words, *target.address.words]
+    environment = {**target.settings.environment, "TERM": term}
+    try:
+        return subprocess.run(argv, env=environment, check=False).returncode
+    except FileNotFoundError as error:
+        raise _no_ssh() from error
+
+
+def known_terminal(term: str) -> str:
+    """The terminal's own name, or one that every machine knows (xterm-kitty ends tmux at once)."""
+    return term if _EVERYWHERE.fullmatch(term) else "xterm-256color"
+
+
+def _no_ssh() -> LocalResourceError:
+    hint = "Install OpenSSH's client, or add the pod with `--transport fabric`"
+    return LocalResourceError("`ssh` is not installed on this machine", hint=hint)
+
+
+def forget_link(target: SshTarget) -> None:
+    """End the shared link to a pod, and forget its pinned key."""
+    if target.known_hosts.is_file():
+        OpenSSHTransport(target).close()
+        unpin(target)
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder for sockets; one that others may enter is refused.
+
+    Raises:
+        LocalResourceError: If it belongs to somebody else, or is open.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid != os.getuid():
+        message = f"`{folder}` holds sockets of open links, and others may enter it"
+        raise LocalResourceError(message, hint=f"Run `chmod 700 {folder}`, or remove it")

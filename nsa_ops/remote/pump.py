@@ -1,0 +1,147 @@
+"""Pump: feed a child process and drain both of its streams at once, within a deadline."""
+
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Literal, Protocol
+
+#: Seconds until the far side must have begun: a link may be dead though nothing has ended it.
+BEGIN_S = 18.0
+_READ_BYTES = 2**18
+_END_S = 1.0
+
+Outcome = Literal["ended", "late", "silent"]
+
+
+class Answer(Protocol):
+    """How far an answer has come."""
+
+    @property
+    def has_begun(self) -> bool:
+        """The far side runs what it was asked to."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing more is to be expected."""
+        ...
+
+
+def pump(
+    process: subprocess.Popen[bytes],
+    pieces: Iterable[bytes],
+    feeds: tuple[Callable[[bytes], None], Callable[[bytes], None]],
+    answer: Answer,
+    timeout_s: float,
+) -> Outcome:
+    """Move bytes until both streams end, the answer is whole, or a deadline passes.
+
+    Args:
+        process: Child with pipes for all three streams; its pipes are closed by `end_process`.
+        pieces: What it is given; a child that stops reading is no error.
+        feeds: Take the pieces of stdout and of stderr.
+        answer: How far the answer is; the streams may be held open after it.
+        timeout_s: Deadline of the whole; it has to begin within `BEGIN_S`.
+    """
+    began_s = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        for stream, feed in zip((process.stdout, process.stderr), feeds, strict=True):
+            _register(selector, stream, selectors.EVENT_READ, feed)
+        writer = _Writer(pieces)
+        _register(selector, process.stdin, selectors.EVENT_WRITE, writer)
+        while _is_reading(selector) and not answer.is_whole:
+            limit_s = timeout_s if answer.has_begun else min(timeout_s, BEGIN_S)
+            left_s = began_s + limit_s - time.monotonic()
+            if left_s <= 0:
+                return "late" if limit_s == timeout_s else "silent"
+            for key, _ in selector.select(left_s):
+                if not (_write if key.data is writer else _read)(key.fd, key.data):
+                    selector.unregister(key.fileobj)
+                    if key.data is writer:
+                        close_quietly(process.stdin)
+    return "ended"
+
+
+def _register(
+    selector: selectors.BaseSelector, stream: IO[bytes] | None, event: int, data: object
+) -> None:
+    if stream is not None:
+        os.set_blocking(stream.fileno(), False)
+        selector.register(stream, event, data)
+
+
+def _is_reading(selector: selectors.BaseSelector) -> bool:
+    return any(key.events & selectors.EVENT_READ for key in selector.get_map().values())
+
+
+class _Writer:
+    """What is still to be sent."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces: Iterator[bytes] = iter(pieces)
+        self.rest = memoryview(b"")
+
+    def fill(self) -> bool:
+        """Have something to send; False if there is nothing left."""
+        while not self.rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return False
+            self.rest = memoryview(piece)
+        return True
+
+
+def _write(fd: int, writer: _Writer) -> bool:
+    """Send what fits; False once there is no more to send, or nobody to send it to."""
+    if not writer.fill():
+        return False
+    try:
+        writer.rest = writer.rest[os.write(fd, writer.rest) :]
+    except BlockingIOError:
+        return True
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def _read(fd: int, feed: Callable[[bytes], None]) -> bool:
+    """Take what is there; False at the end of the stream."""
+    try:
+        piece = os.read(fd, _READ_BYTES)
+    except BlockingIOError:
+        return True
+    if piece:
+        feed(piece)
+    return bool(piece)
+
+
+def end_process(process: subprocess.Popen[bytes], *, is_wanted: bool) -> int:
+    """Close the pipes and collect the process; its exit status.
+
+    TERM comes before KILL, so that ssh can end the proxy it has started.
+
+    Args:
+        process: Child of `pump`.
+        is_wanted: Its own exit status is wanted: its streams have ended, so it is about to.
+    """
+    for stream in (process.stdin, process.stdout, process.stderr):
+        close_quietly(stream)
+    if not is_wanted:
+        process.terminate()
+    for stop in (process.terminate, process.kill):
+        try:
+            return process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            stop()
+    return process.wait()
+
+
+def close_quietly(stream: IO[bytes] | None) -> None:
+    """Close a pipe whose other end may be gone."""
+    if stream is not None:
+        try:
+            stream.close()
+        except BrokenPipeError:
+            return

@@ -1,0 +1,149 @@
+"""What went wrong with ssh, from its own words; they are always shown, never guessed over."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nsa_ops.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    LocalResourceError,
+    OpsError,
+    PodUnreachableError,
+    RefusedError,
+    StateConflictError,
+)
+
+#: Exit status of ssh for an error of its own.
+SSH_FAILED = 255
+_MAX_WORDS = 300
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Words of ssh that mean one thing.
+
+    Attributes:
+        pattern: What ssh prints.
+        error: What it is for the operator.
+        means: Our sentence; `{where}` is the pod.
+        hint: What to do; `{pod}` is its name.
+    """
+
+    pattern: re.Pattern[str]
+    error: type[OpsError]
+    means: str
+    hint: str
+
+
+def _kind(pattern: str, error: type[OpsError], means: str, hint: str) -> _Kind:
+    return _Kind(re.compile(pattern, re.IGNORECASE | re.MULTILINE), error, means, hint)
+
+
+_HOST_KEY = _kind(
+    r"host key verification failed|remote host identification has changed|"
+    r"host key is known for .* strict checking|offending .* key in",
+    AuthenticationError,
+    "the host key of {where} is not the pinned one, and nothing was sent",
+    "Another machine answers there. A recycled address is a new pod: add it under another "
+    "name; if you know why it changed, see `nsa-ops pod trust {pod}`",
+)
+
+# In this order: a refused key file also ends in "Permission denied", and a connection that ssh
+# itself gives up also ends in "Connection closed".
+_KINDS: Sequence[_Kind] = (
+    _kind(
+        r"bad owner or permissions on (?P<what>\S+)",
+        LocalResourceError,
+        "ssh refuses its own configuration on this machine, because others may write it",
+        "Run `chmod 600` on the named file; nothing was sent to {where}",
+    ),
+    _kind(
+        r"unprotected private key file|bad permissions|permissions \d+ for .* are too open",
+        AuthenticationError,
+        "ssh refuses the private key on this machine, because others may read it",
+        "Run `chmod 600` on the named file",
+    ),
+    _kind(
+        r"^Load key .*: Permission denied",
+        AuthenticationError,
+        "the private key on this machine cannot be read by this login",
+        "See `ls -l` of the named file",
+    ),
+    _HOST_KEY,
+    _kind(
+        r"permission denied \(|too many authentication failures|no supported authentication|"
+        r"no more authentication methods",
+        AuthenticationError,
+        "{where} does not let us in",
+        "Try `nsa-ops pod ssh {pod}`; name a key in ~/.ssh/config or load it into your agent",
+    ),
+    _kind(
+        r"too long for unix domain socket|path.* too long",
+        LocalResourceError,
+        "the name of a control socket is too long on this machine",
+        "Set XDG_RUNTIME_DIR or TMPDIR to a shorter folder",
+    ),
+    _kind(
+        r"bad configuration option|terminating, \d+ bad configuration|can't open user config|"
+        r"missing argument|unsupported option",
+        ConfigurationError,
+        "ssh cannot use its configuration on this machine",
+        "Mend the named line; it is never edited by nsa-ops",
+    ),
+    _kind(
+        r"doesn't support PTY|requires? a (pty|tty|terminal)|pty (is )?required|"
+        r"exec request failed|interactive sessions? only|"
+        r"shell request failed on channel",
+        RefusedError,
+        "{where} is a gateway that only offers a terminal: no commands can be run through it",
+        "Use the pod's direct TCP address (host and port) with `nsa-ops pod add`",
+    ),
+    _kind(
+        r"account is currently not available|nologin",
+        AuthenticationError,
+        "the login on {where} has no shell",
+        "Add the pod with a login that has one",
+    ),
+)
+
+
+def explain_ssh(status: int | None, said: str, where: str, pod: str) -> OpsError:
+    """The error behind a command that never began on the pod.
+
+    Args:
+        status: Exit status of ssh; None if it has none.
+        said: Everything that ssh and the pod's start-up files printed.
+        where: The pod in words.
+        pod: Its name.
+    """
+    words = _words(said)
+    for kind in _KINDS:
+        if kind.pattern.search(said):
+            return _error(kind, said, where, pod)
+    if status is not None and status != SSH_FAILED:
+        message = f"The login shell of {where} ended with code {status} before our command{words}"
+        hint = "Its start-up file (such as ~/.bashrc or ~/.zshenv) must not exit or refuse"
+        return StateConflictError(message, hint=hint)
+    message = f"{where} does not answer{words}"
+    return PodUnreachableError(message, hint="A run there goes on; see `nsa-ops pod show`")
+
+
+def another_host_key(where: str, pod: str, said: str) -> OpsError:
+    """The error for a host key that is not the pinned one."""
+    return _error(_HOST_KEY, said, where, pod)
+
+
+def _error(kind: _Kind, said: str, where: str, pod: str) -> OpsError:
+    message = kind.means.format(where=where)
+    hint = kind.hint.format(where=where, pod=pod)
+    return kind.error(f"{message[:1].upper()}{message[1:]}{_words(said)}", hint=hint)
+
+
+def _words(said: str) -> str:
+    """The words of ssh in one line, without its frames of `@`."""
+    lines = [line.strip() for line in said.splitlines() if line.strip(" @\r")]
+    text = " / ".join(lines)
+    if len(text) > _MAX_WORDS:
+        text = "…" + text[-_MAX_WORDS:]
+    return f": {text}" if text else ""

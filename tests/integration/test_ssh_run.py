@@ -1,0 +1,191 @@
+"""The everyday path on a pod behind a real sshd: the same commands, and a link that may be lost."""
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nsa_core.rundir.checkpoint import list_checkpoints
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_core.rundir.jsonl import read_records
+from nsa_core.rundir.layout import RunDir
+from nsa_ops.remote.audit import first_broken_line
+from tests.integration.local_pod import CANARY, LocalPod, Said
+from tests.integration.ssh_server import SshServer, make_key, ssh_server
+from tests.integration.tcp_proxy import Proxy, tcp_proxy
+
+pytestmark = pytest.mark.integration
+LONG = "schedule.steps=4000"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshPod(LocalPod):
+    """A pod named `here` that is reached through a proxy in front of sshd."""
+
+    server: SshServer
+    proxy: Proxy
+
+    @property
+    def environment(self) -> dict[str, str]:
+        ours = {
+            "NSA_OPS_SSH_CONFIG": str(self.server.folder / "client.conf"),
+            "XDG_RUNTIME_DIR": str(self.server.sockets),
+        }
+        return super().environment | ours
+
+    @property
+    def address(self) -> str:
+        return f"{self.server.user}@127.0.0.1:{self.proxy.port}"
+
+    def add_as(self, name: str, *more: str) -> Said:
+        root, python = str(self.root), str(self.write_python())
+        words = ("--root", root, "--python", python, "--profile", "cpu", "--json", *more)
+        return self("pod", "add", name, self.address, *words)
+
+    def add(self) -> None:
+        said = self.add_as("here", "--fingerprint", self.server.host_key.fingerprint)
+        assert said.exit_code == 0, said
+
+    def stop(self) -> None:
+        super().stop()
+        self("pod", "rm", "here", "-y")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
+    with ssh_server(tmp_path_factory.mktemp("sshd") / "a") as running:
+        yield running
+
+
+@pytest.fixture
+def pod(server: SshServer, tmp_path: Path) -> Iterator[SshPod]:
+    with tcp_proxy(server.port) as proxy:
+        behind = SshPod(tmp_path, server=server, proxy=proxy)
+        yield behind
+        behind.stop()
+
+
+@pytest.mark.slow
+def test_the_everyday_path_runs_on_a_pod_behind_ssh(pod: SshPod, tmp_path: Path) -> None:
+    pod.add()
+    assert pod.must("pod", "show", "--json").data["pod"]["kind"] == "ssh"
+    report = pod("preflight", "--recipe", "tiny-cpu", "--json").data
+    assert [name for name in report["blocking"] if name.startswith("causality")] == []
+    assert {check["name"] for check in report["report"]["checks"]} >= {"host.rsync", "host.clock"}
+
+    launched = pod.launch("r1", LONG)
+    assert launched.exit_code == 0, launched
+    assert pod("status", "--exit-code").exit_code == 21
+    halted = pod.must("halt", "--json").data
+    assert (halted["state"], halted["lost_steps"]) == ("halted", 0)
+
+    pulled = pod.must("backup", "pull", "r1", "--json").data
+    assert pulled["newest_step"] == halted["step"]
+    kept = list_checkpoints(RunDir(Path(pulled["folder"])))
+    assert kept[0].step == halted["step"]
+    assert pod.must("backup", "verify", "r1", "--json").exit_code == 0
+
+    resumed = pod.must("resume", "--json").data
+    assert (resumed["attempt"], resumed["from_step"]) == (2, halted["step"])
+    log = pod.run_dir("r1").log.read_bytes()
+    assert pod.must("logs").out.startswith(log)
+    assert first_broken_line(pod.folder / "state" / "audit.jsonl") is None
+    for folder in (pod.folder / "state", pod.root / "runs"):
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert [path for path in files if CANARY.encode() in path.read_bytes()] == []
+    assert pod.proxy.connections == 2  # the look at the host key, and one shared link for all
+
+
+def test_watch_goes_on_after_an_outage_without_losing_or_repeating_a_line(pod: SshPod) -> None:
+    pod.add()
+    assert pod.launch("r1", "schedule.steps=150").exit_code == 0
+    watching = pod.start("watch", "--json", "--from-start")
+    assert watching.stdout is not None
+    first = watching.stdout.readline()
+    pod.proxy.is_refusing = True
+    pod.proxy.cut()
+    time.sleep(3)
+    pod.proxy.is_refusing = False
+    out, err = watching.communicate(timeout=60)
+    assert watching.returncode == 0, err
+    assert b"asking again, the run is not touched" in err
+    frames = [json.loads(line) for line in (first + out).splitlines()]
+    seen = [beat["alive_seq"] for frame in frames for beat in frame["data"]["beats"]]
+    written = read_records(pod.run_dir("r1").heartbeat(), Heartbeat).records
+    assert seen == [beat.alive_seq for beat in written]
+
+
+def test_the_host_key_is_shown_and_nothing_is_trusted_unasked(pod: SshPod) -> None:
+    before = len(pod.server.log)
+    said = pod.add_as("here")
+    assert said.exit_code == 2
+    assert pod.server.host_key.fingerprint in said.err
+    assert pod("pod", "show").exit_code == 6
+    wrong = pod.add_as("here", "--fingerprint", "SHA256:" + "A" * 43)
+    assert wrong.exit_code == 4
+    assert pod.server.host_key.fingerprint in wrong.err
+    assert "Accepted publickey" not in pod.server.log[before:]
+    planned = pod("pod", "add", "here", pod.address, "--plan")
+    assert planned.exit_code == 0
+    assert pod.add_as("here", "-y").exit_code == 0
+    assert (
+        pod.add_as("here", "-y").data["pod_id"]
+        == pod.must("pod", "show", "--json").data["pod"]["pod_id"]
+    )
+
+
+def test_a_recycled_address_is_a_new_pod_until_its_key_is_trusted(
+    pod: SshPod, tmp_path: Path
+) -> None:
+    pod.add()
+    old = pod.must("pod", "show", "here", "--json").data
+    with ssh_server(tmp_path / "other") as other:
+        (other.folder / "user_key.pub").write_bytes(
+            (pod.server.folder / "user_key.pub").read_bytes()
+        )
+        pod.proxy.target_port = other.port
+        pod.proxy.cut()
+        time.sleep(0.3)
+        asked = pod("preflight", "here")
+        assert asked.exit_code == 4, asked
+        assert "is not the pinned one" in asked.err
+        again = pod.add_as("here", "-y")
+        assert (again.exit_code, "A recycled address is a new pod" in again.err) == (4, True)
+        assert pod("pod", "trust", "here").exit_code == 2
+        trusted = pod.must("pod", "trust", "here", "-y", "--json").data
+        assert trusted["pod_id"] != old["pod"]["pod_id"]
+        new = pod.must("pod", "show", "here", "--json").data
+        assert new["fingerprint"] == other.host_key.fingerprint != old["fingerprint"]
+        pod.must("pod", "rm", "here", "-y")
+    assert not (pod.folder / "state" / "known_hosts" / new["pod"]["pod_id"]).exists()
+
+
+def test_a_login_that_is_refused_leaves_no_pod(pod: SshPod, tmp_path: Path) -> None:
+    make_key(tmp_path / "stranger")
+    config = tmp_path / "strange.conf"
+    config.write_text(f"IdentityFile {tmp_path}/stranger\nIdentitiesOnly yes\nIdentityAgent none\n")
+    env = pod.environment | {"NSA_OPS_SSH_CONFIG": str(config)}
+    done = subprocess.run(
+        [*pod.command, "pod", "add", "here", pod.address, "-y"],
+        env=env, cwd=pod.folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 4
+    assert "does not let us in" in done.stderr
+    assert pod("pod", "show").exit_code == 6
+    assert list((pod.folder / "state" / "known_hosts").iterdir()) == []
+
+
+def test_a_host_of_the_ssh_configuration_is_added_by_its_alias(pod: SshPod) -> None:
+    config = pod.server.folder / "client.conf"
+    before = config.read_text()
+    config.write_text(f"Host gpu\n  HostName 127.0.0.1\n  Port {pod.proxy.port}\n{before}")
+    said = pod("pod", "add", "here", "--from-ssh-config", "gpu", "-y", "--json")
+    config.write_text(before)
+    assert said.exit_code == 0, said
+    assert (said.data["address"], said.data["kind"]) == ("gpu", "ssh")
+    assert Path(said.data["root"]) == pod.server.folder / "nsa-pod"
+    assert pod("pod", "add", "there", "gpu").exit_code == 2
