@@ -7,6 +7,7 @@ from rich.markup import escape
 
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.cli.render import line, table
+from nsa_ops.runs.judge_files import Judgement
 from nsa_ops.runs.preflight import Preflight
 
 _MARKS = {"pass": "ok", "warn": "warn", "fail": "FAIL", "unknown": "?", "skipped": "-"}
@@ -37,3 +38,11 @@ def draw_preflight(console: Console, found: Preflight) -> None:
         line(console, f"verdict: green{warned}; `nsa-ops launch --profile {found.report.profile}`")
     else:
         line(console, f"verdict: red because of {', '.join(found.blocking)}")
+
+
+def draw_judgement(console: Console, found: Judgement) -> None:
+    """What files tell of a machine's cards, in one table, and its one verdict."""
+    draw_checks(console, found.checks)
+    words = {"pass": "OK", "warn": "WARN", "fail": "FAIL"}
+    against = f" for profile {found.profile}" if found.profile else ", without a profile"
+    line(console, f"verdict: {words[found.verdict]}{against}")

@@ -1,6 +1,7 @@
 """Commands of the everyday path: preflight, launch, watch, halt, resume."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -45,13 +46,26 @@ def preflight(
     sets: SetOption = None,
     override: OverrideOption = None,
     full: Annotated[bool, typer.Option("--full", help="Add the long tests")] = False,
+    evidence: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--evidence", metavar="FILE", help="Judge what tools printed elsewhere; may be repeated"
+        ),
+    ] = None,
 ) -> None:
     """Check a pod, the configuration and the model's correctness on that very card."""
-    from nsa_ops.cli.render_checks import draw_preflight
+    from nsa_ops.cli.render_checks import draw_judgement, draw_preflight
     from nsa_ops.runs.configure import Choice
     from nsa_ops.runs.guardrails import parse_overrides
+    from nsa_ops.runs.judge_files import judge_files
     from nsa_ops.runs.preflight import refusal_of, run_preflight
 
+    if evidence:
+        judged = judge_files(evidence, profile or session.settings.values.profile, pod)
+        session.show(judged, draw_judgement)
+        if judged.verdict == "fail":
+            raise typer.Exit(3)
+        return
     choice = Choice(recipe or "", profile or "", tuple(sets or ()))
     overrides = parse_overrides(override or ())
     tier: Literal["standard", "full"] = "full" if full else "standard"

@@ -1,39 +1,23 @@
-"""Judge a machine's facts: one result per check, with value, limit and fix; pure."""
+"""Judge a machine and its interpreter: one result per check, with value, limit and fix; pure."""
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.rundir.report import CheckResult, Status
-from nsa_ops.facts.gpu import GPU, GPUFacts
 from nsa_ops.facts.host import HostFacts
 from nsa_ops.facts.python import PythonFacts
 from nsa_ops.runs.estimate import GIB
+from nsa_ops.runs.judge_result import checked
 
 MIN_PYTHON = (3, 11)
 MIN_MEMORY_GIB = 4
 MIN_SHM_MIB = 64
 MIN_OPEN_FILES = 1024
 MAX_CLOCK_OFFSET_S = 5.0
-MAX_BUSY_MIB = 600
 _MIB = 2**20
 _PRODUCT = 64.0**3
-_MEMORY_TOLERANCE = 0.9
 _HINTS = {
     "tmux": "Install it (`apt-get install tmux`), or ask whoever owns the machine",
     "rsync": "Install it (`apt-get install rsync`); backups over SSH need it",
 }
-
-
-def _result(
-    name: str, status: Status, message: str, *, measured: str = "", limit: str = "", hint: str = ""
-) -> CheckResult:
-    needs_hint = status in {"fail", "warn", "unknown"}
-    return CheckResult(
-        name=name,
-        status=status,
-        message=message,
-        measured=measured,
-        limit=limit,
-        hint=hint if needs_hint else "",
-    )
 
 
 def judge_host(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> list[CheckResult]:
@@ -65,7 +49,7 @@ def judge_host(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> lis
 def _python(facts: HostFacts) -> CheckResult:
     good = facts.python_pair >= MIN_PYTHON
     limit = ".".join(map(str, MIN_PYTHON))
-    return _result(
+    return checked(
         "host.python",
         "pass" if good else "fail",
         f"Python {facts.python_version}",
@@ -78,9 +62,9 @@ def _python(facts: HostFacts) -> CheckResult:
 def _tool(tool: str, facts: HostFacts, *, is_needed: bool) -> CheckResult:
     path = facts.tools.get(tool)
     if path:
-        return _result(f"host.{tool}", "pass", path)
+        return checked(f"host.{tool}", "pass", path)
     status: Status = "fail" if is_needed else "warn"
-    return _result(f"host.{tool}", status, f"{tool} is not there", hint=_HINTS[tool])
+    return checked(f"host.{tool}", status, f"{tool} is not there", hint=_HINTS[tool])
 
 
 def _writable(facts: HostFacts) -> CheckResult:
@@ -89,7 +73,7 @@ def _writable(facts: HostFacts) -> CheckResult:
     message = f"{free} free in {facts.disk_path}" if good else f"cannot write in {facts.disk_path}"
     status: Status = "pass" if good else "fail"
     hint = "Choose another root with `pod add`"
-    return _result("host.disk", status, message, measured=free, hint=hint)
+    return checked("host.disk", status, message, measured=free, hint=hint)
 
 
 def _at_least(
@@ -97,18 +81,18 @@ def _at_least(
 ) -> CheckResult:
     bound = f">= {limit / GIB:.2g} GiB"
     if found is None:
-        return _result(name, "unknown", f"{what}: cannot be told", limit=bound, hint=hint)
+        return checked(name, "unknown", f"{what}: cannot be told", limit=bound, hint=hint)
     measured = f"{found / GIB:.1f} GiB"
     verdict: Status = "pass" if found >= limit else status
-    return _result(name, verdict, f"{measured} {what}", measured=measured, limit=bound, hint=hint)
+    return checked(name, verdict, f"{measured} {what}", measured=measured, limit=bound, hint=hint)
 
 
 def _open_files(facts: HostFacts) -> CheckResult:
     found = facts.open_files_limit
     if found is None:
-        return _result("host.open_files", "unknown", "limit of open files: cannot be told")
+        return checked("host.open_files", "unknown", "limit of open files: cannot be told")
     good = found < 0 or found >= MIN_OPEN_FILES  # RLIM_INFINITY is -1
-    return _result(
+    return checked(
         "host.open_files",
         "pass" if good else "warn",
         "no limit of open files" if found < 0 else f"{found} open files allowed",
@@ -120,10 +104,10 @@ def _open_files(facts: HostFacts) -> CheckResult:
 
 def _clock(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> CheckResult:
     if is_local:
-        return _result("host.clock", "skipped", "this machine has one clock")
+        return checked("host.clock", "skipped", "this machine has one clock")
     offset_s = facts.unix_s - laptop_unix_s
     good = abs(offset_s) <= MAX_CLOCK_OFFSET_S
-    return _result(
+    return checked(
         "host.clock",
         "pass" if good else "warn",
         f"its clock is {offset_s:+.1f} s from ours",
@@ -142,90 +126,28 @@ def _packages(facts: PythonFacts) -> CheckResult:
     if facts.missing:
         message = f"missing packages: {', '.join(facts.missing)}"
         hint = "Install the project's `train` extra into the pod's environment"
-        return _result("python.packages", "fail", message, hint=hint)
-    return _result("python.packages", "pass", "all packages are there")
+        return checked("python.packages", "fail", message, hint=hint)
+    return checked("python.packages", "pass", "all packages are there")
 
 
 def _torch(facts: PythonFacts, profile: HardwareProfile) -> CheckResult:
     if facts.torch_version is None:
         message = f"torch cannot be imported: {facts.error or 'it is not installed'}"
         hint = f"Install `{profile.torch_requirement}` ({profile.torch_backend} build) there"
-        return _result("python.torch", "fail", message, hint=hint)
+        return checked("python.torch", "fail", message, hint=hint)
     cuda = f", CUDA {facts.cuda_version}" if facts.cuda_version else ""
-    return _result("python.torch", "pass", f"torch {facts.torch_version}{cuda}")
+    return checked("python.torch", "pass", f"torch {facts.torch_version}{cuda}")
 
 
 def _cuda(facts: PythonFacts, profile: HardwareProfile) -> CheckResult:
     if not profile.needs_card:
-        return _result("python.cuda", "skipped", f"profile {profile.name} uses no card")
+        return checked("python.cuda", "skipped", f"profile {profile.name} uses no card")
     if not facts.cuda_available:
         message = facts.error or "torch finds no card"
         hint = "See that `nvidia-smi` works and that torch is a CUDA build"
-        return _result("python.cuda", "fail", message, hint=hint)
+        return checked("python.cuda", "fail", message, hint=hint)
     if facts.product != _PRODUCT:
         message = f"a product on the card gave {facts.product} instead of {_PRODUCT:g}"
         hint = f"This torch has code for {', '.join(facts.architectures)}"
-        return _result("python.cuda", "fail", f"{message} {facts.error}".strip(), hint=hint)
-    return _result("python.cuda", "pass", "a product on the card is right")
-
-
-def judge_gpus(facts: GPUFacts, profile: HardwareProfile) -> list[CheckResult]:
-    """The cards against the profile."""
-    if not profile.needs_card:
-        return [_result("gpu.cards", "skipped", f"profile {profile.name} uses no card")]
-    if facts.problem:
-        hint = "Restart the pod or its driver, or take another one"
-        return [_result("gpu.cards", "fail", facts.problem, hint=hint)]
-    results = [_result("gpu.cards", "pass", f"{len(facts.gpus)} cards answer")]
-    for gpu in facts.gpus:
-        results += [
-            _card(gpu, profile), _memory(gpu, profile), _busy(gpu), _mig(gpu), _ecc(gpu),
-        ]  # fmt: skip
-    return results
-
-
-def _card(gpu: GPU, profile: HardwareProfile) -> CheckResult:
-    good = profile.matches(gpu.name)
-    message = gpu.name if good else f"{gpu.name} is not a card of profile {profile.name}"
-    hint = "See which profile fits with `nsa-ops profile ls`"
-    return _result(f"gpu{gpu.index}.card", "pass" if good else "fail", message, hint=hint)
-
-
-def _memory(gpu: GPU, profile: HardwareProfile) -> CheckResult:
-    name, smallest_gib = f"gpu{gpu.index}.memory", min(profile.memory_gib, default=0.0)
-    limit_mib = _MEMORY_TOLERANCE * smallest_gib * 1024
-    if gpu.memory_mib is None:
-        return _result(name, "unknown", "nvidia-smi does not tell the card's memory")
-    status: Status = "pass" if gpu.memory_mib >= limit_mib else "fail"
-    return _result(
-        name, status, f"{gpu.memory_mib} MiB", measured=f"{gpu.memory_mib} MiB",
-        limit=f">= {limit_mib:.0f} MiB", hint="Take a card with the memory the profile names",
-    )  # fmt: skip
-
-
-def _busy(gpu: GPU) -> CheckResult:
-    name = f"gpu{gpu.index}.free"
-    if gpu.memory_used_mib is None:
-        return _result(name, "unknown", "nvidia-smi does not tell the memory in use")
-    good = gpu.memory_used_mib <= MAX_BUSY_MIB
-    return _result(
-        name, "pass" if good else "warn", f"{gpu.memory_used_mib} MiB in use",
-        measured=f"{gpu.memory_used_mib} MiB", limit=f"<= {MAX_BUSY_MIB} MiB",
-        hint="Another process holds memory on it: see `nvidia-smi`",
-    )  # fmt: skip
-
-
-def _mig(gpu: GPU) -> CheckResult:
-    name = f"gpu{gpu.index}.mig"
-    if gpu.is_mig:
-        return _result(name, "fail", "the card is cut into MIG slices", hint="Ask for a whole card")
-    return _result(name, "pass", "the card is whole")
-
-
-def _ecc(gpu: GPU) -> CheckResult:
-    name, errors = f"gpu{gpu.index}.ecc", gpu.ecc_uncorrected
-    if errors is None:
-        return _result(name, "skipped", "the card reports no memory errors at all")
-    status: Status = "pass" if errors == 0 else "fail"
-    hint = "Take another card; this one corrupts memory"
-    return _result(name, status, f"{errors} uncorrected memory errors", hint=hint)
+        return checked("python.cuda", "fail", f"{message} {facts.error}".strip(), hint=hint)
+    return checked("python.cuda", "pass", "a product on the card is right")

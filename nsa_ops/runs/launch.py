@@ -11,7 +11,7 @@ from nsa_core.rundir.layout import check_run_id, new_run_id
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError
-from nsa_ops.facts.gpu import GPUFacts, read_gpus
+from nsa_ops.facts.hardware import HardwareFacts, read_cards
 from nsa_ops.facts.host import read_host
 from nsa_ops.facts.python import PythonFacts
 from nsa_ops.plan import Plan, Step, plan_of
@@ -140,8 +140,8 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
 def _live_facts(link: PodLink, hardware: HardwareProfile) -> PodFacts:
     """What can change between preflight and launch: disk and cards."""
     host = read_host(link.transport, link.record.python, link.record.root)
-    gpus = read_gpus(link.transport) if hardware.needs_card else GPUFacts()
-    return PodFacts(host, PythonFacts(), gpus)
+    cards = read_cards(link.transport) if hardware.needs_card else HardwareFacts()
+    return PodFacts(host, PythonFacts(), cards)
 
 
 def refuse_failures(findings: Sequence[CheckResult]) -> None:

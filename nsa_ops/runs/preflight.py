@@ -11,15 +11,16 @@ from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
 from nsa_core.rundir.report import CheckResult, Report
 from nsa_ops.errors import ConfigurationError, DeadlineError, RefusedError
-from nsa_ops.facts.gpu import GPUFacts, read_gpus
+from nsa_ops.facts.hardware import HardwareFacts, read_hardware
 from nsa_ops.facts.host import HostFacts, read_host
 from nsa_ops.facts.python import PythonFacts, read_python
 from nsa_ops.remote.snapshot import Snapshot, ship, take_snapshot
-from nsa_ops.runs.configure import Choice, load_hardware, resolve_choice
+from nsa_ops.runs.configure import Choice, all_hardware, load_hardware, resolve_choice
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.estimate import estimate_run
 from nsa_ops.runs.guardrails import Subject, apply_overrides, check_guardrails
-from nsa_ops.runs.judge import judge_gpus, judge_host, judge_python
+from nsa_ops.runs.judge import judge_host, judge_python
+from nsa_ops.runs.judge_evidence import judge_hardware
 from nsa_ops.runs.pods import choose_pod
 
 Tier = Literal["standard", "full"]
@@ -35,19 +36,19 @@ class PodFacts:
 
     host: HostFacts
     python: PythonFacts
-    gpus: GPUFacts
+    hardware: HardwareFacts
 
     @property
     def card_memory_mib(self) -> float | None:
         """Memory of the smallest card; None if unknown or there is none."""
-        known = [gpu.memory_mib for gpu in self.gpus.gpus if gpu.memory_mib is not None]
+        known = [gpu.memory_mib for gpu in self.hardware.gpus if gpu.memory_mib is not None]
         return min(known, default=None)
 
     def summary(self) -> dict[str, object]:
         """What a manifest records of the pod."""
         return {
-            "gpus": [gpu.name for gpu in self.gpus.gpus],
-            "driver": next((gpu.driver_version for gpu in self.gpus.gpus), None),
+            "gpus": [gpu.name for gpu in self.hardware.gpus],
+            "driver": next((gpu.driver_version for gpu in self.hardware.gpus), None) or None,
             "torch": self.python.torch_version,
             "cuda": self.python.cuda_version,
             "python": self.host.python_version,
@@ -181,7 +182,7 @@ def read_facts(operator: Operator, link: PodLink) -> PodFacts:
     python = link.record.python
     host = read_host(link.transport, python, link.record.root)
     operator.tell(f"python {host.python_version}; importing torch")
-    return PodFacts(host, read_python(link.transport, python), read_gpus(link.transport))
+    return PodFacts(host, read_python(link.transport, python), read_hardware(link.transport))
 
 
 def resolve_for(
@@ -216,7 +217,7 @@ def judge_facts(
     return [
         *judge_host(facts.host, is_local=is_local, laptop_unix_s=operator.clock.unix_s()),
         *judge_python(facts.python, hardware),
-        *judge_gpus(facts.gpus, hardware),
+        *judge_hardware(facts.hardware, hardware, all_hardware()),
     ]
 
 

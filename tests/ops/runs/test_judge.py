@@ -1,13 +1,10 @@
-from dataclasses import replace
-
 import pytest
 
 from nsa_core.config.profile import load_profile
 from nsa_core.rundir.report import CheckResult
-from nsa_ops.facts.gpu import GPUFacts, parse_gpus
 from nsa_ops.facts.host import HostFacts
 from nsa_ops.facts.python import PythonFacts
-from nsa_ops.runs.judge import judge_gpus, judge_host, judge_python
+from nsa_ops.runs.judge import judge_host, judge_python
 from nsa_ops.runs.preflight import blocking_checks
 
 GIB = 2**30
@@ -18,7 +15,6 @@ HOST = HostFacts(
     disk_free_bytes=500 * GIB, disk_path="/pod", shm_free_bytes=8 * GIB, open_files_limit=65536,
     tools={"tmux": "/usr/bin/tmux", "rsync": "/usr/bin/rsync"}, unix_s=1000.0,
 )  # fmt: skip
-(CARD,) = parse_gpus("0, NVIDIA A100-SXM4-80GB, GPU-1, 550.54, 81920, 3, 0, 31, 62, Disabled, 0\n")
 
 
 def host(**changes: object) -> dict[str, str]:
@@ -79,31 +75,6 @@ def test_a_torch_that_cannot_compute_on_the_card_fails() -> None:
 def test_missing_packages_and_a_missing_torch_fail() -> None:
     results = judge_python(PythonFacts(missing=["yaml"], error="No module named torch"), CPU)
     assert [one.status for one in results] == ["fail", "fail", "skipped"]
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "status"),
-    [
-        ("gpu0.card", {"name": "NVIDIA GeForce RTX 4080 SUPER"}, "fail"),
-        ("gpu0.memory", {"memory_mib": 16376}, "fail"),
-        ("gpu0.memory", {"memory_mib": None}, "unknown"),
-        ("gpu0.free", {"memory_used_mib": 22_937}, "warn"),
-        ("gpu0.mig", {"is_mig": True}, "fail"),
-        ("gpu0.ecc", {"ecc_uncorrected": 1}, "fail"),
-        ("gpu0.ecc", {"ecc_uncorrected": None}, "skipped"),
-    ],
-)
-def test_what_is_wrong_with_a_card_is_named(
-    name: str, changes: dict[str, object], status: str
-) -> None:
-    results = judge_gpus(GPUFacts((replace(CARD, **changes),)), A100)  # type: ignore[arg-type]
-    assert status_of(results, name) == status
-
-
-def test_no_answer_from_the_driver_fails_where_a_card_is_needed() -> None:
-    sick = GPUFacts(problem="nvidia-smi did not answer within 20 s")
-    assert status_of(judge_gpus(sick, A100), "gpu.cards") == "fail"
-    assert status_of(judge_gpus(sick, CPU), "gpu.cards") == "skipped"
 
 
 def _check(name: str, status: str) -> CheckResult:

@@ -1,0 +1,144 @@
+"""Evidence: everything that one text about a machine's cards says, whatever tool printed it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from nsa_ops.facts.dcgm import Diagnosis, parse_diagnoses
+from nsa_ops.facts.failures import (
+    Found,
+    OutOfMemory,
+    Versions,
+    parse_failures,
+    parse_out_of_memory,
+    parse_versions,
+)
+from nsa_ops.facts.gpu import GPU, join_cards
+from nsa_ops.facts.kernel_log import KernelLog, parse_kernel_log
+from nsa_ops.facts.readings import strip_ansi
+from nsa_ops.facts.smi_csv import parse_csv
+from nsa_ops.facts.smi_records import parse_query_text, parse_xml
+from nsa_ops.facts.smi_table import parse_list, parse_table
+from nsa_ops.facts.topology import (
+    NVLinks,
+    Topology,
+    parse_nvlinks,
+    parse_peers,
+    parse_topology,
+)
+
+Kind = Literal[
+    "nvidia-smi -q", "nvidia-smi -q -x", "nvidia-smi --query", "nvidia-smi", "nvidia-smi -L",
+    "nvidia-smi topo", "nvidia-smi nvlink", "kernel log", "dcgmi diag", "failure",
+    "out of memory", "driver version", "unknown",
+]  # fmt: skip
+_PLACE = re.compile(r"^\((container|host|guest|vm|pod)\)\s*[$#]", re.IGNORECASE)
+_PROMPT = re.compile(r"^\S*\s*[$#]\s+\S")
+_INSIDE = frozenset({"container", "guest", "pod"})
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one text says.
+
+    Attributes:
+        source: Where the text came from: a file's name, or a command.
+        kinds: What forms of evidence it holds; empty if none that we know.
+        cards: Cards, joined over all forms in the text.
+        num_attached: Cards of the machine, where the text tells.
+        topology: How the cards are joined.
+        no_peers: Pairs that cannot reach each other's memory.
+        nvlinks: NVLink by card.
+        kernel: What the kernel log says.
+        diagnoses: Results of dcgmi.
+        failures: Answers that are errors.
+        versions: The driver's two halves, if the text names them.
+        out_of_memory: Failed allocations.
+        num_host_cards: Cards that the host sees, where the text tells host and container apart.
+        first_line: First line that says something, for a text of no known form.
+    """
+
+    source: str
+    kinds: tuple[Kind, ...] = ()
+    cards: tuple[GPU, ...] = ()
+    num_attached: int | None = None
+    topology: Topology | None = None
+    no_peers: tuple[tuple[int, int], ...] = ()
+    nvlinks: tuple[NVLinks, ...] = ()
+    kernel: KernelLog = field(default_factory=KernelLog)
+    diagnoses: tuple[Diagnosis, ...] = ()
+    failures: tuple[Found, ...] = ()
+    versions: Versions = field(default_factory=Versions)
+    out_of_memory: tuple[OutOfMemory, ...] = ()
+    num_host_cards: int = 0
+    first_line: str = ""
+
+
+def parse_evidence(text: str, source: str = "") -> Evidence:
+    """Everything that a text says; a text of no known form gives an `Evidence` without kinds."""
+    inside, outside = _places(strip_ansi(text).replace("\r\n", "\n").replace("\r", "\n"))
+    query, xml = parse_query_text(inside), parse_xml(inside)
+    by_kind: dict[Kind, tuple[GPU, ...]] = {
+        "nvidia-smi -q": query.cards,
+        "nvidia-smi -q -x": xml.cards,
+        "nvidia-smi": parse_table(inside),
+        "nvidia-smi --query": parse_csv(inside),
+        "nvidia-smi -L": parse_list(inside),
+    }
+    failures = parse_failures(inside)
+    evidence = Evidence(
+        source=source,
+        cards=join_cards(card for cards in by_kind.values() for card in cards),
+        num_attached=query.num_attached or xml.num_attached,
+        topology=parse_topology(inside),
+        no_peers=parse_peers(inside),
+        nvlinks=parse_nvlinks(inside),
+        kernel=parse_kernel_log(inside),
+        diagnoses=parse_diagnoses(inside),
+        failures=failures,
+        versions=parse_versions(inside),
+        out_of_memory=parse_out_of_memory(inside),
+        num_host_cards=len(parse_list(outside)),
+        first_line=next((line.strip()[:200] for line in inside.splitlines() if line.strip()), ""),
+    )
+    kinds = [kind for kind, cards in by_kind.items() if cards]
+    kinds += _other_kinds(evidence)
+    return replace(evidence, kinds=tuple(kinds))
+
+
+def detect_kind(text: str) -> Kind:
+    """The first form of evidence that a text holds, or `unknown`."""
+    return next(iter(parse_evidence(text).kinds), "unknown")
+
+
+def _other_kinds(evidence: Evidence) -> Iterator[Kind]:
+    present: dict[Kind, bool] = {
+        "nvidia-smi topo": evidence.topology is not None or bool(evidence.no_peers),
+        "nvidia-smi nvlink": bool(evidence.nvlinks),
+        "kernel log": bool(evidence.kernel.num_lines or evidence.kernel.events),
+        "dcgmi diag": bool(evidence.diagnoses),
+        "failure": bool(evidence.failures),
+        "out of memory": bool(evidence.out_of_memory),
+        "driver version": evidence.versions != Versions(),
+    }
+    return (kind for kind, is_there in present.items() if is_there)
+
+
+def _places(text: str) -> tuple[str, str]:
+    """What was seen where the run would be, and what only the host saw, by the prompts' words."""
+    inside: list[str] = []
+    outside: list[str] = []
+    current, has_inside = inside, False
+    for line in text.splitlines():
+        place = _PLACE.match(line)
+        if place:
+            is_inside = place[1].lower() in _INSIDE
+            has_inside = has_inside or is_inside
+            current = inside if is_inside else outside
+        elif _PROMPT.match(line):
+            current = inside
+        current.append(line)
+    if not has_inside:
+        return text, ""
+    return "\n".join(inside), "\n".join(outside)

@@ -1,0 +1,116 @@
+"""Cards from the full records of nvidia-smi: `-q` as indented text and as XML, whole or cut off."""
+
+import html
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from nsa_ops.facts.gpu import GPU
+from nsa_ops.facts.readings import parse_count, parse_text
+from nsa_ops.facts.smi_fields import Leaf, card_from, leaf_name
+
+_CARD_LINE = re.compile(r"^GPU\s+([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*$")
+_PROMPT = re.compile(r"^\s*(\([\w-]+\)\s*)?[\w.@~:/-]*\s*[$#]\s")
+_TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)([^<>]*?)(/?)>([^<]*)")
+_ID = re.compile(r'\bid\s*=\s*"([^"]*)"')
+_ROOT = "nvidia_smi_log"
+_MIN_LINES = 3
+
+
+@dataclass(frozen=True)
+class Records:
+    """What full records say.
+
+    Attributes:
+        cards: A card each.
+        num_attached: Cards of the machine; more than `cards` if only some were asked.
+    """
+
+    cards: tuple[GPU, ...] = ()
+    num_attached: int | None = None
+
+
+def parse_query_text(text: str) -> Records:
+    """Cards from `nvidia-smi -q`; whatever else stands around it is passed over."""
+    header: dict[str, str] = {}
+    cards: list[list[Leaf]] = []
+    path: list[tuple[int, str]] = []
+    inside = False
+    for line in text.expandtabs().splitlines():
+        card = _CARD_LINE.match(line)
+        if card:
+            cards.append([(("bus_id",), card[1])])
+            path, inside = [], True
+        elif _PROMPT.match(line):
+            inside = False
+        elif inside and line[:1].isspace():
+            cards[-1] += _leaf(line, path)
+        else:
+            name, found, value = line.partition(" : ")
+            if found:
+                header.setdefault(leaf_name(name), value.strip())
+    whole = [leaves for leaves in cards if len(leaves) >= _MIN_LINES]
+    return _records(whole, header)
+
+
+def _leaf(line: str, path: list[tuple[int, str]]) -> Iterator[Leaf]:
+    """The value on a line of a card's record; keeps the headings above it in `path`."""
+    name, has_value, value = line.partition(" : ")
+    name = name.rstrip().removesuffix(":").strip()
+    if not name or name.startswith("["):
+        return
+    indent = len(line) - len(line.lstrip())
+    while path and path[-1][0] >= indent:
+        path.pop()
+    above = tuple(heading for _, heading in path)
+    if has_value:
+        yield (*above, leaf_name(name)), value.strip()
+    path.append((indent, leaf_name(name)))
+
+
+def parse_xml(text: str) -> Records:
+    """Cards from `nvidia-smi -q -x`, by tags alone: XML that is cut off gives what it has."""
+    if f"<{_ROOT}" not in text and "<gpu" not in text:
+        return Records()
+    header: dict[str, str] = {}
+    cards: list[list[Leaf]] = []
+    path: list[str] = []
+    for closing, tag, attributes, empty, content in _TAG.findall(text):
+        name = leaf_name(tag)
+        if closing:
+            _close(path, name)
+            continue
+        if name == "gpu":
+            named = _ID.search(attributes)
+            cards.append([(("bus_id",), named[1])] if named else [])
+            path = []
+        elif name != _ROOT and not empty:
+            path.append(name)
+        _keep(path, html.unescape(content).strip(), cards, header)
+    return _records([leaves for leaves in cards if len(leaves) >= _MIN_LINES], header)
+
+
+def _keep(path: list[str], value: str, cards: list[list[Leaf]], header: dict[str, str]) -> None:
+    if not path or not value:
+        return
+    if cards:
+        cards[-1].append((tuple(path), value))
+    elif len(path) == 1:
+        header.setdefault(path[0], value)
+
+
+def _close(path: list[str], name: str) -> None:
+    if name in path:
+        while path.pop() != name:
+            pass
+
+
+def _records(cards: list[list[Leaf]], header: dict[str, str]) -> Records:
+    num_attached = parse_count(header.get("attached_gpus", ""))
+    is_all = num_attached is None or num_attached == len(cards)
+    driver, cuda = (parse_text(header.get(f"{name}_version", "")) for name in ("driver", "cuda"))
+    read = (
+        replace(card_from(leaves), index=number if is_all else None, driver_version=driver)
+        for number, leaves in enumerate(cards)
+    )
+    return Records(tuple(replace(card, cuda_version=cuda) for card in read), num_attached)

@@ -1,0 +1,153 @@
+"""Cards, MIG slices and processes from the table that plain `nvidia-smi` draws, and from `-L`."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from nsa_ops.facts.gpu import GPU, Process, Slice, join_cards
+from nsa_ops.facts.readings import parse_bus, parse_count, parse_flag, parse_text
+
+_VERSIONS = re.compile(r"Driver Version:\s*([\d.]+)(?:.*?CUDA Version:\s*([\d.]+))?")
+_FIRST = re.compile(
+    r"^\|\s+(\d+)\s+(\S.*?)\s+(?:On|Off|N/A"
+    r"|ERR!)\s*\|\s*([0-9A-Fa-f:.]{7,16})\s+\S+\s*\|\s*(.*?)\s*\|"
+)
+_SECOND = re.compile(
+    r"^\|\s*(?P<fan>\d+\s*%|N/A|ERR!)\s+(?P<temperature>\S+)\s+(?P<state>P\d+|N/A|ERR!|Unknown)\s+"
+    r"(?P<power>.*?)\s*/\s*(?P<limit>.*?)\s*\|\s*(?P<used>\S+)\s*/\s*(?P<total>\S+)\s*\|"
+    r"\s*(?P<load>\S+)\s+(?P<mode>.*?)\s*\|"
+)
+_THIRD = re.compile(r"^\|\s*\|\s*\|\s*(Enabled\*?|Disabled\*?|N/A)\s*\|\s*$")
+_PROCESS = re.compile(
+    r"^\|\s+(\d+)\s+(?:(?:\d+|N/A)\s+(?:\d+"
+    r"|N/A)\s+)?(\d+)\s+([CGM](?:\+[CGM])*)\s+(.*?)\s+(\d+MiB|N/A)\s*\|"
+)
+_SLICE = re.compile(r"^\|\s+(\d+)\s+\d+\s+\d+\s+\d+\s+\|\s*(\d+)MiB\s*/\s*(\d+)MiB\s*\|\s*(\d+)?")
+_LISTED = re.compile(r"^\s*GPU (\d+): (.+?)(?: \(UUID: ([^)]*)\)?)?\s*$")
+_LISTED_SLICE = re.compile(r"^\s+MIG (\S+)\s+Device\s+\d+:")
+_SLICE_GB = re.compile(r"\.(\d+)gb", re.IGNORECASE)
+_DETAILS = frozenset(
+    {"temperature_c", "power_w", "power_limit_w", "memory_mib", "memory_used_mib",
+     "utilization_percent", "fan_percent", "compute_mode"}
+)  # fmt: skip
+_BAD = "ERR!"
+
+
+def parse_table(text: str) -> tuple[GPU, ...]:
+    """Cards from the drawn table; processes are joined to them."""
+    cards: list[GPU] = []
+    extras: list[GPU] = []
+    driver = cuda = ""
+    for line in text.splitlines():
+        versions = _VERSIONS.search(line)
+        if versions:
+            driver, cuda = versions[1], versions[2] or ""
+        first = _FIRST.match(line)
+        if first:
+            cards.append(replace(_first(first), driver_version=driver, cuda_version=cuda))
+        elif cards and _SECOND.match(line):
+            cards[-1] = _second(cards[-1], line)
+        elif cards and _THIRD.match(line):
+            cards[-1] = _third(cards[-1], line)
+        else:
+            extras += _extras(line)
+    return join_cards([*cards, *_gathered(extras)]) if cards else ()
+
+
+def _first(found: re.Match[str]) -> GPU:
+    index, name, bus, ecc = found.groups()
+    return GPU(
+        index=int(index),
+        name=parse_text(name),
+        bus=parse_bus(bus if bus.count(":") > 1 else f"0000:{bus}"),
+        ecc_uncorrected=parse_count(ecc),
+        has_ecc=None if parse_count(ecc) is None else True,
+        answers_badly=_BAD in found[0],
+        reported=frozenset({"name"} if ecc == "On" else {"name", "ecc_uncorrected", "has_ecc"}),
+    )
+
+
+def _second(card: GPU, line: str) -> GPU:
+    found = _SECOND.match(line)
+    if found is None:
+        return card
+    power, limit = (re.sub(r"\s*W$", "", found[name].strip()) for name in ("power", "limit"))
+    return replace(
+        card,
+        fan_percent=parse_count(found["fan"]),
+        temperature_c=parse_count(found["temperature"]),
+        power_w=_number(power),
+        power_limit_w=_number(limit),
+        memory_used_mib=parse_count(found["used"]),
+        memory_mib=parse_count(found["total"]),
+        utilization_percent=parse_count(found["load"]),
+        compute_mode=parse_text(found["mode"]),
+        answers_badly=card.answers_badly or _BAD in line,
+        reported=card.reported | _DETAILS,
+    )
+
+
+def _third(card: GPU, line: str) -> GPU:
+    found = _THIRD.match(line)
+    mode = parse_flag(found[1].rstrip("*")) if found else None
+    pending = not mode if found and mode is not None and found[1].endswith("*") else mode
+    known = frozenset({"is_mig", "is_mig_pending"})
+    return replace(card, is_mig=mode, is_mig_pending=pending, reported=card.reported | known)
+
+
+def _number(cell: str) -> float | None:
+    count = parse_count(cell)
+    return None if count is None else float(count)
+
+
+def _extras(line: str) -> Iterator[GPU]:
+    """A slice or a process, as a record of the card it belongs to."""
+    found = _SLICE.match(line)
+    if found:
+        index, _, total, num_sm = found.groups()
+        one = Slice(memory_mib=int(total), num_sm=int(num_sm) if num_sm else None)
+        yield GPU(index=int(index), slices=(one,))
+        return
+    process = _PROCESS.match(line)
+    if process:
+        index, pid, kind, name, memory = process.groups()
+        held = Process(int(pid), parse_text(name), parse_count(memory), kind)
+        yield GPU(index=int(index), processes=(held,), reported=frozenset({"processes"}))
+
+
+def _gathered(extras: Iterable[GPU]) -> Iterator[GPU]:
+    """One record a card: two equal slices are two, which joining would take for one."""
+    by_card: dict[int | None, list[GPU]] = {}
+    for extra in extras:
+        by_card.setdefault(extra.index, []).append(extra)
+    for index, records in by_card.items():
+        yield GPU(
+            index=index,
+            slices=tuple(one for record in records for one in record.slices),
+            processes=tuple(one for record in records for one in record.processes),
+            reported=frozenset().union(*(record.reported for record in records)),
+        )
+
+
+def parse_list(text: str) -> tuple[GPU, ...]:
+    """Cards and MIG slices from `nvidia-smi -L`, and cards from the headings of `nvlink -s`."""
+    cards: list[GPU] = []
+    for line in text.splitlines():
+        found = _LISTED.match(line)
+        if found:
+            index, name, uuid = found.groups()
+            known = frozenset({"name"})
+            cards.append(GPU(index=int(index), name=name, uuid=uuid or "", reported=known))
+            continue
+        piece = _LISTED_SLICE.match(line)
+        if piece and cards:
+            last = cards[-1]
+            slices = (*last.slices, Slice(name=piece[1], memory_mib=_slice_mib(piece[1])))
+            known = last.reported | {"is_mig"}
+            cards[-1] = replace(last, slices=slices, is_mig=True, reported=known)
+    return tuple(cards)
+
+
+def _slice_mib(name: str) -> int | None:
+    size = _SLICE_GB.search(name)
+    return int(size[1]) * 1024 if size else None

@@ -1,0 +1,66 @@
+"""Judge files with what tools printed on a machine that cannot be asked."""
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from nsa_core.rundir.report import CheckResult, verdict_of
+from nsa_ops.errors import ConfigurationError, NotFoundError
+from nsa_ops.runs.configure import all_hardware, load_hardware
+from nsa_ops.runs.judge_evidence import judge_evidence
+
+#: More of a kernel log is no more evidence; the newest lines are at its end.
+MAX_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What files tell.
+
+    Attributes:
+        files: Their paths.
+        profile: What the cards were held against; empty if nothing was named.
+        verdict: `pass`, `warn` or `fail` over all checks.
+        checks: Every check.
+    """
+
+    files: list[str]
+    profile: str
+    verdict: Literal["pass", "warn", "fail"]
+    checks: list[CheckResult]
+
+
+def judge_files(paths: Sequence[Path], profile: str, pod: str | None = None) -> Judgement:
+    """Judge files about one machine together.
+
+    Args:
+        paths: The files.
+        profile: Name of the profile that the cards should fit; empty judges them alone.
+        pod: A pod that was named as well, which cannot be.
+
+    Raises:
+        ConfigurationError: If a pod is named too, or there is no such profile.
+        NotFoundError: If a file cannot be read.
+    """
+    if pod is not None:
+        message = f"`--evidence` judges files, and pod `{pod}` cannot be asked at once"
+        raise ConfigurationError(
+            message, hint="Leave the pod out; repeat `--evidence` for each file"
+        )
+    texts = {str(path): _read(path) for path in paths}
+    wanted = load_hardware(profile) if profile else None
+    checks = judge_evidence(texts, wanted, all_hardware())
+    return Judgement(list(texts), profile, verdict_of(checks), checks)
+
+
+def _read(path: Path) -> str:
+    """The text of a file, whatever wrote it; bytes that are none are shown as replacements."""
+    try:
+        content = path.read_bytes()[-MAX_BYTES:]
+    except OSError as error:
+        message = f"Evidence `{path}` cannot be read: {error.strerror}"
+        raise NotFoundError(message, hint="Check the path") from error
+    is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if is_wide else "utf-8-sig", errors="replace")

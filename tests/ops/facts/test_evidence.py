@@ -1,0 +1,171 @@
+"""Topology, kernel log, dcgmi, failures; and that no cut or garbled text is an error."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsa_ops.facts.dcgm import Diagnosis, parse_diagnoses
+from nsa_ops.facts.evidence import detect_kind, parse_evidence
+from nsa_ops.facts.failures import parse_failures, parse_out_of_memory, parse_versions
+from nsa_ops.facts.kernel_log import parse_kernel_log
+from nsa_ops.facts.topology import parse_nvlinks, parse_peers, parse_topology
+from nsa_ops.runs.judge_evidence import judge_evidence
+from tests.ops.facts import samples
+
+CASES = Path(__file__).parents[3].parent / "shared" / "cases" / "hw"
+FILES = sorted(CASES.iterdir()) if CASES.is_dir() else []
+_CUTS = 12
+
+
+def test_a_topology_is_read_through_its_underlining_and_other_columns() -> None:
+    evidence = parse_evidence(samples.TOPOLOGY)
+    assert evidence.topology is not None
+    assert evidence.topology.cards == (0, 1, 2)
+    assert evidence.topology.pairs == {(0, 1): "NV4", (0, 2): "SYS", (1, 2): "SYS"}
+    assert parse_topology("GPU memory is full") is None
+
+
+def test_links_are_counted_card_by_card() -> None:
+    first, second = parse_nvlinks(samples.NVLINK)
+    assert (first.active, first.inactive, second.active) == ((0,), (1,), (0, 1))
+
+
+def test_pairs_without_peer_access_are_named() -> None:
+    matrix = " \tGPU0\tGPU1\nGPU0\tX\tCNS\nGPU1\tCNS\tX\n"
+    assert parse_peers(matrix) == ((0, 1),)
+    assert parse_peers("Device=2 CANNOT Access Peer Device=0\n") == ((0, 2),)
+
+
+def test_xids_are_grouped_by_card_and_code() -> None:
+    log = parse_kernel_log(samples.KERNEL)
+    found = [(event.kind, event.bus, event.code, event.count) for event in log.events]
+    assert found == [
+        ("xid", "0000:3b:00", 31, 2), ("xid", "0000:3b:00", 79, 1),
+        ("switch", "0000:c1:00", 20034, 1), ("hung", "", None, 1),
+    ]  # fmt: skip
+    assert log.events[0].programs == ("python3", "eval")
+    assert (log.num_lines, log.module_version) == (7, "535.54.03")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Xid (PCI:0000:05:00): 48, DBE", "NVRM: Xid (0000:05:00): 48, DBE",
+     "[12.5] NVRM: Xid (PCI:0000:05:00 GPU-I:03): 48, pid=1",
+     "Nov 28 01:02:03 pod kernel: NVRM: Xid (PCI:0000:05:00): 48, DBE",
+     "3,100,200,-;NVRM: Xid (PCI:0000:05:00): 48, DBE"],
+)  # fmt: skip
+def test_an_xid_is_found_in_every_log_format(line: str) -> None:
+    events = parse_kernel_log(line if "NVRM" in line else f"NVRM: {line}").events
+    assert [(event.bus, event.code) for event in events] == [("0000:05:00", 48)]
+
+
+def test_an_api_mismatch_names_both_versions() -> None:
+    log = parse_kernel_log(
+        "[1.0] NVRM: API mismatch: the client has the version 550.90.07, but\n"
+        "[1.0] NVRM: this kernel module has the version 550.54.15.  Please\n"
+    )
+    assert (log.client_version, log.module_version) == ("550.90.07", "550.54.15")
+
+
+def test_a_diagnosis_is_read_from_the_newer_table() -> None:
+    found = parse_diagnoses(samples.DCGM_TABLE)
+    assert Diagnosis("memory", "pass", (0,)) in found
+    told = "Double-bit ECC errors were found; please reset the GPU."
+    assert Diagnosis("memory", "fail", (3,), told) in found
+    assert found[-1] == Diagnosis("pcie", "pass")
+
+
+def test_a_diagnosis_is_read_from_json() -> None:
+    assert parse_diagnoses(samples.DCGM_JSON) == (
+        Diagnosis("memory", "pass", (0,)),
+        Diagnosis("memory", "fail", (1,), "row remap failed"),
+        Diagnosis("pcie", "pass", (0, 1)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Failed to initialize NVML: Driver/library version mismatch", "mismatch"),
+        ("Failed to initialize NVML: Unknown Error", "unknown_error"),
+        ("NVIDIA-SMI couldn't communicate with the NVIDIA driver.", "not_talking"),
+        ("Unable to determine the device handle for GPU0000:8A:00.0: GPU is lost.", "handle"),
+        ("RuntimeError: Unexpected error. Error 802: system not yet initialized", "fabric"),
+        ("Error 803: system has unsupported display driver", "cuda_mismatch"),
+        ("CUDA error: no kernel image is available for execution on the device", "no_kernel_image"),
+        ("The NVIDIA driver on your system is too old (found version 11040).", "driver_old"),
+        ("bash: nvidia-smi: command not found", "no_tool"),
+        ("$ timeout 20 nvidia-smi; echo $?\n124\n", "hung"),
+        ("[rank3]: Watchdog caught collective operation timeout: WorkNCCL", "peer_hang"),
+    ],
+)  # fmt: skip
+def test_a_failure_is_known_by_its_words(text: str, kind: str) -> None:
+    assert kind in [found.kind for found in parse_failures(text)]
+
+
+def test_a_lost_card_is_named_even_where_no_blank_stands_before_its_address() -> None:
+    text = "Unable to determine the device handle for GPU0000:8A:00.0: Unknown Error"
+    assert parse_failures(text)[0].bus == "0000:8a:00"
+
+
+def test_both_halves_of_the_driver_are_read() -> None:
+    text = "NVML library version: 550.90\nNVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Rel"
+    versions = parse_versions(text)
+    assert (versions.library, versions.module) == ("550.90", "550.54.15")
+
+
+def test_out_of_memory_is_read_in_the_older_wording() -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 1; 24.00 GiB total capacity; "
+        "1.00 GiB already allocated; 16.00 MiB free; 2.00 GiB reserved in total by PyTorch)"
+    )
+    (found,) = parse_out_of_memory(text)
+    assert (found.gpu, found.total_mib, found.free_mib, found.own_mib) == (1, 24576, 16, 2048)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("query", "nvidia-smi -q"), ("xml", "nvidia-smi -q -x"), ("csv", "nvidia-smi --query"),
+        ("table", "nvidia-smi"), ("listed", "nvidia-smi -L"), ("topology", "nvidia-smi topo"),
+        ("kernel", "kernel log"), ("dcgm_table", "dcgmi diag"), ("dcgm_json", "dcgmi diag"),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_text_is_told(name: str, kind: str) -> None:
+    assert detect_kind(samples.ALL[name]) == kind
+
+
+@pytest.mark.parametrize("text", ["", "hello\n", "a, b, c\n1, 2, 3\n", "| a | b |\n", "{}"])
+def test_a_text_of_no_known_kind_is_unknown_and_not_well(text: str) -> None:
+    assert detect_kind(text) == "unknown"
+    assert [result.status for result in judge_evidence([text])] == ["unknown"]
+
+
+def _cuts(text: str) -> list[str]:
+    """A text cut at many places, and with a piece of it taken out."""
+    places = [len(text) * n // _CUTS for n in range(_CUTS)]
+    return [part for at in places for part in (text[:at], text[at:], text[:at] + text[at + 37 :])]
+
+
+@pytest.mark.parametrize("name", samples.ALL)
+def test_no_cut_of_a_sample_is_an_error(name: str) -> None:
+    for text in _cuts(samples.ALL[name]):
+        judge_evidence([text])
+
+
+@pytest.mark.skipif(not FILES, reason="the collected cases are not beside the checkout")
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_no_cut_of_a_real_file_is_an_error(path: Path) -> None:
+    for text in _cuts(path.read_text(errors="replace")):
+        judge_evidence([text])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(samples.ALL)), st.data())
+def test_no_garbled_sample_is_an_error(name: str, data: st.DataObject) -> None:
+    text = samples.ALL[name]
+    at = data.draw(st.integers(0, len(text)))
+    junk = data.draw(st.text(alphabet="0 9|<>/,:\n\tN%x{}[]\"'\x00\x1b", max_size=12))
+    judge_evidence([text[:at] + junk + text[at + len(junk) :]])
