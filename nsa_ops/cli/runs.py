@@ -57,14 +57,12 @@ def preflight(
     from nsa_ops.cli.render_checks import draw_judgement, draw_preflight
     from nsa_ops.runs.configure import Choice
     from nsa_ops.runs.guardrails import parse_overrides
-    from nsa_ops.runs.judge_files import judge_files
+    from nsa_ops.runs.judge_files import judge_files, refusal_by_evidence
     from nsa_ops.runs.preflight import refusal_of, run_preflight
 
     if evidence:
         judged = judge_files(evidence, profile or session.settings.values.profile, pod)
-        session.show(judged, draw_judgement)
-        if judged.verdict == "fail":
-            raise typer.Exit(3)
+        session.show(judged, draw_judgement, failure=refusal_by_evidence(judged))
         return
     choice = Choice(recipe or "", profile or "", tuple(sets or ()))
     overrides = parse_overrides(override or ())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from nsa_core.rundir.report import CheckResult, verdict_of
-from nsa_ops.errors import ConfigurationError, NotFoundError
+from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError
 from nsa_ops.runs.configure import all_hardware, load_hardware
 from nsa_ops.runs.judge_evidence import judge_evidence
 
@@ -53,6 +53,15 @@ def judge_files(paths: Sequence[Path], profile: str, pod: str | None = None) -> 
     wanted = load_hardware(profile) if profile else None
     checks = judge_evidence(texts, wanted, all_hardware())
     return Judgement(list(texts), profile, verdict_of(checks), checks)
+
+
+def refusal_by_evidence(judged: Judgement) -> RefusedError | None:
+    """What red files mean: do not launch there; None if no check failed."""
+    failed = [check.name for check in judged.checks if check.status == "fail"]
+    if not failed:
+        return None
+    message = f"The evidence is red: {', '.join(failed)}"
+    return RefusedError(message, hint="Each failed check names its fix in the table")
 
 
 def _read(path: Path) -> str:
