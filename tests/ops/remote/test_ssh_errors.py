@@ -16,14 +16,14 @@ from nsa_ops.remote.ssh_errors import explain_ssh
 SAID = [
     ("Host key verification failed.", AuthenticationError, 4),
     ("root@pod: Permission denied (publickey).", AuthenticationError, 4),
-    ("Bad owner or permissions on /home/u/.ssh/config", LocalResourceError, 11),
+    ("Bad owner or permissions on /srv/u/.ssh/config", LocalResourceError, 11),
     (
         "@  WARNING: UNPROTECTED PRIVATE KEY FILE!  @\nPermissions 0664 for 'k' are too open.\n"
         "u@pod: Permission denied (publickey).",
         AuthenticationError, 4,
     ),
     ('Load key "/root/.ssh/id": Permission denied', AuthenticationError, 4),
-    ("/home/u/.ssh/config: line 3: Bad configuration option: foo", ConfigurationError, 2),
+    ("/srv/u/.ssh/config: line 3: Bad configuration option: foo", ConfigurationError, 2),
     ("ssh: connect to host pod port 22: Connection refused", PodUnreachableError, 5),
     ("ssh: Could not resolve hostname pod: Name or service not known", PodUnreachableError, 5),
     ("ssh: connect to host pod port 22: Connection timed out", PodUnreachableError, 5),
