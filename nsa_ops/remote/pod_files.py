@@ -1,5 +1,6 @@
 """Scripts that move one file on the pod's side, whole or not at all, and what their ends mean."""
 
+import hashlib
 import re
 from collections.abc import Callable
 
@@ -29,19 +30,25 @@ sum=$(sha256sum < "$3")
 chmod -- "$6" "$3" && sync -- "$3" && mv -f -- "$3" "$2" || exit {_DISK}
 """
 
+# dd moves large pieces in one process and says when it cannot read; head and tail do neither.
+_DD = "dd bs=1048576 status=none"
+
 # Hashed and sent up to the size it had when it was looked at: a log may grow meanwhile.
 _GET = f"""
 [ -f "$1" ] || exit {_NO_FILE}
 [ -r "$1" ] || exit {_FORBIDDEN}
-size=$(stat -c %s -- "$1") && sum=$(head -c "$size" < "$1" | sha256sum) || exit {_DISK}
+size=$(stat -c %s -- "$1") || exit {_DISK}
+send() {{ {_DD} iflag=count_bytes count="$size" if="$1"; }}
+sum=$(send "$1" | sha256sum) || exit {_DISK}
 printf '%s %s %s\\n' "$size" "${{sum%% *}}" "$(stat -c %a -- "$1")"
-head -c "$size" < "$1"
+send "$1" || exit {_DISK}
 """
 
 _TAIL = f"""
 [ -e "$1" ] || exit {_NO_FILE}
 [ -r "$1" ] || exit {_FORBIDDEN}
-tail -c "+$2" < "$1" | head -c "$3"
+[ "$(stat -c %s -- "$1")" -gt "$2" ] || exit 0
+{_DD} iflag=skip_bytes,count_bytes skip="$2" count="$3" if="$1" || exit {_DISK}
 """
 
 
@@ -59,7 +66,7 @@ def get_command(source: str) -> tuple[str, ...]:
 
 def tail_command(path: str, offset: int, max_bytes: int) -> tuple[str, ...]:
     """Send bytes of a file from an offset on."""
-    return ("sh", "-c", _TAIL, "sh", path, str(offset + 1), str(max_bytes))
+    return ("sh", "-c", _TAIL, "sh", path, str(offset), str(max_bytes))
 
 
 def check(done: Completed, path: str, where: str) -> None:
@@ -95,6 +102,7 @@ class Arriving:
         self._header = b""
         self._size = self._arrived = 0
         self._sha256 = ""
+        self._digest = hashlib.sha256()
         self.mode = 0o600
 
     def feed(self, piece: bytes) -> None:
@@ -106,6 +114,7 @@ class Arriving:
                 return
             self._parse(line)
         self._arrived += len(piece)
+        self._digest.update(piece)
         self._write(piece)
 
     def _parse(self, line: bytes) -> None:
@@ -116,8 +125,9 @@ class Arriving:
         self._size, self._sha256 = int(match[1]), match[2].decode()
         self.mode = int(match[3], 8) & 0o777
 
-    def verify(self, source: str, sha256: str) -> None:
+    def verify(self, source: str) -> None:
         """Raise VerificationError unless exactly the announced content arrived."""
+        sha256 = self._digest.hexdigest()
         if self._arrived != self._size or sha256 != self._sha256:
             message = (
                 f"`{source}` arrived with sha256 {sha256} ({self._arrived} bytes), and "

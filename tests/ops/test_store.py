@@ -2,6 +2,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,21 @@ def test_two_commands_at_once_lose_nothing(store: Store) -> None:
     assert [writer.wait(timeout=120) for writer in writers] == [0, 0, 0]
     assert len(store.runs()) == 120
     assert store.open_intents() == []
+
+
+def test_a_registry_of_schema_1_gets_addresses_and_keeps_its_pods(tmp_path: Path) -> None:
+    path = tmp_path / "registry.sqlite"
+    with sqlite3.connect(path) as old:
+        old.execute(
+            "CREATE TABLE pods (name TEXT PRIMARY KEY, pod_id TEXT NOT NULL, kind TEXT NOT NULL, "
+            "root TEXT NOT NULL, python TEXT NOT NULL, profile TEXT NOT NULL, "
+            "added_unix_s REAL NOT NULL)"
+        )
+        old.execute("INSERT INTO pods VALUES ('here', 'pod-1', 'local', '/p', '/py', 'cpu', 1.0)")
+        old.execute("PRAGMA user_version=1")
+    old.close()
+    store = Store(path)
+    (pod,) = store.pods()
+    assert (pod.name, pod.address) == ("here", "")
+    store.replace_pod(replace(pod, address="u@h:22"))
+    assert Store(path).pods()[0].address == "u@h:22"
