@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from nsa_ops.facts.cuda_devices import parse_devices
 from nsa_ops.facts.dcgm import Diagnosis, parse_diagnoses
 from nsa_ops.facts.failures import (
     Found,
@@ -19,7 +20,7 @@ from nsa_ops.facts.kernel_log import KernelLog, parse_kernel_log
 from nsa_ops.facts.readings import strip_ansi
 from nsa_ops.facts.smi_csv import parse_csv
 from nsa_ops.facts.smi_records import parse_query_text, parse_xml
-from nsa_ops.facts.smi_table import parse_list, parse_table
+from nsa_ops.facts.smi_table import parse_instances, parse_list, parse_table
 from nsa_ops.facts.topology import (
     NVLinks,
     Topology,
@@ -30,6 +31,8 @@ from nsa_ops.facts.topology import (
 
 Kind = Literal[
     "nvidia-smi -q", "nvidia-smi -q -x", "nvidia-smi --query", "nvidia-smi", "nvidia-smi -L",
+    "nvidia-smi mig",
+    "CUDA devices",
     "nvidia-smi topo", "nvidia-smi nvlink", "kernel log", "dcgmi diag", "failure",
     "out of memory", "driver version", "unknown",
 ]  # fmt: skip
@@ -85,6 +88,8 @@ def parse_evidence(text: str, source: str = "") -> Evidence:
         "nvidia-smi": parse_table(inside),
         "nvidia-smi --query": parse_csv(inside),
         "nvidia-smi -L": parse_list(inside),
+        "nvidia-smi mig": parse_instances(inside),
+        "CUDA devices": parse_devices(inside),
     }
     failures = parse_failures(inside)
     evidence = Evidence(

@@ -27,20 +27,23 @@ Failure = Literal[
     "no_tool",
     "hung",
     "peer_hang",
+    "memory_full",
+    "no_bf16",
+    "acs",
     "invalid_device",
 ]
 _I = re.IGNORECASE
 _PATTERNS: Mapping[Failure, re.Pattern[str]] = {
     "mismatch": re.compile(r"Driver/library version mismatch", _I),
-    "unknown_error": re.compile(
-        r"Failed to initialize NVML:\s*(?:Unknown Error|GPU access blocked)", _I
-    ),
+    "unknown_error": re.compile(r"Failed to initialize NVML:\s*Unknown Error", _I),
     "not_loaded": re.compile(
         r"Failed to initialize NVML:\s*(?:Driver Not Loaded|Uninitialized|Not Found)"
         r"|NVML Shared Library Not Found|couldn't find libnvidia-ml",
         _I,
     ),
-    "permission": re.compile(r"Failed to initialize NVML:\s*Insufficient Permissions", _I),
+    "permission": re.compile(
+        r"Failed to initialize NVML:\s*(?:Insufficient Permissions|GPU access blocked)", _I
+    ),
     "not_talking": re.compile(r"couldn't communicate with the NVIDIA driver", _I),
     "no_devices": re.compile(r"No devices were found|No NVIDIA GPU found", _I),
     "handle": re.compile(
@@ -76,12 +79,18 @@ _PATTERNS: Mapping[Failure, re.Pattern[str]] = {
     "no_tool": re.compile(r"nvidia-smi:? (?:command )?not found|nvidia-smi: No such file", _I),
     "hung": re.compile(
         r"nvidia-smi\S*.*(?:timed out|did not (?:answer|end) within|Terminated|hangs?\b)"
-        r"|timeout: sending signal.*nvidia-smi",
+        r"|timeout: sending signal.*nvidia-smi|^\S+\s+\d+\s.*\sD[sLlN<+]*\s.*nvidia-smi",
         _I,
     ),
+    "memory_full": re.compile(r"CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY", _I),
+    "no_bf16": re.compile(r"bfloat16 is only supported on GPUs with|does not support bfloat16", _I),
+    "acs": re.compile(r"ACSCtl:.*ReqRedir\+"),
     "peer_hang": re.compile(
         r"(?:NCCL_P2P_DISABLE|collective operation timeout|Watchdog caught collective"
-        r"|simpleP2P.*fail|P2P.*(?:hang|verification error)|peer access is not supported)",
+        r"|simpleP2P.*fail|P2P.*(?:hang|verification error)|peer access is not supported"
+        r"|Verification error @ element|Out of bounds values : \d+ FAILED"
+        r"|\b(?:nccl|all_?reduce)\b.*\b(?:hangs?|hung|stuck|deadlocks?)\b"
+        r"|\b(?:hangs?|hung|stuck|deadlocks?)\b.*\b(?:nccl|all_?reduce|p2p)\b)",
         _I,
     ),
 }

@@ -8,14 +8,30 @@ from typing import Literal
 from nsa_ops.facts.readings import parse_bus
 
 Trouble = Literal[
-    "xid", "switch", "start", "lost", "mismatch", "hung", "iommu", "pcie", "unsupported", "firmware"
+    "xid",
+    "switch",
+    "start",
+    "lost",
+    "mismatch",
+    "hung",
+    "iommu",
+    "pcie",
+    "unsupported",
+    "firmware",
+    "collective",
+    "host_memory",
 ]
 _STAMP = re.compile(
-    r"^(?:<\d+>)?\s*(?:\[\s*\d+\.\d+\]|\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\]|\d+,\d+,\d+,[-c+]|"
-    r"\w{3} +\d+ [\d:]+ \S+ kernel:|\d{4}-\d\d-\d\dT\S+ .*?kernel:|NVRM: )"
+    r"^(?:<\d+>|\w+ *:\w+ *:)?\s*(?:\[\s*\d+\.\d+\]|\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\]|"
+    r"\d+,\d+,\d+,[-c+]|"
+    r"\[\w{3} +\d+ \d{4} [\d:]+\] \[\w+\]|\w{3} +\d+ [\d:]+ \S+ kernel:|"
+    r"\d{4}-\d\d-\d\dT[\d:.,]+\S*(?: \S+ kernel:)?|NVRM: )"
 )
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)[^)]*\):\s*(\d+)(?:,\s*(.*))?")
 _SXID = re.compile(r"SXid \((?:PCI:)?([0-9A-Fa-f:.]+)\):\s*(\d+),?\s*(.*)")
+_FABRIC = re.compile(
+    r"NVSwitch ((?:non-)?fatal) error (\d+).*?bus id ([0-9A-Fa-f:.]+)", re.IGNORECASE
+)
 _PROCESS = re.compile(r"\bname=([^,<]+)")
 _GPU_NUMBER = re.compile(r"\bGPU(\d+) GSP|from GPU(\d+)\b")
 _MODULE = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+\.\d+(?:\.\d+)?)")
@@ -23,6 +39,8 @@ _MISMATCH = re.compile(r"NVRM: API mismatch")
 _VERSION = re.compile(r"version (\d+\.\d+(?:\.\d+)?)")
 _NO_ACTION = re.compile(r"Recovery action changed.*\bto\b.*\(None\)", re.IGNORECASE)
 _OTHERS: tuple[tuple[Trouble, re.Pattern[str]], ...] = (
+    ("collective", re.compile(r"segfault at .* in libnccl")),
+    ("host_memory", re.compile(r"Out of memory: Kill(?:ed)? process|oom-kill:")),
     (
         "firmware",
         re.compile(
@@ -148,6 +166,11 @@ def _events(line: str) -> Iterator[Event]:
         return
     if switch:
         yield _coded("switch", switch, line)
+        return
+    fabric = _FABRIC.search(line)
+    if fabric:
+        text = f"{fabric[1].capitalize()}: {_plain(line)}"
+        yield Event("switch", parse_bus(fabric[3]), int(fabric[2]), 1, text)
         return
     for kind, pattern in _OTHERS:
         if pattern.search(line):

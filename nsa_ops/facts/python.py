@@ -10,8 +10,10 @@ from nsa_ops.remote.transport import Transport
 IMPORT_S = 120.0
 PACKAGES = ("pydantic", "yaml", "numpy", "safetensors", "tokenizers", "tensorboard")
 SCRIPT = """
-import importlib.util, json, sys
+import importlib.util, json, sys, warnings
 found = {"missing": [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]}
+warned = []
+warnings.showwarning = lambda message, *rest, **more: warned.append(str(message))
 try:
     import torch
     found["torch_version"] = torch.__version__
@@ -23,6 +25,8 @@ try:
         found["product"] = float((one @ one).sum())
 except BaseException as error:
     found["error"] = type(error).__name__ + ": " + str(error).splitlines()[0][:200]
+if warned and not found.get("cuda_available") and "error" not in found:
+    found["error"] = warned[-1].splitlines()[0][:300]
 print(json.dumps(found))
 """
 
@@ -37,7 +41,7 @@ class PythonFacts(TolerantModel):
         architectures: Cards that this torch has code for, such as sm_80.
         cuda_available: torch can open a card.
         product: Sum of a 64 x 64 product of ones on the card: 262144 if it computes.
-        error: What torch said instead.
+        error: What torch said or warned instead.
     """
 
     missing: list[str] = []

@@ -11,8 +11,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[\d+(?:;\d+)*m")
 _UNKNOWN = frozenset({"", "n/a", "err!", "unknown", "not available", "not found", "gpu is lost"})
 _UNKNOWN_STARTS = ("not supported", "unknown error", "requested functionality", "insufficient")
 _FLAGS = {
-    "yes": True, "enabled": True, "active": True, "on": True,
-    "no": False, "disabled": False, "not active": False, "off": False,
+    "yes": True, "enabled": True, "active": True, "on": True, "1": True,
+    "no": False, "disabled": False, "not active": False, "off": False, "0": False,
 }  # fmt: skip
 
 

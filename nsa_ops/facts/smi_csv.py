@@ -8,7 +8,7 @@ from nsa_ops.facts.gpu import GPU, Process
 from nsa_ops.facts.readings import parse_bus, parse_count, parse_mib, parse_text
 from nsa_ops.facts.smi_fields import FIELDS, card_from, leaf_name
 
-_QUERY = re.compile(r"--query-(gpu|compute-apps)[= ]([\w.,]+)")
+_QUERY = re.compile(r"--query-(gpu|compute-apps|remapped-rows|retired-pages)[= ]([\w.,]+)")
 _KNOWN = {place for _, places in FIELDS.values() for place in places} | {"pid", "process_name"}
 #: Each answers for two columns at least, so that a line of prose is not taken for a header.
 _MIN_COLUMNS = 2

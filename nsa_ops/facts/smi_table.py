@@ -9,8 +9,8 @@ from nsa_ops.facts.readings import parse_bus, parse_count, parse_flag, parse_tex
 
 _VERSIONS = re.compile(r"Driver Version:\s*([\d.]+)(?:.*?CUDA Version:\s*([\d.]+))?")
 _FIRST = re.compile(
-    r"^\|\s+(\d+)\s+(\S.*?)\s+(?:On|Off|N/A"
-    r"|ERR!)\s*\|\s*([0-9A-Fa-f:.]{7,16})\s+\S+\s*\|\s*(.*?)\s*\|"
+    r"^\|\s+(\d+)\s+(\S.*?)\s+(?:On|Off|N/A|ERR!|WDDM|TCC|MCDM)"
+    r"\s*\|\s*([0-9A-Fa-f:.]{7,16})\s+\S+\s*\|\s*(.*?)\s*\|"
 )
 _SECOND = re.compile(
     r"^\|\s*(?P<fan>\d+\s*%|N/A|ERR!)\s+(?P<temperature>\S+)\s+(?P<state>P\d+|N/A|ERR!|Unknown)\s+"
@@ -25,6 +25,8 @@ _PROCESS = re.compile(
 _SLICE = re.compile(r"^\|\s+(\d+)\s+\d+\s+\d+\s+\d+\s+\|\s*(\d+)MiB\s*/\s*(\d+)MiB\s*\|\s*(\d+)?")
 _LISTED = re.compile(r"^\s*GPU (\d+): (.+?)(?: \(UUID: ([^)]*)\)?)?\s*$")
 _LISTED_SLICE = re.compile(r"^\s+MIG (\S+)\s+Device\s+\d+:")
+_LISTED_INSTANCE = re.compile(r"^\|\s+(\d+)\s+MIG (\S+)\s+\d+\s+\d+\s+\d+:\d+\s*\|")
+_SLICE_PROFILE = re.compile(r"^\|\s+(\d+)\s+MIG \S+\s+\d+\s+\d+/\d+\s")
 _SLICE_GB = re.compile(r"\.(\d+)gb", re.IGNORECASE)
 _DETAILS = frozenset(
     {"temperature_c", "power_w", "power_limit_w", "memory_mib", "memory_used_mib",
@@ -146,6 +148,23 @@ def parse_list(text: str) -> tuple[GPU, ...]:
             known = last.reported | {"is_mig"}
             cards[-1] = replace(last, slices=slices, is_mig=True, reported=known)
     return tuple(cards)
+
+
+def parse_instances(text: str) -> tuple[GPU, ...]:
+    """Cards with the slices that `nvidia-smi mig -lgi` lists; `-lgip` lists only what could be."""
+    slices: dict[int, list[Slice]] = {}
+    for line in text.splitlines():
+        instance, profile = _LISTED_INSTANCE.match(line), _SLICE_PROFILE.match(line)
+        if instance:
+            one = Slice(name=instance[2], memory_mib=_slice_mib(instance[2]))
+            slices.setdefault(int(instance[1]), []).append(one)
+        elif profile:
+            slices.setdefault(int(profile[1]), [])
+    known = frozenset({"is_mig"})
+    return tuple(
+        GPU(index=index, is_mig=True, slices=tuple(found), reported=known)
+        for index, found in slices.items()
+    )
 
 
 def _slice_mib(name: str) -> int | None:

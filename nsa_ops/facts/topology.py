@@ -8,11 +8,13 @@ from dataclasses import dataclass
 _CARD = re.compile(r"GPU(\d+)$")
 _LINK = re.compile(r"(X|SYS|NODE|PHB|PXB|PIX|NV\d+|C2C)$")
 _PEER = re.compile(r"(X|OK|CNS|GNS|TNS|NS|DR|U)$")
+_HEADER_WORD = re.compile(r"(GPU\d|NIC\d|mlx|CPU|NUMA)")
 _HEADING = re.compile(r"^\s*GPU (\d+): (.+?)(?: \(UUID:.*)?$")
 _NVLINK = re.compile(r"^\s*Link (\d+):\s*(<?inactive>?|[\d.]+ GB/s)", re.IGNORECASE)
 _NVLINK_ERRORS = re.compile(
     r"^\s*Link (\d+):\s*(.*?(?:Error|Errors|Recovery).*?):\s*(\d+)", re.IGNORECASE
 )
+_ALL_OFF = re.compile(r"all links are inactive", re.IGNORECASE)
 _NO_PEER = re.compile(r"Device=(\d+) CANNOT Access Peer Device=(\d+)")
 
 
@@ -47,6 +49,7 @@ class NVLinks:
         active: Numbers of links that are up.
         inactive: Numbers of links that are not.
         num_errors: Replays, recoveries and checksum errors on them.
+        is_off: The tool says that none is up, without a list.
     """
 
     index: int
@@ -54,6 +57,7 @@ class NVLinks:
     active: tuple[int, ...] = ()
     inactive: tuple[int, ...] = ()
     num_errors: int = 0
+    is_off: bool = False
 
 
 def parse_topology(text: str) -> Topology | None:
@@ -79,14 +83,16 @@ def _matrix(text: str, cell: re.Pattern[str]) -> Topology | None:
         found = _CARD.match(words[0]) if words else None
         if found is None:
             continue
-        if len(words) == 1 or not cell.match(words[1]):
+        if len(words) == 1 or _HEADER_WORD.match(words[1]):
             columns = [int(one[1]) for one in map(_CARD.match, words) if one]
             continue
-        row = int(found[1])
-        if columns and row not in cards:
+        row, cells = int(found[1]), words[1 : len(columns) + 1]
+        if not cells or not all(cell.match(word) for word in cells):
+            continue  # a row of another matrix
+        if row not in cards:
             cards.append(row)
-        for column, word in zip(columns, words[1:], strict=False):
-            if column != row and cell.match(word):
+        for column, word in zip(columns, cells, strict=False):
+            if column != row:
                 pairs.setdefault(_ordered(row, column), word)
     return Topology(tuple(cards), pairs) if cards else None
 
@@ -111,6 +117,8 @@ def parse_nvlinks(text: str) -> tuple[NVLinks, ...]:
             active = (*card.active, number) if is_up else card.active
             inactive = card.inactive if is_up else (*card.inactive, number)
             found[index] = NVLinks(index, name, active, inactive, card.num_errors)
+        elif _ALL_OFF.search(line):
+            found[index] = NVLinks(index, name, is_off=True)
         elif errors:
             total = card.num_errors + int(errors[3])
             found[index] = NVLinks(index, name, card.active, card.inactive, total)

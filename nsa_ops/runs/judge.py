@@ -5,6 +5,7 @@ from nsa_core.rundir.report import CheckResult, Status
 from nsa_ops.facts.host import HostFacts
 from nsa_ops.facts.python import PythonFacts
 from nsa_ops.runs.estimate import GIB
+from nsa_ops.runs.judge_failures import explain_error
 from nsa_ops.runs.judge_result import checked
 
 MIN_PYTHON = (3, 11)
@@ -143,8 +144,8 @@ def _cuda(facts: PythonFacts, profile: HardwareProfile) -> CheckResult:
     if not profile.needs_card:
         return checked("python.cuda", "skipped", f"profile {profile.name} uses no card")
     if not facts.cuda_available:
-        message = facts.error or "torch finds no card"
         hint = "See that `nvidia-smi` works and that torch is a CUDA build"
+        message, hint = explain_error(facts.error) or (facts.error or "torch finds no card", hint)
         return checked("python.cuda", "fail", message, hint=hint)
     if facts.product != _PRODUCT:
         message = f"a product on the card gave {facts.product} instead of {_PRODUCT:g}"

@@ -96,7 +96,7 @@ def _count(
     attached = max((one.num_attached or 0 for one in evidences), default=0)
     count = max(len(cards), attached)
     wanted = int(profile.config.get("runtime", {}).get("num_gpus", 1)) if profile else 1
-    message = f"{len(cards)} cards answer"
+    message = "one card answers" if len(cards) == 1 else f"{len(cards)} cards answer"
     if attached > len(cards):
         message = f"{len(cards)} of {attached} attached cards are told of"
     return [

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nsa_core.rundir.report import CheckResult, Status
 from nsa_ops.facts.dcgm import Diagnosis
-from nsa_ops.facts.evidence import Evidence
+from nsa_ops.facts.evidence import Evidence, parse_evidence
 from nsa_ops.facts.failures import Failure, Found, OutOfMemory
 from nsa_ops.runs.judge_result import checked
 
@@ -94,6 +94,19 @@ _MEANINGS: Mapping[Failure, _Meaning] = {
         "See `dmesg | grep -i xid`; the card needs a reset or a reboot. Do not start it again "
         "and again: each call hangs too",
     ),
+    "memory_full": _Meaning(
+        "the card has no memory left, mostly as another process holds it ({text})",
+        "Find it with `nvidia-smi`, end it or take a free card; then look at the batch size",
+    ),
+    "no_bf16": _Meaning(
+        "the card has no bf16 ({text})",
+        "Take an Ampere card or later, or a profile with fp16 (`v100`, `t4`)",
+    ),
+    "acs": _Meaning(
+        "PCIe access control (ACS) sends traffic between cards through the processor",
+        "Set NCCL_P2P_DISABLE=1 for training on several cards, or have ACS switched off",
+        "warn",
+    ),
     "peer_hang": _Meaning(
         "cards cannot exchange data, or a collective hung ({text})",
         "Set NCCL_P2P_DISABLE=1 and try again; look at ACS and the IOMMU (`lspci -vvv | grep "
@@ -105,6 +118,12 @@ _MEANINGS: Mapping[Failure, _Meaning] = {
 def judge_failures(evidence: Evidence) -> list[CheckResult]:
     """Every error in a text, with what the rest of the text adds."""
     return [*_starts(evidence), *map(_out_of_memory, evidence.out_of_memory)]
+
+
+def explain_error(text: str) -> tuple[str, str] | None:
+    """Meaning and advice for what CUDA or torch said; None if it is no error that we know."""
+    results = judge_failures(parse_evidence(text))
+    return (results[0].message, results[0].hint) if results else None
 
 
 def _starts(evidence: Evidence) -> Iterator[CheckResult]:

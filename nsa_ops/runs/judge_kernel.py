@@ -21,9 +21,14 @@ _MEANINGS: Mapping[Trouble, tuple[str, str]] = {
         "the IOMMU blocked a transfer between devices",
         "Set NCCL_P2P_DISABLE=1 for several cards, or boot with iommu=pt and ACS off",
     ),
+    "collective": ("a program crashed inside NCCL", "Update NCCL with torch, and see its own log"),
+    "host_memory": (
+        "the machine ran out of its own memory and killed a program",
+        "Use fewer data workers, or a pod with more RAM",
+    ),
     "pcie": ("uncorrected PCIe error", "Reseat the card, or take another pod if it comes back"),
 }
-_WARNINGS = frozenset({"iommu", "pcie"})
+_WARNINGS = frozenset({"iommu", "pcie", "collective", "host_memory"})
 
 
 def judge_kernel_log(log: KernelLog, cards: Sequence[GPU] = ()) -> list[CheckResult]:

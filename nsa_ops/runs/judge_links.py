@@ -48,7 +48,7 @@ def judge_peers(pairs: Sequence[tuple[int, int]]) -> list[CheckResult]:
     """Pairs that cannot reach each other's memory."""
     if not pairs:
         return []
-    message = f"{len(pairs)} pairs of cards cannot reach each other's memory: {_pairs(pairs)}"
+    message = f"cards that cannot reach each other's memory: {_pairs(pairs)}"
     hint = "Set NCCL_P2P_DISABLE=1 for training on several cards; look at ACS and the IOMMU"
     return [checked("gpu.peers", "warn", message, command="nvidia-smi topo -p2p r", hint=hint)]
 
@@ -68,6 +68,9 @@ def _nvlink(card: NVLinks, most: int, count: int) -> CheckResult:
         status, message = "warn", f"{message}, and {expected} should be"
     elif not up and down:
         status, message = "warn", f"{message}: NVLink is off"
+    elif card.is_off:
+        message = "no link is up: NVLink is off, or the card has no bridge"
+        status = "warn" if expected else "pass"
     elif down:
         message = f"{message}; the others have no bridge"
     if card.num_errors:

@@ -128,3 +128,34 @@ def test_sources_about_one_card_become_one_record() -> None:
 def test_two_cards_with_one_number_are_told_apart_by_their_identity() -> None:
     first, second = GPU(index=0, uuid="GPU-a"), GPU(index=0, uuid="GPU-b")
     assert len(join_cards([first, second])) == 2
+
+
+def test_memory_errors_of_older_cards_are_counted_by_their_totals() -> None:
+    text = """GPU 0000:03:00.0
+    Product Name                    : Tesla P100
+    ECC Errors
+        Volatile
+            Single Bit
+                Device Memory       : 4
+                Total               : 4
+            Double Bit
+                Device Memory       : 3
+                Total               : 3
+    Retired Pages
+        Double Bit ECC              : 1
+        Pending                     : Yes
+"""
+    (card,) = parse_query_text(text).cards
+    assert (card.ecc_corrected, card.ecc_uncorrected) == (4, 3)
+    assert (card.retired_pages, card.retire_pending) == (1, True)
+
+
+def test_a_desktop_driver_draws_the_table_in_its_own_words() -> None:
+    text = """\
+|   0  NVIDIA GeForce RTX 4090      WDDM  |   00000000:01:00.0  On |                  Off |
+|  0%   43C    P8             16W /  450W |    1180MiB /  24564MiB |      2%      Default |
+"""
+    (card,) = parse_table(text)
+    assert (card.name, card.memory_mib, card.ecc_uncorrected) == (
+        "NVIDIA GeForce RTX 4090", 24564, None
+    )  # fmt: skip

@@ -169,3 +169,56 @@ def test_no_garbled_sample_is_an_error(name: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text)))
     junk = data.draw(st.text(alphabet="0 9|<>/,:\n\tN%x{}[]\"'\x00\x1b", max_size=12))
     judge_evidence([text[:at] + junk + text[at + len(junk) :]])
+
+
+def test_a_matrix_of_peer_access_is_not_taken_for_a_topology() -> None:
+    matrix = " \tGPU0\tGPU1\t\n GPU0\tX\tGNS\t\n GPU1\tGNS\tX\t\n"
+    assert parse_topology(matrix) is None
+    both = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPHB\t0-7\nGPU1\tPHB\t X \t0-7\n" + matrix
+    evidence = parse_evidence(both)
+    assert evidence.topology is not None
+    assert (evidence.topology.pairs, evidence.no_peers) == ({(0, 1): "PHB"}, ((0, 1),))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["kern  :info  : 2024-11-20T07:29:49,736990+00:00 usb 1-1: new device",
+     "kern  :info  : [Mon Nov  4 10:00:00 2024] usb 1-1: new device",
+     "2024-12-03T10:00:00.12+00:00 pod kernel: usb 1-1: new device",
+     "Nov 28 01:02:03 pod kernel: usb 1-1: new device",
+     "[   12.500000] pcieport 0000:00:01.0: AER: Corrected error received: 0000:01:00.0",
+     "6,3964,206764307,-;nvidia-nvswitch2: open (major=510)"],
+)  # fmt: skip
+def test_a_quiet_kernel_log_is_known_as_one_in_every_format(line: str) -> None:
+    (found,) = judge_evidence([f"{line}\n"])
+    assert (found.name, found.status) == ("kernel.log", "pass")
+
+
+def test_the_fabric_managers_own_log_tells_of_a_switch() -> None:
+    line = (
+        "[Feb 27 2025 15:10:02] [ERROR] [tid 7] detected NVSwitch fatal error 20034 on fid 0 on "
+        "NVSwitch pci bus id 00000000:86:00.0 physical id 3 port 61"
+    )
+    (event,) = parse_kernel_log(line).events
+    assert (event.kind, event.bus, event.code) == ("switch", "0000:86:00", 20034)
+
+
+def test_cuda_programs_tell_of_cards_too() -> None:
+    text = "_CudaDeviceProperties(name='Tesla T4', major=7, minor=5, total_memory=15102MB, x=1)"
+    (card,) = parse_evidence(text).cards
+    assert (card.name, card.compute_capability, card.memory_mib) == ("Tesla T4", 7.5, 15102)
+    sample = (
+        'Device 0: "NVIDIA A30"\n  CUDA Capability Major/Minor version number:    8.0\n'
+        "  Total amount of global memory:                 24062 MBytes (25230508032 bytes)\n"
+    )
+    (card,) = parse_evidence(sample).cards
+    assert (card.name, card.compute_capability, card.memory_mib) == ("NVIDIA A30", 8.0, 24062)
+
+
+def test_instances_of_mig_are_slices_and_profiles_are_not() -> None:
+    listed = "|   0  MIG 3g.20gb          9        1          4:4     |\n"
+    (card,) = parse_evidence(listed * 2).cards
+    assert [one.name for one in card.slices] == ["3g.20gb", "3g.20gb"]
+    could = "|   0  MIG 1g.5gb       19     7/7        4.75       No     14     0     0   |\n"
+    (card,) = parse_evidence(could).cards
+    assert (card.is_mig, card.slices) == (True, ())

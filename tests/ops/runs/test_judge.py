@@ -86,3 +86,12 @@ def test_no_probe_is_not_a_pass() -> None:
     proven = _check("causality.perturbation", "pass")
     assert blocking_checks([proven, _check("host.shm", "warn")]) == []
     assert blocking_checks([proven, _check("parity.selected", "unknown")]) == ["parity.selected"]
+
+
+def test_what_torch_said_of_the_driver_is_explained() -> None:
+    facts = PythonFacts(
+        torch_version="2.13", error="Error 804: forward compatibility was attempted"
+    )
+    found = next(one for one in judge_python(facts, A100) if one.name == "python.cuda")
+    assert "cuda-compat" in found.message
+    assert "driver" in found.hint
