@@ -36,7 +36,13 @@ from nsa_ops.runs.preflight import (
     resolve_for,
     subject_of,
 )
-from nsa_ops.runs.session import TRAINER_MODULE, start_session, train_command, watchdog_command
+from nsa_ops.runs.session import (
+    TRAINER_MODULE,
+    require_tmux,
+    start_session,
+    train_command,
+    watchdog_command,
+)
 from nsa_ops.runs.wait import await_first_beat
 from nsa_ops.store import RunRecord
 
@@ -114,12 +120,14 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     Raises:
         ConfigurationError: If the configuration cannot be used.
         RefusedError: If a guardrail or the preflight stands against it.
+        LocalResourceError: If the pod lacks what a run is started with.
         NotFoundError: If the pod, the data or the checkpoint does not exist.
     """
     wanted = request.pod or operator.settings.values.pod or None
     link = operator.link(choose_pod(operator.store, wanted))
     hardware = load_hardware(require_profile(operator, request.choice, link.record.profile))
     facts = _live_facts(link, hardware)
+    require_tmux(link, facts.host)
     resolved = resolve_for(operator, request.choice, hardware, facts)
     findings = check_guardrails(subject_of(resolved, hardware, facts))
     findings = apply_overrides(findings, request.overrides)

@@ -4,7 +4,13 @@ import re
 import pytest
 
 from nsa_core.rundir.report import CheckResult, Report
-from nsa_ops.errors import ConfigurationError, DeadlineError, NotFoundError, RefusedError
+from nsa_ops.errors import (
+    ConfigurationError,
+    DeadlineError,
+    LocalResourceError,
+    NotFoundError,
+    RefusedError,
+)
 from nsa_ops.plan import Plan
 from nsa_ops.pod.messages import Reply, ReplyCode
 from nsa_ops.remote.snapshot import take_snapshot
@@ -96,6 +102,21 @@ def test_an_interpreter_without_torch_is_not_probed(pod: Desk) -> None:
     pod.transport.answers["importlib.util"] = completed(json.dumps({"error": "No module"}))
     assert not preflight(pod).is_green
     assert not any("nsa_core.checks" in words for words in pod.transport.asked)
+
+
+@pytest.mark.parametrize("asked", ["launch", "resume"])
+def test_a_pod_without_tmux_is_refused_before_anything_is_written(pod: Desk, asked: str) -> None:
+    pod.transport.answers |= {
+        "statvfs": completed(HOST.replace('"/usr/bin/tmux"', "null")),
+        "nsa_ops.pod.probe": answer(report("halted")),
+    }
+    pod.store.save_run(RUN)
+    request = LaunchRequest(Choice(), overrides={"preflight": "trial"})
+    with pytest.raises(LocalResourceError, match="Pod `a100-1` has no tmux on its PATH"):
+        if asked == "launch":
+            plan_launch(pod.operator, request)
+        else:
+            plan_resume(pod.operator, "r1")
 
 
 def test_launch_without_a_preflight_names_the_command(pod: Desk) -> None:
