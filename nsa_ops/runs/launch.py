@@ -20,7 +20,7 @@ from nsa_ops.remote.snapshot import Snapshot, has_code, ship, take_snapshot
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import ask, probe_run
-from nsa_ops.runs.checkpoints import with_parent
+from nsa_ops.runs.checkpoints import with_parent, with_parent_as_planned
 from nsa_ops.runs.configure import Choice, load_hardware
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.guardrails import (
@@ -122,6 +122,7 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
         RefusedError: If a guardrail or the preflight stands against it.
         LocalResourceError: If the pod lacks what a run is started with.
         NotFoundError: If the pod, the data or the checkpoint does not exist.
+        VerificationError: If the checkpoint is not whole; known only where the pod has the code.
     """
     wanted = request.pod or operator.settings.values.pod or None
     link = operator.link(choose_pod(operator.store, wanted))
@@ -136,6 +137,7 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     sha256 = _preflight(operator, request, link, snapshot, hardware)
     _require_data(link, resolved)
     manifest = _manifest(operator, request, link, resolved, snapshot, sha256)
+    manifest = with_parent_as_planned(link, manifest)
     return LaunchPlan(
         link=link,
         snapshot=snapshot,
