@@ -1,8 +1,12 @@
 """Checkpoints on a pod: a named one must exist and be whole before anything begins from it."""
 
+from pathlib import PurePosixPath
+
 from nsa_core.rundir.manifest import Parent, RunManifest
 from nsa_ops.errors import NotFoundError, VerificationError
 from nsa_ops.pod.verify import MISSING, VerifiedCheckpoint
+from nsa_ops.remote.snapshot import has_code
+from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import verify
 from nsa_ops.runs.context import PodLink
 
@@ -22,8 +26,7 @@ def require_checkpoint(link: PodLink, code_id: str, path: str) -> VerifiedCheckp
     folder = str(link.root / path)
     found = verify(link, code_id, checkpoint=folder).checkpoints[0]
     if found.damage == MISSING:
-        message = f"Checkpoint `{folder}` does not exist on pod `{link.record.name}`"
-        raise NotFoundError(message, hint="See what is there with `nsa-ops run show RUN`")
+        raise _missing(link, folder)
     if found.damage:
         message = f"Checkpoint `{folder}` cannot be used: {found.damage}"
         raise VerificationError(message, hint="Leave the path out to use the newest whole one")
@@ -31,13 +34,39 @@ def require_checkpoint(link: PodLink, code_id: str, path: str) -> VerifiedCheckp
 
 
 def with_parent(link: PodLink, manifest: RunManifest) -> RunManifest:
-    """Verify the checkpoint to begin from, and name its run as the parent.
+    """Verify the checkpoint to begin from, and name its run as the parent; once is enough.
 
     Raises:
-        NotFoundError: If it is missing or damaged.
+        NotFoundError: If it does not exist.
+        VerificationError: If it is not whole.
     """
-    if manifest.resume == "auto":
+    if manifest.resume == "auto" or manifest.parent is not None:
         return manifest
     checkpoint = require_checkpoint(link, manifest.code_id, manifest.resume)
     parent = Parent(run_id=checkpoint.run_id, step=checkpoint.step)
     return manifest.model_copy(update={"parent": parent, "resume": checkpoint.path})
+
+
+def with_parent_as_planned(link: PodLink, manifest: RunManifest) -> RunManifest:
+    """As `with_parent`, without shipping the code that hashes.
+
+    A pod that does not have it yet is only asked whether the checkpoint is there; `with_parent`
+    does the rest once the code is.
+
+    Raises:
+        NotFoundError: If it does not exist.
+        VerificationError: If it is not whole.
+    """
+    if manifest.resume == "auto":
+        return manifest
+    if has_code(link.transport, link.record.python, link.code(manifest.code_id)):
+        return with_parent(link, manifest)
+    folder = link.root / manifest.resume
+    if link.transport.run(("test", "-d", str(folder)), timeout_s=QUICK_S).exit_code != 0:
+        raise _missing(link, folder)
+    return manifest
+
+
+def _missing(link: PodLink, folder: PurePosixPath | str) -> NotFoundError:
+    message = f"Checkpoint `{folder}` does not exist on pod `{link.record.name}`"
+    return NotFoundError(message, hint="See what is there with `nsa-ops run show RUN`")

@@ -15,7 +15,7 @@ MIN_OPEN_FILES = 1024
 MAX_CLOCK_OFFSET_S = 5.0
 _MIB = 2**20
 _PRODUCT = 64.0**3
-_HINTS = {
+TOOL_HINTS = {
     "tmux": "Install it (`apt-get install tmux`), or ask whoever owns the machine",
     "rsync": "Install it (`apt-get install rsync`); backups over SSH need it",
 }
@@ -65,7 +65,7 @@ def _tool(tool: str, facts: HostFacts, *, is_needed: bool) -> CheckResult:
     if path:
         return checked(f"host.{tool}", "pass", path)
     status: Status = "fail" if is_needed else "warn"
-    return checked(f"host.{tool}", status, f"{tool} is not there", hint=_HINTS[tool])
+    return checked(f"host.{tool}", status, f"{tool} is not there", hint=TOOL_HINTS[tool])
 
 
 def _writable(facts: HostFacts) -> CheckResult:

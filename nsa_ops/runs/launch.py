@@ -20,7 +20,7 @@ from nsa_ops.remote.snapshot import Snapshot, has_code, ship, take_snapshot
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import ask, probe_run
-from nsa_ops.runs.checkpoints import with_parent
+from nsa_ops.runs.checkpoints import with_parent, with_parent_as_planned
 from nsa_ops.runs.configure import Choice, load_hardware
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.guardrails import (
@@ -36,7 +36,13 @@ from nsa_ops.runs.preflight import (
     resolve_for,
     subject_of,
 )
-from nsa_ops.runs.session import TRAINER_MODULE, start_session, train_command, watchdog_command
+from nsa_ops.runs.session import (
+    TRAINER_MODULE,
+    require_tmux,
+    start_session,
+    train_command,
+    watchdog_command,
+)
 from nsa_ops.runs.wait import await_first_beat
 from nsa_ops.store import RunRecord
 
@@ -114,12 +120,15 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     Raises:
         ConfigurationError: If the configuration cannot be used.
         RefusedError: If a guardrail or the preflight stands against it.
+        LocalResourceError: If the pod lacks what a run is started with.
         NotFoundError: If the pod, the data or the checkpoint does not exist.
+        VerificationError: If the checkpoint is not whole; known only where the pod has the code.
     """
     wanted = request.pod or operator.settings.values.pod or None
     link = operator.link(choose_pod(operator.store, wanted))
     hardware = load_hardware(require_profile(operator, request.choice, link.record.profile))
     facts = _live_facts(link, hardware)
+    require_tmux(link, facts.host)
     resolved = resolve_for(operator, request.choice, hardware, facts)
     findings = check_guardrails(subject_of(resolved, hardware, facts))
     findings = apply_overrides(findings, request.overrides)
@@ -128,6 +137,7 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     sha256 = _preflight(operator, request, link, snapshot, hardware)
     _require_data(link, resolved)
     manifest = _manifest(operator, request, link, resolved, snapshot, sha256)
+    manifest = with_parent_as_planned(link, manifest)
     return LaunchPlan(
         link=link,
         snapshot=snapshot,

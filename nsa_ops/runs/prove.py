@@ -67,16 +67,43 @@ def choose_replay(found: FoundRun) -> str:
     """Folder of the newest checkpoint that leaves recorded steps to be done again.
 
     Raises:
-        NotFoundError: If there is none that is older than the last step.
+        NotFoundError: If no recorded step lies after any of them.
     """
-    report, last_step = found.report, last_step_of(found.report)
-    older = [one for one in report.checkpoints if one.step < last_step and one.whole]
+    report = found.report
+    recorded = last_recorded(_read_training_csv(found), last_step_of(report))
+    older = [one for one in report.checkpoints if one.step < recorded and one.whole]
     if not older:
-        message = f"Run `{report.run_id}` has no checkpoint before its last step {last_step}"
-        hint = "Resume it without `--prove`, or save more often: `checkpoint.save_every`"
+        what = f"its last recorded step {recorded}" if recorded else "a recorded step: it has none"
+        message = f"Run `{report.run_id}` has no checkpoint before {what}"
+        hint = (
+            "Resume it without `--prove`; to prove a later resume, record every step "
+            "(`telemetry.log_every=1`) or save more often (`checkpoint.save_every`)"
+        )
         raise NotFoundError(message, hint=hint)
     newest = max(older, key=lambda one: one.step)
     return f"{report.run_dir}/checkpoints/{newest.name}"
+
+
+def _read_training_csv(found: FoundRun) -> str:
+    """training.csv on the pod; empty if the run never recorded a step."""
+    path = RunDir(Path(found.report.run_dir)).training_csv
+    try:
+        return found.link.transport.tail(
+            str(path), 0, max_bytes=_MAX_CSV_BYTES, timeout_s=QUICK_S
+        ).decode()
+    except NotFoundError:
+        return ""
+
+
+def last_recorded(training_csv: str, last_step: int) -> int:
+    """The last step up to `last_step` with a whole row in training.csv, 0 without one; pure.
+
+    A row that a kill has cut does not count: the next attempt drops it.
+    """
+    whole, _, _torn = training_csv.rpartition("\n")
+    rows = csv.DictReader(io.StringIO(whole))
+    steps = [int(row["step"]) for row in rows if None not in row.values()]
+    return max((step for step in steps if step <= last_step), default=0)
 
 
 def find_replay(operator: Operator, run_id: str | None, *, path: str, sets: Sequence[str]) -> str:

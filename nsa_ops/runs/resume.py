@@ -8,6 +8,7 @@ from nsa_core.config.recipe import config_sha256, leaves
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.errors import NotFoundError, StateConflictError
+from nsa_ops.facts.host import read_host
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import NextAttemptAction
 from nsa_ops.pod.verify import VerifiedCheckpoint
@@ -18,7 +19,7 @@ from nsa_ops.runs.checkpoints import require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.context import Operator
 from nsa_ops.runs.overlay import overlay
-from nsa_ops.runs.session import TRAINER_MODULE, start_session, train_command
+from nsa_ops.runs.session import TRAINER_MODULE, require_tmux, start_session, train_command
 from nsa_ops.runs.wait import await_first_beat
 
 _MAX_BYTES = 4 * 2**20
@@ -102,11 +103,14 @@ def plan_resume(
 
     Raises:
         StateConflictError: If it runs, or finished.
+        LocalResourceError: If the pod lacks what a run is started with.
         NotFoundError: If there is no checkpoint to go on from.
         VerificationError: If the named checkpoint is damaged.
     """
     found = find_run(operator, run_id, among=RESUMABLE)
+    pod = found.link.record
     _require_ended(found, changes_something=bool(sets))
+    require_tmux(found.link, read_host(found.link.transport, pod.python, pod.root))
     manifest = read_manifest(found)
     processes = found.report.processes
     module = trainer_module or (processes.module if processes else TRAINER_MODULE)

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from nsa_ops.errors import PodUnreachableError, StateConflictError
+from nsa_ops.errors import LocalResourceError, StateConflictError
+from nsa_ops.facts.host import HostFacts
 from nsa_ops.remote.tmux import (
     Window,
     is_duplicate_session,
@@ -12,6 +13,7 @@ from nsa_ops.remote.tmux import (
 )
 from nsa_ops.remote.transport import QUICK_S, Completed
 from nsa_ops.runs.context import PodLink
+from nsa_ops.runs.judge import TOOL_HINTS
 
 TRAINER_MODULE = "nsa_core.train"
 TRAIN = "train"
@@ -34,6 +36,17 @@ def watchdog_command(link: PodLink, code_id: str, run_id: str, module: str) -> t
     words = ("--run-dir", str(run_dir), "--module", module)
     watchdog = link.module(code_id, "nsa_ops.pod.watchdog", *words)
     return ("sh", "-c", _INTO_FILE, str(run_dir / "watchdog.log"), *watchdog)
+
+
+def require_tmux(link: PodLink, facts: HostFacts) -> None:
+    """Refuse a pod on which no run could be started, before anything is written.
+
+    Raises:
+        LocalResourceError: If it has no tmux.
+    """
+    if not facts.tools.get("tmux"):
+        message = f"Pod `{link.record.name}` has no tmux on its PATH, in which runs are started"
+        raise LocalResourceError(message, hint=TOOL_HINTS["tmux"])
 
 
 def start_session(link: PodLink, code_id: str, run_id: str, module: str = TRAINER_MODULE) -> None:
@@ -60,13 +73,13 @@ def list_windows(link: PodLink, run_id: str) -> list[Window]:
     """Windows of the run's session; none if there is no session or no tmux server.
 
     Raises:
-        PodUnreachableError: If tmux cannot be asked.
+        LocalResourceError: If tmux cannot be asked.
     """
     done = link.transport.run(link.tmux.list_windows(), timeout_s=QUICK_S)
     stderr = done.stderr.decode(errors="replace")
     if done.exit_code != 0 and not is_no_server(stderr):
         message = f"tmux on pod `{link.record.name}` cannot be asked: {done.last_error_line}"
-        raise PodUnreachableError(message, hint=f"Try `nsa-ops preflight {link.record.name}`")
+        raise LocalResourceError(message, hint=f"Try `nsa-ops preflight {link.record.name}`")
     session = session_name(run_id)
     return [window for window in parse_windows(done.text) if window.session == session]
 

@@ -3,10 +3,19 @@ import re
 
 import pytest
 
+from nsa_core.rundir.manifest import Parent
 from nsa_core.rundir.report import CheckResult, Report
-from nsa_ops.errors import ConfigurationError, DeadlineError, NotFoundError, RefusedError
+from nsa_ops.errors import (
+    ConfigurationError,
+    DeadlineError,
+    LocalResourceError,
+    NotFoundError,
+    RefusedError,
+    VerificationError,
+)
 from nsa_ops.plan import Plan
 from nsa_ops.pod.messages import Reply, ReplyCode
+from nsa_ops.pod.verify import MISSING, Verification, VerifiedCheckpoint
 from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.runs.configure import Choice
 from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
@@ -96,6 +105,74 @@ def test_an_interpreter_without_torch_is_not_probed(pod: Desk) -> None:
     pod.transport.answers["importlib.util"] = completed(json.dumps({"error": "No module"}))
     assert not preflight(pod).is_green
     assert not any("nsa_core.checks" in words for words in pod.transport.asked)
+
+
+RESUMING = LaunchRequest(
+    Choice(), run_id="r1", resume_from="step_000140", overrides={"preflight": "trial"}
+)
+
+
+@pytest.mark.parametrize("has_code", [True, False])
+def test_a_checkpoint_that_does_not_exist_ends_the_plan(pod: Desk, has_code: bool) -> None:
+    pod.transport.answers |= {
+        "sys.exit(not": completed(exit_code=0 if has_code else 1),
+        "nsa_ops.pod.verify": completed(verified(damage=MISSING)),
+        "test -d /pod/step_000140": completed(exit_code=1),
+    }
+    with pytest.raises(NotFoundError, match="`/pod/step_000140` does not exist on pod `a100-1`"):
+        plan_launch(pod.operator, RESUMING)
+
+
+def test_a_damaged_checkpoint_ends_the_plan_where_the_pod_can_hash_it(pod: Desk) -> None:
+    pod.transport.answers["nsa_ops.pod.verify"] = completed(verified(damage="a bit is wrong"))
+    with pytest.raises(VerificationError, match="cannot be used: a bit is wrong"):
+        plan_launch(pod.operator, RESUMING)
+
+
+def test_a_whole_checkpoint_is_hashed_once_and_names_the_parent(pod: Desk) -> None:
+    pod.transport.answers |= {
+        "nsa_ops.pod.verify": completed(verified()),
+        "nsa_ops.pod.act": completed(reply("already")),
+        "nsa_ops.pod.probe": answer(report(last_beat=beat(1))),
+    }
+    planned = plan_launch(pod.operator, RESUMING)
+    execute_launch(pod.operator, planned)
+    assert planned.manifest.parent == Parent(run_id="r0", step=140)
+    assert sum("nsa_ops.pod.verify" in words for words in pod.transport.asked) == 1
+
+
+def test_a_pod_without_the_code_hashes_the_checkpoint_once_it_has_it(pod: Desk) -> None:
+    pod.transport.answers |= {
+        "sys.exit(not": completed(exit_code=1),
+        "test -d": completed(),
+        "tarfile": completed("shipped"),
+        "nsa_ops.pod.verify": completed(verified(damage="a bit is wrong")),
+    }
+    planned = plan_launch(pod.operator, RESUMING)
+    assert planned.manifest.parent is None
+    with pytest.raises(VerificationError, match="a bit is wrong"):
+        execute_launch(pod.operator, planned)
+
+
+def verified(damage: str = "") -> str:
+    """What the agent says of the one checkpoint that it was asked about."""
+    checkpoint = VerifiedCheckpoint(path="/pod/step_000140", run_id="r0", step=140, damage=damage)
+    return Verification(checkpoints=[checkpoint]).model_dump_json()
+
+
+@pytest.mark.parametrize("asked", ["launch", "resume"])
+def test_a_pod_without_tmux_is_refused_before_anything_is_written(pod: Desk, asked: str) -> None:
+    pod.transport.answers |= {
+        "statvfs": completed(HOST.replace('"/usr/bin/tmux"', "null")),
+        "nsa_ops.pod.probe": answer(report("halted")),
+    }
+    pod.store.save_run(RUN)
+    request = LaunchRequest(Choice(), overrides={"preflight": "trial"})
+    with pytest.raises(LocalResourceError, match="Pod `a100-1` has no tmux on its PATH"):
+        if asked == "launch":
+            plan_launch(pod.operator, request)
+        else:
+            plan_resume(pod.operator, "r1")
 
 
 def test_launch_without_a_preflight_names_the_command(pod: Desk) -> None:
