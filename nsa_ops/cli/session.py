@@ -150,8 +150,7 @@ class Session:
             return
         can_ask = not self.options.no_input and not self.options.json and sys.stdin.isatty()
         is_asked = can_ask and not self.options.yes
-        lines = plan_lines(plan)
-        for line in lines if is_asked or self.is_verbose else lines[:1]:
+        for line in plan_lines(plan, brief=not (is_asked or self.is_verbose)):
             self.tell(line)
         if self.options.yes:
             return
