@@ -56,7 +56,8 @@ class Session:
         try:
             return read_settings()
         except SettingsError as error:
-            raise ConfigurationError(str(error), hint="See `nsa-ops config show`") from error
+            hint = "See docs/variables.md, and what applies with `nsa-ops config show --operator`"
+            raise ConfigurationError(str(error), hint=hint) from error
 
     @cached_property
     def operator(self) -> "Operator":
