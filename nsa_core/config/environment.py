@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nsa_core.config.errors import ConfigError
+from nsa_core.config.errors import VariableError
 
 #: Variables of the operator's own settings begin so and are not the run's.
 OPERATOR_PREFIX = "NSA_OPS_"
@@ -32,7 +32,7 @@ def _integer(name: str, value: str) -> int:
         return int(value)
     except ValueError as error:
         message = f"{name}={value!r} must be a whole number; unset it or use --set instead"
-        raise ConfigError(message) from error
+        raise VariableError(message) from error
 
 
 def _number(name: str, value: str) -> float:
@@ -40,7 +40,7 @@ def _number(name: str, value: str) -> float:
         return float(value)
     except ValueError as error:
         message = f"{name}={value!r} must be a number; unset it or use --set instead"
-        raise ConfigError(message) from error
+        raise VariableError(message) from error
 
 
 def _whole(name: str, key: str, meaning: str) -> tuple[str, Variable]:
@@ -153,7 +153,7 @@ def read_variables(environment: Mapping[str, str]) -> EnvironmentValues:
     """Translate the NSA_* variables of an environment; pure.
 
     Raises:
-        ConfigError: For an NSA_* name that is not known, or a value that cannot be read.
+        VariableError: For an NSA_* name that is not known, or a value that cannot be read.
     """
     given = [
         name
@@ -165,7 +165,7 @@ def read_variables(environment: Mapping[str, str]) -> EnvironmentValues:
             near = difflib.get_close_matches(name, VARIABLES, n=1)
             advice = f"did you mean {near[0]}?" if near else "unset it"
             message = f"{name} is not a variable of this project: {advice}"
-            raise ConfigError(message)
+            raise VariableError(message)
     values: Values = {}
     origins: dict[str, str] = {}
     notes: list[str] = []

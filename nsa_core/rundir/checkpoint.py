@@ -81,18 +81,39 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
     return Checkpoint(path, manifest)
 
 
+def find_misfit(checkpoint: Checkpoint) -> str | None:
+    """The first file that is missing or has another size, in one line; nothing is hashed."""
+    for expected in checkpoint.manifest.files:
+        try:
+            size = (checkpoint.path / expected.name).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return f"{expected.name} is missing"
+        if size != expected.size:
+            return f"{expected.name} has {size} bytes instead of {expected.size}"
+    return None
+
+
 def find_damage(checkpoint: Checkpoint) -> str | None:
     """Hash every file; the first difference in one line, or None if the checkpoint is whole."""
+    misfit = find_misfit(checkpoint)
+    if misfit is not None:
+        return misfit
     for expected in checkpoint.manifest.files:
-        path = checkpoint.path / expected.name
-        if not path.is_file():
-            return f"{path.name} is missing"
-        size = path.stat().st_size
-        if size != expected.size:
-            return f"{path.name} has {size} bytes instead of {expected.size}"
-        if hash_file(path) != expected.sha256:
-            return f"{path.name} does not have its sha256 {expected.sha256[:12]}…"
+        if hash_file(checkpoint.path / expected.name) != expected.sha256:
+            return f"{expected.name} does not have its sha256 {expected.sha256[:12]}…"
     return None
+
+
+def list_checkpoint_folders(run: RunDir) -> list[Path]:
+    """All folders under checkpoints/ that are named as one, highest step first, whole or not."""
+    if not run.checkpoints.is_dir():
+        return []
+    named = [
+        (int(name[1]), folder)
+        for folder in run.checkpoints.iterdir()
+        if (name := CHECKPOINT_NAME.fullmatch(folder.name)) and folder.is_dir()
+    ]
+    return [folder for _, folder in sorted(named, reverse=True)]
 
 
 def list_checkpoints(run: RunDir) -> list[Checkpoint]:

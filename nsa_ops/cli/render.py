@@ -68,10 +68,10 @@ def cell_text(value: object) -> str:
     return str(value)
 
 
-def plan_lines(plan: Plan) -> list[str]:
-    """A plan as lines: what, with which command, writing which files."""
+def plan_lines(plan: Plan, *, brief: bool = False) -> list[str]:
+    """A plan as lines: what, with which command, writing which files; its notes also in brief."""
     lines = [f"plan: {plan.title}"]
-    for number, step in enumerate(plan.steps, start=1):
+    for number, step in enumerate(() if brief else plan.steps, start=1):
         mark = " (done already)" if step.is_done else ""
         lines.append(f"  {number}. {step.name}: {step.detail}{mark}")
         if step.command:

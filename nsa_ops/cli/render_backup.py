@@ -3,11 +3,11 @@
 from rich.console import Console
 
 from nsa_ops.cli.render import facts, line, moment, table
+from nsa_ops.quantities import format_bytes
 from nsa_ops.runs.backup.catalog import BackupEntry
 from nsa_ops.runs.backup.pull import Pulled
 from nsa_ops.runs.backup.restore import Restored
 from nsa_ops.runs.backup.verify import Verification
-from nsa_ops.runs.quantities import format_bytes
 from nsa_ops.runs.report.write import WrittenReport
 
 

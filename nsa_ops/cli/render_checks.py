@@ -17,17 +17,25 @@ _COLORS = {"pass": "green", "warn": "yellow", "fail": "red", "unknown": "yellow"
 def draw_checks(console: Console, checks: Sequence[CheckResult]) -> None:
     """Checks in one table; each that is not well is followed by what to do."""
     drawn = table(["", "CHECK", "FOUND", "LIMIT"], [])
+    drawn.columns[1].no_wrap = True
     for check in checks:
         drawn.add_row(
             f"[{_COLORS[check.status]}]{_MARKS[check.status]}[/]",
             escape(check.name),
-            escape(check.message),
+            escape(found_text(check)),
             escape(check.limit),
         )
     console.print(drawn)
     for check in checks:
         if check.hint and check.status in {"warn", "fail", "unknown"}:
             line(console, f"{check.name}: {check.hint}")
+
+
+def found_text(check: CheckResult) -> str:
+    """The measured value before the words about it, unless they say it already."""
+    if not check.measured or check.measured in check.message:
+        return check.message
+    return f"{check.measured}: {check.message}"
 
 
 def draw_preflight(console: Console, found: Preflight) -> None:

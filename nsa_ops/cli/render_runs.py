@@ -7,6 +7,7 @@ from rich.console import Console
 from nsa_core.rundir.events import Event
 from nsa_ops.cli.render import cell_text, facts, gib, line, moment, table
 from nsa_ops.cli.render_watch import progress_line
+from nsa_ops.pod.messages import CheckpointFact
 from nsa_ops.runs.estimate import Estimate
 from nsa_ops.runs.halt import Halted
 from nsa_ops.runs.launch import Launched
@@ -92,17 +93,24 @@ def draw_status(console: Console, run: RunStatusLine) -> None:
         return
     flags = f" [{', '.join(report.flags)}]" if report.flags else ""
     line(console, f"{report.run_id} is {report.state}{flags}: {report.why}")
-    newest = next((fact for fact in report.checkpoints if fact.whole), None)
     beat = report.last_beat
     pairs: list[tuple[str, Any]] = [
         ("attempt", report.manifest.attempt),
         ("step", f"{current_step(report)} of {report.manifest.steps}"),
         ("last record", progress_line(beat) if beat and beat.loss is not None else ""),
         ("health", f"{report.verdict.level}: {report.verdict.sentence}"),
-        ("checkpoint", f"step {newest.step}" if newest else "none yet"),
+        ("checkpoint", _checkpoint_text(report.checkpoints)),
         ("backup", run.at_risk.sentence if run.at_risk else ""),
     ]
     facts(console, pairs)
+
+
+def _checkpoint_text(facts: list[CheckpointFact]) -> str:
+    """The newest one that nothing is known against, and what is wrong with newer ones."""
+    newest = next((fact for fact in facts if fact.whole), None)
+    newer = facts[: facts.index(newest)] if newest else facts
+    sound = f"step {newest.step}" if newest else "none that is whole" if newer else "none yet"
+    return "; ".join([sound, *(f"step {fact.step} is damaged: {fact.damage}" for fact in newer)])
 
 
 def draw_run(console: Console, run: RunStatusLine) -> None:

@@ -56,7 +56,8 @@ class Session:
         try:
             return read_settings()
         except SettingsError as error:
-            raise ConfigurationError(str(error), hint="See `nsa-ops config show`") from error
+            hint = "See docs/variables.md, and what applies with `nsa-ops config show --operator`"
+            raise ConfigurationError(str(error), hint=hint) from error
 
     @cached_property
     def operator(self) -> "Operator":
@@ -150,8 +151,7 @@ class Session:
             return
         can_ask = not self.options.no_input and not self.options.json and sys.stdin.isatty()
         is_asked = can_ask and not self.options.yes
-        lines = plan_lines(plan)
-        for line in lines if is_asked or self.is_verbose else lines[:1]:
+        for line in plan_lines(plan, brief=not (is_asked or self.is_verbose)):
             self.tell(line)
         if self.options.yes:
             return

@@ -4,6 +4,7 @@ import secrets
 import shutil
 import time
 
+from nsa_core.config.recipe import leaves
 from nsa_core.rundir import events
 from nsa_core.rundir.atomic import fsync_dir
 from nsa_core.rundir.exit import read_exit
@@ -23,6 +24,8 @@ _LAUNCH_FIELDS = (
     "run_id", "config", "parent", "profile", "code_id", "code_commit", "dirty_sha256",
     "lock_sha256",
 )  # fmt: skip
+#: Keys of a configuration that a conflict names, each with both values.
+_NAMED_KEYS = 5
 #: Manifest fields that name the run or count its attempts: no change may touch them.
 _FIXED_FIELDS = {"run_id", "attempt", "schema_version", "created_unix_s"}
 
@@ -65,7 +68,8 @@ def _compare_with_existing(run: RunDir, asked: PrepareRunAction) -> Reply:
     if different:
         return Reply(
             action=asked.action, code=ReplyCode.CONFLICT, outcome="conflict",
-            message=f"run {run.run_id} exists with another {', '.join(different)}",
+            message=f"run {run.run_id} exists with another {', '.join(different)}"
+            f"{_differing_keys(launched, asked.manifest)}",
             hint="Choose another run id, or go on with that run: `nsa-ops resume`",
             attempt=current.attempt, manifest=current,
         )  # fmt: skip
@@ -73,6 +77,15 @@ def _compare_with_existing(run: RunDir, asked: PrepareRunAction) -> Reply:
         action=asked.action, code=ReplyCode.OK, outcome="already", attempt=current.attempt,
         message=f"run {run.run_id} exists with the same manifest", manifest=current,
     )  # fmt: skip
+
+
+def _differing_keys(there: RunManifest, asked: RunManifest) -> str:
+    """The first configuration keys that differ, with both values; empty where none does."""
+    old, new = leaves(there.config), leaves(asked.config)
+    keys = [key for key in new if old[key] != new[key]]
+    named = [f"{key} is {old[key]} there and {new[key]} here" for key in keys[:_NAMED_KEYS]]
+    more = [f"{len(keys) - _NAMED_KEYS} more keys"] if len(keys) > _NAMED_KEYS else []
+    return f": {', '.join([*named, *more])}" if keys else ""
 
 
 def _first_manifest(run: RunDir, current: RunManifest) -> RunManifest:

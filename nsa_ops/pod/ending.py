@@ -75,7 +75,7 @@ def explain_code(code: int, *, asked: Event | None, memory_kills: int) -> str:
     if asked is not None:
         return f"killed by {name}: {asked.by} asked ({asked.message})"
     if code == -signal.SIGKILL:
-        return f"killed by {name}, asked by nobody here: probably the kernel, out of host memory"
+        return f"killed by {name}: out of host memory, or by hand"
     return f"killed by {name}"
 
 

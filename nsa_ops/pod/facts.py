@@ -3,9 +3,15 @@
 import os
 from pathlib import Path
 
-from nsa_core.rundir.checkpoint import MANIFEST_NAME, read_checkpoint
+from nsa_core.rundir.checkpoint import (
+    Checkpoint,
+    find_misfit,
+    list_checkpoint_folders,
+    read_checkpoint,
+)
+from nsa_core.rundir.events import Event, read_events
 from nsa_core.rundir.exit import read_exit
-from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
+from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.process import age_s
 from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence
@@ -17,18 +23,23 @@ _MEMORY_INFO = Path("/proc/meminfo")
 
 
 def list_checkpoint_facts(run: RunDir) -> list[CheckpointFact]:
-    """Every folder under checkpoints/ with its size, newest step first; nothing is verified."""
-    if not run.checkpoints.is_dir():
-        return []
-    facts = []
-    for folder in run.checkpoints.iterdir():
-        name = CHECKPOINT_NAME.fullmatch(folder.name)
-        if name and folder.is_dir():
-            facts.append(_checkpoint_fact(folder, int(name[1])))
-    return sorted(facts, key=lambda fact: fact.step, reverse=True)
+    """Every folder under checkpoints/ with its size, newest step first; nothing is hashed."""
+    folders = list_checkpoint_folders(run)
+    rejected = _read_rejected(run) if folders else {}
+    facts = [_checkpoint_fact(folder, rejected.get(folder)) for folder in folders]
+    return [fact for fact in facts if run.checkpoint(fact.step).is_dir()]  # retention goes on
 
 
-def _checkpoint_fact(folder: Path, step: int) -> CheckpointFact:
+def _read_rejected(run: RunDir) -> dict[Path, Event]:
+    """The last word of a trainer against each checkpoint that it passed over."""
+    return {
+        Path(str(event.facts.get("path"))): event
+        for event in read_events(run)
+        if event.kind == "checkpoint_rejected"
+    }
+
+
+def _checkpoint_fact(folder: Path, rejected: Event | None) -> CheckpointFact:
     checkpoint = read_checkpoint(folder)
     size_bytes = 0
     for path in folder.iterdir():
@@ -36,17 +47,27 @@ def _checkpoint_fact(folder: Path, step: int) -> CheckpointFact:
             size_bytes += path.stat().st_size
         except FileNotFoundError:
             continue  # retention removes old checkpoints while we look
+    damage = _known_damage(checkpoint, rejected)
     return CheckpointFact(
         name=folder.name,
-        step=step,
+        step=int(folder.name.rpartition("_")[2]),
         size_bytes=size_bytes,
-        whole=checkpoint is not None and (folder / MANIFEST_NAME).exists(),
+        whole=not damage,
         created_unix_s=checkpoint.manifest.created_unix_s if checkpoint else None,
+        damage=damage,
     )
 
 
+def _known_damage(checkpoint: Checkpoint | None, rejected: Event | None) -> str:
+    if checkpoint is None:
+        return "has no manifest: it is not whole"
+    if rejected is not None and rejected.ts >= checkpoint.manifest.created_unix_s:
+        return rejected.message.partition(": ")[2] or rejected.message
+    return find_misfit(checkpoint) or ""
+
+
 def newest_whole(checkpoints: list[CheckpointFact]) -> int | None:
-    """Step of the newest checkpoint that has a manifest."""
+    """Step of the newest checkpoint that nothing is known against."""
     return next((fact.step for fact in checkpoints if fact.whole), None)
 
 

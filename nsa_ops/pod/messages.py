@@ -156,8 +156,9 @@ class CheckpointFact(TolerantModel):
         name: Folder.
         step: Optimizer steps done, from the name.
         size_bytes: Bytes of its files.
-        whole: It has a manifest; its hashes were not verified by this probe.
+        whole: It has a manifest and nothing is known against it; this probe hashes nothing.
         created_unix_s: From the manifest.
+        damage: What is known against it: a file is missing or short, or the trainer rejected it.
     """
 
     name: str
@@ -165,6 +166,7 @@ class CheckpointFact(TolerantModel):
     size_bytes: int
     whole: bool
     created_unix_s: float | None = None
+    damage: str = ""
 
 
 class WatchdogRecord(TolerantModel):

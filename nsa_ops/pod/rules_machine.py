@@ -7,8 +7,8 @@ from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.pod.evidence import MEDIAN_RECORDS, HealthEvidence
 from nsa_ops.pod.verdict import Finding
+from nsa_ops.quantities import format_bytes
 
-_GIB = 2**30
 #: Growth below this many MiB is no creep: caches fill.
 _CREEP_MIN_MIB = 512
 _CONSISTENT_RECORDS = 3
@@ -117,8 +117,8 @@ def disk_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None
     return Finding(
         rule="disk_low",
         level="warn",
-        sentence=f"The disk has {free / _GIB:.1f} GiB free, less than {limits.disk_checkpoints:g} "
-        f"checkpoints of {size / _GIB:.1f} GiB",
+        sentence=f"The disk has {format_bytes(free)} free, less than {limits.disk_checkpoints:g} "
+        f"checkpoints of {format_bytes(size)}",
         facts={"free_bytes": free, "checkpoint_bytes": size},
     )
 

@@ -6,7 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nsa_core.config.base import TolerantModel
-from nsa_core.rundir.checkpoint import Checkpoint, find_damage, list_checkpoints, read_checkpoint
+from nsa_core.rundir.checkpoint import (
+    Checkpoint,
+    find_damage,
+    list_checkpoint_folders,
+    read_checkpoint,
+)
 from nsa_core.rundir.layout import RunDir
 
 MISSING = "does not exist"
@@ -77,8 +82,8 @@ def verify_folder(path: Path) -> VerifiedCheckpoint:
 
 def verify_newest(run: RunDir) -> Iterator[VerifiedCheckpoint]:
     """Hash a run's checkpoints, newest first, up to the first whole one."""
-    for checkpoint in list_checkpoints(run):
-        found = verify(checkpoint)
+    for folder in list_checkpoint_folders(run):
+        found = verify_folder(folder)
         yield found
         if not found.damage:
             return

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nsa_core.config.errors import ConfigError
+from nsa_core.config.errors import ConfigError, VariableError
 from nsa_core.config.profile import HardwareProfile, list_profiles, load_profile
 from nsa_core.config.recipe import ResolvedConfig, leaves, resolve
 from nsa_ops.errors import ConfigurationError
@@ -73,6 +73,8 @@ def resolve_choice(
         return resolve(
             recipe, profile, choice.sets, settings.training_environment, memory_gib=memory_gib
         )
+    except VariableError as error:
+        raise ConfigurationError(str(error), hint="See docs/variables.md") from error
     except ConfigError as error:
         hint = "See the keys with `nsa-ops config show`, names with `nsa-ops profile ls`"
         raise ConfigurationError(_sentence(str(error)), hint=hint) from error

@@ -8,7 +8,8 @@ from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.errors import ConfigurationError
-from nsa_ops.runs.estimate import GIB, Estimate
+from nsa_ops.quantities import format_bytes
+from nsa_ops.runs.estimate import Estimate
 
 LONG_RUN_STEPS = 5000
 MEMORY_SHARE = 0.85
@@ -110,8 +111,8 @@ def _validation(subject: Subject) -> Finding:
 def _disk(subject: Subject) -> Finding:
     need, free = subject.estimate.disk_bytes, subject.disk_free_bytes
     if free is None:
-        return None, f"checkpoints need {need / GIB:.1f} GiB, free space is unknown"
-    return need > free, f"checkpoints need {need / GIB:.1f} GiB, {free / GIB:.1f} GiB are free"
+        return None, f"checkpoints need {format_bytes(need)}, free space is unknown"
+    return need > free, f"checkpoints need {format_bytes(need)}, {format_bytes(free)} are free"
 
 
 def _memory(subject: Subject) -> Finding:

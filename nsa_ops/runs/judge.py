@@ -4,6 +4,7 @@ from nsa_core.config.profile import HardwareProfile
 from nsa_core.rundir.report import CheckResult, Status
 from nsa_ops.facts.host import HostFacts
 from nsa_ops.facts.python import PythonFacts
+from nsa_ops.quantities import format_bytes
 from nsa_ops.runs.estimate import GIB
 from nsa_ops.runs.judge_failures import explain_error
 from nsa_ops.runs.judge_result import checked
@@ -70,7 +71,7 @@ def _tool(tool: str, facts: HostFacts, *, is_needed: bool) -> CheckResult:
 
 def _writable(facts: HostFacts) -> CheckResult:
     good = facts.disk_writable
-    free = "unknown" if facts.disk_free_bytes is None else f"{facts.disk_free_bytes / GIB:.1f} GiB"
+    free = "unknown" if facts.disk_free_bytes is None else format_bytes(facts.disk_free_bytes)
     message = f"{free} free in {facts.disk_path}" if good else f"cannot write in {facts.disk_path}"
     status: Status = "pass" if good else "fail"
     hint = "Choose another root with `pod add`"
@@ -80,10 +81,10 @@ def _writable(facts: HostFacts) -> CheckResult:
 def _at_least(
     name: str, found: int | None, limit: int, what: str, hint: str, *, status: Status
 ) -> CheckResult:
-    bound = f">= {limit / GIB:.2g} GiB"
+    bound = f">= {format_bytes(limit)}"
     if found is None:
         return checked(name, "unknown", f"{what}: cannot be told", limit=bound, hint=hint)
-    measured = f"{found / GIB:.1f} GiB"
+    measured = format_bytes(found)
     verdict: Status = "pass" if found >= limit else status
     return checked(name, verdict, f"{measured} {what}", measured=measured, limit=bound, hint=hint)
 

@@ -68,6 +68,7 @@ class Resumed:
         attempt: The new attempt.
         from_step: Step it goes on from; 0 without a checkpoint.
         checkpoint: Folder it goes on from; empty without one.
+        damaged: Newer checkpoints that were passed over, each in one line.
         differences: What the new attempt does not share with the one before.
         state: State when it was last looked at.
         why: The evidence for it.
@@ -78,6 +79,7 @@ class Resumed:
     attempt: int
     from_step: int
     checkpoint: str
+    damaged: list[str]
     differences: list[Difference]
     state: str
     why: str
@@ -206,7 +208,7 @@ def _plan(
             command=train_command(found.link, found.record.code_id, run_id, module),
         ),
     ]
-    notes = [f"passed over {line}" for line in damaged]
+    notes = [f"passed over a damaged checkpoint: {line}" for line in damaged]
     notes += [f"differs: {one.key} {one.before} -> {one.now}" for one in differences]
     return plan_of(f"Resume {run_id} {where}", steps, notes)
 
@@ -237,6 +239,7 @@ def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
         attempt=beat.report.manifest.attempt,
         from_step=planned.checkpoint.step if planned.checkpoint else 0,
         checkpoint=planned.checkpoint.path if planned.checkpoint else "",
+        damaged=planned.damaged,
         differences=planned.differences,
         state=beat.report.state,
         why=beat.report.why,

@@ -88,6 +88,19 @@ def test_an_unknown_training_variable_is_an_error(
     outcome = cli("config", "check")
     assert outcome.exit_code == 2
     assert "NSA_BATCH_SIZE" in outcome.err
+    assert outcome.err.endswith("hint: See docs/variables.md\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("NSA_FOO", "1"), ("NSA_ACCUM", "two"), ("NSA_OPS_FOO", "1")]
+)
+def test_a_variable_that_cannot_be_used_names_the_page_of_the_variables(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    outcome = cli("config", "check")
+    assert outcome.exit_code == 2
+    assert "hint: See docs/variables.md" in outcome.err
 
 
 def test_the_same_pod_added_twice_is_fine_and_another_one_is_a_conflict(

@@ -1,10 +1,13 @@
 """How a preflight ends for people and for scripts."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from nsa_core.rundir.report import CheckResult, Report, Status
+from nsa_ops.cli.render_checks import draw_checks
 from nsa_ops.runs.preflight import Preflight, blocking_checks
 from tests.ops.cli_case import CommandLine
 
@@ -48,3 +51,39 @@ def test_a_red_preflight_ends_with_an_error_and_the_next_command(cli: CommandLin
 def test_a_green_preflight_is_ok(cli: CommandLine) -> None:
     outcome = cli("preflight", "--json")
     assert (outcome.exit_code, json.loads(outcome.out)["ok"], outcome.err) == (0, True, "")
+
+
+def _drawn(width: int, *checks: CheckResult) -> str:
+    console = Console(width=width, file=io.StringIO())
+    draw_checks(console, checks)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_table_shows_what_was_measured_once_and_its_limit() -> None:
+    checks = [
+        CheckResult(
+            name="parity.selected", status="pass", message="sdpa in torch.float32: worst is dk",
+            measured="3.1e-07 relative L2", limit="2e-05",
+        ),
+        CheckResult(
+            name="host.python", status="pass", message="Python 3.11.2", measured="3.11.2",
+            limit=">= 3.11",
+        ),
+    ]  # fmt: skip
+    lines = _drawn(200, *checks).splitlines()
+    assert "3.1e-07 relative L2: sdpa in torch.float32: worst is dk" in lines[1]
+    assert lines[1].rstrip().endswith("2e-05")
+    assert "Python 3.11.2 " in lines[2]
+    assert ": Python" not in lines[2]
+
+
+def test_the_table_can_be_read_on_100_columns() -> None:
+    check = CheckResult(
+        name="causality.perturbation", status="fail", measured="1 leaks in 12 cases",
+        message="token 0 of 521 moved by 1.0e-03 and many more words that need a second line",
+        limit=">= 4.1389 nats (ln 64 - 0.02)",
+    )  # fmt: skip
+    lines = _drawn(100, check, check).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert sum("causality.perturbation" in text for text in lines) == 2
+    assert "1 leaks in 12 cases: token 0" in lines[1]

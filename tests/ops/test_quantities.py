@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nsa_ops.runs.quantities import format_bytes, format_count, format_duration, format_number
+from nsa_ops.quantities import format_bytes, format_count, format_duration, format_number
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from nsa_ops.cli.output import envelope, jsonable
 from nsa_ops.cli.render import cell_text, gib, make_console, plan_lines
 from nsa_ops.cli.render_runs import draw_status
 from nsa_ops.cli.render_watch import frame_lines, progress_line, sparkline
+from nsa_ops.cli.session import Options, Session
 from nsa_ops.plan import Step, plan_of
+from nsa_ops.pod.messages import CheckpointFact
 from nsa_ops.runs.backup.loss import at_most_lost
 from nsa_ops.runs.status import RunStatusLine
 from nsa_ops.runs.watch import Frame
@@ -40,6 +42,25 @@ def test_a_plan_is_lines_with_commands_files_and_notes() -> None:
         "plan: Go", "  1. start: a window", "     $ sh -c 'a b'", "     -> /x",
         "  2. ship: code (done already)", "  note: mind",
     ]  # fmt: skip
+
+
+def test_what_a_plan_passes_over_is_told_also_where_nobody_is_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = plan_of("Resume r1", [Step("start", "a window")], ["passed over step_000141"])
+    Session("resume", Options(yes=True)).agree(plan)
+    assert capsys.readouterr().err == "plan: Resume r1\n  note: passed over step_000141\n"
+
+
+def test_status_names_what_is_damaged_beside_what_is_sound() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    facts = [
+        CheckpointFact(name="c", step=141, size_bytes=1, whole=False, damage="x is missing"),
+        CheckpointFact(name="b", step=140, size_bytes=1, whole=True),
+    ]
+    draw_status(console, RunStatusLine(RUN, report(checkpoints=facts)))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "checkpoint  step 140; step 141 is damaged: x is missing\n" in text
 
 
 def test_a_record_is_one_line_without_what_is_not_known() -> None:

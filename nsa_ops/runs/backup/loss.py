@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_ops.runs.quantities import format_duration
+from nsa_ops.quantities import format_duration
 from nsa_ops.store import Receipt
 
 

@@ -12,6 +12,7 @@ from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records
 from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
 from nsa_ops.plan import Plan, Step, plan_of
+from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.files import RemoteFile, bytes_here, is_here
 from nsa_ops.runs.backup.folder import (
     RESERVE_BYTES,
@@ -25,7 +26,6 @@ from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost, median_step_s
 from nsa_ops.runs.backup.survey import RemoteCheckpoint, choose_checkpoints, read_survey
 from nsa_ops.runs.backup.transfer import Transfer, is_whole_here
 from nsa_ops.runs.context import Operator, PodLink
-from nsa_ops.runs.quantities import format_bytes
 
 FreeBytes = Callable[[Path], int]
 

@@ -16,13 +16,13 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.plan import Plan, Step, plan_of
+from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.files import list_files
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.backup.folder import BackupFolder, read_backup_record, read_free_bytes
 from nsa_ops.runs.backup.pull import check_space
 from nsa_ops.runs.backup.verify import Verification, check_verified, verify_backup
 from nsa_ops.runs.context import PodLink
-from nsa_ops.runs.quantities import format_bytes
 from nsa_ops.store import Receipt
 
 PUT_TIMEOUT_S = 3600.0

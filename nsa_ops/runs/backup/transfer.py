@@ -6,13 +6,13 @@ from pathlib import Path, PurePosixPath
 from nsa_core.rundir.atomic import fsync_dir, write_bytes
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, hash_file, read_checkpoint
 from nsa_ops.errors import DeadlineError, OpsError, PartialError, PodUnreachableError
+from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.files import RemoteFile, list_files, pull_file
 from nsa_ops.remote.transport import Transport
 from nsa_ops.runs.backup.folder import BackupFolder, move_aside, read_backup_record
 from nsa_ops.runs.backup.survey import RemoteCheckpoint
 from nsa_ops.runs.backup.verify import checkpoint_damage
 from nsa_ops.runs.context import Operator
-from nsa_ops.runs.quantities import format_bytes
 from nsa_ops.store import Receipt
 
 #: A live run rewrites small files (the watchdog's verdict every few seconds) while we read them.

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_ops.runs.quantities import format_count
+from nsa_ops.quantities import format_count
 from nsa_ops.runs.report.record import RecordedRun
 from nsa_ops.runs.report.rows import Row, join_attempts
 from nsa_ops.runs.report.scale import running_median

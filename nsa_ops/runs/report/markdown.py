@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from nsa_ops.runs.quantities import format_duration
+from nsa_ops.quantities import format_duration
 from nsa_ops.runs.report import story, subject
 from nsa_ops.runs.report.record import RecordedRun
 from nsa_ops.runs.report.timeline import events_for_table

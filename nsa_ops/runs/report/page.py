@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from nsa_ops.runs.quantities import format_duration
+from nsa_ops.quantities import format_duration
 from nsa_ops.runs.report import story, subject
 from nsa_ops.runs.report.figures import figures
 from nsa_ops.runs.report.record import RecordedRun

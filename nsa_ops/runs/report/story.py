@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from nsa_core.rundir.exit import ExitRecord, TrainerExit
-from nsa_ops.runs.quantities import format_bytes, format_count, format_duration
+from nsa_ops.quantities import format_bytes, format_count, format_duration
 from nsa_ops.runs.report.record import RecordedRun
 
 Tone = Literal["good", "warn", "bad", "quiet"]

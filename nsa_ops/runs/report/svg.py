@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import pairwise
 
-from nsa_ops.runs.quantities import format_count, format_number
+from nsa_ops.quantities import format_count, format_number
 from nsa_ops.runs.report.scale import Scale, finite_range, inner_ticks, nice_ticks, thin
 
 Point = tuple[float, float]

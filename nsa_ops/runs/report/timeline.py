@@ -8,7 +8,7 @@ from typing import Literal
 
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import TrainerExit
-from nsa_ops.runs.quantities import format_duration
+from nsa_ops.quantities import format_duration
 from nsa_ops.runs.report.record import Attempt, RecordedRun
 from nsa_ops.runs.report.scale import Scale
 from nsa_ops.runs.report.story import Tone, format_time

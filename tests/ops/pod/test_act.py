@@ -64,6 +64,21 @@ def test_another_launch_under_the_same_id_is_a_conflict_that_names_the_differenc
     assert read_manifest(run).profile == "none"
 
 
+def test_a_conflict_names_the_keys_that_differ_with_both_values(run):
+    config = RunConfig()
+    sizes = {"seq_len": 96, "micro_batch": config.batch.micro_batch}
+    schedule = config.schedule.model_copy(update={"steps": 7})
+    batch = config.batch.model_copy(update=sizes)
+    other = manifest().model_copy(
+        update={"config": config.model_copy(update={"schedule": schedule, "batch": batch})}
+    )
+    reply = do(PrepareRunAction(run_dir=run.root, manifest=other))
+    assert "exists with another config: " in reply.message
+    assert f"schedule.steps is {config.schedule.steps} there and 7 here" in reply.message
+    assert f"batch.seq_len is {config.batch.seq_len} there and 96 here" in reply.message
+    assert "micro_batch" not in reply.message
+
+
 def test_a_directory_without_a_manifest_is_refused_and_left_alone(tmp_path):
     (tmp_path / "run-1").mkdir()
     (tmp_path / "run-1" / "thesis.txt").write_text("mine")

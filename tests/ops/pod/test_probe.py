@@ -2,18 +2,20 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir import events
 from nsa_core.rundir.atomic import append_line
-from nsa_core.rundir.checkpoint import MANIFEST_NAME, CheckpointManifest
+from nsa_core.rundir.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, write_manifest
 from nsa_ops.pod.messages import Offsets, ProbeDocument
 from nsa_ops.pod.probe import MAX_BYTES, probe
+from nsa_ops.pod.verify import verify_newest
 
 
 @pytest.fixture
@@ -113,6 +115,60 @@ def test_checkpoints_say_whether_they_have_a_manifest(run):
     assert "known good checkpoint is step 500" in look(run).verdict.sentence
     found = [(fact.step, fact.whole, fact.size_bytes >= 5) for fact in look(run).checkpoints]
     assert found == [(1000, False, True), (500, True, True)]
+
+
+def save(run, step, content=b"12345"):
+    folder = run.checkpoint(step)
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(content)
+    file = CheckpointFile(name="model.safetensors", size=5, sha256="0" * 64)
+    manifest = CheckpointManifest(
+        run_id="run-1", attempt=1, step=step, tokens_seen=1, created_unix_s=9.0,
+        config_sha256="", files=[file],
+    )  # fmt: skip
+    (folder / MANIFEST_NAME).write_text(manifest.model_dump_json())
+    return folder
+
+
+def reject(run, folder):
+    events.record(
+        run, kind="checkpoint_rejected", by="trainer", attempt=1,
+        message=f"{folder.name} is damaged: wrong sha256", facts={"path": str(folder)},
+    )  # fmt: skip
+
+
+def test_a_checkpoint_with_a_short_or_missing_file_is_not_called_whole(run):
+    save(run, 1)
+    save(run, 2, b"123")
+    (save(run, 3) / "model.safetensors").unlink()
+    assert [(fact.step, fact.whole, fact.damage) for fact in look(run).checkpoints] == [
+        (3, False, "model.safetensors is missing"),
+        (2, False, "model.safetensors has 3 bytes instead of 5"),
+        (1, True, ""),
+    ]
+
+
+def test_a_checkpoint_that_the_trainer_rejected_is_not_called_whole(run):
+    save(run, 1)
+    reject(run, save(run, 2))
+    found = [(fact.step, fact.whole, fact.damage) for fact in look(run).checkpoints]
+    assert found == [(2, False, "wrong sha256"), (1, True, "")]
+
+
+def test_a_rejection_says_nothing_about_a_checkpoint_that_was_saved_later(run):
+    folder = save(run, 2)
+    reject(run, folder)
+    text = (folder / MANIFEST_NAME).read_text()
+    later = CheckpointManifest.model_validate_json(text).model_copy(update={"created_unix_s": 9e9})
+    (folder / MANIFEST_NAME).write_text(later.model_dump_json())
+    assert look(run).checkpoints[0].whole
+
+
+def test_a_folder_without_a_manifest_is_named_when_a_whole_checkpoint_is_sought(run):
+    save(run, 1)
+    (save(run, 2) / MANIFEST_NAME).unlink()
+    damaged = [(Path(found.path).name, found.damage) for found in verify_newest(run)]
+    assert damaged[0] == ("step_000002", "has no manifest: it is not whole")
 
 
 def test_a_folder_of_runs_lists_them_without_their_lines_and_names_what_is_broken(run):

@@ -70,7 +70,10 @@ def test_a_kill_is_explained_by_who_asked_or_by_the_memory_of_the_pod(tmp_path):
     asked = event("signal", by="operator", signal="KILL")
     assert "operator asked" in explain_code(-9, asked=asked, memory_kills=0)
     assert "memory limit" in explain_code(-9, asked=None, memory_kills=1)
-    assert "probably the kernel" in explain_code(-9, asked=None, memory_kills=0)
+    assert (
+        explain_code(-9, asked=None, memory_kills=0)
+        == "killed by SIGKILL: out of host memory, or by hand"
+    )
     assert explain_code(-11, asked=None, memory_kills=0) == "killed by SIGSEGV"
     assert "code 3" in explain_code(3, asked=None, memory_kills=0)
     counter = tmp_path / "memory.events"

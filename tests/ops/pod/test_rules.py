@@ -259,6 +259,8 @@ def test_memory_that_grows_and_grows_is_told():
 def test_what_the_machine_has_left_is_told():
     few = {"disk_free_bytes": 3 * GIB, "checkpoint_bytes": 2 * GIB}
     assert found(judged(beats(5), **few)) == {"disk_low": "warn"}
+    small = judged(beats(5), disk_free_bytes=3 * 2**20, checkpoint_bytes=2 * 2**20)
+    assert "3 MiB free, less than 2 checkpoints of 2 MiB" in small.sentence
     assert found(judged(beats(5), disk_free_bytes=5 * GIB, checkpoint_bytes=2 * GIB)) == {}
     assert found(judged(beats(5), host_memory_fraction=0.95)) == {"host_memory_high": "warn"}
 

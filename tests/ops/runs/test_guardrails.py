@@ -64,6 +64,14 @@ def test_checkpoints_that_do_not_fit_the_disk_are_refused_in_any_run() -> None:
     assert failing(small) == ["disk"]
 
 
+def test_a_small_disk_is_refused_in_units_that_can_be_read() -> None:
+    tiny = subject("schedule.steps=10", recipe="tiny-cpu", profile="cpu")
+    small = replace(tiny, disk_free_bytes=3 * 2**20)
+    (refused,) = [one for one in check_guardrails(small) if one.status == "fail"]
+    assert refused.message.endswith("3 MiB are free")
+    assert "0.0" not in refused.message
+
+
 def test_a_step_that_fills_the_card_is_refused_in_any_run() -> None:
     small = replace(subject("schedule.steps=10"), card_memory_mib=4096)
     assert failing(small) == ["memory"]

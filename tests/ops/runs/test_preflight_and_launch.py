@@ -267,3 +267,26 @@ def test_a_resume_that_was_cut_before_the_start_only_starts(pod: Desk) -> None:
     started = [words[11] for words in pod.transport.asked if "new-window" in words]
     assert not any("nsa_ops.pod.act" in words for words in pod.transport.asked)
     assert len(started) == 1
+
+
+def test_a_resume_says_which_damaged_checkpoint_it_passed_over(pod: Desk) -> None:
+    request = LaunchRequest(Choice(), run_id="r1", overrides={"preflight": "trial"})
+    manifest = plan_launch(pod.operator, request).manifest
+    pod.transport.files["/pod/runs/r1/manifest.json"] = manifest.model_dump_json().encode()
+    pod.transport.answers |= {
+        "nsa_ops.pod.verify": completed(
+            '{"checkpoints": [{"path": "/c/step_000141", "damage": "x is missing", "step": 141}, '
+            '{"path": "/c/step_000140", "step": 140}]}'
+        ),
+        "nsa_ops.pod.act": completed(reply()),
+        "nsa_ops.pod.probe": Sequence(answer(report("failed")), answer(report(last_beat=beat(1)))),
+        "list-panes": completed("nsa-r1\twatchdog\t5\t0\n"),
+        "new-window": completed(),
+    }
+    pod.store.save_run(RUN)
+    planned = plan_resume(pod.operator, None)
+    assert planned.plan.notes == (
+        "passed over a damaged checkpoint: step_000141: x is missing",
+    )  # fmt: skip
+    resumed = execute_resume(pod.operator, planned)
+    assert (resumed.from_step, resumed.damaged) == (140, ["step_000141: x is missing"])
