@@ -12,6 +12,7 @@ import pytest
 
 from nsa_ops.errors import (
     AuthenticationError,
+    ConfigurationError,
     DeadlineError,
     LocalResourceError,
     OpsError,
@@ -20,8 +21,9 @@ from nsa_ops.errors import (
     StateConflictError,
 )
 from nsa_ops.remote.framed import AnswerLostError, FramedTransport
-from nsa_ops.remote.host_keys import pin, read_pin
+from nsa_ops.remote.host_keys import pin, read_pin, scan
 from nsa_ops.remote.openssh import OpenSSHTransport
+from nsa_ops.remote.ssh_config import resolve
 from nsa_ops.remote.ssh_target import Address, SshTarget
 from tests.integration.ssh_server import (
     SshServer,
@@ -411,3 +413,29 @@ def test_a_socket_folder_that_others_may_enter_is_refused(
     target = replace(target, settings=replace(target.settings, socket_dirs=(open_folder,)))
     with pytest.raises(LocalResourceError, match="others may enter it"):
         echo(OpenSSHTransport(target))
+
+
+def test_a_pod_behind_a_jump_is_looked_at_and_reached_through_it(
+    server: SshServer, tmp_path: Path
+) -> None:
+    key = server.host_key
+    (tmp_path / "jump_hosts").write_text(f"[127.0.0.1]:{server.port} {key.kind} {key.base64}\n")
+    config = tmp_path / "client.conf"
+    config.write_text(
+        f"Host jump\n  HostName 127.0.0.1\n  Port {server.port}\n"
+        f"  UserKnownHostsFile {tmp_path}/jump_hosts\n"
+        f"Host gpu\n  HostName 127.0.0.1\n  Port {server.port}\n  ProxyJump jump\n"
+        f"Host *\n  IdentityFile {server.folder}/user_key\n"
+        "  IdentitiesOnly yes\n  IdentityAgent none\n"
+    )
+    target = replace(with_config(server, tmp_path, config), address=Address("gpu"))
+    route = resolve(target.address, target.settings)
+    assert (str(route), route.proxy_jump) == (
+        f"{route.user}@127.0.0.1:{server.port} through jump",
+        "jump",
+    )
+    assert scan(target.address, target.settings) == key
+    with openssh(target) as transport:
+        assert echo(transport) == b"OK\n"
+    with over_fabric(target) as transport, pytest.raises(ConfigurationError, match="through jump"):
+        echo(transport)

@@ -189,3 +189,15 @@ def test_a_host_of_the_ssh_configuration_is_added_by_its_alias(pod: SshPod) -> N
     assert (said.data["address"], said.data["kind"]) == ("gpu", "ssh")
     assert Path(said.data["root"]) == pod.server.folder / "nsa-pod"
     assert pod("pod", "add", "there", "gpu").exit_code == 2
+
+
+def test_a_pod_is_reached_over_fabric_by_the_same_commands(pod: SshPod) -> None:
+    pytest.importorskip("fabric")
+    pin = ("--fingerprint", pod.server.host_key.fingerprint)
+    added = pod.add_as("here", "--transport", "fabric", *pin)
+    assert (added.exit_code, added.data["kind"]) == (0, "fabric"), added
+    assert pod.launch("r1", LONG).exit_code == 0
+    assert pod.must("halt", "--json").data["lost_steps"] == 0
+    assert pod.must("backup", "pull", "r1", "--json").data["num_files"] > 0
+    wrong = pod.add_as("there", "--transport", "telnet", "-y")
+    assert (wrong.exit_code, "must be one of `ssh`, `fabric`" in wrong.err) == (2, True)
