@@ -1,5 +1,7 @@
 """Draw what the demo has shown."""
 
+from shlex import quote
+
 from rich.console import Console
 
 from nsa_ops.cli.render import facts, line, table
@@ -23,6 +25,7 @@ def draw_demo(console: Console, demo: Demo) -> None:
             ("report page", str(demo.page)),
             ("run", f"{demo.run_id} in {demo.folder}"),
             ("took", f"{demo.seconds:.0f} s"),
+            ("look around", f"export NSA_OPS_STATE_DIR={quote(str(demo.folder / 'state'))}"),
         ],
     )
     line(console, "")

@@ -1,6 +1,7 @@
 """The whole path on this machine: pod, preflight, launch, halt, exact resume, backup, report."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -156,6 +157,11 @@ def run_demo(operator: Operator, folder: Path) -> Demo:
     demo = Demo(folder)
     began_s = operator.clock.monotonic_s()
     stage = _Stage(operator, demo)
+    state = shlex.quote(str(operator.settings.state_dir))
+    operator.tell(
+        f"each part names the command that does the same by hand, after\n"
+        f"  export NSA_OPS_STATE_DIR={state}"
+    )
     _check_machine(stage, folder)
     _launch(stage)
     _halt(stage)
