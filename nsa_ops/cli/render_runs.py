@@ -34,7 +34,7 @@ def draw_launched(console: Console, launched: Launched) -> None:
 
 def draw_halted(console: Console, halted: Halted) -> None:
     """A run that does not run, and what it left."""
-    told = " after TERM" if halted.needed_term else ""
+    told = f" after {' and '.join(halted.signals)}" if halted.signals else ""
     line(console, f"{halted.run_id} is {halted.state}{told}: {halted.why}")
     for damage in halted.damaged:
         line(console, f"not whole: {damage}")

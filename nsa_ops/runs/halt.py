@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nsa_ops.errors import DeadlineError, StateConflictError
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.pod.messages import HaltAction, RunReport, SignalAction
+from nsa_ops.pod.messages import HaltAction, RunReport, SignalAction, SignalName
 from nsa_ops.pod.verify import VerifiedCheckpoint
 from nsa_ops.runs.agents import ask, verify
 from nsa_ops.runs.choose import LIVE, FoundRun, find_run
@@ -13,7 +13,8 @@ from nsa_ops.runs.context import Operator
 from nsa_ops.runs.wait import ENDED, poll
 
 GRACE_S = 60.0
-TERM_S = 45.0
+#: What a trainer that does not answer the request is told, and how long each may take.
+LADDER: tuple[tuple[SignalName, float], ...] = (("TERM", 45.0), ("KILL", 20.0))
 _GONE = frozenset({"planned", "lost", "preempted"})
 
 
@@ -27,7 +28,7 @@ class Halted:
         state: What it is now.
         why: The evidence for it.
         was_running: It ran when the halt was asked for, or was about to be restarted.
-        needed_term: It did not answer the request and was told by signal.
+        signals: What it had to be told beside the request: nothing, TERM, or TERM and KILL.
         step: Optimizer steps done; None if no exit was recorded.
         checkpoint: Newest whole checkpoint, every hash checked; None if there is none.
         damaged: Newer checkpoints that are not whole, each in one line.
@@ -40,7 +41,7 @@ class Halted:
     state: str
     why: str
     was_running: bool
-    needed_term: bool
+    signals: list[str]
     step: int | None
     checkpoint: VerifiedCheckpoint | None
     damaged: list[str]
@@ -69,7 +70,7 @@ def plan_halt(operator: Operator, run_id: str | None, reason: str) -> tuple[Foun
             is_done=ended,
         ),
         Step(
-            "wait", "until it has saved a checkpoint and ended; TERM after the grace", is_done=ended
+            "wait", "until it has saved and ended; TERM, then KILL, after the grace", is_done=ended
         ),
     ]
     return found, plan_of(f"Halt {report.run_id} ({report.state}, {report.why})", steps)
@@ -81,26 +82,38 @@ def execute_halt(
     """Halt a run and return when a verified checkpoint exists, or say that there is none.
 
     Raises:
-        DeadlineError: If it neither answers the request nor ends after TERM.
+        DeadlineError: If it neither answers the request nor ends after TERM and KILL.
     """
     run, link, report = found.record, found.link, found.report
     began_s = operator.clock.monotonic_s()
     if report.state in ENDED:
-        return _outcome(operator, found, report, began_s, was_running=False, needed_term=False)
+        return _outcome(operator, found, report, began_s, was_running=False, signals=[])
     with operator.store.intent("halt", run.run_id, reason=reason):
         run_dir = Path(report.run_dir)  # whichever attempt is current by then: the run is meant
         action = HaltAction(run_dir=run_dir, reason=reason, grace_s=grace_s)
         operator.tell(ask(link, run.code_id, action).message)
-        needed_term = False
+        ended, signals = _await_or_signal(operator, found, grace_s)
+    return _outcome(operator, found, ended, began_s, was_running=True, signals=signals)
+
+
+def _await_or_signal(
+    operator: Operator, found: FoundRun, grace_s: float
+) -> tuple[RunReport, list[str]]:
+    """Wait for the end; when it does not come, TERM, then KILL, to the recorded trainer."""
+    run, run_dir = found.record, Path(found.report.run_dir)
+    signals: list[str] = []
+    wait_s = grace_s
+    for name, next_wait_s in LADDER:
         try:
-            ended = _await_end(operator, found, grace_s)
+            return _await_end(operator, found, wait_s), signals
         except DeadlineError:
-            needed_term = True
-            operator.tell(f"no end within {grace_s:g} s; sending TERM")
-            term = SignalAction(run_dir=run_dir, signal="TERM", reason="halt was not answered")
-            ask(link, run.code_id, term)
-            ended = _await_end(operator, found, TERM_S)
-    return _outcome(operator, found, ended, began_s, was_running=True, needed_term=needed_term)
+            operator.tell(f"no end within {wait_s:g} s; sending {name}")
+            reason = "halt was not answered"
+            action = SignalAction(run_dir=run_dir, signal=name, reason=reason)
+            ask(found.link, run.code_id, action)
+            signals.append(name)
+            wait_s = next_wait_s
+    return _await_end(operator, found, wait_s), signals
 
 
 def _await_end(operator: Operator, found: FoundRun, deadline_s: float) -> RunReport:
@@ -118,7 +131,7 @@ def _outcome(
     began_s: float,
     *,
     was_running: bool,
-    needed_term: bool,
+    signals: list[str],
 ) -> Halted:
     verification = verify(found.link, found.record.code_id, run_id=report.run_id)
     checkpoint = verification.whole
@@ -130,7 +143,7 @@ def _outcome(
         state=report.state,
         why=report.why,
         was_running=was_running,
-        needed_term=needed_term,
+        signals=signals,
         step=step,
         checkpoint=checkpoint,
         damaged=verification.damaged,

@@ -50,8 +50,8 @@ def test_launch_halt_and_resume_go_on_where_the_run_stopped(pod: LocalPod) -> No
     assert windows == ["train", "watchdog"]
 
     halted = pod.must("halt", "--reason", "lunch", "--json").data
-    assert (halted["state"], halted["was_running"], halted["needed_term"]) == (
-        "halted", True, False
+    assert (halted["state"], halted["was_running"], halted["signals"]) == (
+        "halted", True, []
     )  # fmt: skip
     assert halted["checkpoint"]["step"] == halted["step"]
     assert halted["lost_steps"] == 0
