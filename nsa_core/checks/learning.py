@@ -1,7 +1,7 @@
 """Teach a small model associative recall, then take its selected branch away.
 
-What it shows: the block choice, which carries no gradient, still learns to find what is far away,
-because the compressed branch that scores the blocks is trained by the same question.
+The choice of blocks carries no gradient: it can only be learned through the compressed branch,
+which scores the blocks and is trained by the same question. Recipes are the caller's.
 """
 
 import time

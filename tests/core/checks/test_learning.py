@@ -1,12 +1,7 @@
-"""A small NSA model learns to recall what no window sees (spec: what must be shown, 9).
-
-A compressed block of 4 tokens holds 2 pairs and overlaps no other, so the compressed branch alone
-is right at most half of the time; only the free choice of blocks leads to the pair itself.
-"""
+"""Lessons follow their plan; whether a model learns them is measured elsewhere."""
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from nsa_core.checks.learning import (
@@ -19,7 +14,6 @@ from nsa_core.checks.learning import (
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.nsa import NSAConfig
 from nsa_core.evaluate.recall_task import RecallTask
-from nsa_core.kernels.geometry import BlockGeometry
 
 CPU = torch.device("cpu")
 NSA = NSAConfig(
@@ -45,23 +39,6 @@ RECIPE = RecallRecipe(
     ),
     limit_s=600.0,
 )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_far_pairs_are_recalled_and_not_without_the_selected_branch():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        lesson = learn_recall(RECIPE, CPU)
-    finally:
-        torch.set_num_threads(threads)
-    found = judge_recall(lesson.model, LONG)
-    print(found)  # noqa: T201 - the numbers are the result
-    assert LONG.is_beyond(BlockGeometry.from_config(NSA))
-    assert found.accuracy >= 0.95
-    assert found.without_selection <= 0.5
-    assert found.without_choice <= 0.5
 
 
 def short_recipe(**changes):
