@@ -40,6 +40,11 @@ class OpenSSHTransport(FramedTransport):
         """The pod in words."""
         return str(self._target.address)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment of ssh, and of rsync that calls it."""
+        return dict(self._target.settings.environment)
+
     @cached_property
     def control_path(self) -> Path:
         """Socket of the shared link, in a folder that only this user can enter."""
@@ -74,7 +79,7 @@ class OpenSSHTransport(FramedTransport):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=dict(self._target.settings.environment),
+                env=self.environment,
                 start_new_session=True,
             )
         except FileNotFoundError as error:
