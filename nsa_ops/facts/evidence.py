@@ -36,6 +36,8 @@ Kind = Literal[
     "nvidia-smi topo", "nvidia-smi nvlink", "kernel log", "dcgmi diag", "failure",
     "out of memory", "driver version", "unknown",
 ]  # fmt: skip
+#: The longest that is evidence is a CSV header with every field, of 6,000 characters.
+_MAX_LINE = 16_000
 _PLACE = re.compile(r"^\((container|host|guest|vm|pod)\)\s*[$#]", re.IGNORECASE)
 _PROMPT = re.compile(r"^\S*\s*[$#]\s+\S")
 _INSIDE = frozenset({"container", "guest", "pod"})
@@ -80,8 +82,10 @@ class Evidence:
 
 def parse_evidence(text: str, source: str = "") -> Evidence:
     """Everything that a text says; a text of no known form gives an `Evidence` without kinds."""
-    inside, outside = _places(strip_ansi(text).replace("\r\n", "\n").replace("\r", "\n"))
-    query, xml = parse_query_text(inside), parse_xml(inside)
+    whole = strip_ansi(text)
+    lines = (line[:_MAX_LINE] for line in whole.splitlines())
+    inside, outside = _places("\n".join(lines))
+    query, xml = parse_query_text(inside), parse_xml(whole)
     by_kind: dict[Kind, tuple[GPU, ...]] = {
         "nvidia-smi -q": query.cards,
         "nvidia-smi -q -x": xml.cards,
@@ -100,7 +104,7 @@ def parse_evidence(text: str, source: str = "") -> Evidence:
         no_peers=parse_peers(inside),
         nvlinks=parse_nvlinks(inside),
         kernel=parse_kernel_log(inside),
-        diagnoses=parse_diagnoses(inside),
+        diagnoses=parse_diagnoses(whole if whole.lstrip().startswith("{") else inside),
         failures=failures,
         versions=parse_versions(inside),
         out_of_memory=parse_out_of_memory(inside),

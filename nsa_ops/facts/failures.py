@@ -94,6 +94,8 @@ _PATTERNS: Mapping[Failure, re.Pattern[str]] = {
         _I,
     ),
 }
+#: An error stands at the beginning of its line; what is longer is data.
+_MAX_LINE = 1000
 _HUNG_EXIT = re.compile(r"nvidia-smi[^\n]*\n(?:[^\n]*\n)?\s{0,8}124\s*$", re.MULTILINE)
 _VERSION = r"(\d+\.\d+(?:\.\d+)*)"
 _LIBRARY = re.compile(rf"(?:NVML|client) library version:?\s*{_VERSION}", _I)
@@ -161,7 +163,7 @@ def parse_failures(text: str) -> tuple[Found, ...]:
     found: dict[tuple[str, str], Found] = {}
     for line in text.splitlines():
         for kind, pattern in _PATTERNS.items():
-            match = pattern.search(line)
+            match = pattern.search(line, 0, _MAX_LINE)
             if match:
                 words = line[match.start() :].strip()[:200]
                 bus = parse_bus(re.sub(r"GPU(?=[0-9A-Fa-f]{4})", "", words))

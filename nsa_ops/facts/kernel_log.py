@@ -21,6 +21,8 @@ Trouble = Literal[
     "collective",
     "host_memory",
 ]
+#: The kernel itself breaks lines at about this length.
+_MAX_LINE = 1000
 _STAMP = re.compile(
     r"^(?:<\d+>|\w+ *:\w+ *:)?\s*(?:\[\s*\d+\.\d+\]|\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\]|"
     r"\d+,\d+,\d+,[-c+]|"
@@ -134,7 +136,8 @@ def parse_kernel_log(text: str) -> KernelLog:
     """Troubles in a kernel log; everything else is noise."""
     groups: dict[tuple[Trouble, str, int | None], Event] = {}
     num_lines, module, client, in_mismatch, limited = 0, "", "", False, set()
-    for line in text.splitlines():
+    for whole in text.splitlines():
+        line = whole[:_MAX_LINE]
         num_lines += _STAMP.match(line) is not None
         loaded = _MODULE.search(line)
         module = loaded[1] if loaded else module

@@ -10,7 +10,7 @@ from nsa_ops.facts.readings import parse_count, parse_text
 from nsa_ops.facts.smi_fields import Leaf, card_from, leaf_name
 
 _CARD_LINE = re.compile(r"^GPU\s+([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*$")
-_PROMPT = re.compile(r"^\s*(\([\w-]+\)\s*)?[\w.@~:/-]*\s*[$#]\s")
+_PROMPT = re.compile(r"^\s*(?:\([\w-]+\)\s*)?(?:[\w.@~:/-]+\s*)?[$#]\s")
 _TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)([^<>]*?)(/?)>([^<]*)")
 _ID = re.compile(r'\bid\s*=\s*"([^"]*)"')
 _ROOT = "nvidia_smi_log"

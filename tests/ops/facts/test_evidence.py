@@ -222,3 +222,15 @@ def test_instances_of_mig_are_slices_and_profiles_are_not() -> None:
     could = "|   0  MIG 1g.5gb       19     7/7        4.75       No     14     0     0   |\n"
     (card,) = parse_evidence(could).cards
     assert (card.is_mig, card.slices) == (True, ())
+
+
+def test_documents_on_one_long_line_are_read_whole() -> None:
+    padding = " " * 40_000
+    assert detect_kind(samples.DCGM_JSON.replace("\n", padding)) == "dcgmi diag"
+    assert len(parse_evidence(samples.XML.replace("\n", padding)).cards) == 2
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("piece", ["nccl ", " ", "nvidia-smi ", "| ", "a,", "GPU 0: ", "<gpu "])
+def test_a_very_long_line_takes_no_time_to_speak_of(piece: str) -> None:
+    judge_evidence([piece * 50_000 + "x"])
