@@ -84,7 +84,7 @@ def launch(
     override: OverrideOption = None,
     trainer: TrainerOption = _TRAINER,
 ) -> None:
-    """Launch a run; returns when its first heartbeat was seen."""
+    """Launch a run; returns when it has opened its data and trains."""
     from nsa_ops.cli.render_runs import draw_launched
     from nsa_ops.runs.configure import Choice
     from nsa_ops.runs.guardrails import parse_overrides
