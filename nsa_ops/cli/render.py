@@ -86,8 +86,9 @@ def draw_plan(console: Console, plan: Plan) -> None:
         line(console, text)
 
 
-def draw_pod(console: Console, pod: PodRecord) -> None:
-    """One pod."""
+def draw_pod(console: Console, pod: PodRecord, fingerprint: str = "") -> None:
+    """One pod, and the fingerprint of its pinned host key if it is known."""
+    host_key = [("host key", fingerprint)] if fingerprint else []
     facts(
         console,
         [
@@ -97,6 +98,7 @@ def draw_pod(console: Console, pod: PodRecord) -> None:
             ("python", pod.python),
             ("profile", pod.profile or "not set"),
             ("added", moment(pod.added_unix_s)),
+            *host_key,
         ],
     )
 
@@ -112,9 +114,7 @@ def draw_pods(console: Console, pods: list[PodRecord]) -> None:
 
 def draw_pod_details(console: Console, details: PodDetails) -> None:
     """A pod and its runs."""
-    draw_pod(console, details.pod)
-    if details.fingerprint:
-        facts(console, [("host key", details.fingerprint)])
+    draw_pod(console, details.pod, details.fingerprint)
     draw_run_records(console, details.runs)
 
 

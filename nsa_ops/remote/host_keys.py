@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_core.rundir.atomic import write_text
-from nsa_ops.errors import AuthenticationError, VerificationError
+from nsa_ops.errors import AuthenticationError, PodUnreachableError, VerificationError
 from nsa_ops.remote.ssh_config import run_ssh_tool
 from nsa_ops.remote.ssh_errors import explain_ssh
 from nsa_ops.remote.ssh_target import (
@@ -80,7 +80,10 @@ def scan(address: Address, settings: SshSettings) -> HostKey:
         keys = parse_known_hosts(found.read_text()) if found.exists() else []
     if not keys:
         said = done.stderr.decode(errors="replace")
-        raise explain_ssh(done.returncode, said, str(address), str(address))
+        error = explain_ssh(done.returncode, said, str(address), str(address))
+        if isinstance(error, PodUnreachableError):
+            error.hint = "See that host and port are right, and that the machine is up"
+        raise error
     return keys[0]
 
 

@@ -3,7 +3,12 @@
 import subprocess
 from dataclasses import dataclass
 
-from nsa_ops.errors import ConfigurationError, LocalResourceError
+from nsa_ops.errors import (
+    ConfigurationError,
+    LocalResourceError,
+    OpsError,
+    PodUnreachableError,
+)
 from nsa_ops.remote.ssh_errors import explain_ssh
 from nsa_ops.remote.ssh_target import Address, SshSettings
 
@@ -73,8 +78,18 @@ def resolve(address: Address, settings: SshSettings) -> Resolved:
     argv = ["ssh", *settings.config_words, "-G", *address.words]
     done = run_ssh_tool(argv, settings)
     if done.returncode:
-        raise explain_ssh(None, done.stderr.decode(errors="replace"), str(address), str(address))
+        raise _refusal(done.stderr.decode(errors="replace"), address)
     return parse_resolved(done.stdout.decode(errors="replace"))
+
+
+def _refusal(said: str, address: Address) -> OpsError:
+    """Nothing was connected to, so what ssh refuses is never the network."""
+    error = explain_ssh(None, said, str(address), str(address))
+    if not isinstance(error, PodUnreachableError):
+        return error
+    words = " / ".join(said.strip().splitlines())
+    message = f"ssh cannot tell what `{address}` is: {words}"
+    return ConfigurationError(message, hint=f"See `ssh -G {address.host}`")
 
 
 def run_ssh_tool(

@@ -67,6 +67,13 @@ def test_a_configuration_that_ssh_refuses_is_no_network_error(tmp_path: Path) ->
         asked(config, "pod")
 
 
+def test_what_ssh_cannot_resolve_is_the_configuration_too(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host *\n  HostName %q.lan\n")
+    with pytest.raises(ConfigurationError, match=r"cannot tell what `pod` is: .*%q"):
+        asked(config, "pod")
+
+
 def test_an_answer_without_a_host_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="gave no host name"):
         parse_resolved("port 22\n")
