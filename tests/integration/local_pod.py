@@ -69,7 +69,8 @@ class LocalPod:
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         # A test suite that runs as a background job ignores Ctrl-C, and its children inherit that.
         return subprocess.Popen(
-            ["env", "--default-signal=INT", *self.command, *words], cwd=self.folder, env=self.environment,
+            ["env", "--default-signal=INT", *self.command, *words],
+            cwd=self.folder, env=self.environment,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
