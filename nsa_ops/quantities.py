@@ -1,10 +1,18 @@
-"""Numbers as people read them: durations, sizes in base 2, counts with k and M."""
+"""Numbers as people read them: times, durations, sizes in base 2, counts with k and M."""
 
 import math
+from datetime import UTC, datetime
 
 _MINUTE_S = 60
 _HOUR_S = 3600
 _DAY_S = 86_400
+
+
+def format_time(unix_s: float) -> str:
+    """`2026-11-27 14:03:00 UTC`: to the second."""
+    if not math.isfinite(unix_s):
+        return "unknown"
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def format_duration(seconds: float) -> str:

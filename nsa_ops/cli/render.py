@@ -1,7 +1,6 @@
 """The only module that draws: results as plain tables and lines, in colour only on a terminal."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +9,7 @@ from rich.table import Table
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_ops.plan import Plan
+from nsa_ops.quantities import format_time
 from nsa_ops.runs.configure import Checked, Value
 from nsa_ops.runs.pods import PodDetails
 from nsa_ops.store import PodRecord, RunRecord
@@ -52,11 +52,6 @@ def line(console: Console, text: str) -> None:
     console.print(text, markup=False, soft_wrap=True)
 
 
-def moment(unix_s: float) -> str:
-    """A time in UTC to the second."""
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
 def cell_text(value: object) -> str:
     """A value as people read it."""
     if isinstance(value, bool):
@@ -97,7 +92,7 @@ def draw_pod(console: Console, pod: PodRecord, fingerprint: str = "") -> None:
             ("root", pod.root),
             ("python", pod.python),
             ("profile", pod.profile or "not set"),
-            ("added", moment(pod.added_unix_s)),
+            ("added", format_time(pod.added_unix_s)),
             *host_key,
         ],
     )
@@ -129,7 +124,8 @@ def draw_run_records(console: Console, runs: list[RunRecord]) -> None:
         line(console, "no runs yet")
         return
     rows = [
-        (run.run_id, run.pod, run.recipe, run.profile, moment(run.launched_unix_s)) for run in runs
+        (run.run_id, run.pod, run.recipe, run.profile, format_time(run.launched_unix_s))
+        for run in runs
     ]
     console.print(table(["RUN", "POD", "RECIPE", "PROFILE", "LAUNCHED"], rows))
 

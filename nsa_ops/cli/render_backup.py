@@ -2,8 +2,8 @@
 
 from rich.console import Console
 
-from nsa_ops.cli.render import facts, line, moment, table
-from nsa_ops.quantities import format_bytes
+from nsa_ops.cli.render import facts, line, table
+from nsa_ops.quantities import format_bytes, format_time
 from nsa_ops.runs.backup.catalog import BackupEntry
 from nsa_ops.runs.backup.pull import Pulled
 from nsa_ops.runs.backup.restore import Restored
@@ -54,8 +54,8 @@ def draw_backups(console: Console, entries: list[BackupEntry]) -> None:
             entry.pod or "-",
             _steps(entry.steps),
             format_bytes(entry.total_bytes),
-            "never finished" if entry.pulled_unix_s is None else moment(entry.pulled_unix_s),
-            "never" if entry.verified_unix_s is None else moment(entry.verified_unix_s),
+            "never finished" if entry.pulled_unix_s is None else format_time(entry.pulled_unix_s),
+            "never" if entry.verified_unix_s is None else format_time(entry.verified_unix_s),
         )
         for entry in entries
     ]

@@ -5,9 +5,10 @@ from typing import Any
 from rich.console import Console
 
 from nsa_core.rundir.events import Event
-from nsa_ops.cli.render import cell_text, facts, gib, line, moment, table
+from nsa_ops.cli.render import cell_text, facts, gib, line, table
 from nsa_ops.cli.render_watch import progress_line
 from nsa_ops.pod.messages import CheckpointFact
+from nsa_ops.quantities import format_time
 from nsa_ops.runs.estimate import Estimate
 from nsa_ops.runs.halt import Halted
 from nsa_ops.runs.launch import Launched
@@ -131,7 +132,7 @@ def draw_run(console: Console, run: RunStatusLine) -> None:
         ),
         ("configuration", manifest.config_sha256),
         ("code", f"{manifest.code_id} (commit {manifest.code_commit[:12]})"),
-        ("launched", moment(run.record.launched_unix_s)),
+        ("launched", format_time(run.record.launched_unix_s)),
         ("log", f"{report.log_bytes} bytes"),
         ("disk free", gib(report.disk_free_bytes)),
     ]

@@ -63,8 +63,8 @@ class Tmux:
 
 
 def session_name(run_id: str) -> str:
-    """Name of a run's session; tmux does not allow dots in it."""
-    return f"nsa-{run_id.replace('.', '_')}"
+    """Name of a run's session, its own: tmux allows no dot in it, and a run id holds no plus."""
+    return f"nsa-{run_id.replace('.', '+')}"
 
 
 def parse_windows(stdout: str) -> list[Window]:

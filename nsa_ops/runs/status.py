@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from nsa_core.rundir.events import Event
 from nsa_ops.pod.messages import Offsets, RunReport
 from nsa_ops.runs.agents import probe_run
-from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost, newest_backup_step
+from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost
+from nsa_ops.runs.backup.receipts import newest_held
 from nsa_ops.runs.choose import PodRuns, choose_record, find_run, link_of, look_at_pods
 from nsa_ops.runs.context import Operator
 from nsa_ops.store import RunRecord
@@ -59,7 +60,7 @@ def status_line(operator: Operator, run: RunRecord, report: RunReport) -> RunSta
     """A run with what a loss of its pod would cost."""
     at_risk = at_most_lost(
         last_step=current_step(report),
-        saved_step=newest_backup_step(operator.store.receipts(run.run_id)),
+        saved=newest_held(operator.store.receipts(run.run_id)),
         step_s=report.last_beat.step_s if report.last_beat else None,
     )
     return RunStatusLine(run, report, "", at_risk)

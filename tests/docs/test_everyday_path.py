@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.markdown import REPOSITORY, Command, fenced_commands
+from tests.tmux_server import end_server
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -65,7 +66,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     somebody = Reader(tmp_path)
     yield somebody
     somebody.type("halt")
-    subprocess.run(["tmux", "-L", somebody.socket, "kill-server"], capture_output=True, check=False)
+    end_server(somebody.socket)
 
 
 def everyday_path() -> list[Command]:

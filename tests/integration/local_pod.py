@@ -16,6 +16,7 @@ from nsa_core.rundir.process import ProcessIdentity, is_alive
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import read_processes
 from nsa_ops.remote.snapshot import code_root
+from tests.tmux_server import end_server
 
 STEADY = "tests.integration.steady_trainer"
 CANARY = "canary-3f9c"
@@ -126,7 +127,7 @@ class LocalPod:
 
         The watchdog goes first, because it would start a killed trainer again.
         """
-        self.tmux("kill-server")
+        end_server(self.socket)
         for folder in (self.root / "runs").glob("*"):
             run = RunDir(folder)
             watchdog = read_watchdog(run)

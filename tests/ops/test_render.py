@@ -15,6 +15,7 @@ from nsa_ops.pod.messages import CheckpointFact
 from nsa_ops.runs.backup.loss import at_most_lost
 from nsa_ops.runs.status import RunStatusLine
 from nsa_ops.runs.watch import Frame
+from nsa_ops.store import Receipt
 from tests.ops.runs.documents import RUN, beat, report
 
 
@@ -82,7 +83,7 @@ def test_a_card_shows_what_it_can_tell_and_nothing_else() -> None:
 
 def test_status_says_what_a_lost_pod_would_cost() -> None:
     console = Console(file=io.StringIO(), width=200)
-    at_risk = at_most_lost(last_step=90, saved_step=60)
+    at_risk = at_most_lost(last_step=90, saved=Receipt("r1", 60, "/b", 5, "sha", 1.0, 2.0))
     draw_status(console, RunStatusLine(RUN, report(last_beat=beat(90)), "", at_risk))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "you lose at most 30 steps: the newest verified backup is step 60" in text

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_ops.quantities import format_duration
+from nsa_ops.quantities import format_duration, format_time
 from nsa_ops.store import Receipt
 
 
@@ -17,11 +17,13 @@ class AtMostLost:
         steps: Optimizer steps that would have to be done again.
         seconds: Training time they took; None if no step time is known.
         saved_step: Step of the newest verified backup; None without one.
+        verified_unix_s: When all hashes of that backup last agreed; None without one.
     """
 
     steps: int
     seconds: float | None
     saved_step: int | None
+    verified_unix_s: float | None
 
     @property
     def sentence(self) -> str:
@@ -29,17 +31,13 @@ class AtMostLost:
         if self.saved_step is None and self.steps == 0:
             return "nothing is backed up, and no step is done yet"
         time = f" / {format_duration(self.seconds)}" if self.seconds is not None else ""
-        if self.saved_step is None:
+        if self.saved_step is None or self.verified_unix_s is None:
             return f"nothing is backed up: you lose all {self.steps:,} steps{time}"
-        where = f"the newest verified backup is step {self.saved_step:,}"
+        when = format_time(self.verified_unix_s)
+        where = f"the newest verified backup is step {self.saved_step:,}, verified at {when}"
         if self.steps == 0:
             return f"you lose nothing: {where}"
         return f"you lose at most {self.steps:,} steps{time}: {where}"
-
-
-def newest_backup_step(receipts: Sequence[Receipt]) -> int | None:
-    """Step of the newest verified backup; None without a receipt."""
-    return max((receipt.step for receipt in receipts), default=None)
 
 
 def median_step_s(beats: Sequence[Heartbeat]) -> float | None:
@@ -49,14 +47,19 @@ def median_step_s(beats: Sequence[Heartbeat]) -> float | None:
 
 
 def at_most_lost(
-    *, last_step: int, saved_step: int | None, step_s: float | None = None
+    *, last_step: int, saved: Receipt | None, step_s: float | None = None
 ) -> AtMostLost:
     """What is lost if the pod is gone now.
 
     Args:
         last_step: Newest step that is known to be done.
-        saved_step: Step of the newest verified backup.
+        saved: Receipt of the newest backup that still holds; None without one.
         step_s: Seconds of one step, from the last heartbeats.
     """
-    steps = max(0, last_step - (saved_step or 0))
-    return AtMostLost(steps, None if step_s is None else steps * step_s, saved_step)
+    steps = max(0, last_step - (saved.step if saved else 0))
+    return AtMostLost(
+        steps=steps,
+        seconds=None if step_s is None else steps * step_s,
+        saved_step=saved.step if saved else None,
+        verified_unix_s=saved.verified_unix_s if saved else None,
+    )

@@ -23,9 +23,11 @@ from nsa_ops.runs.backup.folder import (
     write_backup_record,
 )
 from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost, median_step_s
+from nsa_ops.runs.backup.receipts import newest_held
 from nsa_ops.runs.backup.survey import RemoteCheckpoint, choose_checkpoints, read_survey
 from nsa_ops.runs.backup.transfer import Transfer, is_whole_here
 from nsa_ops.runs.context import Operator, PodLink
+from nsa_ops.store import Receipt
 
 FreeBytes = Callable[[Path], int]
 
@@ -67,7 +69,7 @@ class Pulled:
         num_files: Small files that were brought.
         pulled_steps: Checkpoints that were brought.
         present_steps: Checkpoints that were here already and whole.
-        newest_step: Newest whole checkpoint of the backup; None without one.
+        newest_step: Newest checkpoint of the backup whose receipt holds; None without one.
         num_bytes: Bytes that came over the link.
         at_risk: What would be lost if the pod were gone now.
     """
@@ -165,16 +167,17 @@ def execute_pull(
         here = [*planned.unchanged, *transfer.brought]
         write_backup_record(folder, _record(operator, link, planned, here))
         transfer.check_nothing_failed()
-    newest = list_checkpoints(folder.run)
+    receipts = operator.store.receipts(planned.run_id)
+    newest = newest_held(one for one in receipts if Path(one.path).parent == folder.run.checkpoints)
     return Pulled(
         run_id=planned.run_id,
         folder=folder.root,
         num_files=len(transfer.brought),
         pulled_steps=transfer.pulled_steps,
         present_steps=[one.step for one in planned.present],
-        newest_step=newest[0].step if newest else None,
+        newest_step=newest.step if newest else None,
         num_bytes=transfer.num_bytes,
-        at_risk=_at_risk(folder, newest[0].step if newest else None),
+        at_risk=_at_risk(folder, newest_held(receipts)),
     )
 
 
@@ -203,12 +206,11 @@ def _record(
     )
 
 
-def _at_risk(folder: BackupFolder, saved_step: int | None) -> AtMostLost:
-    """What the pod has beyond the backup, as the heartbeats that were just pulled tell."""
+def _at_risk(folder: BackupFolder, saved: Receipt | None) -> AtMostLost:
+    """What the pod has beyond any backup, as the heartbeats that were just pulled tell."""
     beats = read_last_records(folder.run.heartbeat(), Heartbeat).records
-    last_step = beats[-1].step if beats else saved_step or 0
-    step_s = median_step_s(beats)
-    return at_most_lost(last_step=last_step, saved_step=saved_step, step_s=step_s)
+    last_step = beats[-1].step if beats else (saved.step if saved else 0)
+    return at_most_lost(last_step=last_step, saved=saved, step_s=median_step_s(beats))
 
 
 def check_space(root: Path, pending_bytes: int, free_bytes: int) -> None:

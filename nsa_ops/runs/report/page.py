@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from nsa_ops.quantities import format_duration
+from nsa_ops.quantities import format_duration, format_time
 from nsa_ops.runs.report import story, subject
 from nsa_ops.runs.report.figures import figures
 from nsa_ops.runs.report.record import RecordedRun
@@ -42,7 +42,7 @@ def render_page(record: RecordedRun, *, written_unix_s: float) -> str:
         _reproduce(record),
         _configuration(record),
         _missing(record),
-        f"<footer>Written {story.format_time(written_unix_s)} by <code>nsa-ops report</code> "
+        f"<footer>Written {format_time(written_unix_s)} by <code>nsa-ops report</code> "
         "from the run directory alone.</footer>",
     ]
     return (

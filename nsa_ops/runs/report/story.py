@@ -5,11 +5,10 @@ import shlex
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal
 
 from nsa_core.rundir.exit import ExitRecord, TrainerExit
-from nsa_ops.quantities import format_bytes, format_count, format_duration
+from nsa_ops.quantities import format_bytes, format_count, format_duration, format_time
 from nsa_ops.runs.report.record import RecordedRun
 
 Tone = Literal["good", "warn", "bad", "quiet"]
@@ -136,13 +135,6 @@ def _time(record: RecordedRun) -> Iterator[Fact]:
     if wall_s > 0:
         share = 100 * record.goodput_s.get("step", 0.0) / wall_s
         yield Fact("wall time", format_duration(wall_s), f"{share:.0f} % of it in training steps")
-
-
-def format_time(unix_s: float) -> str:
-    """UTC, to the second."""
-    if not math.isfinite(unix_s):
-        return MISSING
-    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def describe_checkpoints(record: RecordedRun) -> list[tuple[Tone, Fact]]:

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.quantities import format_time
 from nsa_ops.runs.report.record import RecordedRun
-from nsa_ops.runs.report.story import MISSING, Fact, began_unix_s, format_time
+from nsa_ops.runs.report.story import MISSING, Fact, began_unix_s
 
 _CARD_NAME = re.compile(r"(?:.*\.)?(?:cards|gpus)\.\d+\.name")
 

@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from nsa_ops.quantities import format_count, format_number
+from nsa_ops.runs.report.labels import Box, place_label
 from nsa_ops.runs.report.scale import Scale, finite_range, inner_ticks, nice_ticks, thin
 
 Point = tuple[float, float]
@@ -172,14 +173,25 @@ def _moments(chart: Chart, frame: _Frame) -> list[str]:
 
 
 def _thresholds(chart: Chart, frame: _Frame) -> list[str]:
+    """Each rule with its label, which stands where no line, rule or other label is."""
+    shown = [rule for rule in chart.thresholds if frame.y.low <= rule.at <= frame.y.high]
+    plot = Box(LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM)
+    lines = [piece for line in chart.series for piece in _unbroken(line.points, frame)]
+    taken = [Box(LEFT, frame.y(rule.at), WIDTH - RIGHT, frame.y(rule.at)) for rule in shown]
     parts = []
-    for rule in chart.thresholds:
-        if not frame.y.low <= rule.at <= frame.y.high:
-            continue
+    for rule in shown:
         y = frame.y(rule.at)
+        place = place_label(rule.label, y, plot, lines, taken)
+        taken.append(place.box)
         parts.append(_line(LEFT, y, WIDTH - RIGHT, y, f"threshold {rule.css}"))
-        parts.append(_text(WIDTH - RIGHT, y - 4, f"note end {rule.css}", rule.label))
+        parts.append(_text(place.right, place.baseline, f"note end {rule.css}", rule.label))
     return parts
+
+
+def _unbroken(points: Sequence[Point], frame: _Frame) -> list[list[Point]]:
+    """Pixels of the pieces of a line between values that are not finite."""
+    groups = groupby(thin(points, MAX_POINTS), key=lambda point: math.isfinite(point[1]))
+    return [[(frame.x(x), frame.y(y)) for x, y in group] for is_drawn, group in groups if is_drawn]
 
 
 def _path(points: Sequence[Point], frame: _Frame) -> str:

@@ -8,10 +8,10 @@ from typing import Literal
 
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import TrainerExit
-from nsa_ops.quantities import format_duration
+from nsa_ops.quantities import format_duration, format_time
 from nsa_ops.runs.report.record import Attempt, RecordedRun
 from nsa_ops.runs.report.scale import Scale
-from nsa_ops.runs.report.story import Tone, format_time
+from nsa_ops.runs.report.story import Tone
 
 WIDTH, LEFT, RIGHT = 1120, 96, 20
 LANES = ("attempts", "checkpoints", "events")

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from nsa_ops.runs.status import status_line
 from nsa_ops.store import RunRecord
 from tests.ops.backup.case import RUN_ID, Case, flip_bit
 from tests.ops.cli_case import CommandLine
+from tests.ops.runs.documents import beat, report
 
 
 @pytest.fixture
@@ -17,6 +19,25 @@ def case(tmp_path: Path) -> Case:
     record = RunRecord(RUN_ID, "here", "tiny-cpu", "cpu", "code", "c" * 64, 1.0)
     case.operator.store.save_run(record)
     return case
+
+
+def test_status_counts_a_backup_only_while_it_is_there(case: Case, cli: CommandLine) -> None:
+    cli("backup", "pull", RUN_ID)
+    run = case.operator.store.find_run(RUN_ID)
+    assert run is not None
+    seen = report(run_id=RUN_ID, last_beat=beat(40))
+
+    def sentence() -> str:
+        at_risk = status_line(case.operator, run, seen).at_risk
+        return at_risk.sentence if at_risk else ""
+
+    assert sentence().startswith(
+        "you lose nothing: the newest verified backup is step 40, verified"
+    )
+    _pulled(case).rename(case.root / "elsewhere")
+    assert sentence() == "nothing is backed up: you lose all 40 steps"
+    (case.root / "elsewhere").rename(_pulled(case))
+    assert sentence().startswith("you lose nothing")
 
 
 def _pulled(case: Case) -> Path:

@@ -3,23 +3,24 @@
 import pytest
 
 from nsa_ops.runs.backup.loss import at_most_lost
+from nsa_ops.store import Receipt
+
+STEP_400 = "the newest verified backup is step 400, verified at 1970-01-01 00:01:00 UTC"
 
 
 @pytest.mark.parametrize(
-    ("last", "saved", "step_s", "sentence"),
+    ("last", "saved_step", "step_s", "sentence"),
     [
         (0, None, None, "nothing is backed up, and no step is done yet"),
         (1200, None, 0.5, "nothing is backed up: you lose all 1,200 steps / 10 min"),
-        (
-            520,
-            400,
-            2.0,
-            "you lose at most 120 steps / 4 min: the newest verified backup is step 400",
-        ),
-        (520, 400, None, "you lose at most 120 steps: the newest verified backup is step 400"),
-        (400, 400, 2.0, "you lose nothing: the newest verified backup is step 400"),
-        (300, 400, 2.0, "you lose nothing: the newest verified backup is step 400"),
+        (520, 400, 2.0, f"you lose at most 120 steps / 4 min: {STEP_400}"),
+        (520, 400, None, f"you lose at most 120 steps: {STEP_400}"),
+        (400, 400, 2.0, f"you lose nothing: {STEP_400}"),
+        (300, 400, 2.0, f"you lose nothing: {STEP_400}"),
     ],
 )
-def test_the_sentence(last: int, saved: int | None, step_s: float | None, sentence: str) -> None:
-    assert at_most_lost(last_step=last, saved_step=saved, step_s=step_s).sentence == sentence
+def test_the_sentence(
+    last: int, saved_step: int | None, step_s: float | None, sentence: str
+) -> None:
+    saved = Receipt("r", saved_step, "/b", 5, "sha", 1.0, 60.0) if saved_step else None
+    assert at_most_lost(last_step=last, saved=saved, step_s=step_s).sentence == sentence

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,8 +66,48 @@ def test_all_checkpoints_make_the_backup_equal_to_the_pod(case: Case) -> None:
 def test_a_pull_says_what_a_gone_pod_would_cost(case: Case) -> None:
     builder = case.build(20).train(20, 30, every=5)
     builder.beat(32, step_s=2.0)
-    sentence = "you lose at most 12 steps / 24 s: the newest verified backup is step 20"
-    assert _pull(case).at_risk.sentence == sentence
+    sentence = "you lose at most 12 steps / 24 s: the newest verified backup is step 20, verified"
+    assert _pull(case).at_risk.sentence.startswith(sentence)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        ("model.safetensors", Path.unlink),
+        ("model.safetensors", _truncate),
+        (MANIFEST_NAME, Path.unlink),
+        (MANIFEST_NAME, lambda path: path.write_text(path.read_text().replace("tokens", "t0kens"))),
+    ],
+)
+def test_a_backup_that_was_harmed_is_not_called_verified(
+    case: Case, name: str, harm: Callable[[Path], None]
+) -> None:
+    case.build(20, 40)
+    _pull(case, "all")
+    harm(case.backup.run.checkpoint(40) / name)
+    pulled = _pull(case, "none")
+    assert (pulled.newest_step, pulled.at_risk.saved_step) == (20, 20)
+    assert pulled.at_risk.sentence.startswith("you lose at most 20 steps")
+
+
+def test_a_pull_without_checkpoints_says_when_the_backup_was_verified(case: Case) -> None:
+    case.build(20)
+    _pull(case)
+    case.operator.clock.sleep(3600)
+    assert _pull(case, "none").at_risk.verified_unix_s == 1_800_000_000.0
+    assert _pull(case).at_risk.verified_unix_s == 1_800_003_600.0
+
+
+def test_a_checkpoint_without_a_receipt_is_not_called_verified(case: Case) -> None:
+    case.build(20)
+    shutil.copytree(case.run.checkpoints, case.backup.run.checkpoints)
+    pulled = _pull(case, "none")
+    assert pulled.newest_step is None
+    assert pulled.at_risk.sentence.startswith("nothing is backed up: you lose all 20 steps")
 
 
 def test_a_second_pull_moves_nothing_and_verifies_what_is_here(case: Case) -> None:

@@ -15,8 +15,11 @@ def test_a_session_is_meant_exactly_and_not_by_its_beginning() -> None:
     assert "=nsa-run-1:" in Tmux().new_window("nsa-run-1", "watchdog", "/run", ["true"])
 
 
-def test_a_session_name_has_no_dots() -> None:
-    assert session_name("v1.2") == "nsa-v1_2"
+def test_a_session_name_has_no_dots_and_belongs_to_one_run() -> None:
+    run_ids = ["x.1", "x_1", "x-1", "x..1", "x.-1", "x1"]
+    names = [session_name(run_id) for run_id in run_ids]
+    assert len(set(names)) == len(run_ids)
+    assert not set("".join(names)) & set(".:")
 
 
 def test_windows_are_parsed_and_noise_is_passed_over() -> None:

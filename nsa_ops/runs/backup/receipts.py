@@ -1,0 +1,33 @@
+"""Which receipts still stand for something: the checkpoint they tell of is there as it was."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from nsa_core.rundir.checkpoint import MANIFEST_NAME, hash_file, read_checkpoint
+from nsa_ops.store import Receipt
+
+
+def newest_held(receipts: Iterable[Receipt]) -> Receipt | None:
+    """The receipt of the highest step that still holds; of equal steps the one verified last."""
+    newest_first = sorted(receipts, key=lambda one: (one.step, one.verified_unix_s), reverse=True)
+    return next(filter(is_held, newest_first), None)
+
+
+def is_held(receipt: Receipt) -> bool:
+    """Whether the checkpoint has the manifest of its receipt, and every file its size.
+
+    Only the manifest is hashed: a file that changed without changing its size is not seen here,
+    and so whoever calls this a verified backup says since when (`verified_unix_s`).
+    """
+    checkpoint = read_checkpoint(Path(receipt.path))
+    if checkpoint is None:
+        return False
+    if hash_file(checkpoint.path / MANIFEST_NAME) != receipt.manifest_sha256:
+        return False
+    return all(
+        _has_size(checkpoint.path / file.name, file.size) for file in checkpoint.manifest.files
+    )
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size

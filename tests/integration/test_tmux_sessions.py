@@ -1,0 +1,47 @@
+"""The real tmux: a session belongs to one run, and a test's server leaves nothing."""
+
+import secrets
+import subprocess
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from nsa_ops.remote.tmux import Tmux, Window, parse_windows, session_name
+from tests.tmux_server import end_server, socket_path
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def tmux() -> Iterator[Tmux]:
+    one = Tmux(f"nsa-test-{secrets.token_hex(4)}")
+    yield one
+    end_server(one.socket)
+    assert not socket_path(one.socket).exists()
+
+
+def _run(argv: Sequence[str]) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=20).stdout
+
+
+def _windows(tmux: Tmux) -> list[Window]:
+    return parse_windows(_run(tmux.list_windows()))
+
+
+def test_run_ids_that_differ_in_a_dot_have_sessions_of_their_own(tmux: Tmux) -> None:
+    dotted, plain = session_name("x.1"), session_name("x_1")
+    sleep = ("sleep", "60")
+    for session in (dotted, plain):
+        _run(tmux.new_session(session, "train", "/", sleep))
+    _run(tmux.new_window(dotted, "watchdog", "/", sleep))
+    found = {(window.session, window.name) for window in _windows(tmux)}
+    assert found == {(dotted, "train"), (dotted, "watchdog"), (plain, "train")}
+    _run(tmux.kill_session(dotted))
+    assert [window.session for window in _windows(tmux)] == [plain]
+
+
+def test_a_server_that_was_ended_leaves_no_socket(tmux: Tmux) -> None:
+    _run(tmux.new_session("a", "train", "/", ("sleep", "60")))
+    assert socket_path(tmux.socket).exists()
+    end_server(tmux.socket)
+    assert not socket_path(tmux.socket).exists()
