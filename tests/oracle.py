@@ -10,6 +10,8 @@ import itertools
 import torch
 from torch import Tensor
 
+from nsa_core.kernels.geometry import BlockGeometry
+
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """q [T, H, D], k, v [K, G, D|E], mask [T, K] or [G, T, K] -> out [T, H, E], lse [T, H]."""
@@ -125,3 +127,18 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     """L2 norm of the difference over the norm of the expected."""
     expected = expected.double()
     return float((actual.double() - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def num_reads(sizes: BlockGeometry, position: int) -> int:
+    """Keys one decode step at this position has to read in the three branches together.
+
+    Whole compressed blocks, the whole chosen blocks and the started one, and the window; of the
+    geometry only the sizes are used.
+    """
+    seen = position + 1
+    compressed = max(0, (seen - sizes.compress_block) // sizes.compress_stride + 1)
+    num_whole, in_own_block = divmod(position, sizes.select_block)
+    whole_blocks = min(sizes.num_selected - 1, num_whole)
+    return (
+        compressed + whole_blocks * sizes.select_block + in_own_block + 1 + min(sizes.window, seen)
+    )

@@ -82,9 +82,3 @@ class BlockGeometry:
     def num_chosen(self, position: int) -> int:
         """Blocks a token attends to: `num_selected`, or all that have started if they are fewer."""
         return min(self.num_selected, position // self.select_block + 1)
-
-    def num_reads(self, position: int) -> int:
-        """Keys one decode step at this position has to read in the three branches together."""
-        own_block = position % self.select_block + 1
-        chosen = (self.num_chosen(position) - 1) * self.select_block + own_block
-        return self.num_compressed(position + 1) + chosen + min(self.window, position + 1)

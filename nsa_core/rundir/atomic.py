@@ -14,6 +14,12 @@ def fsync_dir(folder: Path) -> None:
         os.close(descriptor)
 
 
+def fsync_file(path: Path) -> None:
+    """Make the content of a file durable, whoever wrote it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Replace a file by new content: temporary file beside it, fsync, rename, fsync of the folder.
 

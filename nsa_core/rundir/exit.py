@@ -5,7 +5,7 @@ from enum import IntEnum
 from pydantic import ValidationError
 
 from nsa_core.config.base import TolerantModel
-from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.atomic import write_bytes, write_text
 from nsa_core.rundir.layout import RunDir
 
 
@@ -54,14 +54,46 @@ class ExitRecord(TolerantModel):
     by: str
 
 
+class _Begun(TolerantModel):
+    """What of manifest.json says to which attempt an exit record may belong."""
+
+    attempt: int = 1
+
+
 def write_exit(run: RunDir, record: ExitRecord) -> None:
     """Write exit.json whole."""
     write_text(run.exit, record.model_dump_json(indent=2) + "\n")
 
 
 def read_exit(run: RunDir) -> ExitRecord | None:
-    """The exit record of the current attempt; None while it runs or if it cannot be read."""
+    """The exit record of the current attempt; None while it runs or if it cannot be read.
+
+    A record of an earlier attempt than the manifest's is what a kill left behind while the next
+    attempt was begun: it is no end of the current one.
+    """
+    record = _read_record(run)
+    return None if record is None or _is_earlier(run, record) else record
+
+
+def keep_exit(run: RunDir, kept: RunDir) -> None:
+    """Copy exit.json of the current attempt, even a damaged one, to the folder that keeps it."""
+    record = _read_record(run)
+    if record is not None and _is_earlier(run, record):
+        return  # the folder of its own attempt has it
+    if run.exit.exists():
+        write_bytes(kept.exit, run.exit.read_bytes())
+
+
+def _read_record(run: RunDir) -> ExitRecord | None:
     try:
         return ExitRecord.model_validate_json(run.exit.read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
+
+
+def _is_earlier(run: RunDir, record: ExitRecord) -> bool:
+    """Whether the manifest names a later attempt; one that cannot be read hides no record."""
+    try:
+        return record.attempt < _Begun.model_validate_json(run.manifest.read_bytes()).attempt
+    except (FileNotFoundError, ValidationError):
+        return False

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from nsa_core.config.base import FrozenModel, TolerantModel
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.atomic import fsync_dir, write_text
+from nsa_core.rundir.exit import keep_exit
 from nsa_core.rundir.layout import RunDir
 
 
@@ -92,11 +93,12 @@ def write_manifest(run: RunDir, manifest: RunManifest) -> None:
 def begin_next_attempt(
     run: RunDir, *, at_unix_s: float, changes: dict[str, Any] | None = None
 ) -> RunManifest:
-    """Move the ended attempt's manifest and exit record aside and write the next manifest.
+    """Keep the ended attempt's manifest and exit record, and write the next manifest.
 
-    A kill in between leaves either the old manifest or the new one: the old one is copied to
-    attempts/k/ first, replaced atomically, and exit.json moves last. Calling it again after such a
-    kill is harmless.
+    In this order: both are copied to attempts/k/, the manifest is replaced, exit.json is removed.
+    The replacement is the moment of change. A kill before it leaves the ended attempt with its
+    exit record, and a second call does all of it again. A kill after it leaves the next attempt,
+    and `read_exit` passes over the record of the last one until it is removed or replaced.
 
     Args:
         run: Run directory of an attempt that has ended.
@@ -107,11 +109,11 @@ def begin_next_attempt(
     kept = run.attempt(old.attempt)
     kept.mkdir(parents=True, exist_ok=True)
     write_text(kept / run.manifest.name, old.model_dump_json(indent=2) + "\n")
-    if run.exit.exists():
-        run.exit.replace(kept / run.exit.name)
-        fsync_dir(run.root)
+    keep_exit(run, RunDir(kept))
     new = old.model_copy(
         update={"attempt": old.attempt + 1, "created_unix_s": at_unix_s, **(changes or {})}
     )
     write_manifest(run, new)
+    run.exit.unlink(missing_ok=True)
+    fsync_dir(run.root)
     return new

@@ -58,17 +58,6 @@ def age_s(identity: ProcessIdentity) -> float:
     return uptime - identity.start_ticks / _CLOCK_TICKS
 
 
-def group_members(pgid: int) -> list[int]:
-    """Pids of all processes in a process group that are not zombies."""
-    members = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            fields = _stat_fields(int(entry.name))
-            if fields and int(fields[2]) == pgid and fields[0] not in "ZX":
-                members.append(int(entry.name))
-    return members
-
-
 def session_members(session: int) -> list[int]:
     """Pids of all processes in a session that are not zombies."""
     members = []

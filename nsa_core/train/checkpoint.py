@@ -1,7 +1,6 @@
 """What a checkpoint holds, and how its folder is written whole or not at all."""
 
 import errno
-import os
 import shutil
 import time
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from nsa_core.config.base import FrozenModel
 from nsa_core.config.run import RunConfig
-from nsa_core.rundir.atomic import fsync_dir, write_text
+from nsa_core.rundir.atomic import fsync_dir, fsync_file, write_text
 from nsa_core.rundir.checkpoint import (
     CONFIG_FILE,
     MANIFEST_NAME,
@@ -156,12 +155,7 @@ def _write_content(folder: Path, snapshot: Snapshot) -> None:
         (folder / name).write_text(record.model_dump_json() + "\n")
     for path in folder.iterdir():
         path.chmod(0o644)  # safetensors makes files that only their owner reads
-        _fsync_file(path)
-
-
-def _fsync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+        fsync_file(path)
 
 
 def _describe(folder: Path, snapshot: Snapshot, origin: Origin) -> CheckpointManifest:

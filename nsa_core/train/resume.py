@@ -94,7 +94,7 @@ def _candidates(run: RunDir, first_attempt: int) -> list[Path]:
 def _named_candidates(path: Path) -> list[Path]:
     if not path.is_dir():
         message = f"`{path}` is no checkpoint folder, so there is nothing to resume from"
-        raise CheckpointError(message, hint="List what there is with `nsa-ops checkpoint ls RUN`")
+        raise CheckpointError(message, hint="List what there is with `nsa-ops run show RUN`")
     if CHECKPOINT_NAME.fullmatch(path.name) or (path / content.STATE_FILE).exists():
         return [path]
     inside = _candidates(RunDir(path), 1)

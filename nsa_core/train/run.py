@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from nsa_core.evaluate.recall import measure_recall
 from nsa_core.model.weights import model_tensors
+from nsa_core.rundir.atomic import fsync_dir, fsync_file
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.layout import RunDir
@@ -121,7 +122,7 @@ def finish(session: Session) -> Outcome:
 
 
 def write_final_model(run: RunDir, session: Session) -> None:
-    """model.safetensors, whole or not at all.
+    """model.safetensors, whole or not at all, also after a power cut.
 
     Raises:
         DiskFullError: If the disk refuses; the checkpoint of the last step is whole.
@@ -130,7 +131,9 @@ def write_final_model(run: RunDir, session: Session) -> None:
     try:
         save_file(to_host(model_tensors(session.model)), temporary)
         temporary.chmod(0o644)
+        fsync_file(temporary)
         temporary.replace(run.final_model)
+        fsync_dir(run.root)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         full = " (the disk is full)" if is_disk_full(error) else ""

@@ -10,8 +10,6 @@ import typer
 from nsa_ops.cli.session import Options, Session
 from nsa_ops.errors import InterruptedByOperatorError
 
-_PANEL = "Everywhere"
-
 _COMMON: dict[str, tuple[Any, Any]] = {
     "json": (
         Annotated[bool, typer.Option("--json", help="Result as JSON `{schema, ok, data, errors}`")],

@@ -146,14 +146,3 @@ def hold_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def is_locked(path: Path) -> bool:
-    """Whether some process holds the lock of a file; no file, no lock."""
-    if not path.exists():
-        return False
-    try:
-        os.close(take_lock(path))
-    except LockHeldError:
-        return True
-    return False

@@ -7,6 +7,7 @@ from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import ExitRecord, TrainerExit
 
 RESTARTED = "restarted"
+_RESTARTABLE = {code for code in TrainerExit if code.watchdog_may_restart}
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ def decide_restart(
         return Decision(restart=False, why="the run has finished")
     if stop_asked:
         return Decision(restart=False, why=f"it was asked to stop: {stop_asked}")
-    preempted = ended.code == TrainerExit.RESUMABLE
-    crashed = ended.code < 0 or ended.code == TrainerExit.CRASHED
-    if not preempted and not crashed:
+    was_killed = ended.code < 0
+    if not was_killed and ended.code not in _RESTARTABLE:
         return Decision(restart=False, why=f"code {ended.code} is never restarted: {ended.reason}")
-    if crashed and steps_done == 0:
+    preempted = ended.code == TrainerExit.RESUMABLE
+    if not preempted and steps_done == 0:
         return Decision(restart=False, why=f"it crashed before its first step: {ended.reason}")
     if fruitless >= budget:
         return Decision(

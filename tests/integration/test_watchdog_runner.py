@@ -9,7 +9,7 @@ from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.process import identify, is_alive
 from nsa_ops.pod.act import act
 from nsa_ops.pod.messages import HaltAction, SignalAction
-from nsa_ops.pod.processes import is_locked, read_processes
+from nsa_ops.pod.processes import LockHeldError, read_processes, take_lock
 from tests.integration.pod_runs import make_run, start, wait_for
 
 pytestmark = pytest.mark.integration
@@ -79,7 +79,8 @@ def test_the_trainer_outlives_its_runner_and_still_keeps_others_out(tmp_path):
     runner.wait(10)
     try:
         assert is_alive(trainer)
-        assert is_locked(run.runner_lock)
+        with pytest.raises(LockHeldError):
+            take_lock(run.runner_lock)
         assert start("runner", run).wait(20) == 7
     finally:
         kill(trainer)

@@ -8,6 +8,7 @@ from nsa_core.kernels.sdpa import SdpaBackend
 from nsa_core.model.cache import DecodeCache
 from nsa_core.model.decode import extend, prefill
 from tests.core.model.cases import small_config, small_model, tokens
+from tests.oracle import num_reads
 
 CONFIGS = {
     "mlp": small_config(),
@@ -61,7 +62,7 @@ def test_every_split_of_a_sequence_gives_the_same_result(config, length):
         for found, truth in zip(ids, backend.ids, strict=True):
             assert torch.equal(found, truth.view(found.shape))
         if config.attention == "nsa":
-            assert reads[1].tolist() == [model.geometry.num_reads(t) for t in range(length)]
+            assert reads[1].tolist() == [num_reads(model.geometry, t) for t in range(length)]
         else:
             assert reads[0].tolist() == list(range(1, length + 1))
 
@@ -90,7 +91,7 @@ def test_a_single_token_gathers_exactly_what_it_counts(monkeypatch):
     groups = model.config.num_kv_groups
     # Keys and values of every branch, for each group.
     assert sum(gathered) == 2 * groups * step.reads[0].total.item()
-    assert step.reads[0].total.item() == model.geometry.num_reads(length)
+    assert step.reads[0].total.item() == num_reads(model.geometry, length)
 
 
 def test_the_reads_at_a_long_context_are_the_ones_of_the_formula():

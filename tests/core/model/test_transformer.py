@@ -13,6 +13,7 @@ from nsa_core.kernels.packing import Packing
 from nsa_core.model import loss as loss_module
 from nsa_core.model.transformer import LanguageModel
 from tests.core.model.cases import small_config, small_model, tokens
+from tests.oracle import num_reads
 
 VARIANTS = [
     small_config(nsa={"phi": phi}, gate={"kind": gate, "per": per}, **rest)
@@ -52,7 +53,7 @@ def test_flops_count_the_work_of_the_attention_that_is_configured():
 def test_visible_keys_of_the_flop_count_are_the_reads_of_decoding():
     model = small_model()
     flops = count_flops(model.config, 37)
-    reads = sum(model.geometry.num_reads(position) for position in range(37)) / 37
+    reads = sum(num_reads(model.geometry, position) for position in range(37)) / 37
     per_key = 2 * model.config.num_layers * model.config.num_heads * (6 + 5)
     assert flops.attention == pytest.approx(per_key * reads)
 

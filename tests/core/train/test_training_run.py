@@ -1,0 +1,57 @@
+"""The loop of the trainer on a tiny run, in this process: what it logs is what was asked for."""
+
+import pytest
+
+from nsa_core.env import RankEnvironment
+from nsa_core.rundir.manifest import read_manifest
+from nsa_core.train.context import AttemptContext
+from nsa_core.train.disk import LossyWrites
+from nsa_core.train.heartbeat import HeartbeatWriter
+from nsa_core.train.log import RunLog
+from nsa_core.train.run import run_training
+from nsa_core.train.schedule import learning_rate_scale
+from nsa_core.train.stop import SignalWatch
+from nsa_core.train.telemetry import Telemetry
+from tests.integration.trainer_runs import make_run, rows
+
+STEPS = 6
+SCHEDULE = {"steps": STEPS, "warmup_steps": 2, "min_ratio": 0.1}
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    return make_run(
+        tmp_path,
+        cache,
+        batch={"accumulation": 2},
+        schedule=SCHEDULE,
+        optimizer={"learning_rate": 1e-3},
+        checkpoint={"save_every": 3},
+        evaluation={"eval_every": 0, "sample_tokens": 1},
+    )
+
+
+def train(run):
+    """One attempt without its process: no signal handler, no heartbeat thread, no exit.json."""
+    manifest, log = read_manifest(run), RunLog(run.log)
+    beats = HeartbeatWriter(
+        run, run_id=run.run_id, attempt=manifest.attempt, rank=0, writes=LossyWrites(log.tell)
+    )
+    telemetry = Telemetry(run, manifest, beats, log)
+    signals = SignalWatch(lambda why: None)
+    context = AttemptContext(run, manifest, RankEnvironment(), log, beats, signals)
+    try:
+        return run_training(context, telemetry, None)
+    finally:
+        telemetry.close()
+
+
+def test_the_logged_rate_is_that_of_the_optimizer_step_and_not_of_the_micro_step(tiny):
+    assert train(tiny).code == 0
+    schedule = read_manifest(tiny).config.schedule
+    logged = [float(row["lr"]) for row in rows(tiny.training_csv)]
+    expected = [1e-3 * learning_rate_scale(step, schedule) for step in range(STEPS)]
+    assert logged == pytest.approx(expected, rel=1e-6)
+    assert logged[-1] == pytest.approx(0.1 * 1e-3, rel=1e-6)
