@@ -31,12 +31,14 @@ class Stage:
         batch: Rows of a step.
         steps: At most so many.
         enough: Accuracy at which the next stage begins.
+        is_cooling: The learning rate falls linearly to 0 over the steps of this stage.
     """
 
     task: RecallTask
     batch: int
     steps: int
     enough: float = 0.97
+    is_cooling: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class RecallRecipe:
     Attributes:
         model: Its vocabulary is at least the tasks'.
         stages: The last one is what the model is judged by.
-        learning_rate: After the warm-up; it does not decay, because a stage ends by its result.
+        learning_rate: After the warm-up, and until a stage cools.
         warmup_steps: Linear, at the very beginning.
         seed: Of weights and rows.
         limit_s: Seconds after which training ends wherever it stands.
@@ -146,17 +148,19 @@ class _Training:
     def run(self, stage: Stage) -> None:
         """Train until the stage is known, its steps are done, or the time is up."""
         for step in count(1):
-            loss = self._step(stage)
+            share = 1 - (step - 1) / stage.steps if stage.is_cooling else 1.0
+            loss = self._step(stage, share)
             is_last = step >= stage.steps or self._seconds() >= self.recipe.limit_s
             if is_last or step % MEASURE_EVERY == 0:
                 progress = self._measure(stage, float(loss))
                 if is_last or progress.accuracy >= stage.enough:
                     return
 
-    def _step(self, stage: Stage) -> torch.Tensor:
+    def _step(self, stage: Stage, share: float) -> torch.Tensor:
         drawn = draw_recall(stage.task, stage.batch, self.generator)
         self.steps_done += 1
-        rate = self.recipe.learning_rate * min(1.0, self.steps_done / self.recipe.warmup_steps)
+        warm = min(1.0, self.steps_done / self.recipe.warmup_steps)
+        rate = self.recipe.learning_rate * warm * share
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         with autocast_to(self.device, self.dtype):

@@ -71,3 +71,19 @@ def test_the_dense_control_has_the_same_lessons_and_nothing_to_cut():
     found = judge_recall(lesson.model, LONG, rows=2)
     assert (found.without_selection, found.without_choice) == (None, None)
     assert found.num_queries == 2 * LONG.num_queries
+
+
+def test_a_cooling_stage_ends_with_almost_no_learning_rate():
+    recipe = short_recipe()
+    cooled = replace(recipe.stages[0], steps=4, is_cooling=True)
+    full, cooling = (
+        learn_recall(replace(recipe, stages=(stage,), warmup_steps=1), CPU).model
+        for stage in (replace(cooled, is_cooling=False), cooled)
+    )
+    start = learn_recall(
+        replace(recipe, stages=(cooled,), learning_rate=0.0, warmup_steps=1), CPU
+    ).model
+    moved = [
+        (model.embedding.weight - start.embedding.weight).abs().mean() for model in (full, cooling)
+    ]
+    assert 0 < moved[1] < 0.8 * moved[0]
