@@ -159,7 +159,7 @@ def test_a_flipped_bit_is_passed_over_and_told(pod: LocalPod) -> None:
     halted = pod.must("halt", "--json").data
     (Path(halted["checkpoint"]["path"]) / "state.txt").write_text("0")
     plan = pod.must("resume", "--plan").out.decode()
-    assert f"passed over step_{halted['step']:06d}" in plan
+    assert f"passed over a damaged checkpoint: step_{halted['step']:06d}" in plan
     older = pod.must("resume", "--json").data
     assert older["from_step"] < halted["step"]
 
