@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+#: Stands between the fields of a line. It must be printable: outside a UTF-8 locale, as on a pod
+#: that is reached by ssh, tmux prints `_` for a tab.
+_BETWEEN = "|"
 #: One line a window: session, window, pid of its first process, dead or not.
-_LIST_FORMAT = "#{session_name}\t#{window_name}\t#{pane_pid}\t#{pane_dead}"
+_LIST_FORMAT = _BETWEEN.join(("#{session_name}", "#{window_name}", "#{pane_pid}", "#{pane_dead}"))
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,8 @@ def parse_windows(stdout: str) -> list[Window]:
     """Windows from the output of `list_windows`; lines of another form are passed over."""
     windows = []
     for line in stdout.splitlines():
-        fields = line.split("\t")
-        if len(fields) == len(_LIST_FORMAT.split("\t")) and fields[2].isdigit():
+        fields = line.split(_BETWEEN)
+        if len(fields) == len(_LIST_FORMAT.split(_BETWEEN)) and fields[2].isdigit():
             windows.append(Window(fields[0], fields[1], int(fields[2]), fields[3] == "1"))
     return windows
 

@@ -40,6 +40,14 @@ def test_run_ids_that_differ_in_a_dot_have_sessions_of_their_own(tmux: Tmux) -> 
     assert [window.session for window in _windows(tmux)] == [plain]
 
 
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_windows_are_found_in_every_locale(tmux: Tmux, monkeypatch, locale: str) -> None:
+    monkeypatch.setenv("LC_ALL", locale)
+    monkeypatch.delenv("LANG", raising=False)
+    _run(tmux.new_session("nsa-r1", "train", "/", ("sleep", "60")))
+    assert [(window.session, window.name) for window in _windows(tmux)] == [("nsa-r1", "train")]
+
+
 def test_a_server_that_was_ended_leaves_no_socket(tmux: Tmux) -> None:
     _run(tmux.new_session("a", "train", "/", ("sleep", "60")))
     assert socket_path(tmux.socket).exists()

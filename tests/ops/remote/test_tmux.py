@@ -23,7 +23,7 @@ def test_a_session_name_has_no_dots_and_belongs_to_one_run() -> None:
 
 
 def test_windows_are_parsed_and_noise_is_passed_over() -> None:
-    stdout = "nsa-a\ttrain\t12\t0\nnoise\nnsa-a\twatchdog\t13\t1\n"
+    stdout = "nsa-a|train|12|0\nnoise\nnsa-a|watchdog|13|1\n"
     assert parse_windows(stdout) == [
         Window("nsa-a", "train", 12, is_dead=False),
         Window("nsa-a", "watchdog", 13, is_dead=True),
