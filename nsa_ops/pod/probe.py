@@ -21,7 +21,7 @@ from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.process import boot_id
 from nsa_core.rundir.status import Evidence, derive_status
 from nsa_ops.pod.after_end import foresee_restart, read_start
-from nsa_ops.pod.evidence import ProcessEvidence, Tracker, facts_of
+from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence, Tracker, facts_of
 from nsa_ops.pod.facts import (
     list_checkpoint_facts,
     newest_whole,
@@ -113,12 +113,11 @@ def _see(run: RunDir, now_unix_s: float) -> _Seen:
     )
 
 
-def _verdict(run: RunDir, seen: _Seen) -> Verdict:
+def _verdict(seen: _Seen, machine: MachineEvidence) -> Verdict:
     """The judge's word, by the pod's clock against the pod's time stamps."""
     manifest = seen.manifest
     tracker = Tracker(facts_of(manifest.config, fresh=manifest.parent is None), manifest.attempt)
     tracker.feed(seen.history)
-    machine = read_machine_evidence(run, seen.checkpoints)
     evidence = tracker.evidence(seen.now_unix_s, seen.process, machine)
     return judge(evidence, manifest.config.watchdog)
 
@@ -166,6 +165,7 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
     seen = _see(run, now_unix_s)
     watchdog_alive = is_running(seen.watchdog.identity) if seen.watchdog else None
     runner_alive = is_running(seen.processes.runner) if seen.processes else None
+    same_boot = is_this_boot(seen.processes)
     last = seen.history[-1] if seen.history else None
     status = derive_status(
         Evidence(
@@ -177,7 +177,7 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
             trainer_alive=seen.process.trainer_alive,
             runner_alive=runner_alive,
             watchdog_alive=watchdog_alive,
-            same_boot=is_this_boot(seen.processes),
+            same_boot=same_boot,
             checkpoint_step=newest_whole(seen.checkpoints),
             restart=foresee_restart(run, seen.manifest),
         )
@@ -195,12 +195,12 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         trainer_alive=seen.process.trainer_alive,
         runner_alive=runner_alive,
         watchdog_alive=watchdog_alive,
-        same_boot=is_this_boot(seen.processes),
+        same_boot=same_boot,
         last_beat=last,
         beat_age_s=now_unix_s - last.ts if last else None,
         exit=seen.process.exit,
         halt=seen.halt,
-        verdict=_verdict(run, seen),
+        verdict=_verdict(seen, machine),
         watchdog=seen.watchdog,
         beats=news.beats.records,
         beats_offset=news.beats.offset,
