@@ -26,3 +26,21 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("the shared cases are not beside this checkout")
     return folder
+
+
+NOT_RUN = pytest.StashKey[int]()
+
+
+def pytest_deselected(items):
+    """Count the tests that need a card and are left out."""
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.config.stash[NOT_RUN] = item.config.stash.get(NOT_RUN, 0) + 1
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say that they were not run: a run without a card proves nothing about one."""
+    if count := terminalreporter.config.stash.get(NOT_RUN, 0):
+        terminalreporter.line(
+            f"{count} GPU tests were NOT RUN; on a machine with a card: pytest tests/gpu -m gpu"
+        )

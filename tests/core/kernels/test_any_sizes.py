@@ -1,4 +1,4 @@
-"""Any valid geometry and any documents: the block-sparse backend is the reference."""
+"""Any valid sizes, documents and groups: the block-sparse backend is the reference."""
 
 import torch
 from hypothesis import given, settings
@@ -28,13 +28,19 @@ def geometries(draw):
 @given(
     geometry=geometries(),
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
-    grouping=st.sampled_from([(1, 1), (2, 1), (3, 3), (6, 2)]),
+    group_size=st.integers(1, 16),
+    groups=st.integers(1, 3),
+    copies=st.integers(1, 3),
     seed=st.integers(0, 2**20),
 )
-@settings(max_examples=80, deadline=None, derandomize=True)
-def test_outputs_choices_and_gradients_equal_the_reference(geometry, lengths, grouping, seed):
-    heads, groups = grouping
-    packing = Packing.from_lengths(lengths)
+@settings(max_examples=120, deadline=None, derandomize=True)
+def test_outputs_choices_and_gradients_equal_the_reference(
+    geometry, lengths, group_size, groups, copies, seed
+):
+    packing = (
+        Packing.uniform(copies, lengths[0]) if len(lengths) == 1 else Packing.from_lengths(lengths)
+    )
+    heads = group_size * groups
     inputs = make_inputs(packing, geometry, heads=heads, groups=groups, seed=seed)
     expected, found = (
         run(backend, inputs, geometry, packing) for backend in (ReferenceBackend(), SdpaBackend())

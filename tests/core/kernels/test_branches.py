@@ -29,6 +29,7 @@ def packings(lengths):
     yield Packing.from_lengths(lengths)
     if len(lengths) == 1:
         yield Packing.uniform(1, lengths[0])
+        yield Packing.uniform(3, lengths[0])
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
@@ -47,7 +48,7 @@ def test_outputs_choices_and_gradients_equal_the_reference_in_float64(geometry, 
             torch.testing.assert_close(grad, truth, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.usefixtures("tiling")
 def test_lower_precision_stays_within_its_rounding(dtype):
     geometry, packing = GEOMETRIES["paper-ratios"], Packing.from_lengths([3, 29, 46])

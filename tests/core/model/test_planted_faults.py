@@ -1,10 +1,11 @@
 """The tests can fail: each planted fault turns the named check red.
 
 A check is a small version of a property that the other test modules show. First every check is
-shown to be green without a fault; then each fault is planted and its check has to notice.
+shown to be green without a fault; then each fault is planted and its checks have to notice. The run
+ends with a list of the faults and of every check that noticed each (`conftest.py` beside this).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -300,37 +301,38 @@ def padding_counted_as_a_target(monkeypatch):
     monkeypatch.setattr(loss_module, "IGNORED_TARGET", -100)
 
 
-@dataclass(frozen=True)
-class Fault:
-    plant: object
-    check: object
+#: Each fault, and the checks that have to notice it; others may notice it too.
+FAULTS = {
+    future_key_in_the_window: (check_causality, check_layer),
+    future_key_in_the_chosen_blocks: (check_causality,),
+    softmax_over_invisible_blocks: (check_causality, check_layer),
+    only_the_first_key_attended: (check_layer,),
+    dropped_partial_block: (check_layer,),
+    interleaved_rope_pairs: (check_layer,),
+    rope_over_the_flattened_heads_of_q: (check_layer,),
+    rotated_compressed_key_at_the_end_of_its_block: (check_layer,),
+    off_by_one_in_equation_9: (check_choices,),
+    equal_weights_in_equation_9: (check_choices,),
+    tie_broken_by_a_small_multiple_of_the_index: (check_ties,),
+    detached_phi: (check_gradients,),
+    gradient_of_a_key_overwritten_instead_of_added: (check_gradients,),
+    gates_in_the_wrong_order: (check_layer,),
+    scores_without_scale: (check_layer,),
+    document_borders_ignored: (check_documents, check_causality),
+    window_ring_indexed_by_absolute_position: (check_decode,),
+    prefill_that_drops_the_partial_block: (check_decode,),
+    raw_tail_that_is_not_moved_on: (check_decode,),
+    padding_counted_as_a_target: (check_loss,),
+}
 
 
-FAULTS = [
-    Fault(future_key_in_the_window, check_causality),
-    Fault(future_key_in_the_window, check_layer),
-    Fault(future_key_in_the_chosen_blocks, check_causality),
-    Fault(softmax_over_invisible_blocks, check_causality),
-    Fault(softmax_over_invisible_blocks, check_layer),
-    Fault(only_the_first_key_attended, check_layer),
-    Fault(dropped_partial_block, check_layer),
-    Fault(interleaved_rope_pairs, check_layer),
-    Fault(rope_over_the_flattened_heads_of_q, check_layer),
-    Fault(rotated_compressed_key_at_the_end_of_its_block, check_layer),
-    Fault(off_by_one_in_equation_9, check_choices),
-    Fault(equal_weights_in_equation_9, check_choices),
-    Fault(tie_broken_by_a_small_multiple_of_the_index, check_ties),
-    Fault(detached_phi, check_gradients),
-    Fault(gradient_of_a_key_overwritten_instead_of_added, check_gradients),
-    Fault(gates_in_the_wrong_order, check_layer),
-    Fault(scores_without_scale, check_layer),
-    Fault(document_borders_ignored, check_documents),
-    Fault(document_borders_ignored, check_causality),
-    Fault(window_ring_indexed_by_absolute_position, check_decode),
-    Fault(prefill_that_drops_the_partial_block, check_decode),
-    Fault(raw_tail_that_is_not_moved_on, check_decode),
-    Fault(padding_counted_as_a_target, check_loss),
-]
+def is_red(check):
+    """Whether the check fails, by its own assertion."""
+    try:
+        check()
+    except AssertionError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -338,19 +340,18 @@ def test_without_a_fault_every_check_is_green(check):
     check()
 
 
-@pytest.mark.parametrize(
-    "fault", FAULTS, ids=lambda fault: f"{fault.plant.__name__}-{fault.check.__name__}"
-)
-def test_a_planted_fault_turns_its_check_red(fault, monkeypatch):
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_a_planted_fault_turns_its_checks_red(plant, monkeypatch, planted_faults):
     expected_layer()
-    fault.plant(monkeypatch)
-    with pytest.raises(AssertionError):
-        fault.check()
+    plant(monkeypatch)
+    caught_by = [check.__name__ for check in CHECKS if is_red(check)]
+    planted_faults.append((plant.__name__, caught_by))
+    assert {check.__name__ for check in FAULTS[plant]} <= set(caught_by)
 
 
 def test_a_shape_test_would_have_noticed_none_of_them(monkeypatch):
-    for fault in FAULTS[:7]:
+    for plant in list(FAULTS)[:5]:
         with monkeypatch.context() as patch:
-            fault.plant(patch)
+            plant(patch)
             out = run_attention(small_model(), layer_input(), Packing.uniform(1, LENGTH))
         assert out.shape == (LENGTH, 16)

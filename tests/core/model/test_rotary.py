@@ -51,9 +51,13 @@ def test_yarn_keeps_short_wavelengths_and_stretches_long_ones():
     assert amplitude(config) == pytest.approx(0.1 * math.log(8) + 1)
 
 
-def test_yarn_at_scale_one_is_plain():
-    config = RopeConfig(scaling="yarn", scale=1.0)
-    torch.testing.assert_close(frequencies(config, 64), frequencies(RopeConfig(), 64))
+@pytest.mark.parametrize("scaling", ["linear", "yarn"])
+def test_scaling_by_one_is_no_scaling(scaling):
+    config = RopeConfig(scaling=scaling, scale=1.0)
+    plain, scaled = Rotary(RopeConfig(), 64), Rotary(config, 64)
+    position = torch.tensor([0, 1, 2047, 60_000])
+    for found, expected in zip(scaled.tables(position), plain.tables(position), strict=True):
+        assert torch.equal(found, expected)
     assert amplitude(config) == 1.0
 
 

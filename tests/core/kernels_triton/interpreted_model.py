@@ -1,0 +1,72 @@
+"""Run a whole model on the Triton kernels under the interpreter and print what was found as JSON.
+
+A process of its own, because TRITON_INTERPRET has to be set before the kernels are imported.
+"""
+
+import json
+import sys
+
+import torch
+
+from nsa_core.checks.causality import gradient_probe, perturbation_probe
+from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.packing import Packing
+from nsa_core.kernels.reference import ReferenceBackend
+from nsa_core.kernels.triton.backend import TritonBackend
+from nsa_core.model.transformer import LanguageModel
+from tests.core.model.cases import small_config, small_model, tokens
+
+SIZES = {
+    "compress_block": 8,
+    "compress_stride": 4,
+    "select_block": 16,
+    "num_selected": 3,
+    "window": 20,
+}
+#: Below and above the window of 20; no multiples of 4, 8, 16 or 20. The last has five blocks.
+LENGTHS = (19, 67)
+
+
+def model_on(backend) -> LanguageModel:
+    """One layer of six heads in two groups, keys and values of different width."""
+    config = small_config(
+        num_layers=1, num_heads=6, head_dim_k=16, head_dim_v=32, nsa=SIZES, dim=16
+    )
+    return small_model(config, backends=BranchBackends.of(backend), dtype=torch.float32)
+
+
+def gradients(backend) -> dict[str, torch.Tensor]:
+    """Gradient of every parameter by the loss of packed documents, by name."""
+    model, row = model_on(backend), tokens(1, 67)
+    model.loss(row, row.roll(-1, dims=1), Packing.from_lengths([19, 1, 47])).sum.backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def gradient_errors() -> dict[str, float]:
+    """Relative L2 distance of every gradient from the reference's; infinite for zero and None."""
+    found, expected = gradients(TritonBackend()), gradients(ReferenceBackend())
+    return {
+        name: float((found[name] - truth).norm() / truth.norm())
+        if found[name] is not None and found[name].abs().max() > 0
+        else float("inf")
+        for name, truth in expected.items()
+    }
+
+
+def main() -> None:
+    """All findings of one process."""
+    model = model_on(TritonBackend())
+    change = perturbation_probe(model, vocab_size=31, lengths=LENGTHS)
+    slope = gradient_probe(model, length=41, outputs=(0, 20, 39))
+    found = {
+        "num_cases": change.num_cases,
+        "moved": [f"{leak.change} at {leak.token}" for leak in change.leaks],
+        "reached": slope.leaks,
+        "gradient_errors": gradient_errors(),
+    }
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,47 @@
+"""A whole model on the Triton kernels, under the interpreter: causal, and every weight trained."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="the Triton kernels need the train extra")
+
+ROOT = Path(__file__).resolve().parents[3]
+# float32 on both sides, sums in another order: 2e-6 is four times what was seen.
+TOLERANCE = 2e-6
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What one interpreter process found."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.core.kernels_triton.interpreted_model"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    return json.loads(finished.stdout)
+
+
+@pytest.mark.slow
+def test_changing_the_future_or_another_document_changes_no_bit(found):
+    assert found["num_cases"] >= 20
+    assert found["moved"] == []
+
+
+@pytest.mark.slow
+def test_the_gradient_of_an_output_by_later_inputs_is_exactly_zero(found):
+    assert found["reached"] == []
+
+
+@pytest.mark.slow
+def test_every_parameter_has_the_gradient_of_the_reference_and_none_is_zero(found):
+    assert len(found["gradient_errors"]) > 10
+    assert max(found["gradient_errors"].values()) <= TOLERANCE
