@@ -109,7 +109,7 @@ def _read_answer(link: PodLink, bench: str, done: Completed) -> Benched:
     name, said = link.record.name, done.last_error_line.removeprefix("error: ")
     if done.exit_code in _ERRORS:
         message = f"`bench {bench}` cannot run on pod `{name}`: {said}"
-        hint = f"See `nsa-ops bench {bench} --help`, and the pods with `nsa-ops pod ls`"
+        hint = "See the pods with `nsa-ops pod ls`, and the flags of a bench with `--help`"
         raise _ERRORS[done.exit_code](message, hint=hint)
     if done.exit_code not in {0, _FAILED}:
         message = f"`bench {bench}` ended on pod `{name}` with exit code {done.exit_code}: {said}"
@@ -139,7 +139,7 @@ def read_benched(path: Path, bench: str) -> Benched:
         ) from error
     if result.bench != bench:
         message = f"`{path}` is a result of `bench {result.bench}`"
-        raise ConfigurationError(message, hint=f"Use `nsa-ops bench {result.bench} --from {path}`")
+        raise ConfigurationError(message, hint=f"Show it with `bench {result.bench}`")
     return Benched(str(path), result)
 
 
