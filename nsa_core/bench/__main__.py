@@ -1,65 +1,127 @@
-"""`python -m nsa_core.bench kernels`: a table on standard output, JSON where asked."""
+"""`python -m nsa_core.bench WHAT`: measure on the device that is here, as a table and as JSON.
+
+Exit code 0, 2 for flags that cannot be used, 9 where the rows prove something wrong, 11 without the
+card that a bench needs.
+"""
 
 import argparse
+import importlib
+import json
 import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import torch
+from nsa_core.bench.command import Bench
+from nsa_core.config.errors import ConfigError
+from nsa_core.env import set_before_torch
+from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.bench_result import BenchResult, Machine
 
-from nsa_core.bench.cases import SHAPES
-from nsa_core.bench.kernels import (
-    HEADER,
-    Request,
-    Row,
-    describe_machine,
-    format_row,
-    measure_rows,
-    write_result,
-)
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="python -m nsa_core.bench", description=__doc__)
-    commands = parser.add_subparsers(dest="what", required=True)
-    kernels = commands.add_parser("kernels", help="whole NSA and its branches beside dense SDPA")
-    kernels.add_argument("--shape", action="append", choices=sorted(SHAPES), help="repeatable")
-    kernels.add_argument("--length", action="append", type=int, help="tokens of a document")
-    kernels.add_argument("--tokens", type=int, default=65536, help="tokens of a call")
-    kernels.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
-    kernels.add_argument("--runs", type=int, default=3, help="runs behind each median")
-    kernels.add_argument("--json", type=Path, help="file to write")
-    kernels.add_argument("--commit", default="unknown", help="commit to record in the JSON")
-    return parser.parse_args(arguments)
+#: Where each bench lives; only the one that is asked for is imported.
+BENCHES: Mapping[str, str] = {
+    "kernels": "nsa_core.bench.kernels",
+}
+EXIT_USAGE, EXIT_FAILED, EXIT_NO_CARD = 2, 9, 11
+_PROGRAM = "python -m nsa_core.bench"
 
 
-def main(arguments: list[str]) -> int:
-    """Run the bench; returns the exit code."""
-    options = parse_arguments(arguments)
-    if not torch.cuda.is_available():
-        sys.stderr.write("error: the kernel bench needs a CUDA device, and there is none\n")
-        return 1
-    request = Request(
-        shapes=tuple(options.shape or sorted(SHAPES)),
-        lengths=tuple(options.length or (2048, 8192, 32768, 65536)),
-        tokens=options.tokens,
-        dtype=DTYPES[options.dtype],
-        runs=options.runs,
+def load_bench(name: str) -> Bench:
+    """Import a bench by its word."""
+    found: Bench = importlib.import_module(BENCHES[name]).BENCH
+    return found
+
+
+def parse_arguments(argv: Sequence[str], name: str, bench: Bench) -> argparse.Namespace:
+    """Parse the flags of one bench; unknown ones end with exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog=f"{_PROGRAM} {name}", description=bench.summary, allow_abbrev=False
     )
-    machine = describe_machine()
-    sys.stdout.write("  ".join(f"{name} {value}" for name, value in machine.items()) + "\n")
-    sys.stdout.write(HEADER + "\n")
-    rows: list[Row] = []
-    for row in measure_rows(request):
+    bench.add_flags(parser)
+    add = parser.add_argument
+    add("--json", metavar="FILE", default="", help="write the result as JSON; `-` for stdout")
+    add("--commit", default="unknown", metavar="SHA", help="commit to record in the JSON")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a bench; returns the exit code."""
+    words = argparse.ArgumentParser(
+        prog=_PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    words.add_argument("what", choices=sorted(BENCHES))
+    name = words.parse_args(argv[:1]).what
+    set_before_torch("OMP_WAIT_POLICY", "PASSIVE")
+    bench = load_bench(name)
+    options = parse_arguments(argv[1:], name, bench)
+    import torch  # reads the variable above when it is imported
+
+    if bench.needs_card and not torch.cuda.is_available():
+        tell(f"error: `bench {name}` needs a CUDA card, and torch sees none here")
+        return EXIT_NO_CARD
+    try:
+        return _run(bench, name, options, shown_command(argv, options.json))
+    except (ConfigError, ValueError) as error:
+        tell(f"error: {error}")
+        return EXIT_USAGE
+
+
+def _run(bench: Bench, name: str, options: argparse.Namespace, command: str) -> int:
+    """Measure row by row; what was measured before a crash is in the file already."""
+    from nsa_core.bench.machine import describe_machine
+
+    result = BenchResult(
+        **describe_machine().model_dump(),
+        bench=name,
+        commit=options.commit,
+        command=command,
+        at_unix_s=round(time.time(), 1),
+        rows=[],
+    )
+    story = sys.stderr if options.json == "-" else sys.stdout
+    print(machine_line(result), bench.header, sep="\n", file=story, flush=True)  # the table
+    rows: list[Any] = []
+    for row in bench.measure(options, result):
         rows.append(row)
-        sys.stdout.write(format_row(row) + "\n")
-        sys.stdout.flush()
-        if options.json is not None:
-            command = " ".join(["python -m nsa_core.bench", *arguments])
-            write_result(options.json, command, options.commit, rows)
-    return 0
+        print(bench.format_row(row), file=story, flush=True)  # the table
+        result = result.model_copy(update={"rows": [*result.rows, asdict(row)]})
+        if options.json not in {"", "-"}:
+            _keep(Path(options.json), result)
+    if options.json == "-":
+        print(_as_json(result))  # noqa: T201 - the result
+    failure = bench.failure(rows)
+    if failure is None:
+        return 0
+    tell(f"error: {failure}")
+    return EXIT_FAILED
+
+
+def shown_command(argv: Sequence[str], target: str) -> str:
+    """The command as it is recorded: the file it writes without the folders of this machine."""
+    words = [word.replace(target, Path(target).name) if target else word for word in argv]
+    return " ".join([_PROGRAM, *words])
+
+
+def machine_line(machine: Machine) -> str:
+    """What is known of the machine, in one line."""
+    known = machine.model_dump(include=set(Machine.model_fields), exclude_none=True)
+    return "  ".join(f"{name} {value}" for name, value in known.items())
+
+
+def _keep(path: Path, result: BenchResult) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, _as_json(result) + "\n")
+
+
+def _as_json(result: BenchResult) -> str:
+    return json.dumps(result.model_dump(mode="json"), indent=1)
+
+
+def tell(line: str) -> None:
+    """One line of the story, on stderr."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from nsa_core.config.nsa import NSAConfig
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.triton.backend import TritonBackend
 
-GEOMETRY = BlockGeometry(
-    compress_block=32, compress_stride=16, select_block=64, num_selected=16, window=512
-)
+#: The paper's sizes (section 4.1), which are the defaults.
+NSA_SIZES = NSAConfig()
+GEOMETRY = BlockGeometry.from_config(NSA_SIZES)
 
 
 @dataclass(frozen=True)

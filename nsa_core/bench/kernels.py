@@ -1,20 +1,44 @@
 """Time whole NSA and its branches beside dense attention, in one run, on the card that is here."""
 
-import json
+import argparse
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
-import triton
 
-from nsa_core.bench.cases import DENSE_BACKENDS, SHAPES, Case, Shape, dense_case, nsa_cases
+from nsa_core.bench.cases import (
+    DENSE_BACKENDS,
+    NSA_SIZES,
+    SHAPES,
+    Case,
+    Shape,
+    dense_case,
+    nsa_cases,
+)
+from nsa_core.bench.command import Bench
+from nsa_core.bench.floor import Floor, attention_floor
 from nsa_core.bench.measure import forward_backward, peak_gib, time_runs
+from nsa_core.config.model import ModelConfig
+from nsa_core.rundir.bench_result import Machine
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One shape at one length; times in ms, forward alone and forward with backward."""
+    """One shape at one length; times in ms, forward alone and forward with backward.
+
+    Attributes:
+        shape: Name of the shape.
+        T: Tokens of a document.
+        tokens: Tokens of a call.
+        ratio_to_cudnn: Forward and backward of NSA over that of cuDNN; below 1 NSA is faster.
+        peak_gib: Memory that forward and backward take at their peak, in GiB.
+        spread: (slowest - fastest of the runs) / median, the larger of NSA's and cuDNN's.
+        floor_fwd_ms: NSA's arithmetic at the rate of a matrix product in this run; likewise the
+            next, with backward.
+        branches_ms: Forward, and forward with backward, of each branch alone.
+    """
 
     shape: str
     T: int
@@ -29,6 +53,8 @@ class Row:
     peak_gib: float
     dense_cudnn_peak_gib: float
     spread: float
+    floor_fwd_ms: float
+    floor_fwd_bwd_ms: float
     branches_ms: dict[str, tuple[float, float]]
 
 
@@ -52,6 +78,23 @@ class Request:
     dtype: torch.dtype
     runs: int
 
+    def __post_init__(self) -> None:
+        """Refuse what would time something else.
+
+        Raises:
+            ValueError: If a call holds no whole number of documents, or nothing would be run.
+        """
+        for length in self.lengths:
+            if length < 1 or self.tokens % length:
+                message = (
+                    f"--length {length}: a call of {self.tokens} tokens is no whole number of such "
+                    "documents; change one of `--length` and `--tokens`"
+                )
+                raise ValueError(message)
+        if self.runs < 1:
+            message = f"--runs must be at least 1, got {self.runs}"
+            raise ValueError(message)
+
 
 def run_case(case: Case, runs: int) -> CaseResult:
     """Time a case and take its peak memory."""
@@ -64,8 +107,27 @@ def run_case(case: Case, runs: int) -> CaseResult:
     return CaseResult(forward.median_ms, total.median_ms, peak, max(forward.spread, total.spread))
 
 
-def measure_row(shape: Shape, length: int, request: Request) -> Row:
-    """Time one shape at one length: dense first, NSA after it."""
+def floor_of(shape: Shape, length: int, tokens: int, tflops: float) -> Floor:
+    """The floor of whole NSA at a shape."""
+    model = ModelConfig(
+        num_heads=shape.num_heads,
+        num_kv_groups=shape.num_groups,
+        head_dim_k=shape.width,
+        head_dim_v=shape.width,
+        nsa=NSA_SIZES,
+    )
+    return attention_floor(model, length, tokens, tflops)
+
+
+def measure_row(shape: Shape, length: int, request: Request, tflops: float) -> Row:
+    """Time one shape at one length: dense first, NSA after it.
+
+    Args:
+        shape: Heads and widths.
+        length: Tokens of a document.
+        request: What else.
+        tflops: Rate of a matrix product, for the floor.
+    """
     dense = {
         name: run_case(dense_case(name, shape, length, request.tokens, request.dtype), request.runs)
         for name in DENSE_BACKENDS
@@ -75,6 +137,7 @@ def measure_row(shape: Shape, length: int, request: Request) -> Row:
         for case in nsa_cases(shape, length, request.tokens, request.dtype)
     }
     whole, cudnn, flash = nsa["nsa"], dense["cudnn"], dense["flash"]
+    floor = floor_of(shape, length, request.tokens, tflops)
     return Row(
         shape=shape.name,
         T=length,
@@ -89,6 +152,8 @@ def measure_row(shape: Shape, length: int, request: Request) -> Row:
         peak_gib=whole.peak_gib,
         dense_cudnn_peak_gib=cudnn.peak_gib,
         spread=max(whole.spread, cudnn.spread),
+        floor_fwd_ms=floor.fwd_ms,
+        floor_fwd_bwd_ms=floor.fwd_bwd_ms,
         branches_ms={
             name: (result.fwd_ms, result.fwd_bwd_ms)
             for name, result in nsa.items()
@@ -97,31 +162,18 @@ def measure_row(shape: Shape, length: int, request: Request) -> Row:
     )
 
 
-def measure_rows(request: Request) -> Iterator[Row]:
-    """Time every shape at every length."""
+def measure_rows(request: Request, tflops: float) -> Iterator[Row]:
+    """Time every shape at every length; the floor is taken at `tflops`."""
     for name in request.shapes:
         for length in request.lengths:
-            yield measure_row(SHAPES[name], length, request)
+            yield measure_row(SHAPES[name], length, request, tflops)
             torch.cuda.empty_cache()
-
-
-def describe_machine() -> dict[str, object]:
-    """Card, memory, clock and versions."""
-    card = torch.cuda.get_device_properties(0)
-    return {
-        "card": card.name,
-        "multiprocessors": card.multi_processor_count,
-        "memory_gib": round(card.total_memory / 2**30, 1),
-        "clock_mhz": torch.cuda.clock_rate(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cuda": torch.version.cuda,
-    }
 
 
 HEADER = (
     f"{'shape':>5} {'T':>6} {'fwd':>7} {'fwd+bwd':>8} {'cudnn f':>8} {'cudnn fb':>9} "
-    f"{'flash fb':>9} {'ratio':>6} {'GiB':>5} {'spread':>6}  cmp / slc / win fwd+bwd"
+    f"{'flash fb':>9} {'ratio':>6} {'floor fb':>8} {'GiB':>5} {'spread':>6}  "
+    "cmp / slc / win fwd+bwd"
 )
 
 
@@ -131,18 +183,45 @@ def format_row(row: Row) -> str:
     return (
         f"{row.shape:>5} {row.T:>6} {row.fwd_ms:>7.2f} {row.fwd_bwd_ms:>8.2f} "
         f"{row.dense_cudnn_fwd_ms:>8.2f} {row.dense_cudnn_fwd_bwd_ms:>9.2f} "
-        f"{row.dense_flash_fwd_bwd_ms:>9.2f} {row.ratio_to_cudnn:>6.2f} {row.peak_gib:>5.2f} "
-        f"{row.spread:>6.1%}  {branches}"
+        f"{row.dense_flash_fwd_bwd_ms:>9.2f} {row.ratio_to_cudnn:>6.2f} "
+        f"{row.floor_fwd_bwd_ms:>8.2f} {row.peak_gib:>5.2f} {row.spread:>6.1%}  {branches}"
     )
 
 
-def write_result(path: Path, command: str, commit: str, rows: list[Row]) -> None:
-    """Write the machine, the command, the commit and the rows as JSON."""
-    document = {
-        **describe_machine(),
-        "commit": commit,
-        "command": command,
-        "rows": [asdict(row) for row in rows],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this bench."""
+    add = parser.add_argument
+    add("--shape", action="append", choices=sorted(SHAPES), help="may be repeated; all if left out")
+    add("--length", action="append", type=int, metavar="T", help="tokens of a document; repeatable")
+    add("--tokens", type=int, default=65536, metavar="N", help="tokens of a call")
+    add("--dtype", choices=sorted(DTYPES), default="bfloat16")
+    add("--runs", type=int, default=3, metavar="N", help="runs behind each median")
+
+
+def measure(options: argparse.Namespace, machine: Machine) -> Iterator[Row]:
+    """Time what the flags ask for.
+
+    Raises:
+        ValueError: If they cannot go together.
+    """
+    request = Request(
+        shapes=tuple(options.shape or sorted(SHAPES)),
+        lengths=tuple(options.length or (2048, 8192, 32768, 65536)),
+        tokens=options.tokens,
+        dtype=DTYPES[options.dtype],
+        runs=options.runs,
+    )
+    if machine.matmul_tflops is None:
+        message = "the floor needs the rate of a matrix product, and it was not measured"
+        raise ValueError(message)
+    return measure_rows(request, machine.matmul_tflops)
+
+
+BENCH = Bench(
+    summary="Time whole NSA and each of its branches beside dense SDPA: cuDNN and flash of torch.",
+    needs_card=True,
+    add_flags=add_flags,
+    measure=measure,
+    header=HEADER,
+    format_row=format_row,
+)

@@ -45,8 +45,9 @@ class _Probes:
         self.is_full = tier == "full"
         self.device = torch.device(device)
         self.dtype = DTYPES[config.runtime.precision if device == "cuda" else "fp32"]
-        facts = device_facts(self.device, self.dtype)
-        self.backends: BranchBackends = choose_backends(config.runtime, facts)
+        facts = device_facts(self.device, self.dtype, config)
+        attention = config.model.attention
+        self.backends: BranchBackends = choose_backends(config.runtime, facts, attention)
         self.model_config: ModelConfig = config.model.model_copy(update=_PROBE_SIZE)
 
     def model(self) -> LanguageModel:

@@ -213,7 +213,7 @@ def _check_profile(
             f"{hardware.name}, which allows {', '.join(hardware.precisions)}"
         )
         raise ConfigError(message)
-    for branch in ("", "_compressed", "_selected", "_sliding"):
+    for branch in ("", "_compressed", "_selected", "_sliding", "_dense"):
         backend = getattr(runtime, f"backend{branch}")
         allowed = {"triton": hardware.triton, "flash": hardware.flash_attention}
         if not allowed.get(backend, True):

@@ -144,6 +144,7 @@ class RuntimeConfig(FrozenModel):
         device: `auto` is CUDA where there is a card.
         backend: Default attention backend; `auto` asks the profile and the card.
         backend_compressed: Overrides `backend` for one branch; likewise the next two.
+        backend_dense: Overrides `backend` for the attention of the dense control.
         flash_min_len_compressed: Tokens from which flash-attn may serve this branch, where it is
             installed; -1 is off. Likewise for the sliding branch.
         compile: Use torch.compile.
@@ -159,6 +160,7 @@ class RuntimeConfig(FrozenModel):
     backend_compressed: BackendName = "auto"
     backend_selected: BackendName = "auto"
     backend_sliding: BackendName = "auto"
+    backend_dense: BackendName = "auto"
     flash_min_len_compressed: int = Field(-1, ge=-1)
     flash_min_len_sliding: int = Field(-1, ge=-1)
     compile: bool = False

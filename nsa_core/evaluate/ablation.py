@@ -10,7 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_core.kernels.backend import BRANCHES, AttentionBackend, Branch
+from nsa_core.config.backend_policy import Branch
+from nsa_core.kernels.backend import BRANCHES, AttentionBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.model.attention import NSAAttention

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from nsa_core.config.backend_policy import NSA_BRANCHES
 from nsa_core.config.run import RunConfig
 from nsa_core.data.errors import DataError
 from nsa_core.data.manifest import MANIFEST_NAME as STAGED_NAME
@@ -99,7 +100,9 @@ def open_run_model(
     try:
         dtype = COMPUTE_DTYPE[config.runtime.precision] if device.type == "cuda" else torch.float32
         runtime = config.runtime.model_copy(update=_any_backend(device))
-        backends = choose_backends(runtime, device_facts(device, dtype))
+        backends = choose_backends(
+            runtime, device_facts(device, dtype, config), config.model.attention
+        )
         model = LanguageModel(config.model, backends, seed=config.seed)
         load_model_tensors(model, _read_tensors(weights.path))
     except (ValueError, OSError, SafetensorError) as error:
@@ -112,7 +115,7 @@ def _any_backend(device: torch.device) -> dict[str, str]:
     """A run that named a card's kernels is read on a CPU with what a CPU has."""
     if device.type == "cuda":
         return {}
-    names = ("backend", "backend_compressed", "backend_selected", "backend_sliding")
+    names = ("backend", *(f"backend_{branch}" for branch in (*NSA_BRANCHES, "dense")))
     return dict.fromkeys(names, "auto")
 
 

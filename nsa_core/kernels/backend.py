@@ -5,16 +5,16 @@ E value width, C compressed slots, S = num_selected.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from nsa_core.config.backend_policy import NSA_BRANCHES, Branch, Rows
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 
-Branch = Literal["compressed", "selected", "sliding"]
-BRANCHES: tuple[Branch, ...] = ("compressed", "selected", "sliding")
+BRANCHES = NSA_BRANCHES
 
 
 class AttentionBackend(Protocol):
@@ -84,11 +84,15 @@ class DeviceFacts:
         device_type: `cpu` or `cuda`.
         capability: Compute capability (major, minor) of the card; None on a CPU.
         dtype: The dtype in which q, k and v will arrive.
+        widths: Width of keys and of values; None where it is not known.
+        rows: Length and packing of the rows; None where it is not known.
     """
 
     device_type: str
     capability: tuple[int, int] | None
     dtype: torch.dtype
+    widths: tuple[int, int] | None = None
+    rows: Rows | None = None
 
 
 @dataclass(frozen=True)
@@ -102,12 +106,22 @@ class BackendChoice:
 
 @dataclass(frozen=True)
 class BranchBackends:
-    """The backend of each branch; `compressed` also chooses the blocks."""
+    """The backend of each branch; `compressed` also chooses the blocks.
+
+    Attributes:
+        compressed: Of the compressed branch.
+        selected: Of the selected branch.
+        sliding: Of the window.
+        choices: What was chosen and why: a line for every branch that the model has.
+        dense: Of the dense control; None takes torch's own attention for equally long documents,
+            and `sliding` with a window over the whole document for others.
+    """
 
     compressed: AttentionBackend
     selected: AttentionBackend
     sliding: AttentionBackend
     choices: tuple[BackendChoice, ...] = ()
+    dense: AttentionBackend | None = None
 
     @classmethod
     def of(cls, backend: AttentionBackend, reason: str = "named by the caller") -> "BranchBackends":

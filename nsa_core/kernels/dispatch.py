@@ -3,15 +3,22 @@
 import importlib
 import importlib.util
 from types import ModuleType
+from typing import Literal
 
 import torch
 
-from nsa_core.config.training import BackendName, RuntimeConfig
+from nsa_core.config.backend_policy import (
+    Branch,
+    BranchPolicy,
+    Rows,
+    branch_policy,
+    branches_of,
+)
+from nsa_core.config.run import RunConfig
+from nsa_core.config.training import RuntimeConfig
 from nsa_core.kernels.backend import (
-    BRANCHES,
     AttentionBackend,
     BackendChoice,
-    Branch,
     BranchBackends,
     DeviceFacts,
 )
@@ -23,16 +30,19 @@ BACKEND_MODULES: dict[str, str] = {
     "flash": "nsa_core.kernels.flash",
     "sdpa": "nsa_core.kernels.sdpa",
 }
-#: Backends that `auto` tries, fastest first; the last one runs everywhere.
-AUTO_ORDER = ("triton", "sdpa")
 NEEDS_CUDA = frozenset({"triton", "flash"})
 
 
-def device_facts(device: torch.device, dtype: torch.dtype) -> DeviceFacts:
-    """Ask torch for the compute capability of a device."""
+def device_facts(
+    device: torch.device, dtype: torch.dtype, config: RunConfig | None = None
+) -> DeviceFacts:
+    """Ask torch for the compute capability of a device; take widths and rows from a run."""
     is_cuda = device.type == "cuda"
     capability = torch.cuda.get_device_capability(device) if is_cuda else None
-    return DeviceFacts(device.type, capability, dtype)
+    if config is None:
+        return DeviceFacts(device.type, capability, dtype)
+    widths = (config.model.head_dim_k, config.model.head_dim_v)
+    return DeviceFacts(device.type, capability, dtype, widths, Rows.of(config))
 
 
 def refusal(name: str, branch: Branch, facts: DeviceFacts) -> str | None:
@@ -47,47 +57,47 @@ def refusal(name: str, branch: Branch, facts: DeviceFacts) -> str | None:
 
 
 def choose_backend(
-    wanted: BackendName, branch: Branch, facts: DeviceFacts
+    policy: BranchPolicy, facts: DeviceFacts
 ) -> tuple[AttentionBackend, BackendChoice]:
     """The backend of one branch, with its name and the reason for it.
 
     Raises:
         ValueError: If a backend is named that cannot run this branch on this device.
     """
-    if wanted != "auto":
-        reason = refusal(wanted, branch, facts)
-        if reason is not None:
-            message = f"backend {wanted} cannot run the {branch} branch: {reason}; use `auto`"
-            raise ValueError(message)
-        return _create(wanted), BackendChoice(branch, wanted, "named by the configuration")
-    passed_over: list[str] = []
-    for name in AUTO_ORDER:
-        reason = refusal(name, branch, facts)
+    passed_over = [policy.reason] if policy.reason else []
+    for name in policy.backends:
+        reason = refusal(name, policy.branch, facts)
         if reason is None:
             why = "; ".join(passed_over) or "the fastest of the known backends"
-            return _create(name), BackendChoice(branch, name, why)
+            return _create(name, facts), BackendChoice(policy.branch, name, why)
+        if policy.is_named:
+            message = (
+                f"backend {name} cannot run the {policy.branch} branch: {reason}; "
+                f"set runtime.backend_{policy.branch}, or use `auto`"
+            )
+            raise ValueError(message)
         passed_over.append(reason)
-    message = f"no backend can run the {branch} branch: {'; '.join(passed_over)}"
+    message = f"no backend can run the {policy.branch} branch: {'; '.join(passed_over)}"
     raise ValueError(message)
 
 
-def choose_backends(runtime: RuntimeConfig, facts: DeviceFacts) -> BranchBackends:
-    """Apply the configuration: a branch's own backend if it is named, else the common one.
+def choose_backends(
+    runtime: RuntimeConfig, facts: DeviceFacts, attention: Literal["nsa", "dense"] = "nsa"
+) -> BranchBackends:
+    """Apply the policy of the configuration to every branch that a model has; once, at its start.
 
     Raises:
         ValueError: As `choose_backend`.
     """
-    own: dict[Branch, BackendName] = {
-        "compressed": runtime.backend_compressed,
-        "selected": runtime.backend_selected,
-        "sliding": runtime.backend_sliding,
-    }
-    chosen = []
-    for branch in BRANCHES:
-        wanted = runtime.backend if own[branch] == "auto" else own[branch]
-        chosen.append(choose_backend(wanted, branch, facts))
-    compressed, selected, sliding = (backend for backend, _ in chosen)
+    chosen = [
+        choose_backend(branch_policy(runtime, branch, facts.rows), facts)
+        for branch in branches_of(attention)
+    ]
     choices = tuple(choice for _, choice in chosen)
+    if attention == "dense":
+        plain = _create("sdpa", facts)
+        return BranchBackends(plain, plain, plain, choices, dense=chosen[0][0])
+    compressed, selected, sliding = (backend for backend, _ in chosen)
     return BranchBackends(compressed, selected, sliding, choices)
 
 
@@ -98,7 +108,13 @@ def _load(name: str) -> ModuleType | None:
     return importlib.import_module(module_name)
 
 
-def _create(name: str) -> AttentionBackend:
+def _create(name: str, facts: DeviceFacts) -> AttentionBackend:
     module = importlib.import_module(BACKEND_MODULES[name])
+    if name == "flash":  # it has no choice of blocks of its own
+        has_triton = refusal("triton", "compressed", facts) is None
+        made: AttentionBackend = module.create_backend(
+            _create("triton" if has_triton else "sdpa", facts)
+        )
+        return made
     backend: AttentionBackend = module.create_backend()
     return backend

@@ -8,7 +8,8 @@ Q queries of a tile, R keys of a tile.
 import torch
 from torch import Tensor
 
-from nsa_core.kernels.backend import Branch, DeviceFacts
+from nsa_core.config.backend_policy import Branch
+from nsa_core.kernels.backend import DeviceFacts
 from nsa_core.kernels.gathered import (
     attention_probabilities,
     chunks,

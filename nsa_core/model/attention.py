@@ -164,11 +164,14 @@ class DenseAttention(nn.Module):
         q_NHD, k_NGD, v_NGE = self.project(x_NW)
         q_NHD, k_NGD = (rotate(x, context.token_tables) for x in (q_NHD, k_NGD))
         packing = context.packing
-        if packing.uniform_length is not None:
+        backend = self.backends.dense
+        is_torchs = backend is None or backend.name == "sdpa"
+        if packing.uniform_length is not None and is_torchs:
             out_NHE = _batched_sdpa(q_NHD, k_NGD, v_NGE, packing.uniform_length)
         else:
             everything = replace(context.geometry, window=packing.max_seqlen)
-            out_NHE = self.backends.sliding.sliding(q_NHD, k_NGD, v_NGE, everything, packing)
+            windowed = backend or self.backends.sliding
+            out_NHE = windowed.sliding(q_NHD, k_NGD, v_NGE, everything, packing)
         result: Tensor = self.out(out_NHE.flatten(1))
         return result
 

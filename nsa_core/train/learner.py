@@ -68,7 +68,8 @@ def make_learner(config: RunConfig, device: torch.device) -> Learner:
     """
     precision = config.runtime.precision
     try:
-        backends = choose_backends(config.runtime, device_facts(device, COMPUTE_DTYPE[precision]))
+        facts = device_facts(device, COMPUTE_DTYPE[precision], config)
+        backends = choose_backends(config.runtime, facts, config.model.attention)
     except ValueError as error:
         raise ConfigurationError(str(error), hint="Set runtime.backend=auto") from error
     model = LanguageModel(config.model, backends, seed=config.seed).to(device)

@@ -7,7 +7,8 @@ C compressed slots, S = num_selected.
 import torch
 from torch import Tensor
 
-from nsa_core.kernels.backend import Branch, DeviceFacts
+from nsa_core.config.backend_policy import Branch
+from nsa_core.kernels.backend import DeviceFacts
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.triton import autograd, ops

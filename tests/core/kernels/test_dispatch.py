@@ -5,6 +5,7 @@ import importlib
 import pytest
 import torch
 
+from nsa_core.config.backend_policy import branch_policy
 from nsa_core.config.training import RuntimeConfig
 from nsa_core.kernels import dispatch
 from nsa_core.kernels.backend import DeviceFacts
@@ -41,12 +42,37 @@ def test_a_branch_overrides_the_common_backend():
         dispatch.choose_backends(RuntimeConfig(backend="triton", backend_sliding="sdpa"), CPU)
     runtime = RuntimeConfig(backend="sdpa")
     reasons = {choice.reason for choice in dispatch.choose_backends(runtime, CPU).choices}
-    assert reasons == {"named by the configuration"}
+    assert reasons == {"named by the configuration (runtime.backend)"}
 
 
 def test_a_missing_module_is_named(monkeypatch):
     missing = "nsa_core.kernels.absent"
     monkeypatch.setitem(dispatch.BACKEND_MODULES, "flash", missing)
     facts = DeviceFacts("cuda", (8, 0), torch.bfloat16)
+    policy = branch_policy(RuntimeConfig(backend_sliding="flash"), "sliding", None)
     with pytest.raises(ValueError, match=missing):
-        dispatch.choose_backend("flash", "sliding", facts)
+        dispatch.choose_backend(policy, facts)
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [
+        ((7, 0), "sdpa"),
+        ((7, 5), "sdpa"),
+        ((8, 0), "triton"),
+        ((8, 9), "triton"),
+        ((9, 0), "triton"),
+    ],
+)
+def test_auto_follows_the_architecture_and_says_why_not(capability, name):
+    facts = DeviceFacts("cuda", capability, torch.float16)
+    for choice in dispatch.choose_backends(RuntimeConfig(), facts).choices:
+        assert choice.name == name
+        if name == "sdpa":
+            assert f"sm_{capability[0]}{capability[1]}" in choice.reason
+
+
+def test_float32_on_a_card_is_sdpa_because_of_the_dtype():
+    facts = DeviceFacts("cuda", (9, 0), torch.float32)
+    for choice in dispatch.choose_backends(RuntimeConfig(), facts).choices:
+        assert (choice.name, "torch.float32" in choice.reason) == ("sdpa", True)

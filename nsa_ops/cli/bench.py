@@ -1,0 +1,100 @@
+"""The `bench` commands: measure on a pod, keep the result, draw it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsa_ops.cli.arguments import PodArgument
+from nsa_ops.cli.command import command
+from nsa_ops.cli.session import Session
+
+bench_group = typer.Typer(help="How fast NSA is on a pod's card, beside dense attention.")
+
+FromOption = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="FILE", help="Show a result file; nothing is measured"),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Write the result as JSON")
+]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw it as one SVG file")
+]
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="A|B", help="12/2/64 or 64/4/128; may be repeated"),
+]
+LengthOption = Annotated[
+    list[int] | None,
+    typer.Option("--length", metavar="T", help="Tokens of a document; may be repeated"),
+]
+RunsOption = Annotated[
+    int | None, typer.Option("--runs", min=1, metavar="N", help="Runs behind each median")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the root."""
+    app.add_typer(bench_group, name="bench")
+
+
+@command(bench_group, "kernels", path="bench")
+def kernels(
+    session: Session,
+    pod: PodArgument = None,
+    shape: ShapeOption = None,
+    length: LengthOption = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", min=1, metavar="N", help="Tokens of a call")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="bfloat16|float16", help="Of the inputs")
+    ] = None,
+    runs: RunsOption = None,
+    read: FromOption = None,
+    out: OutOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Time whole NSA and each of its branches beside dense attention."""
+    words = [
+        *_repeat("--shape", shape),
+        *_repeat("--length", length),
+        *_once("--tokens", tokens),
+        *_once("--dtype", dtype),
+        *_once("--runs", runs),
+    ]
+    _bench(session, "kernels", pod, words, read=read, out=out, plot=plot)
+
+
+def _repeat(flag: str, values: list[str] | list[int] | None) -> list[str]:
+    return [word for value in values or () for word in (flag, str(value))]
+
+
+def _once(flag: str, value: object) -> list[str]:
+    return [] if value is None else [flag, str(value)]
+
+
+def _bench(
+    session: Session,
+    bench: str,
+    pod: str | None,
+    words: list[str],
+    *,
+    read: Path | None,
+    out: Path | None,
+    plot: Path | None,
+) -> None:
+    """Measure or read, keep what is asked for, show it."""
+    from nsa_ops.cli.render_bench import draw_benched
+    from nsa_ops.runs.bench.run import BenchRequest, keep, read_benched, run_bench
+
+    session.interrupt_note = "the bench was ended with it, and nothing was written"
+    if read is not None:
+        found = read_benched(read, bench)
+    else:
+        found = run_bench(session.operator, pod, BenchRequest(bench, tuple(words)))
+    found = keep(found, out=out, plot=plot)
+    for path in found.kept:
+        session.tell(f"wrote {path}")
+    session.show(found, draw_benched, failure=found.error)

@@ -1,0 +1,70 @@
+"""Draw what a bench found: what it was measured on, then one table."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from nsa_ops.cli.render import facts, line, table
+from nsa_ops.runs.bench.run import Benched
+
+#: Columns by bench, with what each is called; a bench that is not here shows all that fit a cell.
+_COLUMNS: Mapping[str, Mapping[str, str]] = {
+    "kernels": {
+        "shape": "SHAPE", "T": "T", "fwd_ms": "FWD MS", "fwd_bwd_ms": "FWD+BWD MS",
+        "dense_cudnn_fwd_ms": "CUDNN FWD", "dense_cudnn_fwd_bwd_ms": "CUDNN FWD+BWD",
+        "dense_flash_fwd_bwd_ms": "FLASH FWD+BWD", "ratio_to_cudnn": "RATIO",
+        "floor_fwd_bwd_ms": "FLOOR FWD+BWD", "peak_gib": "PEAK GIB", "spread": "SPREAD",
+    },
+}  # fmt: skip
+
+
+def draw_benched(console: Console, found: Benched) -> None:
+    """The machine, the rows and where they come from."""
+    result = found.result
+    facts(
+        console,
+        [
+            ("card", result.card),
+            ("driver", result.driver),
+            ("clock", _with_unit(result.clock_mhz, "MHz")),
+            ("highest clock", _with_unit(result.max_clock_mhz, "MHz")),
+            ("bf16 product", _with_unit(result.matmul_tflops, "TFLOP/s")),
+            ("torch", result.torch),
+            ("triton", result.triton),
+            ("commit", result.commit),
+            ("command", result.command),
+        ],
+    )
+    columns = _COLUMNS.get(result.bench) or _plain_columns(result.rows)
+    cells = [[bench_cell(key, row.get(key)) for key in columns] for row in result.rows]
+    console.print(table(list(columns.values()), cells))
+    line(console, f"from {found.source}; {_warning(result.rows)}")
+
+
+def _with_unit(value: float | None, unit: str) -> str | None:
+    return None if value is None else f"{value:g} {unit}"
+
+
+def _plain_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    names = dict.fromkeys(key for row in rows for key in row)
+    nested = {key for row in rows for key, value in row.items() if isinstance(value, dict | list)}
+    return {name: name.replace("_", " ").upper() for name in names if name not in nested}
+
+
+def bench_cell(key: str, value: object) -> str:
+    """A figure as people read it: shares in percent, counts whole, the rest to three digits."""
+    if value is None:
+        return "n/a"
+    if key in {"spread", "mfu"} and isinstance(value, float):
+        return f"{value:.1%}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)
+
+
+def _warning(rows: Sequence[Mapping[str, Any]]) -> str:
+    spreads = [row["spread"] for row in rows if isinstance(row.get("spread"), float)]
+    if not spreads:
+        return "a difference means something where it is larger than the spread"
+    return f"differences below the spread (up to {max(spreads):.1%}) mean nothing"

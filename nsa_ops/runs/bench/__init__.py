@@ -1,0 +1,1 @@
+"""Benches on a pod: run them, keep what they found, and draw it."""

@@ -1,0 +1,70 @@
+"""`nsa-ops bench` on the command line, from files: nothing is measured here."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.ops.bench.results import LONG_ROW, ROW, document
+from tests.ops.cli_case import CommandLine
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> Path:
+    path = tmp_path / "kernels.json"
+    path.write_text(document([ROW, LONG_ROW]))
+    return path
+
+
+def test_a_file_becomes_a_table_and_a_picture(cli: CommandLine, result: Path) -> None:
+    plot = result.with_suffix(".svg")
+    outcome = cli("bench", "kernels", "--from", str(result), "--plot", str(plot))
+    assert outcome.exit_code == 0
+    assert "FWD+BWD MS" in outcome.out
+    assert "NVIDIA T1000" in outcome.out
+    assert plot.read_text().startswith("<svg")
+    assert outcome.err == f"wrote {plot}\n"
+
+
+def test_a_script_gets_the_rows_and_the_machine(cli: CommandLine, result: Path) -> None:
+    document = json.loads(cli("bench", "kernels", "--from", str(result), "--json").out)
+    assert (document["schema"], document["ok"]) == ("nsa-ops/bench-kernels/1", True)
+    assert document["data"]["result"]["card"] == "NVIDIA T1000"
+    assert document["data"]["result"]["rows"][1] == LONG_ROW
+
+
+def test_a_result_can_be_copied(cli: CommandLine, result: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.json"
+    assert cli("bench", "kernels", "--from", str(result), "--out", str(copy)).exit_code == 0
+    assert json.loads(copy.read_text())["rows"] == [ROW, LONG_ROW]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{}", "is no bench result: card: "),
+        ("no JSON", "is no bench result: "),
+        (document([ROW], bench="decode"), "is a result of `bench decode`"),
+    ],
+)
+def test_a_file_that_is_no_result_of_this_bench_is_usage(
+    cli: CommandLine, tmp_path: Path, content: str, says: str
+) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    outcome = cli("bench", "kernels", "--from", str(path))
+    assert outcome.exit_code == 2
+    assert says in outcome.err
+
+
+def test_a_missing_file_is_not_found(cli: CommandLine, tmp_path: Path) -> None:
+    outcome = cli("bench", "kernels", "--from", str(tmp_path / "no.json"))
+    assert outcome.exit_code == 6
+
+
+def test_a_result_without_rows_is_not_drawn(cli: CommandLine, tmp_path: Path) -> None:
+    path, plot = tmp_path / "empty.json", tmp_path / "empty.svg"
+    path.write_text(document([]))
+    outcome = cli("bench", "kernels", "--from", str(path), "--plot", str(plot))
+    assert outcome.exit_code == 2
+    assert not plot.exists()

@@ -1,0 +1,93 @@
+"""The picture of a result: what is drawn where, and that it stands alone."""
+
+import itertools
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from nsa_core.rundir.bench_result import parse_bench_result
+from nsa_ops.runs.bench.panels import panels_of
+from nsa_ops.runs.bench.plot import decade_ticks, draw_panels, spread_apart
+from tests.ops.bench.results import LONG_ROW, ROW, document
+
+
+def drawn(*rows: dict[str, object], **changes: object) -> str:
+    return draw_panels(panels_of(parse_bench_result(document(list(rows), **changes), "test")))
+
+
+def test_every_line_of_the_issue_is_in_the_panels_of_a_shape() -> None:
+    result = parse_bench_result(document([LONG_ROW, ROW]), "test")
+    panels = panels_of(result).panels
+    assert [panel.title for panel in panels] == ["Shape A, forward", "Shape A, forward + backward"]
+    points = {line.label: line.points for line in panels[1].lines}
+    assert points["NSA"] == ((2048.0, 4.6), (65536.0, 11.9))
+    assert points["dense, cuDNN"] == ((2048.0, 2.3), (65536.0, 53.7))
+    assert points["arithmetic floor"][0] == (2048.0, 1.2)
+    assert points["selected"][0] == (2048.0, 2.6)
+    assert set(points) == {
+        "NSA", "compressed", "selected", "window", "dense, cuDNN", "dense, flash",
+        "arithmetic floor",
+    }  # fmt: skip
+
+
+def test_equal_factors_are_equal_distances_on_both_axes() -> None:
+    rows = [ROW | {"T": 1024 * 4**n, "fwd_bwd_ms": 1.5 * 10.0**n} for n in range(3)]
+    picture = ElementTree.fromstring(drawn(*rows))
+    dots = [
+        (float(dot.attrib["cx"]), float(dot.attrib["cy"]))
+        for dot in picture.iter("{http://www.w3.org/2000/svg}circle")
+        if dot.attrib["class"] == "dot s1"
+    ][3:]  # the second panel
+    (x1, y1), (x2, y2), (x3, y3) = dots
+    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.2)
+    assert y1 - y2 == pytest.approx(y2 - y3, abs=0.2)
+    assert x1 < x2
+    assert y1 > y2
+
+
+def test_the_picture_asks_nobody_and_says_what_it_was_measured_on() -> None:
+    svg = drawn(ROW, LONG_ROW)
+    addresses = set(re.findall(r"https?://[^\"' )]+", svg))
+    assert addresses == {"http://www.w3.org/2000/svg"}
+    assert "url(" not in svg
+    for fact in ("NVIDIA T1000", "1755 MHz", "torch 2.13.0", "Triton 3.7.1", "commit c0ffeec0ffee"):
+        assert fact in svg
+
+
+def test_text_of_a_result_cannot_become_markup() -> None:
+    svg = drawn(ROW, card="<script>alert(1)</script>")
+    assert "<script>" not in svg
+    ElementTree.fromstring(svg)
+
+
+def test_a_figure_that_a_logarithm_does_not_know_is_left_out() -> None:
+    rows = [ROW | {"T": 1024, "fwd_ms": None}, ROW | {"T": 4096, "fwd_ms": 0.0}, ROW]
+    result = parse_bench_result(document(rows), "test")
+    lines = {line.label: line.points for line in panels_of(result).panels[0].lines}
+    assert lines["NSA"] == ((2048.0, 1.3),)
+    assert len(lines["dense, cuDNN"]) == 3
+
+
+def test_one_row_can_be_drawn() -> None:
+    ElementTree.fromstring(drawn(ROW))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.3, 30, [0.2, 0.5, 1, 2, 5, 10, 20, 50]),
+        (1, 10, [1, 2, 5, 10]),
+        (3, 3, [2, 5]),
+        (5, 5, [5, 10]),
+    ],
+)
+def test_ticks_hold_the_range(low: float, high: float, ticks: list[float]) -> None:
+    assert decade_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_names_are_moved_apart_and_keep_their_order_and_the_plot() -> None:
+    placed = spread_apart([10.0, 11.0, 12.0, 95.0, 96.0], 13.0, 5.0, 100.0)
+    assert all(after - before >= 13.0 for before, after in itertools.pairwise(placed))
+    assert placed[0] == 10.0
+    assert placed[-1] <= 100.0

@@ -1,0 +1,62 @@
+"""A bench on a pod: the code that is here, its answer, and each way it can fail."""
+
+import pytest
+
+from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError, VerificationError
+from nsa_ops.runs.bench.run import BenchRequest, run_bench
+from tests.ops.bench.results import LONG_ROW, ROW, document
+from tests.ops.fakes import completed
+from tests.ops.operators import Desk
+
+
+def bench_on(desk: Desk, *, stdout: str = "", exit_code: int = 0, stderr: str = "") -> None:
+    """Let the pod have the code already and answer the bench."""
+    desk.transport.answers["CODE_ID"] = completed()
+    desk.transport.answers["nsa_core.bench"] = completed(stdout, exit_code=exit_code, stderr=stderr)
+
+
+def test_the_pod_runs_the_shipped_code_and_is_told_the_commit(desk: Desk) -> None:
+    bench_on(desk, stdout=document([ROW, LONG_ROW]))
+    found = run_bench(desk.operator, None, BenchRequest("kernels", ("--length", "2048")))
+    assert found.source == "pod a100-1"
+    assert [row["T"] for row in found.result.rows] == [2048, 65536]
+    assert found.error is None
+    words = " ".join(desk.transport.asked[-1])
+    assert "PYTHONPATH=/pod/code/" in words
+    assert "-m nsa_core.bench kernels --json - --commit " in words
+    assert words.endswith("--length 2048")
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "expected", "said"),
+    [
+        (11, LocalResourceError, "`bench kernels` needs a CUDA card, and torch sees none here"),
+        (2, ConfigurationError, "--length 3000: no whole number"),
+        (1, VerificationError, "RuntimeError: CUDA error: an illegal memory access"),
+        (137, VerificationError, "Killed"),
+    ],
+)
+def test_each_end_without_a_result_has_its_own_code_and_the_pods_own_words(
+    desk: Desk, exit_code: int, expected: type[OpsError], said: str
+) -> None:
+    bench_on(desk, exit_code=exit_code, stderr=f"a table\nerror: {said}\n")
+    with pytest.raises(expected) as caught:
+        run_bench(desk.operator, None, BenchRequest("kernels"))
+    assert caught.type is expected
+    assert said in caught.value.message
+    assert "a100-1" in caught.value.message
+    assert caught.value.hint
+
+
+def test_an_answer_that_is_no_result_is_not_taken_for_one(desk: Desk) -> None:
+    bench_on(desk, stdout='{"card": "NVIDIA T1000"}')
+    with pytest.raises(VerificationError, match=r"answer of pod `a100-1` is no bench result: "):
+        run_bench(desk.operator, None, BenchRequest("kernels"))
+
+
+def test_a_result_that_proves_something_wrong_comes_back_with_what_is_wrong(desk: Desk) -> None:
+    bench_on(desk, stdout=document([ROW]), exit_code=9, stderr="T 1\nerror: triton differs\n")
+    found = run_bench(desk.operator, None, BenchRequest("kernels"))
+    assert found.result.rows == [ROW]
+    assert found.error is not None
+    assert (found.error.message, found.error.exit_code) == ("triton differs", 9)
