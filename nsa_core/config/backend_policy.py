@@ -99,6 +99,17 @@ def _flash_word(runtime: RuntimeConfig, branch: Branch, rows: Rows | None) -> tu
     return True, ""
 
 
+def policy_text(config: RunConfig, branch: Branch) -> str:
+    """What decides a branch's backend on a given machine, in one line: equal lines, equal choice.
+
+    A preflight proves a choice; the line tells whether a later launch would make the same one.
+    """
+    policy = branch_policy(config.runtime, branch, Rows.of(config))
+    how = "named" if policy.is_named else "auto"
+    widths = f"{config.model.head_dim_k}/{config.model.head_dim_v}"
+    return f"{how}: {', '.join(policy.backends)}; {config.runtime.precision}, widths {widths}"
+
+
 def expected_backend(config: RunConfig, profile: HardwareProfile, branch: Branch) -> str:
     """What the trainer is expected to choose on this hardware, in one line; the pod decides."""
     policy = branch_policy(config.runtime, branch, Rows.of(config))
