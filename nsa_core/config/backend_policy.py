@@ -11,6 +11,7 @@ from nsa_core.config.training import RuntimeConfig
 Branch = Literal["compressed", "selected", "sliding", "dense"]
 Backend = Literal["sdpa", "triton", "flash"]
 NSA_BRANCHES: tuple[Branch, ...] = ("compressed", "selected", "sliding")
+ALL_BRANCHES: tuple[Branch, ...] = (*NSA_BRANCHES, "dense")
 
 #: What flash-attn cannot compute, whatever the card.
 NOT_BY_FLASH = {
