@@ -16,6 +16,12 @@ _COLUMNS: Mapping[str, Mapping[str, str]] = {
         "dense_flash_fwd_bwd_ms": "FLASH FWD+BWD", "ratio_to_cudnn": "RATIO",
         "floor_fwd_bwd_ms": "FLOOR FWD+BWD", "peak_gib": "PEAK GIB", "spread": "SPREAD",
     },
+    "validate": {
+        "path": "PATH", "T": "T", "steps": "STEPS", "tokens_per_s": "TOKENS/S",
+        "spread": "SPREAD", "peak_gib": "PEAK GIB", "first_loss": "FIRST LOSS",
+        "final_loss": "FINAL LOSS", "first_loss_gap": "GAP FIRST", "final_loss_gap": "GAP FINAL",
+        "outcome": "OUTCOME",
+    },
 }  # fmt: skip
 
 
@@ -53,9 +59,11 @@ def _plain_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def bench_cell(key: str, value: object) -> str:
-    """A figure as people read it: shares in percent, counts whole, the rest to three digits."""
+    """A figure as people read it: shares in percent, losses in full, else three digits."""
     if value is None:
         return "n/a"
+    if "loss" in key and "gap" not in key and isinstance(value, float):
+        return f"{value:.4f}"
     if key in {"spread", "mfu"} and isinstance(value, float):
         return f"{value:.1%}"
     if isinstance(value, float):

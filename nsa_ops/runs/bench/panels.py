@@ -94,6 +94,17 @@ def kernel_panels(rows: Sequence[Row]) -> list[Panel]:
     return panels
 
 
+def validation_panels(rows: Sequence[Row]) -> list[Panel]:
+    """Tokens a second of every path against the tokens of a row."""
+    lines = []
+    for number, path in enumerate(_distinct(rows, "path")):
+        own = [row for row in rows if row.get("path") == path]
+        lines.append(
+            _line(path, own, [row.get("tokens_per_s") for row in own], f"s{number % 5 + 1}")
+        )
+    return [_panel("Whole step", "tokens/s", lines, "tokens of a row")]
+
+
 _BRANCHES = (
     ("compressed", "compressed", "s3 thin"),
     ("selected", "selected", "s4 thin"),
@@ -106,9 +117,10 @@ def _branch_ms(row: Row, branch: str, index: int) -> object:
     return times[index] if times else None
 
 
-def _panel(title: str, unit: str, lines: Sequence[Line]) -> Panel:
-    drawn = tuple(line for line in lines if line.points)
-    return Panel(title, unit, "tokens of a document", drawn)
+def _panel(
+    title: str, unit: str, lines: Sequence[Line], x_label: str = "tokens of a document"
+) -> Panel:
+    return Panel(title, unit, x_label, tuple(line for line in lines if line.points))
 
 
 def _line(label: str, rows: Sequence[Row], values: Sequence[object], css: str) -> Line:
@@ -147,4 +159,7 @@ _TITLES = {
     "decode": "One decoded token: NSA and dense attention",
     "validate": "Training steps by length and selection path",
 }
-_PANELS: Mapping[str, Callable[[Sequence[Row]], list[Panel]]] = {"kernels": kernel_panels}
+_PANELS: Mapping[str, Callable[[Sequence[Row]], list[Panel]]] = {
+    "kernels": kernel_panels,
+    "validate": validation_panels,
+}

@@ -68,3 +68,25 @@ def test_a_result_without_rows_is_not_drawn(cli: CommandLine, tmp_path: Path) ->
     outcome = cli("bench", "kernels", "--from", str(path), "--plot", str(plot))
     assert outcome.exit_code == 2
     assert not plot.exists()
+
+
+VALIDATION = [
+    {
+        "path": path, "T": length, "tokens": 65536, "steps": 200, "tokens_per_s": 300000.0 + length,
+        "spread": 0.01, "peak_gib": 20.5, "first_loss": 10.97, "final_loss": 7.123456,
+        "first_loss_gap": 0.0, "final_loss_gap": 0.0011, "first_loss_limit": 0.005,
+        "outcome": "ok", "kernels": {"selected": path},
+    }
+    for path in ("sdpa-masked", "triton-items")
+    for length in (512, 2048)
+]  # fmt: skip
+
+
+def test_the_matrix_is_shown_and_drawn(cli: CommandLine, tmp_path: Path) -> None:
+    path, plot = tmp_path / "matrix.json", tmp_path / "matrix.svg"
+    path.write_text(document(VALIDATION, bench="validate"))
+    outcome = cli("bench", "validate", "--from", str(path), "--plot", str(plot))
+    assert outcome.exit_code == 0
+    assert "triton-items" in outcome.out
+    assert "7.1235" in outcome.out
+    assert "triton-items" in plot.read_text()
