@@ -21,6 +21,7 @@ from nsa_core.config.training import BatchConfig, Precision, ScheduleConfig
 from nsa_core.data.loader import Loader, LoaderPlan
 from nsa_core.data.staging import StagedData, stage
 from nsa_core.evaluate.forward import COMPUTE_DTYPE
+from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.dispatch import device_facts
 from nsa_core.train.learner import choose_device, choose_kernels, make_learner, set_up_torch
 from nsa_core.train.schedule import learning_rate_scale
@@ -186,7 +187,7 @@ def _train_cell(
 ) -> ValidationRow:
     set_up_torch(config, device)
     chosen = choose_kernels(config, device)
-    backends = replace(chosen, selected=PATHS[empty.path].make())
+    backends = on_path(chosen, empty.path)
     learner = make_learner(config, device, backends)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -207,6 +208,23 @@ def _train_cell(
         final_loss=statistics.fmean(losses[-max(1, len(losses) // 4) :]),
         outcome="ok",
         kernels={str(one.branch): one.name for one in chosen.choices} | {"selected": empty.path},
+    )
+
+
+def on_path(chosen: BranchBackends, name: str) -> BranchBackends:
+    """The chosen backends with the selected branch on a path.
+
+    Branches that have the path's backend already share its object: what is computed for all of them
+    at once then takes the path too.
+    """
+    path = PATHS[name]
+    backend = path.make()
+    names = {choice.branch: choice.name for choice in chosen.choices}
+    return replace(
+        chosen,
+        compressed=backend if names["compressed"] == path.backend else chosen.compressed,
+        selected=backend,
+        sliding=backend if names["sliding"] == path.backend else chosen.sliding,
     )
 
 

@@ -32,6 +32,15 @@ LengthOption = Annotated[
     list[int] | None,
     typer.Option("--length", metavar="T", help="Tokens of a document; may be repeated"),
 ]
+TokensOption = Annotated[
+    int | None, typer.Option("--tokens", min=1, metavar="N", help="Tokens of a call or step")
+]
+DtypeOption = Annotated[
+    str | None, typer.Option("--dtype", metavar="bfloat16|float16", help="Of the inputs")
+]
+StepsOption = Annotated[
+    int | None, typer.Option("--steps", min=1, metavar="N", help="Optimizer steps that are timed")
+]
 RunsOption = Annotated[
     int | None, typer.Option("--runs", min=1, metavar="N", help="Runs behind each median")
 ]
@@ -48,12 +57,8 @@ def kernels(
     pod: PodArgument = None,
     shape: ShapeOption = None,
     length: LengthOption = None,
-    tokens: Annotated[
-        int | None, typer.Option("--tokens", min=1, metavar="N", help="Tokens of a call")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", metavar="bfloat16|float16", help="Of the inputs")
-    ] = None,
+    tokens: TokensOption = None,
+    dtype: DtypeOption = None,
     runs: RunsOption = None,
     read: FromOption = None,
     out: OutOption = None,
@@ -70,6 +75,62 @@ def kernels(
     _bench(session, "kernels", pod, words, read=read, out=out, plot=plot)
 
 
+@command(bench_group, "model", path="bench")
+def model(
+    session: Session,
+    pod: PodArgument = None,
+    attention: Annotated[
+        list[str] | None,
+        typer.Option("--attention", metavar="nsa|dense", help="May be repeated; both if left out"),
+    ] = None,
+    length: LengthOption = None,
+    tokens: TokensOption = None,
+    steps: StepsOption = None,
+    runs: RunsOption = None,
+    sets: SetOption = None,
+    read: FromOption = None,
+    out: OutOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Time whole training steps of the main model, NSA beside its dense control."""
+    words = [
+        *_repeat("--attention", attention),
+        *_repeat("--length", length),
+        *_once("--tokens", tokens),
+        *_once("--steps", steps),
+        *_once("--runs", runs),
+        *_repeat("--set", sets),
+    ]
+    _bench(session, "model", pod, words, read=read, out=out, plot=plot)
+
+
+@command(bench_group, "decode", path="bench")
+def decode(
+    session: Session,
+    pod: PodArgument = None,
+    shape: ShapeOption = None,
+    length: LengthOption = None,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option("--batch", metavar="B", help="Sequences at a time; may be repeated"),
+    ] = None,
+    dtype: DtypeOption = None,
+    runs: RunsOption = None,
+    read: FromOption = None,
+    out: OutOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Time the attention of one decoded token beside dense attention."""
+    words = [
+        *_repeat("--shape", shape),
+        *_repeat("--length", length),
+        *_repeat("--batch", batch),
+        *_once("--dtype", dtype),
+        *_once("--runs", runs),
+    ]
+    _bench(session, "decode", pod, words, read=read, out=out, plot=plot)
+
+
 @command(bench_group, "validate", path="bench")
 def validate(
     session: Session,
@@ -82,9 +143,7 @@ def validate(
         list[str] | None,
         typer.Option("--path", metavar="NAME", help="Path of the selected branch; may be repeated"),
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option("--steps", min=1, metavar="N", help="Optimizer steps of a cell")
-    ] = None,
+    steps: StepsOption = None,
     read: FromOption = None,
     out: OutOption = None,
     plot: PlotOption = None,

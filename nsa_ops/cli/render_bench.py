@@ -16,6 +16,16 @@ _COLUMNS: Mapping[str, Mapping[str, str]] = {
         "dense_flash_fwd_bwd_ms": "FLASH FWD+BWD", "ratio_to_cudnn": "RATIO",
         "floor_fwd_bwd_ms": "FLOOR FWD+BWD", "peak_gib": "PEAK GIB", "spread": "SPREAD",
     },
+    "model": {
+        "attention": "ATTENTION", "T": "T", "tokens_per_s": "TOKENS/S", "step_ms": "STEP MS",
+        "tflops": "TFLOP/S", "mfu": "MFU", "peak_gib": "PEAK GIB", "spread": "SPREAD",
+        "first_step_s": "FIRST STEP S", "first_loss": "FIRST LOSS", "last_loss": "LAST LOSS",
+    },
+    "decode": {
+        "shape": "SHAPE", "T": "T", "batch": "BATCH", "nsa_ms": "NSA MS",
+        "dense_cudnn_ms": "CUDNN MS", "dense_flash_ms": "FLASH MS", "ratio_to_cudnn": "RATIO",
+        "floor_ms": "FLOOR MS", "spread": "SPREAD",
+    },
     "validate": {
         "path": "PATH", "T": "T", "steps": "STEPS", "tokens_per_s": "TOKENS/S",
         "spread": "SPREAD", "peak_gib": "PEAK GIB", "first_loss": "FIRST LOSS",

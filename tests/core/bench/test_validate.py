@@ -14,11 +14,12 @@ from nsa_core.bench.validation import (
     ValidationRequest,
     cell_config,
     measure_cells,
+    on_path,
     spread_of_runs,
     with_gaps,
 )
 from nsa_core.config.recipe import resolve
-from nsa_core.kernels.backend import DeviceFacts
+from nsa_core.kernels.backend import BranchBackends, DeviceFacts
 from nsa_core.kernels.sdpa import SdpaBackend
 
 SMALL = [
@@ -143,3 +144,17 @@ def test_the_command_reads_a_configuration_and_says_what_it_did_not_run(root, ca
     assert [row["path"] for row in document["rows"]] == ["sdpa-masked", "sdpa-gathered"]
     assert "not run: triton-items: triton needs a CUDA device" in err
     assert str(root) not in document["command"]
+
+
+def test_branches_on_the_backend_of_the_path_share_its_object():
+    """Else an operator over all branches would be the one that was chosen, and not the path."""
+    sdpa = SdpaBackend()
+    chosen = BranchBackends.of(sdpa)
+    on = on_path(chosen, "sdpa-gathered")
+    assert on.compressed is on.selected is on.sliding
+    assert on.selected is not sdpa
+    others = replace(
+        chosen, choices=tuple(replace(choice, name="flash") for choice in chosen.choices)
+    )
+    mixed = on_path(others, "sdpa-gathered")
+    assert (mixed.compressed is sdpa, mixed.sliding is sdpa) == (True, True)

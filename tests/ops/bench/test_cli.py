@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from nsa_core.rundir.bench_result import parse_bench_result
+from nsa_ops.runs.bench.run import Benched, BenchRequest
 from tests.ops.bench.results import LONG_ROW, ROW, document
 from tests.ops.cli_case import CommandLine
 
@@ -90,3 +92,34 @@ def test_the_matrix_is_shown_and_drawn(cli: CommandLine, tmp_path: Path) -> None
     assert "triton-items" in outcome.out
     assert "7.1235" in outcome.out
     assert "triton-items" in plot.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "passed"),
+    [
+        (
+            ["kernels", "--shape", "A", "--length", "64", "--length", "128", "--tokens", "128"],
+            "bench kernels|--shape A --length 64 --length 128 --tokens 128",
+        ),
+        (
+            ["model", "--attention", "nsa", "--steps", "2", "--set", "model.dim=32"],
+            "bench model|--attention nsa --steps 2 --set model.dim=32",
+        ),
+        (
+            ["decode", "--batch", "1", "--batch", "16", "--dtype", "float16", "--runs", "2"],
+            "bench decode|--batch 1 --batch 16 --dtype float16 --runs 2",
+        ),
+    ],
+)
+def test_flags_reach_the_pod_as_they_are(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, words: list[str], passed: str
+) -> None:
+    asked: list[str] = []
+
+    def remember(_operator: object, _pod: object, request: BenchRequest) -> Benched:
+        asked.append(f"bench {request.bench}|{' '.join(request.words)}")
+        return Benched("pod x", parse_bench_result(document([], bench=request.bench), "test"))
+
+    monkeypatch.setattr("nsa_ops.runs.bench.run.run_bench", remember)
+    assert cli("bench", *words).exit_code == 0
+    assert asked == [passed]
