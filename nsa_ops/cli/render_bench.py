@@ -16,6 +16,22 @@ _COLUMNS: Mapping[str, Mapping[str, str]] = {
         "dense_flash_fwd_bwd_ms": "FLASH FWD+BWD", "ratio_to_cudnn": "RATIO",
         "floor_fwd_bwd_ms": "FLOOR FWD+BWD", "peak_gib": "PEAK GIB", "spread": "SPREAD",
     },
+    "model": {
+        "attention": "ATTENTION", "T": "T", "tokens_per_s": "TOKENS/S", "step_ms": "STEP MS",
+        "tflops": "TFLOP/S", "mfu": "MFU", "peak_gib": "PEAK GIB", "spread": "SPREAD",
+        "first_step_s": "FIRST STEP S", "first_loss": "FIRST LOSS", "last_loss": "LAST LOSS",
+    },
+    "decode": {
+        "shape": "SHAPE", "T": "T", "batch": "BATCH", "nsa_ms": "NSA MS",
+        "dense_cudnn_ms": "CUDNN MS", "dense_flash_ms": "FLASH MS", "ratio_to_cudnn": "RATIO",
+        "floor_ms": "FLOOR MS", "spread": "SPREAD",
+    },
+    "validate": {
+        "path": "PATH", "T": "T", "steps": "STEPS", "tokens_per_s": "TOKENS/S",
+        "spread": "SPREAD", "peak_gib": "PEAK GIB", "first_loss": "FIRST LOSS",
+        "final_loss": "FINAL LOSS", "first_loss_gap": "GAP FIRST", "final_loss_gap": "GAP FINAL",
+        "outcome": "OUTCOME",
+    },
 }  # fmt: skip
 
 
@@ -53,9 +69,11 @@ def _plain_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def bench_cell(key: str, value: object) -> str:
-    """A figure as people read it: shares in percent, counts whole, the rest to three digits."""
+    """A figure as people read it: shares in percent, losses in full, else three digits."""
     if value is None:
         return "n/a"
+    if "loss" in key and "gap" not in key and isinstance(value, float):
+        return f"{value:.4f}"
     if key in {"spread", "mfu"} and isinstance(value, float):
         return f"{value:.1%}"
     if isinstance(value, float):

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
 from nsa_core.rundir.layout import check_run_id, new_run_id
-from nsa_core.rundir.manifest import RunManifest
+from nsa_core.rundir.manifest import KernelChoice, RunManifest
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError
 from nsa_ops.facts.hardware import HardwareFacts, read_cards
@@ -28,6 +29,7 @@ from nsa_ops.runs.guardrails import (
     apply_overrides,
     check_guardrails,
 )
+from nsa_ops.runs.kernels import proven_kernels, require_proven
 from nsa_ops.runs.pods import choose_pod
 from nsa_ops.runs.preflight import (
     PodFacts,
@@ -114,6 +116,21 @@ class Launched:
     first_beat_after_s: float | None
 
 
+@dataclass(frozen=True)
+class _Proof:
+    """What the newest preflight of the pod, code and profile says.
+
+    Attributes:
+        sha256: Hash of the report that allows the launch; empty if it was overridden.
+        pod_facts: What was read of the pod.
+        kernels: Backends that it proved for this configuration, by branch.
+    """
+
+    sha256: str
+    pod_facts: dict[str, Any]
+    kernels: dict[str, KernelChoice]
+
+
 def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     """Everything that can be refused is refused here, before anything changes.
 
@@ -134,9 +151,9 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     findings = apply_overrides(findings, request.overrides)
     refuse_failures(findings)
     snapshot = take_snapshot()
-    sha256 = _preflight(operator, request, link, snapshot, hardware)
+    proof = _preflight(operator, request, link, snapshot, resolved)
     _require_data(link, resolved)
-    manifest = _manifest(operator, request, link, resolved, snapshot, sha256)
+    manifest = _manifest(operator, request, link, resolved, snapshot, proof)
     manifest = with_parent_as_planned(link, manifest)
     return LaunchPlan(
         link=link,
@@ -175,12 +192,20 @@ def _preflight(
     request: LaunchRequest,
     link: PodLink,
     snapshot: Snapshot,
-    hardware: HardwareProfile,
-) -> str:
-    if PREFLIGHT in request.overrides:
-        return ""
-    pod = link.record
-    return require_green(operator, pod.pod_id, pod.name, snapshot.code_id, hardware.name)
+    resolved: ResolvedConfig,
+) -> _Proof:
+    pod, code_id, profile = link.record, snapshot.code_id, resolved.profile
+    is_overridden = PREFLIGHT in request.overrides
+    sha256 = (
+        "" if is_overridden else require_green(operator, pod.pod_id, pod.name, code_id, profile)
+    )
+    stored = operator.store.newest_report(pod.pod_id, code_id, profile)
+    report = stored[1] if stored else None
+    kernels = proven_kernels(resolved.config, report)
+    if not is_overridden:
+        require_proven(resolved.config, kernels)
+    facts = (report.model_extra or {}).get("facts", {}) if report else {}
+    return _Proof(sha256, facts, kernels)
 
 
 def _require_data(link: PodLink, resolved: ResolvedConfig) -> None:
@@ -203,11 +228,10 @@ def _manifest(
     link: PodLink,
     resolved: ResolvedConfig,
     snapshot: Snapshot,
-    preflight_sha256: str,
+    proof: _Proof,
 ) -> RunManifest:
     now_unix_s = operator.clock.unix_s()
     run_id = _run_id(request.run_id, resolved.config.recipe, now_unix_s)
-    stored = operator.store.newest_report(link.record.pod_id, snapshot.code_id, resolved.profile)
     return RunManifest(
         run_id=run_id,
         config=resolved.config,
@@ -219,8 +243,9 @@ def _manifest(
         dirty_sha256=snapshot.dirty_sha256,
         lock_sha256=snapshot.lock_sha256,
         pod_id=link.record.pod_id,
-        pod_facts=(stored[1].model_extra or {}).get("facts", {}) if stored else {},
-        preflight_sha256=preflight_sha256,
+        pod_facts=proof.pod_facts,
+        preflight_sha256=proof.sha256,
+        kernels=proof.kernels,
         overrides=dict(request.overrides),
         resume=request.resume_from or "auto",
         command=list(request.command),
