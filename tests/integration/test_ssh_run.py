@@ -4,7 +4,6 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,45 +13,13 @@ from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_ops.remote.audit import first_broken_line
-from tests.integration.local_pod import CANARY, LocalPod, Said
+from tests.integration.local_pod import CANARY
+from tests.integration.ssh_pod import SshPod
 from tests.integration.ssh_server import SshServer, make_key, ssh_server
-from tests.integration.tcp_proxy import Proxy, tcp_proxy
+from tests.integration.tcp_proxy import tcp_proxy
 
 pytestmark = pytest.mark.integration
 LONG = "schedule.steps=4000"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SshPod(LocalPod):
-    """A pod named `here` that is reached through a proxy in front of sshd."""
-
-    server: SshServer
-    proxy: Proxy
-
-    @property
-    def environment(self) -> dict[str, str]:
-        ours = {
-            "NSA_OPS_SSH_CONFIG": str(self.server.folder / "client.conf"),
-            "XDG_RUNTIME_DIR": str(self.server.sockets),
-        }
-        return super().environment | ours
-
-    @property
-    def address(self) -> str:
-        return f"{self.server.user}@127.0.0.1:{self.proxy.port}"
-
-    def add_as(self, name: str, *more: str) -> Said:
-        root, python = str(self.root), str(self.write_python())
-        words = ("--root", root, "--python", python, "--profile", "cpu", "--json", *more)
-        return self("pod", "add", name, self.address, *words)
-
-    def add(self) -> None:
-        said = self.add_as("here", "--fingerprint", self.server.host_key.fingerprint)
-        assert said.exit_code == 0, said
-
-    def stop(self) -> None:
-        super().stop()
-        self("pod", "rm", "here", "-y")
 
 
 @pytest.fixture(scope="module")
