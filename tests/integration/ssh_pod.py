@@ -18,12 +18,14 @@ class SshPod(LocalPod):
 
     server: SshServer
     proxy: Proxy
+    state: str = "state"
 
     @property
     def environment(self) -> dict[str, str]:
         ours = {
             "NSA_OPS_SSH_CONFIG": str(self.server.folder / "client.conf"),
             "XDG_RUNTIME_DIR": str(self.server.sockets),
+            "NSA_OPS_STATE_DIR": str(self.folder / self.state),
         }
         return super().environment | ours
 

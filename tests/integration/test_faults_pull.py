@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from nsa_core.rundir.checkpoint import (
 )
 from nsa_ops.errors import LocalResourceError, OpsError, PodUnreachableError
 from nsa_ops.remote.openssh import OpenSSHTransport
+from nsa_ops.remote.transport import Completed, Transport
 from nsa_ops.runs.backup.folder import BackupFolder
 from nsa_ops.runs.backup.pull import Pulled, execute_pull, plan_pull
 from tests.integration.ssh_server import SshServer, openssh, ssh_server
@@ -70,7 +71,7 @@ class BigCase(Case):
         )  # fmt: skip
         (folder / MANIFEST_NAME).write_text(manifest.model_dump_json())
 
-    def pull(self, transport: OpenSSHTransport, folder: BackupFolder | None = None) -> Pulled:
+    def pull(self, transport: Transport, folder: BackupFolder | None = None) -> Pulled:
         opened = self.link(transport)
         planned = plan_pull(opened, RUN_ID, folder or self.backup, "latest")
         return execute_pull(self.operator, opened, planned)
@@ -114,6 +115,52 @@ def test_a_pull_cut_at_every_tenth_goes_on_where_it_stopped(
     assert case.pull(link).newest_step == 40
     assert whole_steps(case) == [40]
     assert proxy.from_server - before < SIZE - arrived + ON_THE_WAY
+
+
+class InterruptedOnce:
+    """A door through which Ctrl-C comes once in the middle of each call."""
+
+    def __init__(self, inner: OpenSSHTransport) -> None:
+        self._inner = inner
+        self.interrupted: list[str] = []
+        self.where = inner.where
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
+        done = self._inner.run(argv, stdin=stdin, timeout_s=timeout_s)
+        self._interrupt_once(" ".join(argv))
+        return done
+
+    def stream(
+        self, path: str, offset: int, sink: Callable[[bytes], object],
+        *, max_bytes: int, timeout_s: float,
+    ) -> None:  # fmt: skip
+        def interrupted(piece: bytes) -> None:
+            sink(piece)
+            self._interrupt_once(path)
+
+        self._inner.stream(path, offset, interrupted, max_bytes=max_bytes, timeout_s=timeout_s)
+
+    def _interrupt_once(self, call: str) -> None:
+        if call not in self.interrupted:
+            self.interrupted.append(call)
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_the_middle_of_any_call_of_a_pull_leaves_what_the_next_one_completes(
+    case: BigCase, link: OpenSSHTransport
+) -> None:
+    door = InterruptedOnce(link)
+    done = None
+    while done is None:
+        try:
+            done = case.pull(door)
+        except KeyboardInterrupt:
+            assert len(door.interrupted) < 60
+            assert whole_steps(case) == []
+    assert (done.newest_step, whole_steps(case)) == (40, [40])
+    names = {Path(one).name for one in door.interrupted}
+    assert {"state.bin", "manifest.json", "heartbeat_rank0.jsonl"} <= names
+    assert case.operator.store.open_intents() == []
 
 
 PULL_AND_DIE = """
