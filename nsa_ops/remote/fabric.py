@@ -23,7 +23,7 @@ from nsa_ops.remote.frame import BOOTSTRAP, FramedAnswer
 from nsa_ops.remote.framed import Ended, FramedTransport
 from nsa_ops.remote.host_keys import HostKey, read_pin
 from nsa_ops.remote.pump import BEGIN_S, Outcome
-from nsa_ops.remote.ssh_config import Resolved, resolve
+from nsa_ops.remote.ssh_config import Resolved, identity_paths, resolve
 from nsa_ops.remote.ssh_errors import another_host_key, explain_ssh
 from nsa_ops.remote.ssh_target import CONNECT_TIMEOUT_S, Address, SshSettings, SshTarget
 
@@ -55,10 +55,14 @@ def _load() -> tuple[Any, Any]:
 
 
 class FabricTransport(FramedTransport):
-    """One Paramiko connection; it never sets an environment and never uses SFTP."""
+    """One Paramiko connection; it never sets an environment and never uses SFTP.
 
-    def __init__(self, target: SshTarget) -> None:
+    With a password it logs in by that alone; without one, by the keys that ssh would try.
+    """
+
+    def __init__(self, target: SshTarget, password: str | None = None) -> None:
         self._target = target
+        self._password = password
         self._fabric, self._paramiko = _load()
         self._connection: Any = None
         self._pulse: _Pulse | None = None
@@ -165,7 +169,7 @@ class FabricTransport(FramedTransport):
     def _connect(self) -> Any:
         pinned = read_pin(self._target)
         route = _route(self._target)
-        files = [str(Path(one).expanduser()) for one in route.identity_files]
+        files = [] if self._password else [str(one) for one in identity_paths(route)]
         connection = self._fabric.Connection(
             host=route.host,
             user=route.user or None,
@@ -178,7 +182,9 @@ class FabricTransport(FramedTransport):
             connect_kwargs={
                 "sock": open_socket(route.host, route.port),
                 "key_filename": [one for one in files if Path(one).is_file()],
-                "look_for_keys": not files,
+                "password": self._password,
+                "allow_agent": self._password is None,
+                "look_for_keys": self._password is None and not files,
                 "banner_timeout": CONNECT_TIMEOUT_S,
                 "auth_timeout": CONNECT_TIMEOUT_S,
             },
@@ -200,6 +206,8 @@ class FabricTransport(FramedTransport):
         if isinstance(error, paramiko.AuthenticationException):
             message = f"{where} does not let us in: {error}"
             hint = "Name a key in ~/.ssh/config or load it into your agent"
+            if self._password is not None:
+                hint = "See that the password is right, and that sshd there takes passwords"
             return AuthenticationError(message, hint=hint)
         said = str(error) or type(error).__name__
         return PodUnreachableError(f"{where} does not answer: {said}", hint="A run there goes on")

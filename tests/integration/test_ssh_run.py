@@ -150,9 +150,11 @@ def test_a_host_of_the_ssh_configuration_is_added_by_its_alias(pod: SshPod) -> N
     config = pod.server.folder / "client.conf"
     before = config.read_text()
     config.write_text(f"Host gpu\n  HostName 127.0.0.1\n  Port {pod.proxy.port}\n{before}")
+    mistyped = pod("pod", "add", "here", "--from-ssh-config", "gppu", "-y")
     said = pod("pod", "add", "here", "--from-ssh-config", "gpu", "-y", "--json")
     config.write_text(before)
     assert said.exit_code == 0, said
+    assert (mistyped.exit_code, "did you mean `gpu`?" in mistyped.err) == (6, True), mistyped
     assert (said.data["address"], said.data["kind"]) == ("gpu", "ssh")
     assert Path(said.data["root"]) == pod.server.folder / "nsa-pod"
     assert pod("pod", "add", "there", "gpu").exit_code == 2
