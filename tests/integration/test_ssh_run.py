@@ -47,6 +47,10 @@ def test_the_everyday_path_runs_on_a_pod_behind_ssh(pod: SshPod, tmp_path: Path)
     launched = pod.launch("r1", LONG)
     assert launched.exit_code == 0, launched
     assert pod("status", "--exit-code").exit_code == 21
+    audit = pod.folder / "state" / "audit.jsonl"
+    asked = audit.read_bytes().count(b"\n")
+    pod.must("watch", "r1", "--once")
+    assert audit.read_bytes().count(b"\n") == asked + 1  # a poll is one round trip
     halted = pod.must("halt", "--json").data
     assert (halted["state"], halted["lost_steps"]) == ("halted", 0)
 
