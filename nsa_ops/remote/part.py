@@ -9,8 +9,11 @@ from types import TracebackType
 from typing import Self
 
 _READ_BYTES = 2**20
-#: Pieces that may wait; a disk slower than the link makes the link wait.
-_MAX_WAITING = 32
+#: ssh gives small pieces; the thread is woken for this much at a time.
+_BATCH_BYTES = 2**20
+#: Batches that may wait; a disk slower than the link makes the link wait.
+_MAX_WAITING = 16
+_WRITEBACK_BYTES = 16 * 2**20
 
 
 class PartWriter:
@@ -22,9 +25,11 @@ class PartWriter:
     def __init__(self, path: Path) -> None:
         self._file = path.open("a+b")
         self.num_bytes = self._file.seek(0, os.SEEK_END)
-        self._held = self.num_bytes
+        self._held = self._written = self._begun = self.num_bytes
         self._digest = hashlib.sha256()
-        self._pieces: queue.Queue[bytes | None] = queue.Queue(_MAX_WAITING)
+        self._batch: list[bytes] = []
+        self._batch_bytes = 0
+        self._batches: queue.Queue[list[bytes] | None] = queue.Queue(_MAX_WAITING)
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -50,8 +55,11 @@ class PartWriter:
             OSError: What the disk said to earlier ones.
         """
         self._raise_error()
-        self._pieces.put(piece)
+        self._batch.append(piece)
+        self._batch_bytes += len(piece)
         self.num_bytes += len(piece)
+        if self._batch_bytes >= _BATCH_BYTES:
+            self._hand_over()
 
     def finish(self) -> str:
         """Make the file durable; its sha256 in hex.
@@ -69,9 +77,14 @@ class PartWriter:
         if self._error is not None:
             raise self._error
 
+    def _hand_over(self) -> None:
+        self._batches.put(self._batch)
+        self._batch, self._batch_bytes = [], 0
+
     def _join(self) -> None:
         if self._thread.is_alive():
-            self._pieces.put(None)
+            self._hand_over()
+            self._batches.put(None)
             self._thread.join()
 
     def _work(self) -> None:
@@ -80,9 +93,9 @@ class PartWriter:
             self._hash_held()
         except OSError as error:
             self._error = error
-        while (piece := self._pieces.get()) is not None:
+        while (batch := self._batches.get()) is not None:
             if self._error is None:
-                self._take(piece)
+                self._take(batch)
 
     def _hash_held(self) -> None:
         self._file.seek(0)
@@ -91,9 +104,20 @@ class PartWriter:
             self._digest.update(piece)
             left -= len(piece)
 
-    def _take(self, piece: bytes) -> None:
+    def _take(self, batch: list[bytes]) -> None:
         try:
-            self._file.write(piece)
-            self._digest.update(piece)
+            self._file.writelines(batch)
         except OSError as error:
             self._error = error
+            return
+        for piece in batch:
+            self._digest.update(piece)
+        self._written += sum(len(piece) for piece in batch)
+        self._start_writeback()
+
+    def _start_writeback(self) -> None:
+        """Let the kernel begin to write to the disk now, so that the end has less to wait for."""
+        if self._written - self._begun >= _WRITEBACK_BYTES and hasattr(os, "posix_fadvise"):
+            length = self._written - self._begun
+            os.posix_fadvise(self._file.fileno(), self._begun, length, os.POSIX_FADV_DONTNEED)
+            self._begun = self._written
