@@ -152,8 +152,6 @@ def test_a_pod_without_rsync_is_backed_up_all_the_same(tmp_path: Path) -> None:
         pod.add()
         assert pod.launch("r1", "schedule.steps=20").exit_code == 0
         wait_for(lambda: read_exit(pod.run_dir("r1")))
-        checks = pod("preflight", "--recipe", "tiny-cpu", "--json").data["report"]["checks"]
-        assert {one["name"]: one["status"] for one in checks}["host.rsync"] == "warn"
         assert pod.must("backup", "pull", "r1", "--json").data["newest_step"] == 20
         pod.stop()
 
