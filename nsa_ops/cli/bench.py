@@ -173,6 +173,20 @@ def _once(flag: str, value: object) -> list[str]:
     return [] if value is None else [flag, str(value)]
 
 
+@command(bench_group, "transport", path="bench")
+def transport(
+    session: Session,
+    pod: PodArgument = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="Repetitions")] = 3,
+    mib: Annotated[int, typer.Option("--mib", min=1, metavar="MIB", help="Size of the pull")] = 200,
+) -> None:
+    """Time commands and a pull beside bare ssh over the same link."""
+    from nsa_ops.cli.render_bench import draw_transport
+    from nsa_ops.runs.bench.transport import bench_transport
+
+    session.show(bench_transport(session.operator, pod, num_rounds=rounds, mib=mib), draw_transport)
+
+
 def _bench(
     session: Session,
     bench: str,

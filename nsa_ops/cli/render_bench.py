@@ -6,7 +6,9 @@ from typing import Any
 from rich.console import Console
 
 from nsa_ops.cli.render import facts, line, table
+from nsa_ops.quantities import format_bytes
 from nsa_ops.runs.bench.run import Benched
+from nsa_ops.runs.bench.transport import TransportBench
 
 #: Columns by bench, with what each is called; a bench that is not here shows all that fit a cell.
 _COLUMNS: Mapping[str, Mapping[str, str]] = {
@@ -86,3 +88,23 @@ def _warning(rows: Sequence[Mapping[str, Any]]) -> str:
     if not spreads:
         return "a difference means something where it is larger than the spread"
     return f"differences below the spread (up to {max(spreads):.1%}) mean nothing"
+
+
+def draw_transport(console: Console, found: TransportBench) -> None:
+    """A row a round, then the medians."""
+    size = format_bytes(found.num_bytes)
+    cells = [
+        [
+            f"{one.command_ms:.1f}", f"{one.bare_command_ms:.1f}", f"{one.command_ratio:.2f}",
+            f"{one.pull_s:.2f}", f"{one.bare_pull_s:.2f}", f"{one.pull_share:.0%}",
+        ]
+        for one in found.rounds
+    ]  # fmt: skip
+    headings = ["COMMAND MS", "BARE SSH MS", "RATIO", f"PULL {size} S", "SSH CAT S", "SHARE"]
+    console.print(table(headings, cells))
+    line(
+        console,
+        f"{found.pod} at {found.where}: a command takes {found.command_ratio:.2f} of bare ssh, "
+        f"a pull runs at {found.pull_share:.0%} of `ssh cat`; {found.busy_per_cpu:.1f} processes "
+        "waited for each processor of this machine",
+    )

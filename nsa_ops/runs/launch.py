@@ -22,6 +22,7 @@ from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import ask, probe_run
 from nsa_ops.runs.checkpoints import with_parent, with_parent_as_planned
+from nsa_ops.runs.choose import LIVE
 from nsa_ops.runs.configure import Choice, load_hardware
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.guardrails import (
@@ -42,6 +43,7 @@ from nsa_ops.runs.session import (
     TRAINER_MODULE,
     require_tmux,
     start_session,
+    start_watchdog,
     train_command,
     watchdog_command,
 )
@@ -326,6 +328,9 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
         before = probe_run(link, code_id, run_id)
         if before.state != "planned":
             operator.tell(f"{run_id} was launched before")
+            if before.state in LIVE and not before.watchdog_alive:
+                start_watchdog(link, code_id, run_id, planned.trainer_module)
+                operator.tell("nobody watched it; its watchdog is started")
             return _launched(link, before, is_new=False)
         started_s = operator.clock.monotonic_s()
         start_session(link, code_id, run_id, planned.trainer_module)
