@@ -41,7 +41,11 @@ def found_text(check: CheckResult) -> str:
 def draw_preflight(console: Console, found: Preflight) -> None:
     """The table of a preflight and its one verdict."""
     draw_checks(console, found.report.checks)
-    if found.is_green:
+    if found.is_green and found.report.tier == "quick":
+        line(
+            console, "verdict: nothing stands against it so far; `nsa-ops preflight` uses the card"
+        )
+    elif found.is_green:
         warned = " with warnings" if found.verdict == "warn" else ""
         line(console, f"verdict: green{warned}; `nsa-ops launch --profile {found.report.profile}`")
     else:

@@ -46,6 +46,9 @@ def preflight(
     sets: SetOption = None,
     override: OverrideOption = None,
     full: Annotated[bool, typer.Option("--full", help="Add the long tests")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only look, in seconds; no launch may follow it")
+    ] = False,
     evidence: Annotated[
         list[Path] | None,
         typer.Option(
@@ -66,7 +69,11 @@ def preflight(
         return
     choice = Choice(recipe or "", profile or "", tuple(sets or ()))
     overrides = parse_overrides(override or ())
-    tier: Literal["standard", "full"] = "full" if full else "standard"
+    if full and quick:
+        message = "`--quick` and `--full` cannot go together"
+        raise typer.BadParameter(message)
+    tier: Literal["quick", "standard", "full"]
+    tier = "full" if full else "quick" if quick else "standard"
     found = run_preflight(session.operator, pod, choice, overrides, tier)
     session.show(found, draw_preflight, failure=refusal_of(found))
 

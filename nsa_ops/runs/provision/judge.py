@@ -5,7 +5,9 @@ from nsa_ops.facts.bare import BareFacts
 from nsa_ops.quantities import format_bytes
 from nsa_ops.runs.judge import judge_limits
 from nsa_ops.runs.judge_result import checked
+from nsa_ops.runs.provision.receipt import ProvisionReceipt
 from nsa_ops.runs.provision.want import CUDA_ENVIRONMENT_BYTES, ENVIRONMENT_BYTES
+from nsa_ops.store import PodRecord
 
 #: What is always kept free: code, receipt, logs.
 _LITTLE_BYTES = 2**30
@@ -29,6 +31,27 @@ def judge_bare(
         *judge_limits(facts.as_host("0.0"), is_local=is_local, laptop_unix_s=laptop_unix_s),
         _time(facts),
     ]
+
+
+def judge_environment(receipt: ProvisionReceipt | None, pod: PodRecord, lock: str) -> CheckResult:
+    """Whether runs use an environment of ours, made from the packages this code is locked to.
+
+    Args:
+        receipt: Of the pod's provisioning; None if it never was.
+        pod: The pod.
+        lock: Hash of the locks of this code; empty if it has none.
+    """
+    name, hint = "python.environment", f"Run `nsa-ops provision {pod.name}`"
+    if receipt is None or receipt.python != pod.python:
+        message = f"`{pod.python}` was not made by `nsa-ops provision`: its versions are its own"
+        return checked(name, "skipped", message)
+    measured, limit = receipt.lock_sha256[:12], lock[:12]
+    if lock and receipt.lock_sha256 != lock:
+        message = "it was made from other locks than this code has"
+        return checked(name, "warn", message, measured=measured, limit=limit, hint=hint)
+    flash = receipt.flash_attention
+    message = f"made from these locks; torch {receipt.torch_build}; flash-attn {flash}"
+    return checked(name, "pass", message)
 
 
 def _disk(facts: BareFacts, need: int) -> CheckResult:

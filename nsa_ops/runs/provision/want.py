@@ -136,6 +136,15 @@ def lock_sha256(snapshot: Snapshot) -> str:
         message = f"This nsa-ops has no {' and no '.join(f'`{name}`' for name in lacking)}"
         hint = "Run it from a checkout: `git clone` it, then `python -m nsa_ops provision`"
         raise LocalResourceError(message, hint=hint)
+    return _hash_locks(snapshot)
+
+
+def known_lock_sha256(snapshot: Snapshot) -> str:
+    """The same; empty where this nsa-ops was installed without its locks."""
+    return _hash_locks(snapshot) if _LOCK in snapshot.files else ""
+
+
+def _hash_locks(snapshot: Snapshot) -> str:
     names = (_LOCK, "requirements/torch.txt")
     return sha256(b"".join((snapshot.root / one).read_bytes() for one in names)).hexdigest()
 
