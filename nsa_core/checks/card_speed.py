@@ -18,6 +18,8 @@ COPY_BYTES = 2**30
 HOST_BYTES = 2**28
 #: Share of the free memory that is taken at once; the rest is for the products after it.
 ALLOCATED_SHARE = 0.9
+#: Clocks, power and heat are read only once they have followed the load.
+SETTLE_S = 0.8
 #: nvidia-smi answers within two seconds on a healthy driver.
 SMI_S = 20.0
 _MIB, _GB = 2**20, 1e9
@@ -124,7 +126,8 @@ def _timed(call: Callable[[], object], count: int) -> float:
 
 
 def ask_smi(uuid: str) -> str:
-    """Everything nvidia-smi says of a card now; empty without it or in time."""
+    """Everything nvidia-smi says of a card once it is loaded; empty without it or in time."""
+    time.sleep(SETTLE_S)
     words = ["nvidia-smi", "-q", "-x", "-i", uuid]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=SMI_S, check=True)

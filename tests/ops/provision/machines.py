@@ -12,11 +12,11 @@ from nsa_ops.runs.provision.want import Wanted
 DEBIAN = BasePython("/usr/bin/python3", "3.11.2", has_venv=True, has_headers=True)
 ALL = {name: f"/usr/bin/{name}" for name in ("git", "tmux", "rsync", "tar", "cc")}
 BARE = BareFacts(
-    uid=1000, rights="none", tools=ALL, pythons=(DEBIAN,), disk_path="/home/me",
+    uid=1000, rights="none", tools=ALL, pythons=(DEBIAN,), disk_path="/pods/me",
     disk_writable=True, unix_s=1000.0, disk_free_bytes=100 * 2**30, memory_free_bytes=2**35,
     shm_free_bytes=2**30, open_files_limit=4096, is_synchronised=True,
 )  # fmt: skip
-ROOT = PurePosixPath("/home/me/nsa-pod")
+ROOT = PurePosixPath("/pods/me/nsa-pod")
 SNAPSHOT = Snapshot(
     root=code_root(),
     files=("requirements/train.lock", "tools/setup.sh"),

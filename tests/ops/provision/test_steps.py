@@ -97,7 +97,7 @@ def test_the_laptop_itself_can_do_without_rsync() -> None:
 
 
 def test_uv_brings_an_interpreter_where_nobody_can_install_one() -> None:
-    facts = replace(BARE, pythons=(), tools=BARE.tools | {"uv": "/home/me/uv"})
+    facts = replace(BARE, pythons=(), tools=BARE.tools | {"uv": "/pods/me/uv"})
     steps = plan_steps(wanted(), facts, "")
     assert undone(steps)[0] == "python"
     assert steps[0].command[2:] == ("uv", "python", "install", "3.12")
