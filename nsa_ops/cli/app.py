@@ -15,6 +15,7 @@ from nsa_ops.cli import (
     bench,
     configuration,
     demo,
+    doctor,
     inspection,
     pods,
     provision,
@@ -34,7 +35,18 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (runs, backup, report, inspection, pods, provision, configuration, bench, demo):
+for module in (
+    runs,
+    backup,
+    report,
+    inspection,
+    pods,
+    provision,
+    doctor,
+    configuration,
+    bench,
+    demo,
+):
     module.register(app)
 
 
