@@ -99,7 +99,8 @@ def restore(
     receipts = session.operator.store.receipts()
     planned = plan_restore(folder, root, link=link, receipts=receipts)
     session.agree(planned.plan)
-    restored = restore_to_pod(link, planned) if link else restore_here(planned)
+    tell = session.tell
+    restored = restore_to_pod(link, planned, tell) if link else restore_here(planned)
     if link:
         adopt_run(session.operator, link, planned)
     session.show(restored, draw_restored)

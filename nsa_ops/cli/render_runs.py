@@ -53,7 +53,8 @@ def draw_resumed(console: Console, resumed: Resumed) -> None:
     """A run that goes on."""
     after = f"first heartbeat after {resumed.first_beat_after_s:.0f} s"
     where = f"from step {resumed.from_step}" if resumed.checkpoint else "from the first step"
-    line(console, f"{resumed.run_id} attempt {resumed.attempt} {where}: {after}")
+    moved = f" on pod {resumed.pod}, not on {resumed.moved_from}" if resumed.moved_from else ""
+    line(console, f"{resumed.run_id} attempt {resumed.attempt} {where}{moved}: {after}")
     for one in resumed.differences:
         line(console, f"differs: {one.key} {cell_text(one.before)} -> {cell_text(one.now)}")
     if not resumed.differences:

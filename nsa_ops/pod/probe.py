@@ -88,6 +88,7 @@ def summarize(manifest: RunManifest) -> ManifestSummary:
         save_every=config.checkpoint.save_every,
         created_unix_s=manifest.created_unix_s,
         parent=manifest.parent,
+        pod_id=manifest.pod_id,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
+from nsa_core.config.training import DataConfig
 from nsa_core.rundir.layout import check_run_id, new_run_id
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.report import CheckResult
@@ -127,7 +128,7 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     wanted = request.pod or operator.settings.values.pod or None
     link = operator.link(choose_pod(operator.store, wanted))
     hardware = load_hardware(require_profile(operator, request.choice, link.record.profile))
-    facts = _live_facts(link, hardware)
+    facts = read_live_facts(link, hardware)
     require_tmux(link, facts.host)
     resolved = resolve_for(operator, request.choice, hardware, facts)
     findings = check_guardrails(subject_of(resolved, hardware, facts))
@@ -135,7 +136,7 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     refuse_failures(findings)
     snapshot = take_snapshot()
     sha256 = _preflight(operator, request, link, snapshot, hardware)
-    _require_data(link, resolved)
+    require_data(link, resolved.config.data)
     manifest = _manifest(operator, request, link, resolved, snapshot, sha256)
     manifest = with_parent_as_planned(link, manifest)
     return LaunchPlan(
@@ -147,7 +148,7 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     )
 
 
-def _live_facts(link: PodLink, hardware: HardwareProfile) -> PodFacts:
+def read_live_facts(link: PodLink, hardware: HardwareProfile) -> PodFacts:
     """What can change between preflight and launch: disk and cards."""
     host = read_host(link.transport, link.record.python, link.record.root)
     cards = read_cards(link.transport) if hardware.needs_card else HardwareFacts()
@@ -183,9 +184,13 @@ def _preflight(
     return require_green(operator, pod.pod_id, pod.name, snapshot.code_id, hardware.name)
 
 
-def _require_data(link: PodLink, resolved: ResolvedConfig) -> None:
-    """A local data set must be on the pod before anything is started."""
-    data = resolved.config.data
+def require_data(link: PodLink, data: DataConfig) -> None:
+    """A local data set must be on the pod before anything is started.
+
+    Raises:
+        ConfigurationError: If its path is relative.
+        NotFoundError: If it is not there.
+    """
     if data.source != "fineweb_edu_local":
         return
     path = PurePosixPath(data.path)

@@ -15,15 +15,14 @@ from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.files import RemoteFile, bytes_here, is_here
 from nsa_ops.runs.backup.folder import (
-    RESERVE_BYTES,
     BackupFolder,
     BackupRecord,
     read_backup_record,
-    read_free_bytes,
     write_backup_record,
 )
 from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost, median_step_s
 from nsa_ops.runs.backup.receipts import newest_held
+from nsa_ops.runs.backup.space import check_space, read_free_bytes
 from nsa_ops.runs.backup.survey import RemoteCheckpoint, choose_checkpoints, read_survey
 from nsa_ops.runs.backup.transfer import Transfer, is_whole_here
 from nsa_ops.runs.context import Operator, PodLink
@@ -211,16 +210,6 @@ def _at_risk(folder: BackupFolder, saved: Receipt | None) -> AtMostLost:
     beats = read_last_records(folder.run.heartbeat(), Heartbeat).records
     last_step = beats[-1].step if beats else (saved.step if saved else 0)
     return at_most_lost(last_step=last_step, saved=saved, step_s=median_step_s(beats))
-
-
-def check_space(root: Path, pending_bytes: int, free_bytes: int) -> None:
-    """Raise LocalResourceError unless the disk has room for the bytes and a reserve."""
-    if free_bytes < pending_bytes + RESERVE_BYTES:
-        message = (
-            f"The disk of `{root}` has {format_bytes(free_bytes)} free, and the backup needs "
-            f"{format_bytes(pending_bytes)} and {format_bytes(RESERVE_BYTES)} to spare"
-        )
-        raise LocalResourceError(message, hint="Free space, or name another disk with `--dest`")
 
 
 @contextmanager

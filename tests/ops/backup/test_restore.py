@@ -83,13 +83,13 @@ def test_a_run_comes_back_to_a_new_pod(case: Case, tmp_path: Path) -> None:
     runs.mkdir(parents=True)
     link = case.link()
     planned = plan_restore(case.backup, PurePosixPath(runs), link=link)
-    restore_to_pod(link, planned)
+    restore_to_pod(link, planned, case.told.append)
     assert _contents(runs / RUN_ID) == _contents(case.run.root)
     assert [path.name for path in runs.iterdir()] == [RUN_ID]
     with pytest.raises(StateConflictError):
         plan_restore(case.backup, PurePosixPath(runs), link=link)
     with pytest.raises(StateConflictError):
-        restore_to_pod(link, planned)
+        restore_to_pod(link, planned, case.told.append)
 
 
 def test_a_link_lost_in_the_middle_leaves_no_run_on_the_pod(case: Case, tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_a_link_lost_in_the_middle_leaves_no_run_on_the_pod(case: Case, tmp_path
     runs.mkdir(parents=True)
     planned = plan_restore(case.backup, PurePosixPath(runs))
     with pytest.raises(PodUnreachableError):
-        restore_to_pod(case.link(CutLink(1500)), planned)
+        restore_to_pod(case.link(CutLink(1500)), planned, case.told.append)
     assert not (runs / RUN_ID).exists()
-    restore_to_pod(case.link(), planned)
+    restore_to_pod(case.link(), planned, case.told.append)
     assert _contents(runs / RUN_ID) == _contents(case.run.root)
 
 
@@ -115,5 +115,5 @@ def test_a_copy_that_arrives_damaged_gets_no_name(case: Case, tmp_path: Path) ->
 
     planned = plan_restore(case.backup, PurePosixPath(runs))
     with pytest.raises(VerificationError, match="was expected"):
-        restore_to_pod(case.link(FlippingLink(10**9)), planned)
+        restore_to_pod(case.link(FlippingLink(10**9)), planned, case.told.append)
     assert not (runs / RUN_ID).exists()
