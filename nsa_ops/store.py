@@ -271,6 +271,11 @@ class Store:
             (run_id,),
         )
 
+    def remove_receipt(self, run_id: str, step: int, path: str) -> None:
+        """Forget a receipt whose checkpoint was removed."""
+        statement = "DELETE FROM receipts WHERE run_id = ? AND step = ? AND path = ?"
+        self._execute(statement, (run_id, step, path))
+
     @contextmanager
     def intent(self, act: str, subject: str, **detail: object) -> Iterator[int]:
         """Write down what is about to be done, do it in the block, and write down how it ended.

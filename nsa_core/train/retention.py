@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Sequence
 
 from nsa_core.config.training import CheckpointConfig
+from nsa_core.rundir import retention
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.layout import RunDir
@@ -22,12 +23,10 @@ def plan_removal(
         config: What to keep.
         known_good: Step of the last known good checkpoint, always kept.
     """
-    ordered = sorted(steps, reverse=True)
-    return [
-        step
-        for step in ordered[config.keep_last :]
-        if step != known_good and not (config.keep_every and step % config.keep_every == 0)
-    ]
+    protected = () if known_good is None else (known_good,)
+    return retention.plan_removal(
+        steps, keep_last=config.keep_last, keep_every=config.keep_every, protected=protected
+    )
 
 
 def find_known_good(

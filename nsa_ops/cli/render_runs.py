@@ -6,8 +6,8 @@ from rich.console import Console
 
 from nsa_core.rundir.events import Event
 from nsa_ops.cli.render import cell_text, facts, gib, line, table
-from nsa_ops.cli.render_watch import progress_line
-from nsa_ops.pod.messages import CheckpointFact
+from nsa_ops.cli.render_watch import crash_text, progress_line
+from nsa_ops.pod.messages import RunReport
 from nsa_ops.quantities import format_time
 from nsa_ops.runs.estimate import Estimate
 from nsa_ops.runs.halt import Halted
@@ -101,17 +101,18 @@ def draw_status(console: Console, run: RunStatusLine) -> None:
         ("step", f"{current_step(report)} of {report.manifest.steps}"),
         ("last record", progress_line(beat) if beat and beat.loss is not None else ""),
         ("health", f"{report.verdict.level}: {report.verdict.sentence}"),
-        ("checkpoint", _checkpoint_text(report.checkpoints)),
+        ("checkpoint", _checkpoint_text(report)),
         ("backup", run.at_risk.sentence if run.at_risk else ""),
     ]
     facts(console, pairs)
 
 
-def _checkpoint_text(facts: list[CheckpointFact]) -> str:
+def _checkpoint_text(report: RunReport) -> str:
     """The newest one that nothing is known against, and what is wrong with newer ones."""
+    facts = report.checkpoints
     newest = next((fact for fact in facts if fact.whole), None)
     newer = facts[: facts.index(newest)] if newest else facts
-    sound = f"step {newest.step}" if newest else "none that is whole" if newer else "none yet"
+    sound = "none that is whole" if newer and newest is None else crash_text(report)
     return "; ".join([sound, *(f"step {fact.step} is damaged: {fact.damage}" for fact in newer)])
 
 

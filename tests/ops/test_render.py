@@ -73,7 +73,19 @@ def test_a_watched_run_shows_state_health_curves_and_gates() -> None:
     lines = frame_lines(Frame(report(flags=["stale"]), [], [], records))
     assert lines[0] == "r1  attempt 1  running [stale]"
     assert "loss      █▄▁" in lines
-    assert lines[-1] == "gates     compressed 0.20, selected 0.30, sliding 0.50"
+    assert lines[-2] == "gates     compressed 0.20, selected 0.30, sliding 0.50"
+    assert lines[-1] == "checkpoint none yet"
+
+
+def test_a_watched_run_says_what_a_crash_and_what_a_lost_pod_would_cost() -> None:
+    facts = [CheckpointFact(name="b", step=60, size_bytes=1, whole=True)]
+    at_risk = at_most_lost(last_step=90, saved=None)
+    seen = report(last_beat=beat(90), checkpoints=facts)
+    lines = frame_lines(Frame(seen, [], [], [], at_risk))
+    assert "checkpoint step 60, a crash loses at most 30 steps" in lines
+    assert "pod lost   nothing is backed up: you lose all 90 steps" in lines
+    ended = frame_lines(Frame(report("halted", last_beat=beat(90), checkpoints=facts), [], [], []))
+    assert "checkpoint step 60" in ended
 
 
 def test_a_card_shows_what_it_can_tell_and_nothing_else() -> None:

@@ -1,6 +1,7 @@
 """Put a verified backup back as a run directory, here or on a pod, where the run can be resumed."""
 
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -8,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from nsa_core.rundir.atomic import fsync_dir, write_text
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, hash_file, list_checkpoints
 from nsa_core.rundir.layout import RunDir
+from nsa_ops.clock import Clock
 from nsa_ops.errors import (
     LocalResourceError,
     NotFoundError,
@@ -57,6 +59,25 @@ class RestorePlan:
     def total_bytes(self) -> int:
         """Size of the files."""
         return sum((self.source / file).stat().st_size for file in self.files)
+
+
+@dataclass(frozen=True)
+class Drilled:
+    """A restore that was tried and removed again.
+
+    Attributes:
+        run_id: Run.
+        step: Step that a resume would go on from.
+        num_files: Files that were hashed at their new place.
+        num_tensors: Tensors that were found in their place there.
+        seconds: How long it took.
+    """
+
+    run_id: str
+    step: int
+    num_files: int
+    num_tensors: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -161,6 +182,30 @@ def restore_here(planned: RestorePlan) -> Restored:
         message = f"`{target}` cannot be written: {error.strerror}"
         raise LocalResourceError(message, hint="Name another folder with `--to`") from error
     return Restored(planned.run_id, planned.target, planned.step, len(planned.files))
+
+
+def drill_restore(
+    folder: BackupFolder, receipts: Sequence[Receipt], clock: Clock, parent: Path
+) -> Drilled:
+    """Restore into a folder that is removed again, and open every file of it there.
+
+    Args:
+        folder: The backup.
+        receipts: Receipts of the run.
+        clock: For the time it takes.
+        parent: Folder on the disk that is tried.
+
+    Raises:
+        VerificationError: If the backup, or what came of it, is damaged.
+        LocalResourceError: If the disk has no room.
+    """
+    began_s = clock.monotonic_s()
+    with tempfile.TemporaryDirectory(prefix=".drill_", dir=parent) as scratch:
+        restored = restore_here(plan_restore(folder, PurePosixPath(scratch), receipts=receipts))
+        found = verify_backup(Path(restored.target), load=True)
+        check_verified(found)
+    seconds = clock.monotonic_s() - began_s
+    return Drilled(restored.run_id, restored.step, restored.num_files, found.num_tensors, seconds)
 
 
 def _refuse_existing(target: PurePosixPath, link: PodLink | None) -> None:

@@ -51,13 +51,13 @@ def _sync(
         transport.record("rsync", started, {"target": str(target), "bytes": size})
 
 
-def ask(transport: Transport, *argv: str) -> None:
+def ask(transport: Transport, *argv: str, timeout_s: float = QUICK_S) -> None:
     """Run a command that has to end well.
 
     Raises:
         PartialError: If it does not; with its own last words.
     """
-    done = transport.run(argv, timeout_s=QUICK_S)
+    done = transport.run(argv, timeout_s=timeout_s)
     if done.exit_code:
         message = f"`{argv[0]}` ended with code {done.exit_code} on {transport.where}"
         words = f": {done.last_error_line}" if done.last_error_line else ""
