@@ -17,6 +17,7 @@ from nsa_ops.runs.prove import ProvenResume
 from nsa_ops.runs.resume import Resumed
 from nsa_ops.runs.signals import Saved, Stacks
 from nsa_ops.runs.status import RunStatusLine, current_step
+from nsa_ops.runs.tunnel import Tunnel
 
 
 def draw_launched(console: Console, launched: Launched) -> None:
@@ -189,6 +190,12 @@ def draw_saved(console: Console, saved: Saved) -> None:
     """A checkpoint that was saved on request."""
     fact = saved.checkpoint
     line(console, f"{saved.run_id} saved {fact.name} after {saved.seconds:.0f} s")
+
+
+def draw_tunnel(console: Console, tunnel: Tunnel) -> None:
+    """Where TensorBoard is."""
+    where = f"port {tunnel.pod_port} of pod {tunnel.pod}, process {tunnel.pod_pid}"
+    line(console, f"TensorBoard of {tunnel.run_id}: {tunnel.url} ({where}); Ctrl-C ends it")
 
 
 def draw_estimate(console: Console, estimate: Estimate) -> None:

@@ -295,7 +295,8 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
     """
     link, manifest = planned.link, planned.manifest
     code_id, run_id = planned.snapshot.code_id, manifest.run_id
-    with operator.store.intent("launch", run_id, pod=link.record.name, code_id=code_id):
+    detail = {"pod": link.record.name, "code_id": code_id, "module": planned.trainer_module}
+    with operator.store.intent("launch", run_id, **detail):
         code = link.code(code_id)
         if ship(planned.snapshot, link.transport, link.record.python, code):
             operator.tell(f"code {code_id} shipped")

@@ -19,11 +19,11 @@ from nsa_ops.runs.backup.restore import RestorePlan, plan_restore, restore_to_po
 from nsa_ops.runs.choose import LIVE, choose_record
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.moved_manifest import action_of, differences_of, next_manifest
-from nsa_ops.runs.old_pod import allow_leaving, look_at_old_pod
+from nsa_ops.runs.old_pod import OldPod, allow_leaving, look_at_old_pod
 from nsa_ops.runs.pods import choose_pod
 from nsa_ops.runs.resume import Difference, Resumed
 from nsa_ops.runs.session import TRAINER_MODULE, start_session, train_command
-from nsa_ops.runs.wait import await_first_beat
+from nsa_ops.runs.wait import FirstBeat, await_first_beat
 from nsa_ops.store import RunRecord
 
 
@@ -52,6 +52,7 @@ class MovePlan:
 
     Attributes:
         run: The run as the registry knows it.
+        old: What its pod shows.
         link: Pod that it goes to.
         snapshot: Code to ship; None where the pod has the run's own code.
         restore: What to copy there; None if it is there.
@@ -64,6 +65,7 @@ class MovePlan:
     """
 
     run: RunRecord
+    old: OldPod
     link: PodLink
     snapshot: Snapshot | None
     restore: RestorePlan | None
@@ -109,15 +111,16 @@ def plan_move(operator: Operator, request: MoveRequest) -> MovePlan:
         else None
     )
     step = restore.step if restore else _newest_step(there)
-    notes = allow_leaving(
-        look_at_old_pod(operator, run), run.run_id, step, overrides, more_steps=bool(request.sets)
-    )
+    left = look_at_old_pod(operator, run)
+    more_steps = bool(request.sets)
+    notes = allow_leaving(left, run.run_id, step, overrides, more_steps=more_steps)
     new = next_manifest(
         operator, link, old, code, step=step, sets=request.sets, overrides=overrides
     )
     is_begun = there is not None and there.manifest.pod_id == link.record.pod_id
     return MovePlan(
         run=run,
+        old=left,
         link=link,
         snapshot=code,
         restore=restore,
@@ -217,8 +220,12 @@ def execute_move(operator: Operator, planned: MovePlan) -> Resumed:
     """
     run, link, manifest = planned.run, planned.link, planned.manifest
     run_id, code_id = run.run_id, manifest.code_id
-    detail = {"pod": link.record.name, "moved_from": run.pod, "from_attempt": manifest.attempt - 1}
-    with operator.store.intent("resume", run_id, **detail, module=planned.trainer_module):
+    detail = {
+        "pod": link.record.name, "moved_from": run.pod, "from_attempt": manifest.attempt - 1,
+        "code_id": code_id, "module": planned.trainer_module,
+    }  # fmt: skip
+    with operator.store.intent("resume", run_id, **detail):
+        _watch_out_for_the_old_pod(operator, planned)
         if planned.snapshot is not None:
             ship(planned.snapshot, link.transport, link.record.python, link.code(code_id))
         if planned.restore is not None:
@@ -232,8 +239,20 @@ def execute_move(operator: Operator, planned: MovePlan) -> Resumed:
         started_s = operator.clock.monotonic_s()
         start_session(link, code_id, run_id, planned.trainer_module)
         beat = await_first_beat(operator, link, code_id, run_id, started_s, before.log_bytes)
+    return _resumed(planned, before, beat)
+
+
+def _watch_out_for_the_old_pod(operator: Operator, planned: MovePlan) -> None:
+    """A pod that nobody could ask may come back with a trainer: `reconcile` looks for it."""
+    run, store = planned.run, operator.store
+    known = [one.subject for one in store.open_intents() if one.act == "leave pod"]
+    if planned.old.is_gone and store.find_pod(run.pod) and run.run_id not in known:
+        store.leave_open("leave pod", run.run_id, pod=run.pod, code_id=run.code_id)
+
+
+def _resumed(planned: MovePlan, before: RunReport, beat: FirstBeat) -> Resumed:
     return Resumed(
-        run_id=run_id,
+        run_id=planned.run.run_id,
         attempt=beat.report.manifest.attempt,
         from_step=planned.step,
         checkpoint=f"{RunDir(Path(before.run_dir)).checkpoint(planned.step)}",
@@ -242,6 +261,6 @@ def execute_move(operator: Operator, planned: MovePlan) -> Resumed:
         state=beat.report.state,
         why=beat.report.why,
         first_beat_after_s=beat.after_s,
-        pod=link.record.name,
-        moved_from=run.pod,
+        pod=planned.link.record.name,
+        moved_from=planned.run.pod,
     )

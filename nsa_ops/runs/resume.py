@@ -237,7 +237,9 @@ def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
     found = planned.found
     run, link = found.record, found.link
     attempt = found.report.manifest.attempt
-    with operator.store.intent("resume", run.run_id, from_attempt=attempt):
+    begun_from = attempt - 1 if planned.is_begun else attempt
+    detail = {"pod": run.pod, "from_attempt": begun_from, "module": planned.trainer_module}
+    with operator.store.intent("resume", run.run_id, **detail):
         if not planned.is_begun:
             action = NextAttemptAction(
                 run_dir=Path(found.report.run_dir), from_attempt=attempt, changes=planned.changes

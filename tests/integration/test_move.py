@@ -12,6 +12,7 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import Parent, read_manifest
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import read_processes
+from tests.integration.local_pod import STEADY
 from tests.integration.ssh_server import ssh_server
 from tests.integration.tcp_proxy import tcp_proxy
 from tests.integration.test_ssh_run import SshPod
@@ -19,6 +20,7 @@ from tests.integration.trainer_runs import TINY, losses, steps_logged, wait_for,
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 RUN = "r1"
+UNCHECKED = ("--override", "preflight=a test")
 
 
 class Pair:
@@ -88,7 +90,7 @@ def test_a_run_goes_on_on_another_pod_to_the_same_digits(pair: Pair, tmp_path: P
     cli, old, new = pair.here, pair.here.run_dir(RUN), pair.there.run_dir(RUN)
     launched = cli(
         "launch", "--pod", "here", "--run-id", RUN, "--recipe", "tiny-cpu", *sets(tmp_path),
-        "--override", "preflight=a test", "--json",
+        *UNCHECKED, "--json",
     )  # fmt: skip
     assert launched.exit_code == 0, launched
     wait_for(lambda: old.checkpoint(20).exists())
@@ -96,7 +98,7 @@ def test_a_run_goes_on_on_another_pod_to_the_same_digits(pair: Pair, tmp_path: P
     step = backup["newest_step"]
     wait_for(lambda: steps_logged(old) > step + 10)
 
-    words = ("resume", RUN, "--pod", "there", "--override", "preflight=a test")
+    words = ("resume", RUN, "--pod", "there", *UNCHECKED)
     refused = cli(*words)
     assert refused.exit_code == 7, refused
     assert "Two trainers of one run" in refused.err
@@ -132,16 +134,16 @@ def test_a_move_that_was_cut_goes_on_and_starts_nothing_twice(pair: Pair, tmp_pa
     cli.must("pod", "show", "here")
     launched = cli(
         "launch", "--pod", "here", "--run-id", RUN, "--trainer",
-        "tests.integration.steady_trainer", "--set", "schedule.steps=4000",
-        "--set", "checkpoint.save_every=10", "--override", "preflight=a test", "--json",
+        STEADY, "--set", "schedule.steps=4000",
+        "--set", "checkpoint.save_every=10", *UNCHECKED, "--json",
     )  # fmt: skip
     assert launched.exit_code == 0, launched
     wait_for(lambda: old.checkpoint(10).exists())
     cli.must("backup", "pull", RUN)
     pair.lose_the_first()
     words = (
-        "resume", RUN, "--pod", "there", "--trainer", "tests.integration.steady_trainer",
-        "--override", "preflight=a test",
+        "resume", RUN, "--pod", "there", "--trainer", STEADY,
+        *UNCHECKED,
     )  # fmt: skip
     moving = cli.start(*words)
     wait_for(new.root.exists)
@@ -149,12 +151,38 @@ def test_a_move_that_was_cut_goes_on_and_starts_nothing_twice(pair: Pair, tmp_pa
     moving.communicate()
     said = cli(*words, "--json")
     if said.exit_code == 7:  # it had been started already; the registry learns of it
-        assert "is running" in said.err or "is resuming" in said.err, said
+        assert "nsa-ops reconcile" in said.err, said
+        settled = cli("reconcile", "-y", "--json").data
+        assert ("resume", "adopt") in [(one["act"], one["way"]) for one in settled]
     else:
         assert said.exit_code == 0, said
+    assert cli.must("status", RUN, "--json").data["record"]["pod"] == "there"
     assert read_manifest(new).attempt == 2
     pids = {beat.pid for beat in _beats(new) if beat.attempt == 2}
     assert len(pids) == 1
+
+
+def test_a_pod_that_comes_back_with_the_run_on_it_is_found_and_halted(pair: Pair) -> None:
+    cli, old = pair.here, pair.here.run_dir(RUN)
+    launched = cli(
+        "launch", "--pod", "here", "--run-id", RUN, "--trainer", STEADY, "--set",
+        "schedule.steps=4000", "--set", "checkpoint.save_every=10", *UNCHECKED, "--json",
+    )  # fmt: skip
+    assert launched.exit_code == 0, launched
+    wait_for(lambda: old.checkpoint(10).exists())
+    cli.must("backup", "pull", RUN)
+    pair.here.proxy.is_refusing = True
+    pair.here.proxy.cut()
+    cli.must("resume", RUN, "--pod", "there", "--trainer", STEADY, *UNCHECKED)
+    waiting = cli("reconcile", "-y", "--json")
+    assert (waiting.exit_code, [one["way"] for one in waiting.data]) == (10, ["wait"])
+    pair.here.proxy.is_refusing = False
+    settled = cli.must("reconcile", "-y", "--json").data
+    assert [(one["act"], one["way"]) for one in settled] == [("leave pod", "halt")]
+    wait_for(old.exit.exists)
+    assert "goes on on another pod" in old.exit.read_text()
+    assert cli("status", RUN, "--exit-code").exit_code == 21
+    assert cli.must("reconcile", "-y", "--json").data == []
 
 
 def _beats(run: RunDir) -> list:
