@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.integration.ssh_server import ssh_server
 from tests.integration.tcp_proxy import tcp_proxy
 from tests.integration.test_ssh_run import SshPod
 from tests.integration.trainer_runs import TINY, losses, steps_logged, wait_for, write_text_once
+from tests.tmux_server import end_server
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 RUN = "r1"
@@ -53,7 +55,8 @@ class Pair:
 def pair(tmp_path: Path) -> Iterator[Pair]:
     with (
         ssh_server(tmp_path / "a") as first,
-        ssh_server(tmp_path / "b") as second,
+        tempfile.TemporaryDirectory(prefix="nsa-") as other_tmux,
+        ssh_server(tmp_path / "b", environment={"TMUX_TMPDIR": other_tmux}) as second,
         tcp_proxy(first.port) as way,
         tcp_proxy(second.port) as other_way,
     ):
@@ -68,6 +71,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         yield both
         here.proxy.is_refusing = False
         there.stop()
+        end_server(here.socket, other_tmux)
         here.stop()
 
 
