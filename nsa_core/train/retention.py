@@ -1,5 +1,6 @@
 """Which checkpoints are kept: the newest, every M-th, and the last known good one."""
 
+import re
 import shutil
 from collections.abc import Sequence
 
@@ -9,6 +10,8 @@ from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.layout import RunDir
 
+#: Folders that `set_aside_later` of resume.py has renamed.
+_ASIDE = re.compile(r"aside_attempt\d+_step_(\d{6,})(?:_again)*")
 #: Steps without an anomaly after a checkpoint that make it a known good one.
 CLEAN_STEPS = 50
 
@@ -65,4 +68,13 @@ def apply_retention(run: RunDir, config: CheckpointConfig, known_good: int | Non
         doomed = folder.with_name(f".writing_removed_{folder.name}")
         folder.rename(doomed)
         shutil.rmtree(doomed)
+    _remove_aside(run, known_good)
     return removed
+
+
+def _remove_aside(run: RunDir, known_good: int | None) -> None:
+    """Remove checkpoints of an abandoned future, once a known good one has passed their step."""
+    for folder in run.checkpoints.glob("aside_*"):
+        step = _ASIDE.fullmatch(folder.name)
+        if step and known_good is not None and int(step[1]) <= known_good:
+            shutil.rmtree(folder)

@@ -183,7 +183,8 @@ def draw_events(console: Console, events: list[Event]) -> None:
 
 def draw_stacks(console: Console, stacks: Stacks) -> None:
     """Stacks as the trainer wrote them."""
-    line(console, stacks.text.rstrip())
+    for text in stacks.text.rstrip().splitlines():
+        line(console, text.expandtabs())
 
 
 def draw_saved(console: Console, saved: Saved) -> None:

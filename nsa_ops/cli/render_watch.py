@@ -8,6 +8,7 @@ from rich.text import Text
 
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.cli.render import line
+from nsa_ops.cli.streams import printable
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.runs.choose import LIVE
 from nsa_ops.runs.status import current_step
@@ -121,7 +122,7 @@ def _card(beat: Heartbeat) -> list[str]:
 
 def frame_view(frame: Frame, encoding: str) -> Text:
     """A watched run for the live view, in signs that the encoding has."""
-    return Text("\n".join(frame_lines(frame, bars_of(encoding))))
+    return Text("\n".join(map(printable, frame_lines(frame, bars_of(encoding)))))
 
 
 def draw_frame(console: Console, frame: Frame) -> None:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from nsa_core.rundir.atomic import append_line
+from nsa_core.rundir.events import record
 from nsa_core.rundir.exit import ExitRecord, write_exit
 from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.heartbeat import Heartbeat
@@ -109,6 +110,9 @@ class Trainer:
 
     def do_exit_record(self, code: int) -> None:
         self.end(code, "scripted")
+
+    def do_tell_end(self, reason: str) -> None:
+        record(self.run, kind="ended", by="trainer", attempt=self.manifest.attempt, message=reason)
 
     def do_linger(self, code: int) -> None:
         try:

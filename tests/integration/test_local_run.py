@@ -45,6 +45,8 @@ def test_launch_halt_and_resume_go_on_where_the_run_stopped(pod: LocalPod) -> No
     assert launched.exit_code == 0, launched
     assert launched.data["is_new"] is True
     assert launched.data["first_beat_after_s"] is not None
+    told = [event.kind for event in read_events(pod.run_dir("r1"))]
+    assert told[:2] == ["launched", "started"]
     assert pod("status", "--exit-code").exit_code == 21
     windows = pod.tmux("list-windows", "-t", "nsa-r1", "-F", "#{window_name}").split()
     assert windows == ["train", "watchdog"]
