@@ -13,6 +13,7 @@ from typing import Literal
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.exit import ExitRecord
 from nsa_core.rundir.heartbeat import Heartbeat, Phase
+from nsa_ops.pod.cards import CardEvidence
 
 KEPT_RECORDS = 256
 MEDIAN_RECORDS = 20
@@ -73,11 +74,12 @@ class ProcessEvidence:
 
 @dataclass(frozen=True)
 class MachineEvidence:
-    """What the pod has left; None where it cannot be read."""
+    """What the pod has left, and what its cards show; None where it cannot be read."""
 
     disk_free_bytes: int | None = None
     checkpoint_bytes: int | None = None
     host_memory_fraction: float | None = None
+    cards: CardEvidence | None = None
 
 
 @dataclass(frozen=True)

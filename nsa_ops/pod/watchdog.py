@@ -21,6 +21,7 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, read_manifest
 from nsa_ops.pod.after_end import decide_after
 from nsa_ops.pod.attempts import next_attempt
+from nsa_ops.pod.cards import CardWatch
 from nsa_ops.pod.ending import UNKNOWN_CODE, write_missing_exit
 from nsa_ops.pod.enforce import Enforcer, Outcome, write_evidence
 from nsa_ops.pod.evidence import Tracker, facts_of
@@ -75,6 +76,7 @@ class Watchdog:
         history = read_last_records(run.heartbeat(), Heartbeat, _HISTORY_BYTES)
         self._offset = history.offset
         self._tracker = self._new_tracker()
+        self._cards = self._new_card_watch()
         self._tracker.feed(history.records, time.monotonic())
 
     def watch(self) -> str:
@@ -90,6 +92,10 @@ class Watchdog:
         manifest = self._manifest
         facts = facts_of(manifest.config, fresh=manifest.parent is None)
         return Tracker(facts, manifest.attempt)
+
+    def _new_card_watch(self) -> CardWatch:
+        every_s = self._manifest.config.watchdog.cards_every_s
+        return CardWatch(self._run, self._manifest.attempt, every_s=every_s)
 
     def _look(self) -> str:
         """One look; why the run is over, or an empty string."""
@@ -116,6 +122,7 @@ class Watchdog:
         if manifest.attempt != self._manifest.attempt:
             self._manifest = manifest
             self._tracker = self._new_tracker()
+            self._cards = self._new_card_watch()
             self._told.clear()
             self._gave_up = False
             self._begun_at = time.monotonic()
@@ -176,7 +183,7 @@ class Watchdog:
         evidence = self._tracker.evidence(
             time.monotonic(),
             read_process_evidence(self._run, self._manifest, record, checkpoints),
-            read_machine_evidence(self._run, checkpoints),
+            read_machine_evidence(self._run, checkpoints, self._cards.look()),
         )
         self._verdict = judge(evidence, self._manifest.config.watchdog)
         for finding in self._verdict.findings:
