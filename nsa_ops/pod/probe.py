@@ -30,6 +30,7 @@ from nsa_ops.pod.facts import (
     read_process_evidence,
 )
 from nsa_ops.pod.journal import read_watchdog
+from nsa_ops.pod.leak import read_causality, report_file
 from nsa_ops.pod.messages import (
     OFFSETS,
     CheckpointFact,
@@ -186,7 +187,8 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
     )
     news = _read_news(run, offsets)
     cards = read_card_evidence(run, seen.manifest.attempt)
-    machine = read_machine_evidence(run, seen.checkpoints, cards)
+    causality = read_causality(report_file(run, seen.manifest.attempt))
+    machine = read_machine_evidence(run, seen.checkpoints, cards, causality)
     return RunReport(
         run_id=run.run_id,
         run_dir=str(run.root),

@@ -87,6 +87,11 @@ RULES: tuple[Rule, ...] = (
         rules_loss.loss_jump,
     ),
     Rule(
+        "causality_broken", "halt",
+        "The causality probe, run when a loss was too good, has failed.",
+        rules_learning.causality_broken,
+    ),
+    Rule(
         "loss_too_good", "halt",
         "The loss is lower than any text allows this early: the model sees its targets.",
         rules_learning.loss_too_good,

@@ -24,7 +24,7 @@ from nsa_ops.pod.attempts import next_attempt
 from nsa_ops.pod.cards import CardWatch
 from nsa_ops.pod.ending import UNKNOWN_CODE, write_missing_exit
 from nsa_ops.pod.enforce import Enforcer, Outcome, write_evidence
-from nsa_ops.pod.evidence import Tracker, facts_of
+from nsa_ops.pod.evidence import HealthEvidence, Tracker, facts_of
 from nsa_ops.pod.facts import (
     list_checkpoint_facts,
     newest_whole,
@@ -32,6 +32,7 @@ from nsa_ops.pod.facts import (
     read_process_evidence,
 )
 from nsa_ops.pod.journal import Doing, Journal
+from nsa_ops.pod.leak import CHECKS_MODULE, SUSPICIONS, CausalityProbe
 from nsa_ops.pod.messages import NextAttemptAction, Reply, ReplyCode
 from nsa_ops.pod.processes import (
     LockHeldError,
@@ -57,7 +58,9 @@ _TELL_AGAIN_S = 600.0
 class Watchdog:
     """Watches one run through all attempts that it makes while it lives."""
 
-    def __init__(self, run: RunDir, module: str = TRAINER_MODULE) -> None:
+    def __init__(
+        self, run: RunDir, module: str = TRAINER_MODULE, checks: str = CHECKS_MODULE
+    ) -> None:
         """Read what is watched.
 
         Raises:
@@ -65,6 +68,7 @@ class Watchdog:
         """
         self._run = run
         self._module = module
+        self._checks = checks
         self._manifest = read_manifest(run)
         self._verdict = Verdict(level="healthy", sentence="not judged yet")
         self._journal = Journal(run)
@@ -77,6 +81,7 @@ class Watchdog:
         self._offset = history.offset
         self._tracker = self._new_tracker()
         self._cards = self._new_card_watch()
+        self._causality = CausalityProbe(run, self._manifest, checks)
         self._tracker.feed(history.records, time.monotonic())
 
     def watch(self) -> str:
@@ -123,6 +128,7 @@ class Watchdog:
             self._manifest = manifest
             self._tracker = self._new_tracker()
             self._cards = self._new_card_watch()
+            self._causality = CausalityProbe(self._run, manifest, self._checks)
             self._told.clear()
             self._gave_up = False
             self._begun_at = time.monotonic()
@@ -179,13 +185,9 @@ class Watchdog:
         return True
 
     def _judge(self, record: RunProcesses) -> None:
-        checkpoints = list_checkpoint_facts(self._run)
-        evidence = self._tracker.evidence(
-            time.monotonic(),
-            read_process_evidence(self._run, self._manifest, record, checkpoints),
-            read_machine_evidence(self._run, checkpoints, self._cards.look()),
-        )
-        self._verdict = judge(evidence, self._manifest.config.watchdog)
+        self._verdict = judge(self._evidence(record), self._manifest.config.watchdog)
+        if {finding.rule for finding in self._verdict.findings} & SUSPICIONS and self._probe():
+            self._verdict = judge(self._evidence(record), self._manifest.config.watchdog)
         for finding in self._verdict.findings:
             key = (finding.rule, finding.level)
             if time.monotonic() - self._told.get(key, -1e9) > _TELL_AGAIN_S:
@@ -193,6 +195,26 @@ class Watchdog:
                 kind = "anomaly" if finding.level == "halt" else "warning"
                 self._note(kind, finding.sentence, rule=finding.rule, **finding.facts)
         self._show("watching", self._verdict.sentence)
+
+    def _evidence(self, record: RunProcesses) -> HealthEvidence:
+        checkpoints = list_checkpoint_facts(self._run)
+        cards, causality = self._cards.look(), self._causality.read()
+        return self._tracker.evidence(
+            time.monotonic(),
+            read_process_evidence(self._run, self._manifest, record, checkpoints),
+            read_machine_evidence(self._run, checkpoints, cards, causality),
+        )
+
+    def _probe(self) -> bool:
+        """Start the causality probe, once an attempt; whether it was started now."""
+        try:
+            started = self._causality.start()
+        except OSError as error:  # the suspicion alone decides then
+            self._note("causality_probe", f"the causality probe cannot be started: {error}")
+            return False
+        if started:
+            self._note("causality_probe", "a loss is too good: the causality probe runs")
+        return started
 
     def _stop(self, record: RunProcesses) -> None:
         """Enforce the verdict, unless that was tried to the end before."""
@@ -288,6 +310,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nsa_ops.pod.watchdog", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--module", default=TRAINER_MODULE, help="Python module that trains")
+    parser.add_argument("--checks", default=CHECKS_MODULE, help="Python module that probes")
     return parser.parse_args(arguments)
 
 
@@ -306,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: run {run.run_id} already has a watchdog\n")
         return CONFLICT
     try:
-        Watchdog(run, given.module).watch()
+        Watchdog(run, given.module, given.checks).watch()
     except ManifestError as error:  # somebody has removed the run
         sys.stderr.write(f"error: {error}\n")
         return NOT_A_RUN

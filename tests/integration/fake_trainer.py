@@ -28,6 +28,7 @@ class Trainer:
         self.manifest = read_manifest(run)
         self.alive_seq = self.progress_seq = 0
         self.step = 0
+        self.loss = 3.0
         self.started = time.time()
 
     def beat(self, message: str, **fields: object) -> None:
@@ -60,7 +61,7 @@ class Trainer:
 
     def do_wait_halt(self, seconds: float) -> None:
         for _ in range(int(seconds / 0.05)):
-            self.progress()
+            self.progress(self.loss)
             request = read_halt(
                 self.run, run_id=self.manifest.run_id, attempt=self.manifest.attempt,
                 started_unix_s=self.started,
@@ -73,6 +74,11 @@ class Trainer:
     def do_beat(self, count: int) -> None:
         for _ in range(count):
             self.progress()
+
+    def do_losses(self, losses: list[float]) -> None:
+        for loss in losses:
+            self.loss = loss
+            self.progress(loss)
 
     def do_bad(self, count: int) -> None:
         for _ in range(count):

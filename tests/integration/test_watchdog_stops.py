@@ -224,3 +224,21 @@ def test_a_card_that_falls_off_the_bus_stops_the_run(tmp_path, both, monkeypatch
     assert read_exit(run).code == 10
     assert "card_xid: Xid 79" in read_exit(run).reason
     assert run.anomaly.read_text() == "card_xid\n"
+
+
+def test_a_loss_that_is_too_good_starts_the_causality_probe_which_stops_the_run(tmp_path, both):
+    run = make_run(
+        tmp_path, [["losses", [11.0, 0.01, 0.01, 0.01]], ["wait_halt", 30]], limits=PATIENT
+    )
+    runner = start("runner", run)
+    watchdog = start("watchdog", run, "--checks", "tests.integration.fake_checks")
+    try:
+        assert watchdog.wait(30) == 0
+        assert "causality_probe" in kinds(run)
+        assert read_exit(run).code == 10
+        assert "causality_broken" in read_exit(run).reason
+    finally:
+        kill_session(read_processes(run).trainer)
+        for process in (runner, watchdog):
+            process.kill()
+            process.wait()
