@@ -37,6 +37,7 @@ from nsa_ops.runs.preflight import (
     resolve_for,
     subject_of,
 )
+from nsa_ops.runs.probed import note_another_probed
 from nsa_ops.runs.session import (
     TRAINER_MODULE,
     require_tmux,
@@ -139,11 +140,13 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     require_data(link, resolved.config.data)
     manifest = _manifest(operator, request, link, resolved, snapshot, sha256)
     manifest = with_parent_as_planned(link, manifest)
+    proven = operator.store.newest_report(link.record.pod_id, snapshot.code_id, hardware.name)
+    notes = [*resolved.notes, *note_another_probed(proven and proven[1], resolved.config)]
     return LaunchPlan(
         link=link,
         snapshot=snapshot,
         manifest=manifest,
-        plan=_plan(link, snapshot, manifest, request.trainer_module, findings, resolved.notes),
+        plan=_plan(link, snapshot, manifest, request.trainer_module, findings, notes),
         trainer_module=request.trainer_module,
     )
 

@@ -21,6 +21,7 @@ from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.moved_manifest import action_of, differences_of, next_manifest
 from nsa_ops.runs.old_pod import OldPod, allow_leaving, look_at_old_pod
 from nsa_ops.runs.pods import choose_pod
+from nsa_ops.runs.probed import note_another_probed
 from nsa_ops.runs.resume import Difference, Resumed
 from nsa_ops.runs.session import TRAINER_MODULE, start_session, train_command
 from nsa_ops.runs.wait import FirstBeat, await_first_beat
@@ -118,6 +119,8 @@ def plan_move(operator: Operator, request: MoveRequest) -> MovePlan:
         operator, link, old, code, step=step, sets=request.sets, overrides=overrides
     )
     is_begun = there is not None and there.manifest.pod_id == link.record.pod_id
+    proven = operator.store.newest_report(new.pod_id, new.code_id, new.profile)
+    notes += note_another_probed(proven and proven[1], new.config)
     return MovePlan(
         run=run,
         old=left,

@@ -22,6 +22,7 @@ from nsa_ops.runs.guardrails import Subject, apply_overrides, check_guardrails
 from nsa_ops.runs.judge import judge_host, judge_python
 from nsa_ops.runs.judge_evidence import judge_hardware
 from nsa_ops.runs.pods import choose_pod
+from nsa_ops.runs.probed import PROBED, probed_sha256
 
 Tier = Literal["standard", "full"]
 PROBE_S: Mapping[Tier, float] = {"standard": 300.0, "full": 1800.0}
@@ -133,6 +134,7 @@ def run_preflight(
             "profile": hardware.name,
             "checks": checks,
             "facts": facts.summary(),
+            PROBED: probed_sha256(resolved.config),
         }
     )
     return keep_report(operator, pod.name, report)

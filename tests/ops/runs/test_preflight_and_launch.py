@@ -199,6 +199,14 @@ def test_a_plan_names_every_file_and_command_and_changes_nothing(pod: Desk) -> N
     assert pod.store.runs() == []
 
 
+def test_a_plan_says_that_another_model_was_proven(pod: Desk) -> None:
+    preflight(pod)
+    assert not [note for note in launch_plan(pod).notes if "proved another model" in note]
+    choice = Choice("tiny-cpu", "", ("model.num_layers=3",))
+    planned = plan_launch(pod.operator, LaunchRequest(choice, run_id="r1"))
+    assert [note for note in planned.plan.notes if "proved another model" in note]
+
+
 def test_two_plans_of_one_launch_are_the_same_but_for_the_time(pod: Desk) -> None:
     preflight(pod)
     assert launch_plan(pod) == launch_plan(pod)
