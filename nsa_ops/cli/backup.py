@@ -190,6 +190,7 @@ def prune(
 ) -> None:
     """Remove old checkpoints of a backup, or of its pod; the last verified one never goes."""
     from nsa_ops.cli.render_backup import draw_pruned
+    from nsa_ops.runs.backup.folder import read_backup_record
     from nsa_ops.runs.backup.locate import find_backup
     from nsa_ops.runs.backup.policy import choose_policy
     from nsa_ops.runs.backup.retention import (
@@ -206,7 +207,8 @@ def prune(
         raise ConfigurationError(message, hint="Say `--keep K`, such as `--keep 3`")
     operator = session.operator
     folder = find_backup(operator, run)
-    run_id = folder.root.name
+    record = read_backup_record(folder)
+    run_id = record.run_id if record else folder.root.name
     if on_pod:
         link = link_of(operator, choose_record(operator, run_id))
         planned = plan_prune_there(operator, link, run_id, folder, policy)

@@ -59,10 +59,13 @@ def status(
 ) -> None:
     """Say what a run is doing now, and how that is known."""
     from nsa_ops.cli.render_runs import draw_status
+    from nsa_ops.runs.reconcile import count_cut_off
     from nsa_ops.runs.status import exit_code_of, find_status
 
     found = find_status(session.operator, run)
     session.show(found, draw_status)
+    if cut_off := count_cut_off(session.operator):
+        session.tell(f"acts that were cut off: {cut_off}; see `nsa-ops reconcile --plan`")
     if exit_code and found.report is not None:
         raise typer.Exit(exit_code_of(found.report))
 

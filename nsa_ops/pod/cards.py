@@ -24,8 +24,11 @@ from nsa_core.rundir.layout import RunDir
 from nsa_ops.facts.gpu import GPU
 from nsa_ops.facts.kernel_log import Event, parse_kernel_log
 from nsa_ops.facts.smi_csv import parse_csv
+from nsa_ops.pod.verdict import Verdict
 
 TOOL_S = 10.0
+#: Rules that say that a card, and with it the pod, is not to be trusted.
+FATAL_RULES = frozenset({"card_lost", "card_ecc", "card_xid"})
 _POLL_S = 0.05
 _MAX_BYTES = 4 * 2**20
 _SMI = (
@@ -33,6 +36,36 @@ _SMI = (
     "--format=csv",
 )  # fmt: skip
 _KERNEL_LOG = ("dmesg",)
+
+
+#: In the root of a pod: its cards have failed a run.
+MARK_NAME = "suspect.json"
+
+
+class PodMark(TolerantModel):
+    """Content of suspect.json.
+
+    Attributes:
+        run_id: Run that the cards have failed.
+        rule: Rule of the watchdog.
+        sentence: What it found.
+        at: Unix seconds by the pod's clock.
+    """
+
+    schema_version: int = 1
+    run_id: str
+    rule: str
+    sentence: str
+    at: float
+
+
+def mark_pod(run: RunDir, verdict: Verdict) -> None:
+    """Leave a mark for whoever would start a run on this pod next, if a card is at fault."""
+    if verdict.rule not in FATAL_RULES:
+        return
+    mark = PodMark(run_id=run.run_id, rule=verdict.rule, sentence=verdict.sentence, at=time.time())
+    with suppress(OSError):  # the disk may be full; the run is stopped all the same
+        write_text(run.pod_root / MARK_NAME, mark.model_dump_json(indent=2) + "\n")
 
 
 class NewXid(TolerantModel):

@@ -21,7 +21,7 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, read_manifest
 from nsa_ops.pod.after_end import decide_after
 from nsa_ops.pod.attempts import next_attempt
-from nsa_ops.pod.cards import CardWatch
+from nsa_ops.pod.cards import CardWatch, mark_pod
 from nsa_ops.pod.ending import UNKNOWN_CODE, write_missing_exit
 from nsa_ops.pod.enforce import Enforcer, Outcome, write_evidence
 from nsa_ops.pod.evidence import HealthEvidence, Tracker, facts_of
@@ -220,6 +220,7 @@ class Watchdog:
         """Enforce the verdict, unless that was tried to the end before."""
         if not self._gave_up:
             self._show("halting", self._verdict.sentence)
+            mark_pod(self._run, self._verdict)
             self._end_with(record, lambda enforcer: enforcer.stop(self._verdict))
 
     def _end_with(self, record: RunProcesses, act: Callable[[Enforcer], Outcome]) -> None:

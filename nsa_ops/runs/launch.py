@@ -29,6 +29,7 @@ from nsa_ops.runs.guardrails import (
     apply_overrides,
     check_guardrails,
 )
+from nsa_ops.runs.marked import refuse_marked
 from nsa_ops.runs.pods import choose_pod
 from nsa_ops.runs.preflight import (
     PodFacts,
@@ -131,6 +132,7 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     hardware = load_hardware(require_profile(operator, request.choice, link.record.profile))
     facts = read_live_facts(link, hardware)
     require_tmux(link, facts.host)
+    refuse_marked(link, request.overrides)
     resolved = resolve_for(operator, request.choice, hardware, facts)
     findings = check_guardrails(subject_of(resolved, hardware, facts))
     findings = apply_overrides(findings, request.overrides)

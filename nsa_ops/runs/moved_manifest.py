@@ -15,6 +15,7 @@ from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.estimate import estimate_run
 from nsa_ops.runs.guardrails import PREFLIGHT, Subject, apply_overrides, check_guardrails
 from nsa_ops.runs.launch import read_live_facts, refuse_failures, require_data
+from nsa_ops.runs.marked import refuse_marked
 from nsa_ops.runs.overlay import overlay
 from nsa_ops.runs.preflight import PodFacts, require_green, require_profile
 from nsa_ops.runs.resume import Difference, changed_config, differing_values
@@ -55,6 +56,7 @@ def next_manifest(
     config = overlay(old.config, sets)
     facts = read_live_facts(link, hardware)
     require_tmux(link, facts.host)
+    refuse_marked(link, overrides)
     _check_guardrails(config, hardware, facts, {**old.overrides, **overrides})
     require_data(link, config.data)
     code_id = code.code_id if code else old.code_id

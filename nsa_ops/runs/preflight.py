@@ -21,6 +21,7 @@ from nsa_ops.runs.estimate import estimate_run
 from nsa_ops.runs.guardrails import Subject, apply_overrides, check_guardrails
 from nsa_ops.runs.judge import judge_host, judge_python
 from nsa_ops.runs.judge_evidence import judge_hardware
+from nsa_ops.runs.marked import clear_mark
 from nsa_ops.runs.pods import choose_pod
 from nsa_ops.runs.probed import PROBED, probed_sha256
 
@@ -137,7 +138,10 @@ def run_preflight(
             PROBED: probed_sha256(resolved.config),
         }
     )
-    return keep_report(operator, pod.name, report)
+    found = keep_report(operator, pod.name, report)
+    if found.is_green and clear_mark(link):
+        operator.tell(f"pod {pod.name} was marked by a watchdog; the mark is taken away")
+    return found
 
 
 def keep_report(operator: Operator, pod: str, report: Report) -> Preflight:

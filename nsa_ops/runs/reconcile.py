@@ -72,6 +72,12 @@ class ReconcilePlan:
         return plan_of(f"Reconcile {len(steps)} acts that were cut off", steps)
 
 
+def count_cut_off(operator: Operator) -> int:
+    """Acts that nobody has finished and nobody is at work on; no pod is asked."""
+    store = operator.store
+    return sum(not store.is_held(intent) for intent in store.open_intents())
+
+
 def plan_reconcile(operator: Operator) -> ReconcilePlan:
     """Look at each open intent and at what is true about it now; changes nothing."""
     decided = []

@@ -19,6 +19,7 @@ from nsa_ops.runs.agents import ask, verify
 from nsa_ops.runs.checkpoints import require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.context import Operator
+from nsa_ops.runs.marked import refuse_marked
 from nsa_ops.runs.overlay import overlay
 from nsa_ops.runs.session import TRAINER_MODULE, require_tmux, start_session, train_command
 from nsa_ops.runs.wait import await_first_beat
@@ -118,6 +119,7 @@ def plan_resume(
     pod = found.link.record
     _require_ended(found, changes_something=bool(sets))
     require_tmux(found.link, read_host(found.link.transport, pod.python, pod.root))
+    refuse_marked(found.link)
     manifest = read_manifest(found)
     processes = found.report.processes
     module = trainer_module or (processes.module if processes else TRAINER_MODULE)

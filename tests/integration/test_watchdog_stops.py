@@ -9,6 +9,7 @@ from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.manifest import read_manifest
 from nsa_core.rundir.process import is_alive
 from nsa_ops.pod.act import act
+from nsa_ops.pod.cards import MARK_NAME, PodMark
 from nsa_ops.pod.hang import HangReport
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.messages import HaltAction, SignalAction
@@ -224,6 +225,7 @@ def test_a_card_that_falls_off_the_bus_stops_the_run(tmp_path, both, monkeypatch
     assert read_exit(run).code == 10
     assert "card_xid: Xid 79" in read_exit(run).reason
     assert run.anomaly.read_text() == "card_xid\n"
+    assert PodMark.model_validate_json((run.pod_root / MARK_NAME).read_bytes()).run_id == "run-1"
 
 
 def test_a_loss_that_is_too_good_starts_the_causality_probe_which_stops_the_run(tmp_path, both):
