@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.manifest import RunManifest, read_manifest
-from nsa_ops.errors import NotFoundError, StateConflictError
+from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_ops.errors import NotFoundError, StateConflictError, VerificationError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import NextAttemptAction, RunReport
 from nsa_ops.remote.snapshot import Snapshot, has_code, ship, take_snapshot
@@ -102,7 +102,7 @@ def plan_move(operator: Operator, request: MoveRequest) -> MovePlan:
     run = choose_record(operator, request.run_id)
     link = operator.link(choose_pod(operator.store, request.pod))
     folder = newest_backup(operator, run.run_id)
-    old = read_manifest(folder.run)
+    old = _read_backed_up(folder)
     code = _choose_code(link, old)
     there = _look_there(link, code.code_id if code else old.code_id, run.run_id)
     receipts = operator.store.receipts()
@@ -149,6 +149,14 @@ def newest_backup(operator: Operator, run_id: str) -> BackupFolder:
         raise NotFoundError(message, hint=hint)
     # A receipt names checkpoints/step_N inside the backup.
     return BackupFolder(Path(receipt.path).parents[1])
+
+
+def _read_backed_up(folder: BackupFolder) -> RunManifest:
+    try:
+        return read_manifest(folder.run)
+    except ManifestError as error:
+        message = f"The backup `{folder.root}` cannot be used: {error}"
+        raise VerificationError(message, hint="Pull it again, or name no other pod") from error
 
 
 def _choose_code(link: PodLink, manifest: RunManifest) -> Snapshot | None:
