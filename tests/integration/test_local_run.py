@@ -143,7 +143,7 @@ def test_after_kill_9_of_the_trainer_resume_goes_on_from_the_newest_checkpoint(
 
 
 def test_a_halt_before_the_watchdog_restarts_a_crashed_run_keeps_it_stopped(pod: LocalPod) -> None:
-    assert pod.launch("r1", LONG, "watchdog.interval_s=8").exit_code == 0
+    assert pod.launch("r1", LONG, "watchdog.interval_s=20").exit_code == 0
     run = pod.run_dir("r1")
     wait_for(run.watchdog.exists)
     pod.kill_trainer("r1")
