@@ -10,6 +10,14 @@ from nsa_core.model.decode_step import TokenStep, decode_step
 from nsa_core.model.transformer import LanguageModel
 
 
+def describe_decode(model: LanguageModel) -> str:
+    """How a model decodes where it is: one line for people."""
+    attention = choose_decode_attention(model.backends).name
+    kind = "dense" if model.config.attention == "dense" else f"{attention} attention"
+    is_cuda = model.embedding.weight.is_cuda
+    return f"{kind}, one CUDA graph for all positions" if is_cuda else f"{kind}, no CUDA graph"
+
+
 class DecodeLoop:
     """Adds one token to every sequence of a cache at a time.
 

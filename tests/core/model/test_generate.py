@@ -36,7 +36,7 @@ def test_the_same_seed_draws_the_same_text():
 def test_top_p_draws_only_from_the_smallest_set_that_is_likely_enough():
     logits = torch.tensor([0.1, 0.5, 0.15, 0.25]).log()
     generator = torch.Generator().manual_seed(0)
-    drawn = {pick_token(logits, Sampling(1.0, 0.7), generator) for _ in range(200)}
+    drawn = {pick_token(logits, Sampling(1.0, 0.7), generator).item() for _ in range(200)}
     assert drawn == {1, 3}
 
 
