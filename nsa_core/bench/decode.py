@@ -147,7 +147,7 @@ def measure_row(
     """Time one length and batch: dense first, NSA after it."""
 
     def timed(call: Callable[[], object]) -> Timing:
-        return time_runs(graphed(call), runs=request.runs)
+        return time_runs(graphed(call), runs=request.runs, leaves_clean=True)
 
     with torch.no_grad():
         dense = {

@@ -1,9 +1,9 @@
 """Decode: one query per sequence, its keys split over programs, in four launches.
 
 1. `partial_cached_kernel`: slices of the compressed keys and of the window, with their own softmax;
-   the compressed scores are kept. 2. `choose_kernel`: normalisers, block scores (Eq. 8-10) and the
-   top n of each sequence and group. 3. `partial_chosen_kernel`: slices of the chosen blocks.
-4. `merge_kernel`: all slices of a head, gated and summed.
+   the compressed scores are kept. 2. `rank_blocks_kernel`: normalisers, block scores (Eq. 8-10) and
+   the best blocks of each tile of blocks. 3. `partial_chosen_kernel`: the best of those, and slices
+   of their keys. 4. `merge_kernel`: all slices of a head, gated and summed.
 
 The h heads of a group are the rows of one tile of ROWS >= 16. A slice leaves its running maximum
 (base 2), its sum and its unnormalised output; one that saw nothing leaves LOWEST, 0 and 0, so
@@ -125,64 +125,22 @@ def _log_normaliser(PEAK, TOTAL, first_slot, num_slots, HG: tl.constexpr, HEADS:
     return tl.where(weight > 0, top + tl.log2(tl.where(weight > 0, weight, 1.0)), 0.0)
 
 
-@triton.jit(do_not_specialize=["rows", "num_slots", "span_slots"])
-def choose_kernel(
-    SCORE, PEAK, TOTAL, POSITION, IDS, rows, num_slots, span_slots,
-    SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
-    G: tl.constexpr, HG: tl.constexpr, HEADS: tl.constexpr, SPAN_SLOTS: tl.constexpr,
-    BLOCKS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Ids [CHOSEN] ascending, -1 at the end, of one sequence and group.
-
-    HEADS, SPAN_SLOTS, BLOCKS and COLUMNS are the powers of two that hold the heads, the slices,
-    the selection blocks of a full cache and the ids.
-    """
-    pair = tl.program_id(0)
-    position = tl.load(POSITION + pair // G).to(tl.int32)
-    current = position // BLOCK
-    column = tl.arange(0, COLUMNS)
-    if current < CHOSEN:  # every block that has started
-        ids = tl.where(column <= current, column, NONE + column)
-    else:
-        ids = tl.where(column == CHOSEN - 1, 0, NONE + column)
-        ids = tl.where(column == CHOSEN - 2, current - 1, ids)
-        ids = tl.where(column == CHOSEN - 3, current, ids)
-        score = _block_scores(
-            SCORE, PEAK, TOTAL, pair, position, rows, num_slots, span_slots,
-            SPAN, STRIDE, BLOCK, HG, HEADS, SPAN_SLOTS, BLOCKS,
-        )  # fmt: skip
-        block = tl.arange(0, BLOCKS)
-        is_open = (block >= 1) & (block < current - 1)
-        # No score is negative, so its bits order like an integer; above them, the lower index.
-        bits = score.to(tl.int32, bitcast=True).to(tl.int64)
-        key = tl.where(is_open, (bits << 32) | (NONE - block.to(tl.int64)), -1)
-        for n in range(CHOSEN - 3):
-            best = tl.max(key, 0)
-            at = NONE - (best & 0xFFFFFFFF)
-            ids = tl.where(column == n, at.to(tl.int32), ids)
-            key = tl.where(key == best, -1, key)
-    rank = tl.sum((ids[None, :] < ids[:, None]).to(tl.int32), 1)
-    target = IDS + pair.to(tl.int64) * CHOSEN + rank
-    tl.store(target, tl.where(ids >= NONE, -1, ids), mask=rank < CHOSEN)
-
-
 @triton.jit
 def _block_scores(
-    SCORE, PEAK, TOTAL, pair, position, rows, num_slots, span_slots,
+    SCORE, PEAK, TOTAL, pair, block, position, rows, num_slots, span_slots,
     SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, HG: tl.constexpr,
-    HEADS: tl.constexpr, SPAN_SLOTS: tl.constexpr, BLOCKS: tl.constexpr,
+    HEADS: tl.constexpr, SPAN_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Importance [BLOCKS] of the selection blocks; equal blocks add equal terms in one order."""
+    """Importance of these selection blocks; equal blocks add equal terms in one order."""
     REACH: tl.constexpr = SPAN // STRIDE
     STEP: tl.constexpr = BLOCK // STRIDE
     offset_h = _log_normaliser(PEAK, TOTAL, pair * num_slots, span_slots, HG, HEADS, SPAN_SLOTS)
     visible = num_visible(position, COMPRESSED, SPAN, STRIDE)
     head = tl.arange(0, HEADS)
     score_at = SCORE + (pair.to(tl.int64) * HG + head)[:, None] * rows
-    first = tl.arange(0, BLOCKS) * STEP
-    by_head = tl.zeros([HEADS, BLOCKS], tl.float32)
+    by_head = tl.zeros([HEADS, block.shape[0]], tl.float32)
     for offset in tl.static_range(1 - REACH, STEP):
-        row = first + offset
+        row = block * STEP + offset
         held = (head < HG)[:, None] & ((row >= 0) & (row < visible))[None, :]
         score = tl.load(score_at + row[None, :], mask=held, other=-INFINITY)
         strides = min(offset + REACH, STEP) - max(offset, 0)
@@ -190,20 +148,86 @@ def _block_scores(
     return tl.sum(by_head, 0)
 
 
+@triton.jit(do_not_specialize=["rows", "num_slots", "span_slots"])
+def rank_blocks_kernel(
+    SCORE, PEAK, TOTAL, POSITION, BEST, rows, num_slots, span_slots,
+    SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
+    G: tl.constexpr, HG: tl.constexpr, HEADS: tl.constexpr, SPAN_SLOTS: tl.constexpr,
+    BLOCKS: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """The best KEEP of BLOCKS selection blocks, in order: BEST [B, G, tiles, KEEP], -1 at the end.
+
+    HEADS and SPAN_SLOTS are the powers of two that hold the heads and the slices. Forced blocks
+    are left out; where every block that has started is taken, nothing is ranked.
+    """
+    tile = tl.program_id(0)
+    pair = tl.program_id(1)
+    position = tl.load(POSITION + pair // G).to(tl.int32)
+    current = position // BLOCK
+    if current >= CHOSEN:
+        block = tile * BLOCKS + tl.arange(0, BLOCKS)
+        is_open = (block >= 1) & (block < current - 1)
+        score = _block_scores(
+            SCORE, PEAK, TOTAL, pair, block, position, rows, num_slots, span_slots,
+            SPAN, STRIDE, BLOCK, HG, HEADS, SPAN_SLOTS,
+        )  # fmt: skip
+        # No score is negative, so its bits order like an integer; below them, the lower index.
+        bits = score.to(tl.int32, bitcast=True).to(tl.int64)
+        key = tl.where(is_open, (bits << 32) | (NONE - block.to(tl.int64)), -1)
+        rank = tl.sum((key[None, :] > key[:, None]).to(tl.int32), 1)
+        target = BEST + (pair.to(tl.int64) * tl.num_programs(0) + tile) * KEEP
+        tl.store(target + rank, key, mask=is_open & (rank < KEEP))
+        column = tl.arange(0, KEEP)
+        none = tl.full([KEEP], -1, tl.int64)
+        tl.store(target + column, none, mask=column >= tl.sum(is_open.to(tl.int32), 0))
+
+
+@triton.jit
+def _choose(BEST, pair, current, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, RANKED: tl.constexpr):
+    """Ids [COLUMNS] of one sequence and group in any order; NONE and above are padding.
+
+    RANKED candidates are left by all tiles; the best one is taken until there are enough.
+    """
+    column = tl.arange(0, COLUMNS)
+    if current < CHOSEN:  # every block that has started
+        ids = tl.where(column <= current, column, NONE + column)
+    else:
+        key = tl.load(BEST + pair.to(tl.int64) * RANKED + tl.arange(0, RANKED))
+        ids = tl.where(column == CHOSEN - 1, 0, NONE + column)
+        ids = tl.where(column == CHOSEN - 2, current - 1, ids)
+        ids = tl.where(column == CHOSEN - 3, current, ids)
+        for n in range(CHOSEN - 3):
+            best = tl.max(key, 0)
+            low = (best & 0xFFFFFFFF).to(tl.int32)
+            ids = tl.where(column == n, NONE - low, ids)
+            key = tl.where(key == best, -1, key)
+    return ids
+
+
 @triton.jit(do_not_specialize=["rows", "num_slots", "first_slot"])
 def partial_chosen_kernel(
-    Q, K, V, POSITION, IDS, PEAK, TOTAL, OUT, COUNT, rows, num_slots, first_slot, qk_scale,
-    BLOCK: tl.constexpr, CHOSEN: tl.constexpr, SHARE: tl.constexpr,
+    Q, K, V, POSITION, BEST, IDS, PEAK, TOTAL, OUT, COUNT, rows, num_slots, first_slot, qk_scale,
+    BLOCK: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, RANKED: tl.constexpr,
+    SHARE: tl.constexpr,
     G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """SHARE keys of the chosen blocks laid end to end; padding and future keys are not read."""
+    """SHARE keys of the chosen blocks laid end to end; padding and future keys are not read.
+
+    Every program finds the choice by itself, which is cheaper than a launch; the first one of a
+    sequence and group leaves it in IDS, ascending, -1 at the end.
+    """
     slot = tl.program_id(0)
     pair = tl.program_id(1)
     g = pair % G
     sequence = (pair // G).to(tl.int64)
     position = tl.load(POSITION + pair // G).to(tl.int32)
     q = _query(Q, pair, HG, D, ROWS)
+    ids = _choose(BEST, pair, position // BLOCK, CHOSEN, COLUMNS, RANKED)
+    if slot == 0:
+        place = tl.sum((ids[None, :] < ids[:, None]).to(tl.int32), 1)
+        target = IDS + pair.to(tl.int64) * CHOSEN + place
+        tl.store(target, tl.where(ids >= NONE, -1, ids), mask=place < CHOSEN)
     peak = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, E], tl.float32)
@@ -211,9 +235,11 @@ def partial_chosen_kernel(
     for start in tl.range(slot * SHARE, slot * SHARE + SHARE, KEYS, num_stages=STAGES):
         index = start + tl.arange(0, KEYS)
         nth = index // BLOCK
-        block = tl.load(IDS + pair.to(tl.int64) * CHOSEN + nth, mask=nth < CHOSEN, other=-1)
-        row = block * BLOCK + index % BLOCK
-        seen = (block >= 0) & (row <= position)
+        is_nth = nth[None, :] == tl.arange(0, COLUMNS)[:, None]
+        block = tl.sum(tl.where(is_nth, ids[:, None], 0), 0)
+        is_chosen = (nth < CHOSEN) & (block < NONE)
+        row = tl.where(is_chosen, block, 0) * BLOCK + index % BLOCK
+        seen = is_chosen & (row <= position)
         k = _load_row(K, row, seen, sequence * rows, g, G, D)
         v = _load_row(V, row, seen, sequence * rows, g, G, E)
         scores = tl.where(seen[None, :], matmul(q, tl.trans(k)), -INFINITY)

@@ -16,10 +16,10 @@ from nsa_core.kernels.decode import CachedPairs, CountedReads, DecodedToken
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.triton import launch as launch_table
 from nsa_core.kernels.triton.decode import (
-    choose_kernel,
     merge_kernel,
     partial_cached_kernel,
     partial_chosen_kernel,
+    rank_blocks_kernel,
 )
 
 LOG2E = 1.4426950408889634
@@ -27,6 +27,7 @@ SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_GROUP_HEADS = 16
 _ROWS = 16  # the fewest rows of a product
 _MAX_SLICES = 64  # of one branch: the merge holds them all
+_MAX_TILES = 16  # of ranked blocks: the choice goes through the best of all of them
 
 
 @dataclass(frozen=True)
@@ -38,26 +39,30 @@ class DecodeLaunch:
         keys: Keys of a tile.
         warps: Of the kernels that read keys.
         stages: Tiles that are on their way at a time.
-        choose_warps: Of the choice of blocks.
+        ranked_blocks: Selection blocks that a program ranks, at least.
+        rank_warps: Of that program.
     """
 
     programs_per_core: int
     keys: int
     warps: int
     stages: int
-    choose_warps: int
+    ranked_blocks: int
+    rank_warps: int
 
     def for_dtype(self, dtype: torch.dtype) -> "DecodeLaunch":
         """Tiles of as many bytes: half the keys in float32, but no fewer than a product takes."""
         return replace(self, keys=max(_ROWS, 2 * self.keys // dtype.itemsize))
 
 
-_SM80 = DecodeLaunch(programs_per_core=3, keys=64, warps=4, stages=2, choose_warps=8)
+_SM80 = DecodeLaunch(3, keys=64, warps=4, stages=2, ranked_blocks=64, rank_warps=4)
 _TABLE = {
-    launch_table.INTERPRETER: DecodeLaunch(5, keys=16, warps=4, stages=1, choose_warps=4),
+    launch_table.INTERPRETER: DecodeLaunch(
+        5, keys=16, warps=4, stages=1, ranked_blocks=4, rank_warps=4
+    ),
     80: _SM80,
     89: _SM80,
-    90: DecodeLaunch(programs_per_core=3, keys=64, warps=4, stages=3, choose_warps=8),
+    90: DecodeLaunch(3, keys=64, warps=4, stages=3, ranked_blocks=64, rank_warps=4),
 }
 
 
@@ -130,8 +135,7 @@ class TritonDecode:
         check_shapes(q_BHD, pairs, geometry)
         run = _Run.prepare(q_BHD, pairs, position_B, geometry)
         run.attend_cached()
-        ids_BGS = run.choose()
-        run.attend_chosen(ids_BGS)
+        ids_BGS = run.attend_chosen(run.rank_blocks())
         return DecodedToken(run.merge(gate_BH3.contiguous()), ids_BGS, run.counted())
 
 
@@ -231,33 +235,43 @@ class _Run:
             _ROWS, self.launch.keys, self.launch.stages, num_warps=self.launch.warps,
         )  # fmt: skip
 
-    def choose(self) -> Tensor:
-        """Ids [B, G, S] int32."""
-        geometry, chosen = self.geometry, self.geometry.num_selected
+    def rank_blocks(self) -> Tensor:
+        """The best blocks of each tile: keys [B, G, tiles, KEEP] int64."""
+        geometry, heads = self.geometry, self.heads
+        num_blocks = geometry.num_select_blocks(self.pairs.selected[0].shape[1])
+        per_tile = max(
+            self.launch.ranked_blocks, triton.next_power_of_2(triton.cdiv(num_blocks, _MAX_TILES))
+        )
+        tiles = triton.next_power_of_2(triton.cdiv(num_blocks, per_tile))
+        keep = triton.next_power_of_2(geometry.num_selected)
+        shape = (*self.scores.shape[:2], tiles, keep)
+        best = torch.empty(shape, dtype=torch.int64, device=self.q.device)
+        rank_blocks_kernel[(tiles, self.num_pairs)](
+            self.scores, self.peaks, self.totals, self.position, best,
+            self.scores.shape[3], self.slices.total, self.slices.compressed,
+            geometry.compress_block, geometry.compress_stride, geometry.select_block,
+            geometry.num_selected, self.groups, heads, triton.next_power_of_2(heads),
+            triton.next_power_of_2(self.slices.compressed), per_tile, keep,
+            num_warps=self.launch.rank_warps,
+        )  # fmt: skip
+        return best
+
+    def attend_chosen(self, best: Tensor) -> Tensor:
+        """Slices of the chosen blocks; returns their ids [B, G, S] int32."""
+        k, v = self.pairs.selected
+        geometry, slices, chosen = self.geometry, self.slices, self.geometry.num_selected
         shape = (*self.scores.shape[:2], chosen)
         ids = torch.empty(shape, dtype=torch.int32, device=self.q.device)
-        blocks = geometry.num_select_blocks(self.pairs.selected[0].shape[1])
-        choose_kernel[(self.num_pairs,)](
-            self.scores, self.peaks, self.totals, self.position, ids,
-            self.scores.shape[3], self.slices.total, self.slices.compressed,
-            geometry.compress_block, geometry.compress_stride, geometry.select_block, chosen,
-            self.groups, self.heads, triton.next_power_of_2(self.heads),
-            triton.next_power_of_2(self.slices.compressed), triton.next_power_of_2(blocks),
-            triton.next_power_of_2(chosen), num_warps=self.launch.choose_warps,
-        )  # fmt: skip
-        return ids
-
-    def attend_chosen(self, ids: Tensor) -> None:
-        """Slices of the chosen blocks."""
-        k, v = self.pairs.selected
-        geometry, slices = self.geometry, self.slices
+        ranked = best.shape[2] * best.shape[3]
         partial_chosen_kernel[(slices.chosen, self.num_pairs)](
-            self.q, k, v, self.position, ids, self.peaks, self.totals, self.parts, self.counts,
+            self.q, k, v, self.position, best, ids,
+            self.peaks, self.totals, self.parts, self.counts,
             k.shape[1], slices.total, slices.compressed + slices.window, self.qk_scale,
-            geometry.select_block, geometry.num_selected, slices.chosen_keys,
+            geometry.select_block, chosen, best.shape[3], ranked, slices.chosen_keys,
             self.groups, self.heads, k.shape[3], v.shape[3],
             _ROWS, self.launch.keys, self.launch.stages, num_warps=self.launch.warps,
         )  # fmt: skip
+        return ids
 
     def merge(self, gate: Tensor) -> Tensor:
         """Gated sum [B, H, E] in the dtype of q."""
