@@ -196,11 +196,13 @@ def _choose(BEST, pair, current, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, RA
         ids = tl.where(column == CHOSEN - 1, 0, NONE + column)
         ids = tl.where(column == CHOSEN - 2, current - 1, ids)
         ids = tl.where(column == CHOSEN - 3, current, ids)
+        score = (key >> 32).to(tl.int32)  # -1 where there is none
+        block = NONE - (key & 0xFFFFFFFF).to(tl.int32)
         for n in range(CHOSEN - 3):
-            best = tl.max(key, 0)
-            low = (best & 0xFFFFFFFF).to(tl.int32)
-            ids = tl.where(column == n, NONE - low, ids)
-            key = tl.where(key == best, -1, key)
+            best = score == tl.max(score, 0)
+            first = tl.min(tl.where(best, block, NONE), 0)
+            ids = tl.where(column == n, first, ids)
+            score = tl.where(best & (block == first), -1, score)
     return ids
 
 

@@ -56,14 +56,24 @@ class DecodeLaunch:
 
 
 _SM80 = DecodeLaunch(3, keys=64, warps=4, stages=2, ranked_blocks=64, rank_warps=4)
+_INTERPRETED = DecodeLaunch(5, keys=16, warps=4, stages=1, ranked_blocks=4, rank_warps=4)
 _TABLE = {
-    launch_table.INTERPRETER: DecodeLaunch(
-        5, keys=16, warps=4, stages=1, ranked_blocks=4, rank_warps=4
-    ),
-    80: _SM80,
-    89: _SM80,
-    90: DecodeLaunch(3, keys=64, warps=4, stages=3, ranked_blocks=64, rank_warps=4),
+    (80, 64): _SM80,
+    (80, 128): _SM80,
+    (89, 64): _SM80,
+    (89, 128): _SM80,
+    # A product of 16 rows is the work of one warp: alone, it never waits for another.
+    (90, 64): DecodeLaunch(6, keys=32, warps=1, stages=3, ranked_blocks=64, rank_warps=2),
+    (90, 128): DecodeLaunch(3, keys=64, warps=4, stages=3, ranked_blocks=64, rank_warps=4),
 }
+
+
+def decode_launch(device: torch.device, key_width: int, value_width: int) -> DecodeLaunch:
+    """The row of the table for a device and these head widths."""
+    arch = launch_table.device_architecture(device)
+    if arch == launch_table.INTERPRETER:
+        return _INTERPRETED
+    return _TABLE[arch, launch_table.width_class(key_width, value_width)]
 
 
 @dataclass(frozen=True)
@@ -185,7 +195,8 @@ class _Run:
     def prepare(
         cls, q: Tensor, pairs: CachedPairs, position: Tensor, geometry: BlockGeometry
     ) -> "_Run":
-        table = _TABLE[launch_table.device_architecture(q.device)].for_dtype(q.dtype)
+        widths = (q.shape[2], pairs.selected[1].shape[3])
+        table = decode_launch(q.device, *widths).for_dtype(q.dtype)
         batch, rows, groups, _ = pairs.compressed[0].shape
         heads = q.shape[1] // groups
         programs = table.programs_per_core * _num_cores(q.device)
