@@ -63,7 +63,7 @@ _TABLE = {
     (89, 64): _SM80,
     (89, 128): _SM80,
     # A product of 16 rows is the work of one warp: alone, it never waits for another.
-    (90, 64): DecodeLaunch(8, keys=32, warps=1, stages=2, ranked_blocks=64, rank_warps=4),
+    (90, 64): DecodeLaunch(6, keys=32, warps=1, stages=3, ranked_blocks=64, rank_warps=2),
     (90, 128): DecodeLaunch(3, keys=64, warps=4, stages=3, ranked_blocks=64, rank_warps=4),
 }
 
