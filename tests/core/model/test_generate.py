@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nsa_core.evaluate.generate import Sampling, generate, pick_token
 from tests.core.model.cases import small_config, small_model
@@ -50,3 +51,12 @@ def test_a_prompt_without_ids_or_outside_the_vocabulary_is_refused(prompt):
 def test_sampling_values_without_meaning_are_refused(temperature, top_p):
     with pytest.raises(ValueError, match="temperature"):
         Sampling(temperature, top_p)
+
+
+def test_tokens_are_drawn_where_the_logits_are():
+    """No value is read back: tensors without data are enough."""
+    with FakeTensorMode():
+        logits = torch.zeros(31)
+        generator = torch.Generator()
+        for sampling in (Sampling(), Sampling(0.7, 0.9)):
+            assert pick_token(logits, sampling, generator).shape == (1,)
