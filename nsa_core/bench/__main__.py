@@ -22,6 +22,7 @@ from nsa_core.rundir.bench_result import BenchResult, Machine
 
 #: Where each bench lives; only the one that is asked for is imported.
 BENCHES: Mapping[str, str] = {
+    "decode": "nsa_core.bench.decode",
     "kernels": "nsa_core.bench.kernels",
     "validate": "nsa_core.bench.validate",
 }

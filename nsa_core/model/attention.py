@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from nsa_core.config.model import ModelConfig
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.mixing import gated_sum
 from nsa_core.kernels.packing import CompressedSlots, Packing, compressed_slots
 from nsa_core.model.compression import make_compression
-from nsa_core.model.layers import BranchGate, widen
+from nsa_core.model.layers import BranchGate
 from nsa_core.model.rotary import Rotary, rotate
 from nsa_core.model.statistics import measure
 
@@ -122,10 +123,7 @@ class NSAAttention(nn.Module):
 
     def mix(self, gate_NH3: Tensor, outs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """Sum of the gated branches in at least float32, then the output projection."""
-        gate_cmp, gate_slc, gate_win = gate_NH3.unsqueeze(-1).unbind(dim=-2)
-        out_cmp, out_slc, out_win = (widen(out) for out in outs)
-        mixed_NHE = gate_cmp * out_cmp + gate_slc * out_slc + gate_win * out_win
-        result: Tensor = self.out(mixed_NHE.flatten(1).to(outs[0].dtype))
+        result: Tensor = self.out(gated_sum(gate_NH3, outs).flatten(1))
         return result
 
     def _compress(self, pairs: KeysValues, context: AttentionContext) -> tuple[Tensor, Tensor]:
