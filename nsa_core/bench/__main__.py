@@ -24,6 +24,7 @@ from nsa_core.rundir.bench_result import BenchResult, Machine
 BENCHES: Mapping[str, str] = {
     "kernels": "nsa_core.bench.kernels",
     "validate": "nsa_core.bench.validate",
+    "recall": "nsa_core.bench.recall",
 }
 EXIT_USAGE, EXIT_FAILED, EXIT_NO_CARD = 2, 9, 11
 _PROGRAM = "python -m nsa_core.bench"
