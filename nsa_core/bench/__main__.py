@@ -25,6 +25,7 @@ BENCHES: Mapping[str, str] = {
     "decode": "nsa_core.bench.decode",
     "kernels": "nsa_core.bench.kernels",
     "validate": "nsa_core.bench.validate",
+    "recall": "nsa_core.bench.recall",
 }
 EXIT_USAGE, EXIT_FAILED, EXIT_NO_CARD = 2, 9, 11
 _PROGRAM = "python -m nsa_core.bench"
