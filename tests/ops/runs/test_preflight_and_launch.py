@@ -134,7 +134,7 @@ def test_a_whole_checkpoint_is_hashed_once_and_names_the_parent(pod: Desk) -> No
     pod.transport.answers |= {
         "nsa_ops.pod.verify": completed(verified()),
         "nsa_ops.pod.act": completed(reply("already")),
-        "nsa_ops.pod.probe": answer(report(last_beat=beat(1))),
+        "nsa_ops.pod.probe": answer(report(last_beat=beat(1), watchdog_alive=True)),
     }
     planned = plan_launch(pod.operator, RESUMING)
     execute_launch(pod.operator, planned)
