@@ -5,7 +5,7 @@ E value width, C compressed slots, S = num_selected.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -76,6 +76,28 @@ class AttentionBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class FusedBackend(AttentionBackend, Protocol):
+    """A backend that makes the three branches, the choice and the gated sum in one operator."""
+
+    def attend(
+        self,
+        q_NHD: Tensor,
+        compressed: tuple[Tensor, Tensor],
+        selected: tuple[Tensor, Tensor],
+        sliding: tuple[Tensor, Tensor],
+        gate_NH3: Tensor,
+        geometry: BlockGeometry,
+        packing: Packing,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum of the branches weighted by the gates [N, H, E], and ids_NGS.
+
+        Each branch is a pair of keys and values; gates are in the order of `BRANCHES` and must not
+        be negative.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class DeviceFacts:
     """What a backend needs to know to say whether it can run.
@@ -122,6 +144,13 @@ class BranchBackends:
     sliding: AttentionBackend
     choices: tuple[BackendChoice, ...] = ()
     dense: AttentionBackend | None = None
+
+    @property
+    def fused(self) -> FusedBackend | None:
+        """The one backend of all branches, if it has them all in one operator."""
+        backend = self.compressed
+        is_one = backend is self.selected and backend is self.sliding
+        return backend if is_one and isinstance(backend, FusedBackend) else None
 
     @classmethod
     def of(cls, backend: AttentionBackend, reason: str = "named by the caller") -> "BranchBackends":

@@ -95,12 +95,20 @@ class Packing:
         )
 
     @classmethod
-    def from_document_ids(cls, document_BT: Tensor, max_seqlen: int | None = None) -> Self:
+    def from_document_ids(
+        cls,
+        document_BT: Tensor,
+        max_seqlen: int | None = None,
+        max_documents: int | None = None,
+    ) -> Self:
         """Cut where the document id changes and at the start of each row of the batch.
 
         Args:
             document_BT: Any integer ids; only a change between neighbours counts.
             max_seqlen: Upper bound of the document lengths if one below T is known.
+            max_documents: Upper bound of their number if one below B * T is known. Kernels take
+                time for every document there may be, so give one. Where there are more, the device
+                stops with an assertion; nothing is cut off in silence.
         """
         batch, length = document_BT.shape
         is_start_BT = torch.ones_like(document_BT, dtype=torch.bool)
@@ -109,9 +117,12 @@ class Packing:
         rows = torch.arange(num_tokens + 1, dtype=torch.int32, device=document_BT.device)
         borders = rows.clone()
         borders[:num_tokens].masked_fill_(~is_start_BT.reshape(-1), num_tokens)
-        return cls.from_cu_seqlens(
-            borders.sort().values, max_seqlen=max_seqlen or length, num_tokens=num_tokens
+        kept = min(max_documents or num_tokens, num_tokens) + 1
+        ordered = borders.sort().values[:kept]
+        torch._assert_async(
+            ordered[-1] == num_tokens, f"there are more than max_documents={kept - 1} documents"
         )
+        return cls.from_cu_seqlens(ordered, max_seqlen=max_seqlen or length, num_tokens=num_tokens)
 
 
 @dataclass(frozen=True, eq=False)

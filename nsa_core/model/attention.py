@@ -97,17 +97,35 @@ class NSAAttention(nn.Module):
         geometry, packing = context.geometry, context.packing
         pairs = self.project_keys_values(x_NW)
         q_NHD = rotate(self.project_queries(x_NW), context.token_tables)
-        k_CGD, v_CGE = self._compress(pairs, context)
-        branches = self.backends
-        out_cmp, lse_NH = branches.compressed.compressed(q_NHD, k_CGD, v_CGE, geometry, packing)
-        ids_NGS = branches.compressed.select(q_NHD, k_CGD, lse_NH, geometry, packing)
         k_slc, k_win = (rotate(k, context.token_tables) for k in (pairs.k_slc, pairs.k_win))
-        out_slc = branches.selected.selected(q_NHD, k_slc, pairs.v_slc, ids_NGS, geometry, packing)
-        out_win = branches.sliding.sliding(q_NHD, k_win, pairs.v_win, geometry, packing)
+        read = (self._compress(pairs, context), (k_slc, pairs.v_slc), (k_win, pairs.v_win))
         gate_NH3 = self.gate(x_NW)
+        fused = self.backends.fused
+        if fused is not None:
+            mixed_NHE, ids_NGS = fused.attend(q_NHD, *read, gate_NH3, geometry, packing)
+            out_NW: Tensor = self.out(mixed_NHE.flatten(1))
+        else:
+            outs, ids_NGS = self._attend_by_branch(q_NHD, *read, context)
+            out_NW = self.mix(gate_NH3, outs)
         if self.is_recording:
             self.figures = measure(gate_NH3, ids_NGS, packing.position_N, geometry.select_block)
-        return self.mix(gate_NH3, (out_cmp, out_slc, out_win))
+        return out_NW
+
+    def _attend_by_branch(
+        self,
+        q_NHD: Tensor,
+        compressed: tuple[Tensor, Tensor],
+        selected: tuple[Tensor, Tensor],
+        sliding: tuple[Tensor, Tensor],
+        context: AttentionContext,
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        """Outputs [N, H, E] of the three branches, each on its own backend, and ids [N, G, S]."""
+        geometry, packing, on = context.geometry, context.packing, self.backends
+        out_cmp, lse_NH = on.compressed.compressed(q_NHD, *compressed, geometry, packing)
+        ids_NGS = on.compressed.select(q_NHD, compressed[0], lse_NH, geometry, packing)
+        out_slc = on.selected.selected(q_NHD, *selected, ids_NGS, geometry, packing)
+        out_win = on.sliding.sliding(q_NHD, *sliding, geometry, packing)
+        return (out_cmp, out_slc, out_win), ids_NGS
 
     def project_queries(self, x_NW: Tensor) -> Tensor:
         """Queries [N, H, D], not rotated."""

@@ -32,17 +32,28 @@ def loss_sum(hidden_NW: Tensor, weight_VW: Tensor, target_N: Tensor) -> LossSum:
 
     The matrix products run in the autocast dtype, everything else in at least float32.
     """
+    needs_grad = torch.is_grad_enabled() and (hidden_NW.requires_grad or weight_VW.requires_grad)
     total: Tensor = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch's own
-        hidden_NW, weight_VW, target_N
+        hidden_NW, weight_VW, target_N, needs_grad
     )
     return LossSum(total, (target_N != IGNORED_TARGET).sum().float())
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Computes the gradients with the loss: the backward pass only scales them."""
+    """Computes the gradients with the loss: the backward pass only scales them.
+
+    Whether they are needed is an argument: under torch.compile the forward pass runs without
+    gradients and `ctx.needs_input_grad` says no to everything, which made every gradient zero.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden_NW: Tensor, weight_VW: Tensor, target_N: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        hidden_NW: Tensor,
+        weight_VW: Tensor,
+        target_N: Tensor,
+        needs_grad: bool,  # noqa: FBT001 - torch passes the arguments by position
+    ) -> Tensor:
         """Sum of the losses."""
         device = hidden_NW.device.type
         is_half = torch.is_autocast_enabled(device)
@@ -52,19 +63,24 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 hidden_NW.to(compute),
                 weight_VW.to(compute),
                 target_N,
-                needs_grad=any(ctx.needs_input_grad),
+                needs_grad=needs_grad,
             )
         ctx.dtypes = (hidden_NW.dtype, weight_VW.dtype)
         ctx.save_for_backward(*grads)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """Scale what the forward pass has computed."""
         grad_hidden, grad_weight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         scale = grads[0]
-        return (grad_hidden * scale).to(hidden_dtype), (grad_weight * scale).to(weight_dtype), None
+        return (
+            (grad_hidden * scale).to(hidden_dtype),
+            (grad_weight * scale).to(weight_dtype),
+            None,
+            None,
+        )
 
 
 def _loss_and_gradients(

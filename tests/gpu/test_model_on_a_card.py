@@ -1,15 +1,20 @@
-"""The model with the SDPA backend on a real card: precision, causality, no waiting, memory."""
+"""The model on a real card: precision, causality, no waiting, memory, compilation."""
+
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from nsa_core.checks.causality import SentinelSettings, perturbation_probe, sentinel_probe
-from nsa_core.config.model import ModelConfig
+from nsa_core.config.model import GateConfig, ModelConfig
 from nsa_core.config.nsa import NSAConfig
+from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
 from nsa_core.kernels.sdpa import SdpaBackend
+from nsa_core.kernels.triton.backend import TritonBackend
+from nsa_core.model.statistics import AttentionStatistics
 from nsa_core.model.transformer import LanguageModel
 from tests.core.kernels.cases import Inputs, make_inputs, run
 
@@ -105,6 +110,82 @@ def test_a_step_never_waits_for_the_card(attention, is_packed):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert result.sum.isfinite().item()
+
+
+GATES = [
+    GateConfig(kind=kind, per=per)
+    for kind, per in (
+        ("linear", "head"),
+        ("softmax", "head"),
+        ("softmax", "group"),
+        ("mlp", "group"),
+    )
+]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Loss, gradients and statistics of one step."""
+
+    loss: float
+    grads: dict[str, torch.Tensor]
+    statistics: AttentionStatistics | None
+
+
+def one_step(config: ModelConfig, backends: BranchBackends, how: str = "eager") -> Trained:
+    """Loss and gradients of one step on packed rows under bf16."""
+    model = LanguageModel(config, backends, seed=1).cuda()
+    loss = model.loss
+    if how == "blocks":
+        for block in model.blocks:
+            block.compile(fullgraph=True)
+    if how == "whole":
+        loss = torch.compile(model.loss)
+    generator = torch.Generator("cuda").manual_seed(0)
+    row = torch.randint(64, (2, 400), device="cuda", generator=generator)
+    ids = (torch.arange(400, device="cuda") // 170).expand(2, -1)
+    packing = Packing.from_document_ids(ids, max_documents=6)
+    with torch.autocast("cuda", torch.bfloat16), model.recording_statistics():
+        result = loss(row, row, packing)
+    (result.sum / result.count).backward()
+    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert all(grad is not None and grad.norm() > 0 for grad in grads.values())
+    return Trained(float(result.sum), grads, model.gate_statistics())
+
+
+def distance(a: Trained, b: Trained) -> float:
+    """Relative L2 distance of all gradients together."""
+    gap = sum((a.grads[name] - b.grads[name]).square().sum() for name in a.grads)
+    return float((gap / sum(grad.square().sum() for grad in b.grads.values())).sqrt())
+
+
+@pytest.mark.parametrize("gate", GATES, ids=lambda gate: f"{gate.kind}-{gate.per}")
+def test_the_fused_operator_trains_as_the_single_branches_do(gate):
+    config = SMALL.model_copy(update={"gate": gate})
+    triton = TritonBackend()
+    fused = BranchBackends.of(triton)
+    single = BranchBackends(triton, triton, TritonBackend())
+    assert fused.fused is triton
+    assert single.fused is None
+    ours, theirs = one_step(config, fused), one_step(config, single)
+    assert ours.loss == pytest.approx(theirs.loss, rel=1e-3)
+    assert distance(ours, theirs) < 1e-2
+    assert ours.statistics.worst.entropy_mean == pytest.approx(
+        theirs.statistics.worst.entropy_mean, rel=1e-2
+    )
+    assert ours.statistics.worst.selected_blocks == theirs.statistics.worst.selected_blocks
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler itself, which are not ours to mend
+@pytest.mark.parametrize("how", ["blocks", "whole"])
+def test_a_compiled_model_has_the_gradients_of_the_eager_one(how):
+    torch.compiler.reset()
+    backends = BranchBackends.of(TritonBackend())
+    compiled, eager = one_step(SMALL, backends, how), one_step(SMALL, backends)
+    assert compiled.loss == pytest.approx(eager.loss, rel=1e-3)
+    # Inductor keeps fp32 where eager rounds to bf16 between operators. Measured on an H100: 0.011
+    # for the worst parameter.
+    assert distance(compiled, eager) < 2e-2
 
 
 def peak_bytes(length: int) -> int:

@@ -1,5 +1,6 @@
 """The Triton backend on a card: accuracy, ties, causality, reproducibility, no waiting."""
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 
@@ -151,21 +152,33 @@ def test_deterministic_mode_agrees_with_the_oracle() -> None:
         assert max(found) < TOLERANCE, f"{name}: {found}"
 
 
-def random_case(seed: int) -> Case:
-    """A random shape: group sizes 1 to 16, up to five documents of up to 900 tokens."""
-    draw = random.Random(seed)
-    groups = draw.choice((1, 2, 3))
-    heads = groups * draw.randint(1, 16)
+#: (group size, groups, key width, value width, dtype): every group size from 1 to 16 once or more.
+FAMILIES = [
+    (size, 1 + size % 3, *widths, dtype)
+    for size, widths, dtype in zip(
+        (*range(1, 17), 6, 6, 12, 16),
+        itertools.cycle(((64, 64), (128, 128), (64, 128), (128, 64), (32, 64))),
+        itertools.cycle((torch.bfloat16, torch.bfloat16, torch.float16)),
+        strict=False,
+    )
+]
+NUM_SEEDS = 5
+
+
+def random_case(family: tuple, seed: int) -> Case:
+    """Up to five documents of up to 900 tokens, of lengths drawn by the seed."""
+    size, groups, width, value_width, dtype = family
+    draw = random.Random(1000 * size + seed)
     lengths = [draw.randint(1, 900) for _ in range(draw.randint(1, 5))]
-    width, value_width = draw.choice(((64, 64), (128, 128), (64, 128), (128, 64)))
-    dtype = draw.choice((torch.bfloat16, torch.float16))
-    return Case(lengths, heads, groups, width, value_width, dtype, seed)
+    return Case(lengths, size * groups, groups, width, value_width, dtype, seed)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_random_shapes_agree_with_the_oracle(seed: int) -> None:
-    for name, found in branch_errors(random_case(seed)).items():
-        assert max(found) < TOLERANCE, f"{name}: {found}"
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_a_hundred_random_shapes_agree_with_the_oracle(family: tuple) -> None:
+    for seed in range(NUM_SEEDS):
+        x = random_case(family, seed)
+        for name, found in branch_errors(x, deterministic=seed == 0).items():
+            assert max(found) < TOLERANCE, f"{name}, seed {seed}: {found}"
 
 
 def test_choice_loses_no_score() -> None:
@@ -251,12 +264,13 @@ def test_deterministic_gradients_repeat_bit_by_bit(dense: bool) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_forward_and_backward_never_wait_for_the_device() -> None:
     x = Case([700, 800], 12, 2, 64, 64)
     for dense in (True, False):
         gradients(x, deterministic=False, dense=dense)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for dense in (True, False):
             gradients(x, deterministic=False, dense=dense)
     finally:
@@ -280,16 +294,24 @@ def test_packed_documents_equal_the_same_documents_alone() -> None:
         start += length
 
 
-def test_compile_has_no_graph_break() -> None:
+@pytest.mark.filterwarnings("ignore")  # of the compiler itself, which are not ours to mend
+def test_compile_has_no_graph_break_and_keeps_output_and_gradients() -> None:
     x = Case([700, 321], 12, 2, 64, 64)
     backend = TritonBackend()
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out, _ = backend.attend(q, (x.kc, x.vc), (k, v), (k, v), x.gate, GEOMETRY, x.packing)
+    def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        out, _ = backend.attend(q, (x.kc, x.vc), (k, v), (k, v), gate, GEOMETRY, x.packing)
         return out * 2
 
-    compiled = torch.compile(attend, fullgraph=True)
-    assert torch.equal(compiled(x.q, x.k, x.v), attend(x.q, x.k, x.v))
+    results = []
+    for call in (attend, torch.compile(attend, fullgraph=True)):
+        tensors = leaves(x.q, x.k, x.v, x.gate)
+        out = call(*tensors)
+        results.append([out, *torch.autograd.grad(out, tensors, x.grad)])
+    for eager, compiled in zip(*results, strict=True):
+        # The compressed key gradient adds by atomics, in any order, and nothing else differs.
+        assert oracle.relative_error(compiled.detach(), eager.detach()) < 1e-3
+        assert compiled.detach().norm() > 0
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from nsa_core.kernels.triton.rows import (
     COMPRESSED,
     INFINITY,
     LOWEST,
+    NO_ROW,
     SLIDING,
     finish_softmax,
     key_gradient_step,
@@ -22,6 +23,7 @@ from nsa_core.kernels.triton.rows import (
     num_visible,
     query_gradient_step,
     softmax_step,
+    unpack_terms,
 )
 from nsa_core.kernels.triton.tiles import locate
 
@@ -141,45 +143,25 @@ def attend_forward_kernel(
     tl.store(LSE + head_row + local, lse, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_words"])
-def attend_query_gradient_kernel(
-    Q, K, V, GRAD, OFFSET, DELTA, BITS, DQ, DOCUMENT, CU, num_tokens, num_words, qk_scale, scale,
-    MODE: tl.constexpr, SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
-    G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ADD: tl.constexpr,
+@triton.jit
+def query_gradient_walk(
+    dq, q, grad, K, V, OFFSET, DELTA, BITS, start, length, g, position, first, last, rows,
+    num_tokens, num_words, qk_scale,
+    MODE: tl.constexpr, SPAN: tl.constexpr, STRIDE: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Dq of one row tile; ADD adds to the gradient that another branch left in DQ."""
-    TILES: tl.constexpr = BLOCK * HG // BM
-    pid = tl.num_programs(0) - 1 - tl.program_id(0)
-    g = tl.program_id(1)
-    start, length, block = locate(DOCUMENT, CU, pid // TILES, BLOCK)
-    row = (pid % TILES) * BM + tl.arange(0, BM)
-    position = block * BLOCK + row // HG
-    first = block * BLOCK + (pid % TILES) * BM // HG
-    if first >= length:
-        return
-    last = tl.minimum(block * BLOCK + ((pid % TILES) * BM + BM - 1) // HG, length - 1)
+    """Add what one row tile gets from the keys of one branch to dq; `rows` index [N, H]."""
     inside = position < length
-    head_row = (start + block * BLOCK).to(tl.int64) * (G * HG) + g * HG
-    local = (row // HG) * (G * HG) + row % HG
-    dd = tl.arange(0, D)
-    ee = tl.arange(0, E)
     kk = tl.arange(0, BN)
-    q = tl.load(
-        Q + head_row * D + local[:, None] * D + dd[None, :], mask=inside[:, None], other=0.0
-    )
-    grad_row = GRAD + head_row * E + local[:, None] * E + ee[None, :]
-    grad = tl.load(grad_row, mask=inside[:, None], other=0.0)
-    offset = tl.load(OFFSET + head_row + local, mask=inside, other=INFINITY)
-    delta = tl.load(DELTA + head_row + local, mask=inside, other=0.0)
+    offset = tl.load(OFFSET + rows, mask=inside, other=INFINITY)
+    delta = tl.load(DELTA + rows, mask=inside, other=0.0)
     key0 = first_key(start, MODE, STRIDE)
     k_base = K + (key0 * G + g) * D
     v_base = V + (key0 * G + g) * E
-    k_tile = kk[:, None] * (G * D) + dd[None, :]
-    v_tile = kk[:, None] * (G * E) + ee[None, :]
+    k_tile = kk[:, None] * (G * D) + tl.arange(0, D)[None, :]
+    v_tile = kk[:, None] * (G * E) + tl.arange(0, E)[None, :]
     tile_step = BN * G
     num_keys = num_visible(length - 1, MODE, SPAN, STRIDE)
-    dq = tl.zeros([BM, D], tl.float32)
     begin, low_end, full_end, end = row_limits(first, last, MODE, SPAN, STRIDE, BN)
     if MODE == SLIDING:
         for j in tl.range(begin, low_end, num_stages=1):
@@ -215,31 +197,86 @@ def attend_query_gradient_kernel(
             word = tl.load(word_row + (j // 32) * num_tokens, mask=inside, other=0)
             seen = seen & (((word >> (j % 32)) & 1) != 0)[:, None]
         dq = query_gradient_step(q, grad, offset, delta, k, v, qk_scale, dq, seen, True)
-    dq = dq * scale
-    target = DQ + head_row * D + local[:, None] * D + dd[None, :]
-    if ADD:
-        dq += tl.load(target, mask=inside[:, None], other=0.0).to(tl.float32)
-    tl.store(target, dq.to(DQ.dtype.element_ty), mask=inside[:, None])
+    return dq
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_words"])
+def attend_query_gradient_kernel(
+    Q, GRAD, K_CMP, V_CMP, OFFSET_CMP, DELTA_CMP, K_WIN, V_WIN, OFFSET_WIN, DELTA_WIN,
+    K_SLC, V_SLC, OFFSET_SLC, DELTA_SLC, BITS, DQ, DOCUMENT, CU,
+    num_tokens, num_words, qk_scale, scale,
+    HAS_CMP: tl.constexpr, HAS_WIN: tl.constexpr, HAS_SLC: tl.constexpr,
+    SPAN: tl.constexpr, STRIDE: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Dq of one row tile, summed over the branches that it HAS: q and grad are read once."""
+    TILES: tl.constexpr = BLOCK * HG // BM
+    pid = tl.num_programs(0) - 1 - tl.program_id(0)
+    g = tl.program_id(1)
+    start, length, block = locate(DOCUMENT, CU, pid // TILES, BLOCK)
+    row = (pid % TILES) * BM + tl.arange(0, BM)
+    position = block * BLOCK + row // HG
+    first = block * BLOCK + (pid % TILES) * BM // HG
+    if first >= length:
+        return
+    last = tl.minimum(block * BLOCK + ((pid % TILES) * BM + BM - 1) // HG, length - 1)
+    inside = position < length
+    head_row = (start + block * BLOCK).to(tl.int64) * (G * HG) + g * HG
+    local = (row // HG) * (G * HG) + row % HG
+    dd = tl.arange(0, D)
+    q_row = head_row * D + local[:, None] * D + dd[None, :]
+    q = tl.load(Q + q_row, mask=inside[:, None], other=0.0)
+    grad_row = GRAD + head_row * E + local[:, None] * E + tl.arange(0, E)[None, :]
+    grad = tl.load(grad_row, mask=inside[:, None], other=0.0)
+    dq = tl.zeros([BM, D], tl.float32)
+    rows = head_row + local
+    if HAS_CMP:
+        dq = query_gradient_walk(
+            dq, q, grad, K_CMP, V_CMP, OFFSET_CMP, DELTA_CMP, BITS, start, length, g, position,
+            first, last, rows, num_tokens, num_words, qk_scale,
+            COMPRESSED, SPAN, STRIDE, G, D, E, BN, STAGES,
+        )  # fmt: skip
+    if HAS_WIN:
+        dq = query_gradient_walk(
+            dq, q, grad, K_WIN, V_WIN, OFFSET_WIN, DELTA_WIN, BITS, start, length, g, position,
+            first, last, rows, num_tokens, num_words, qk_scale,
+            SLIDING, WINDOW, 1, G, D, E, BN, STAGES,
+        )  # fmt: skip
+    if HAS_SLC:
+        dq = query_gradient_walk(
+            dq, q, grad, K_SLC, V_SLC, OFFSET_SLC, DELTA_SLC, BITS, start, length, g, position,
+            first, last, rows, num_tokens, num_words, qk_scale,
+            CHOSEN, 0, 1, G, D, E, BLOCK, STAGES,
+        )  # fmt: skip
+    tl.store(DQ + q_row, (dq * scale).to(DQ.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
 def key_gradient_tile(
-    dk, dv, k, v, q_base, grad_base, offset_base, delta_base, word_row, row0, stop, key0, qk_scale,
+    dk, dv, k, v, q_base, grad_base, TERMS, terms_base, word_row, token0, stop, key0, head,
+    num_padded, qk_scale,
     MODE: tl.constexpr, SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
-    G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Rows row0 .. row0 + BM of a document into dk, dv of the keys key0 .. key0 + BN."""
-    row = row0 + tl.arange(0, BM)
-    position = row // HG
+    """BM tokens of one head, from token0 of a document, into dk, dv of the keys from key0."""
+    row = tl.arange(0, BM)
+    position = token0 + row
     inside = position < stop
-    local = position * (G * HG) + row % HG
-    q_row = q_base + (local[:, None] * D + tl.arange(0, D)[None, :])
-    grad_row = grad_base + (local[:, None] * E + tl.arange(0, E)[None, :])
-    q = tl.load(q_row, mask=inside[:, None], other=0.0)
-    grad = tl.load(grad_row, mask=inside[:, None], other=0.0)
-    offset = tl.load(offset_base + local, mask=inside, other=INFINITY)
-    delta = tl.load(delta_base + local, mask=inside, other=0.0)
+    q_row = q_base + (token0 * H + head) * D + (row[:, None] * (H * D) + tl.arange(0, D)[None, :])
+    grad_row = grad_base + (token0 * H + head) * E
+    grad_row += row[:, None] * (H * E) + tl.arange(0, E)[None, :]
+    terms_row = tl.multiple_of(terms_base + head * num_padded + token0, BM) + row
+    if MASKED:
+        q = tl.load(q_row, mask=inside[:, None], other=0.0)
+        grad = tl.load(grad_row, mask=inside[:, None], other=0.0)
+        terms = tl.load(TERMS + terms_row, mask=inside, other=NO_ROW)
+    else:
+        q = tl.load(q_row)
+        grad = tl.load(grad_row)
+        terms = tl.load(TERMS + terms_row)
+    offset, delta = unpack_terms(terms)
     key = key0 + tl.arange(0, BN)
     cut = offset[None, :]
     if MODE == CHOSEN:
@@ -255,45 +292,58 @@ def key_gradient_tile(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_words", "segment", "segment_stride"])
+@triton.jit
+def key_limits(
+    key0, num_keys, length, MODE: tl.constexpr, SPAN: tl.constexpr, STRIDE: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    """Tokens of a document: first to see a key of a tile, first to see all; first to lose, end."""
+    if MODE == COMPRESSED:
+        first_seen = key0 * STRIDE + SPAN - 1
+        all_seen = (tl.minimum(key0 + BN, num_keys) - 1) * STRIDE + SPAN - 1
+    else:
+        first_seen = key0
+        all_seen = key0 + BN - 1
+    first_lost = length
+    all_lost = length
+    if MODE == SLIDING:
+        first_lost = tl.minimum(key0 + SPAN, length)
+        all_lost = tl.minimum(key0 + BN - 1 + SPAN, length)
+    return first_seen, all_seen, first_lost, all_lost
+
+
+@triton.jit(
+    do_not_specialize=["num_tokens", "num_padded", "num_words", "segment", "segment_stride"]
+)
 def attend_key_gradient_kernel(
-    Q, K, V, GRAD, OFFSET, DELTA, BITS, DK, DV, DOCUMENT, CU,
-    num_tokens, num_words, segment, segment_stride, qk_scale, scale,
+    Q, K, V, GRAD, TERMS, BITS, DK, DV, DOCUMENT, CU,
+    num_tokens, num_padded, num_words, segment, segment_stride, qk_scale, scale,
     MODE: tl.constexpr, SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
     G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ATOMIC: tl.constexpr,
 ):  # fmt: skip
     """dk, dv of one key tile of one group, over the rows of `segment` tokens (axis 2).
 
-    COMPRESSED has few keys and many rows: segments add up by fp32 atomics (ATOMIC), or each writes
-    its own copy, `segment_stride` keys apart. The other modes see each key tile once and store.
+    A row tile is BM tokens of one head, so that rows lie evenly spaced in memory; TERMS are by
+    head, [H, num_padded] as in gates.py. COMPRESSED has few keys and many rows: segments add up by
+    fp32 atomics (ATOMIC), or each writes its own copy, `segment_stride` keys apart. The other
+    modes see each key tile once and store.
     """
     TILE: tl.constexpr = BN * STRIDE if MODE == COMPRESSED else BLOCK
     g = tl.program_id(1)
     start, length, tile = locate(DOCUMENT, CU, tl.program_id(0), TILE)
+    padded_start = (start // BLOCK + tl.load(DOCUMENT + tl.program_id(0))) * BLOCK
     num_keys = num_visible(length - 1, MODE, SPAN, STRIDE)
-    if MODE == COMPRESSED:
-        key0 = tile * BN
-        first_seen = key0 * STRIDE + SPAN - 1
-        all_seen = (tl.minimum(key0 + BN, num_keys) - 1) * STRIDE + SPAN - 1
-        first_lost = length
-        all_lost = length
-    else:
-        key0 = tile * BLOCK
-        first_seen = key0
-        all_seen = key0 + BN - 1
-        first_lost = length
-        all_lost = length
-        if MODE == SLIDING:
-            first_lost = tl.minimum(key0 + SPAN, length)
-            all_lost = tl.minimum(key0 + BN - 1 + SPAN, length)
+    key0 = tile * BN if MODE == COMPRESSED else tile * BLOCK
+    first_seen, all_seen, first_lost, all_lost = key_limits(
+        key0, num_keys, length, MODE, SPAN, STRIDE, BN
+    )
     low = tl.maximum(tl.program_id(2) * segment, first_seen)
     high = tl.minimum((tl.program_id(2) + 1) * segment, all_lost)
     if (key0 >= num_keys) | (low >= high) | (key0 % BN != 0):
         return
     kk = tl.arange(0, BN)
-    key = key0 + kk
-    held = (key < num_keys)[:, None]
+    held = (key0 + kk < num_keys)[:, None]
     key_row = (first_key(start, MODE, STRIDE) + key0) * G + g
     k_tile = key_row * D + kk[:, None] * (G * D) + tl.arange(0, D)[None, :]
     v_tile = key_row * E + kk[:, None] * (G * E) + tl.arange(0, E)[None, :]
@@ -308,31 +358,36 @@ def attend_key_gradient_kernel(
     head_row = start.to(tl.int64) * (G * HG) + g * HG
     q_base = Q + head_row * D
     grad_base = GRAD + head_row * E
-    offset_base = OFFSET + head_row
-    delta_base = DELTA + head_row
-    row_begin = low * HG // BM * BM
-    row_end = high * HG
-    full_from = tl.minimum(tl.maximum(all_seen, low), high) * HG
-    full_from = tl.minimum((full_from + BM - 1) // BM * BM, row_end)
-    full_to = tl.maximum(tl.minimum(first_lost, high) * HG // BM * BM, full_from)
-    if MODE != SLIDING:
-        full_to = row_end
-    for row0 in tl.range(row_begin, full_from, BM, num_stages=1):
+    terms_base = g * HG * num_padded.to(tl.int64) + padded_start
+    begin = low // BM
+    end = tl.cdiv(high, BM)
+    whole_from = tl.minimum(tl.cdiv(tl.maximum(all_seen, low), BM), end)
+    whole_to = tl.maximum(tl.minimum(first_lost, high) // BM, whole_from)
+    num_before = whole_from - begin
+    num_cut = num_before + end - whole_to
+    head = 0
+    i = 0
+    for _ in tl.range(0, HG * num_cut, num_stages=1):
+        at = tl.where(i < num_before, begin + i, whole_to + i - num_before)
         dk, dv = key_gradient_tile(
-            dk, dv, k, v, q_base, grad_base, offset_base, delta_base, word_row, row0, high,
-            key0, qk_scale, MODE, SPAN, STRIDE, BLOCK, G, HG, D, E, BM, BN, True,
+            dk, dv, k, v, q_base, grad_base, TERMS, terms_base, word_row, at * BM, high, key0,
+            head, num_padded, qk_scale,
+            MODE, SPAN, STRIDE, BLOCK, G * HG, D, E, BM, BN, True,
         )  # fmt: skip
-    for row0 in tl.range(full_from, full_to, BM, num_stages=STAGES):
+        is_last = i == num_cut - 1
+        i = tl.where(is_last, 0, i + 1)
+        head = tl.where(is_last, head + 1, head)
+    head = 0
+    at = whole_from
+    for _ in tl.range(0, HG * (whole_to - whole_from), num_stages=STAGES):
         dk, dv = key_gradient_tile(
-            dk, dv, k, v, q_base, grad_base, offset_base, delta_base, word_row, row0, high,
-            key0, qk_scale, MODE, SPAN, STRIDE, BLOCK, G, HG, D, E, BM, BN, False,
+            dk, dv, k, v, q_base, grad_base, TERMS, terms_base, word_row, at * BM, high, key0,
+            head, num_padded, qk_scale,
+            MODE, SPAN, STRIDE, BLOCK, G * HG, D, E, BM, BN, False,
         )  # fmt: skip
-    if MODE == SLIDING:
-        for row0 in tl.range(full_to, row_end, BM, num_stages=1):
-            dk, dv = key_gradient_tile(
-                dk, dv, k, v, q_base, grad_base, offset_base, delta_base, word_row, row0, high,
-                key0, qk_scale, MODE, SPAN, STRIDE, BLOCK, G, HG, D, E, BM, BN, True,
-            )  # fmt: skip
+        is_last = at == whole_to - 1
+        at = tl.where(is_last, whole_from, at + 1)
+        head = tl.where(is_last, head + 1, head)
     dk = dk * scale
     if MODE == COMPRESSED:
         if ATOMIC:

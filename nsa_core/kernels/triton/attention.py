@@ -1,5 +1,6 @@
 """Host side of `attend.py`: launch a mode's forward and backward over packed documents."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,56 +13,28 @@ from nsa_core.kernels.triton.attend import (
     attend_key_gradient_kernel,
     attend_query_gradient_kernel,
 )
+from nsa_core.kernels.triton.gates import RowTerms
 from nsa_core.kernels.triton.launch import Kernel, key_tile, launch_for, policy_for, row_tile
+from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import CHOSEN, COMPRESSED, SLIDING
-from nsa_core.kernels.triton.tiles import num_slots, tile_documents
+from nsa_core.kernels.triton.tiles import Documents, num_slots, tile_documents
 
 LOG2E = 1.4426950408889634
 _WHOLE = 1 << 30  # a segment no document outgrows
 
 
-@dataclass(frozen=True)
-class Documents:
-    """Packed documents on the device with the tile slots of one query block size."""
-
-    cu_seqlens: Tensor
-    num_tokens: int
-    max_seqlen: int
-    block: int
-    tile_document: Tensor
-
-    @property
-    def num_documents(self) -> int:
-        """M."""
-        return self.cu_seqlens.numel() - 1
-
-    @property
-    def num_slots(self) -> int:
-        """Query blocks of all documents, empty slots included."""
-        return self.tile_document.numel()
-
-
-def documents(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int, block: int) -> Documents:
-    """Cut packed documents into query blocks of `block` tokens."""
-    tiles = tile_documents(cu_seqlens, num_tokens, block)
-    return Documents(cu_seqlens, num_tokens, max_seqlen, block, tiles)
-
-
-Direction = Literal["forward", "query_gradient", "key_gradient"]
+Direction = Literal["forward", "key_gradient"]
 _KERNELS: dict[int, dict[Direction, Kernel]] = {
     COMPRESSED.value: {
         "forward": "compressed_forward",
-        "query_gradient": "compressed_query_gradient",
         "key_gradient": "compressed_key_gradient",
     },
     SLIDING.value: {
         "forward": "sliding_forward",
-        "query_gradient": "sliding_query_gradient",
         "key_gradient": "sliding_key_gradient",
     },
     CHOSEN.value: {
         "forward": "chosen_forward",
-        "query_gradient": "chosen_query_gradient",
         "key_gradient": "chosen_key_gradient",
     },
 }
@@ -96,99 +69,115 @@ def chosen_mode(bits: Tensor) -> Mode:
     return Mode(CHOSEN.value, 0, 1, bits)
 
 
-def empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Unwritten out [N, H, E] in q's dtype and lse [N, H] in float32."""
-    num_tokens, num_heads, _ = q.shape
-    out = q.new_empty(num_tokens, num_heads, v.shape[2])
-    return out, q.new_empty(num_tokens, num_heads, dtype=torch.float32)
-
-
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, docs: Documents, mode: Mode,
-    *, into: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, docs: Documents, mode: Mode, into: tuple[Tensor, Tensor]
+) -> None:
     """Attend one way.
 
-    Returns:
-        out [N, H, E] in q's dtype and the natural log normaliser [N, H] in float32; 0 and -inf
-        where a row sees nothing. They are the tensors `into` where given.
+    Writes out [N, H, E] in q's dtype and the natural log normaliser [N, H] in float32 `into`; 0
+    and -inf where a row sees nothing.
     """
     num_tokens, num_heads, key_width = q.shape
     groups, value_width = k.shape[1], v.shape[2]
     heads = num_heads // groups
-    out, lse = empty_outputs(q, v) if into is None else into
     launch = launch_for(mode.kernel("forward"), q.device, key_width, value_width)
     rows = row_tile(launch, docs.block, heads)
     keys = docs.block if mode.bits is not None else launch.keys
     bits = docs.tile_document if mode.bits is None else mode.bits
     grid = (docs.num_slots * (docs.block * heads // rows), groups)
-    attend_forward_kernel[grid](
-        q, k, v, bits, out, lse, docs.tile_document, docs.cu_seqlens,
+    run(
+        attend_forward_kernel, grid,
+        q, k, v, bits, *into, docs.tile_document, docs.cu_seqlens,
         num_tokens, _num_words(mode), key_width**-0.5 * LOG2E,
         mode.kind, mode.span, mode.stride, docs.block, groups, heads, key_width, value_width,
         rows, keys, launch.stages, **launch.options(),
     )  # fmt: skip
-    return out, lse
+
+
+@dataclass(frozen=True)
+class Source:
+    """One branch in the backward pass: what its rows see, its keys and values, its rows' terms."""
+
+    mode: Mode
+    k: Tensor
+    v: Tensor
+    terms: RowTerms
 
 
 def query_gradient(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
-    docs: Documents, mode: Mode, *, add_to: Tensor | None = None, dtype: torch.dtype | None = None,
+    q: Tensor, grad: Tensor, sources: Sequence[Source], docs: Documents,
+    *, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """Gradient of q of one mode, added to `add_to` in place where given, else in `dtype`.
+    """Gradient of q summed over branches of different modes, in `dtype` (of q if left out).
 
-    `grad` [N, H, E] is the output's gradient; `offset` and `delta` [N, H] come from gates.py.
+    `grad` [N, H, E] is the gradient of the gated sum of their outputs.
     """
     num_tokens, num_heads, key_width = q.shape
-    groups, value_width = k.shape[1], v.shape[2]
+    by_kind = {source.mode.kind: source for source in sources}
+    kinds = (COMPRESSED.value, SLIDING.value, CHOSEN.value)
+    given = [by_kind.get(kind) for kind in kinds]
+    filler = sources[0]
+    tensors = [
+        tensor
+        for source in (one or filler for one in given)
+        for tensor in (source.k, source.v, source.terms.offset, source.terms.delta)
+    ]
+    compressed, sliding, chosen = (None if one is None else one.mode for one in given)
+    groups, value_width = filler.k.shape[1], filler.v.shape[2]
     heads = num_heads // groups
-    dq = torch.empty_like(q, dtype=dtype) if add_to is None else add_to
-    launch = launch_for(mode.kernel("query_gradient"), q.device, key_width, value_width)
+    dq = torch.empty_like(q, dtype=dtype)
+    launch = launch_for("query_gradient", q.device, key_width, value_width)
     rows = row_tile(launch, docs.block, heads)
-    keys = docs.block if mode.bits is not None else launch.keys
-    bits = docs.tile_document if mode.bits is None else mode.bits
     grid = (docs.num_slots * (docs.block * heads // rows), groups)
-    attend_query_gradient_kernel[grid](
-        q, k, v, grad, offset, delta, bits, dq, docs.tile_document, docs.cu_seqlens,
-        num_tokens, _num_words(mode), key_width**-0.5 * LOG2E, key_width**-0.5,
-        mode.kind, mode.span, mode.stride, docs.block, groups, heads, key_width, value_width,
-        rows, keys, launch.stages, add_to is not None, **launch.options(),
+    run(
+        attend_query_gradient_kernel, grid,
+        q, grad, *tensors, docs.tile_document if chosen is None else chosen.bits, dq,
+        docs.tile_document, docs.cu_seqlens,
+        num_tokens, 0 if chosen is None else _num_words(chosen),
+        key_width**-0.5 * LOG2E, key_width**-0.5,
+        *(one is not None for one in given),
+        *((0, 1) if compressed is None else (compressed.span, compressed.stride)),
+        0 if sliding is None else sliding.span,
+        docs.block, groups, heads, key_width, value_width,
+        rows, launch.keys, launch.stages, **launch.options(),
     )  # fmt: skip
     return dq
 
 
 def key_gradient(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
-    docs: Documents, mode: Mode, into: tuple[Tensor, Tensor], *, deterministic: bool,
+    q: Tensor, grad: Tensor, source: Source, docs: Documents, into: tuple[Tensor, Tensor],
+    *, deterministic: bool,
 ) -> None:  # fmt: skip
-    """Write the gradients of k and v of one mode to `into`; arguments as in `query_gradient`."""
+    """Write the gradients of k and v of one branch to `into`; arguments as in `query_gradient`."""
+    mode, k, v = source.mode, source.k, source.v
     if mode.kind == COMPRESSED.value:
-        _compressed_key_gradient(
-            q, k, v, grad, offset, delta, docs, mode, into, deterministic=deterministic
-        )
+        _compressed_key_gradient(q, grad, source, docs, into, deterministic=deterministic)
         return
     launch = launch_for(mode.kernel("key_gradient"), q.device, q.shape[2], v.shape[2])
     dk, dv = into
     keys = key_tile(launch, docs.block)
     grid = (docs.num_slots, k.shape[1], 1)
     bits = docs.tile_document if mode.bits is None else mode.bits
-    attend_key_gradient_kernel[grid](
-        q, k, v, grad, offset, delta, bits, dk, dv, docs.tile_document, docs.cu_seqlens,
-        q.shape[0], _num_words(mode), _WHOLE, 0, q.shape[2]**-0.5 * LOG2E, q.shape[2]**-0.5,
+    run(
+        attend_key_gradient_kernel, grid,
+        q, k, v, grad, source.terms.by_head, bits, dk, dv, docs.tile_document, docs.cu_seqlens,
+        q.shape[0], source.terms.by_head.shape[1], _num_words(mode), _WHOLE, 0,
+        q.shape[2]**-0.5 * LOG2E, q.shape[2]**-0.5,
         mode.kind, mode.span, mode.stride, docs.block, k.shape[1], q.shape[1] // k.shape[1],
         q.shape[2], v.shape[2], launch.rows, keys, launch.stages, False, **launch.options(),
     )  # fmt: skip
 
 
 def _compressed_key_gradient(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
-    docs: Documents, mode: Mode, into: tuple[Tensor, Tensor], *, deterministic: bool,
+    q: Tensor, grad: Tensor, source: Source, docs: Documents, into: tuple[Tensor, Tensor],
+    *, deterministic: bool,
 ) -> None:  # fmt: skip
     """Split the many rows of the few compressed keys into segments, and sum the segments.
 
     Atomics add them in float32 in any order; `deterministic` writes at most 16 copies and sums
     those.
     """
+    mode, k, v = source.mode, source.k, source.v
     launch = launch_for(mode.kernel("key_gradient"), q.device, q.shape[2], v.shape[2])
     segment = policy_for(q.device, q.shape[2], v.shape[2]).segment_tokens
     if deterministic:
@@ -200,9 +189,11 @@ def _compressed_key_gradient(
     tile = launch.keys * mode.stride
     tiles = tile_documents(docs.cu_seqlens, docs.num_tokens, tile)
     grid = (num_slots(docs.num_tokens, docs.num_documents, tile), k.shape[1], segments)
-    attend_key_gradient_kernel[grid](
-        q, k, v, grad, offset, delta, tiles, dk, dv, tiles, docs.cu_seqlens,
-        q.shape[0], 0, segment, k.shape[0], q.shape[2]**-0.5 * LOG2E, q.shape[2]**-0.5,
+    run(
+        attend_key_gradient_kernel, grid,
+        q, k, v, grad, source.terms.by_head, tiles, dk, dv, tiles, docs.cu_seqlens,
+        q.shape[0], source.terms.by_head.shape[1], 0, segment, k.shape[0],
+        q.shape[2]**-0.5 * LOG2E, q.shape[2]**-0.5,
         mode.kind, mode.span, mode.stride, docs.block, k.shape[1], q.shape[1] // k.shape[1],
         q.shape[2], v.shape[2], launch.rows, launch.keys, launch.stages, not deterministic,
         **launch.options(),

@@ -54,9 +54,18 @@ def _save_attend(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ..
 
 
 def _attend_backward(ctx: Context, grad: Tensor, *_unused: Tensor | None) -> tuple[Any, ...]:
-    q, *keys_values, gate, out_c, out_s, out_w, lse, ids, cu_seqlens = ctx.saved_tensors
+    q, *keys_values, gate, out_c, out_s, out_w, lse, ids, words, cu_seqlens = ctx.saved_tensors
     grads = ops.attend_backward(
-        grad, q, keys_values, gate, [out_c, out_s, out_w], lse, ids, cu_seqlens, *ctx.numbers
+        grad,
+        q,
+        keys_values,
+        gate,
+        [out_c, out_s, out_w],
+        lse,
+        ids,
+        words,
+        cu_seqlens,
+        *ctx.numbers,
     )
     return (*grads, *[None] * 5)
 

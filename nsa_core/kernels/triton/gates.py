@@ -4,14 +4,19 @@ Backward kernels take, per row, `delta` = sum(grad * out) and `offset` = log2(no
 log2(gate): exp2(score - offset) is then gate * probability, so the gate costs the attention
 kernels nothing and the gradient of the gated output needs no scaled copy. A row that sees nothing,
 or a gate of zero, has offset +inf. The gradient of a gate is its branch's delta.
+Kernels that walk over the tokens of one head read the same numbers by head.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa_core.kernels.triton.rows import INFINITY, LOG2E
+from nsa_core.kernels.triton.launcher import run
+from nsa_core.kernels.triton.rows import INFINITY, LOG2E, pack_terms
+from nsa_core.kernels.triton.tiles import Documents, locate
 
 
 @triton.jit
@@ -26,15 +31,33 @@ def _branch_delta(OUT, grad, at, inside):
     return tl.sum(out * grad, 1)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _prepare_kernel(GRAD, OUT, LSE, OFFSET, DELTA, num_rows, E: tl.constexpr, BM: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    inside = row < num_rows
+@triton.jit
+def _rows_of_slot(DOCUMENT, CU, H: tl.constexpr, BLOCK: tl.constexpr, BM: tl.constexpr):
+    """(rows, rows by head without the head's own offset, head, inside) of this program."""
+    PARTS: tl.constexpr = BLOCK * H // BM
+    slot = tl.program_id(0) // PARTS
+    start, length, block = locate(DOCUMENT, CU, slot, BLOCK)
+    within = (tl.program_id(0) % PARTS) * BM + tl.arange(0, BM)
+    position = block * BLOCK + within // H
+    row = (start + block * BLOCK).to(tl.int64) * H + within
+    return row, slot * BLOCK + within // H, within % H, position < length
+
+
+@triton.jit(do_not_specialize=["num_padded"])
+def _prepare_kernel(
+    GRAD, OUT, LSE, OFFSET, DELTA, BY_HEAD, DOCUMENT, CU, num_padded,
+    H: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    row, padded, head, inside = _rows_of_slot(DOCUMENT, CU, H, BLOCK, BM)
     at = row[:, None] * E + tl.arange(0, E)[None, :]
     grad = tl.load(GRAD + at, mask=inside[:, None], other=0.0).to(tl.float32)
     gate = tl.full([BM], 1.0, tl.float32)
-    tl.store(DELTA + row, _branch_delta(OUT, grad, at, inside), mask=inside)
-    tl.store(OFFSET + row, _branch_offset(LSE, gate, row, inside), mask=inside)
+    delta = _branch_delta(OUT, grad, at, inside)
+    offset = _branch_offset(LSE, gate, row, inside)
+    tl.store(OFFSET + row, offset, mask=inside)
+    tl.store(DELTA + row, delta, mask=inside)
+    by_head = head * num_padded.to(tl.int64) + padded
+    tl.store(BY_HEAD + by_head, pack_terms(offset, delta), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -56,13 +79,14 @@ def _mix_kernel(O1, O2, O3, GATE, OUT, num_rows, E: tl.constexpr, BM: tl.constex
     tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=held)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_padded"])
 def _mix_prepare_kernel(
-    GRAD, O1, O2, O3, LSE, GATE, DGATE, OFFSET, DELTA, num_rows, E: tl.constexpr, BM: tl.constexpr
-):
-    """LSE, OFFSET, DELTA [3, rows]; GATE, DGATE [rows, 3]."""
-    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    inside = row < num_rows
+    GRAD, O1, O2, O3, LSE, GATE, DGATE, OFFSET, DELTA, BY_HEAD, DOCUMENT, CU,
+    num_rows, num_padded,
+    H: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """LSE, OFFSET, DELTA [3, rows]; GATE, DGATE [rows, 3]; BY_HEAD [3, H, num_padded]."""
+    row, padded, head, inside = _rows_of_slot(DOCUMENT, CU, H, BLOCK, BM)
     at = row[:, None] * E + tl.arange(0, E)[None, :]
     grad = tl.load(GRAD + at, mask=inside[:, None], other=0.0).to(tl.float32)
     for branch in tl.static_range(3):
@@ -75,8 +99,10 @@ def _mix_prepare_kernel(
             delta = _branch_delta(O3, grad, at, inside)
         plane = branch * num_rows.to(tl.int64)
         offset = _branch_offset(LSE + plane, gate, row, inside)
-        tl.store(DELTA + plane + row, delta, mask=inside)
         tl.store(OFFSET + plane + row, offset, mask=inside)
+        tl.store(DELTA + plane + row, delta, mask=inside)
+        by_head = (branch * H + head) * num_padded.to(tl.int64) + padded
+        tl.store(BY_HEAD + by_head, pack_terms(offset, delta), mask=inside)
         tl.store(DGATE + row * 3 + branch, delta.to(DGATE.dtype.element_ty), mask=inside)
 
 
@@ -85,12 +111,39 @@ def _row_grid(num_rows: int, width: int) -> tuple[tuple[int], int]:
     return (triton.cdiv(num_rows, rows),), rows
 
 
-def prepare(grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """(offset, delta) [N, H] float32 of one branch from its output, natural lse and gradient."""
-    offset, delta = torch.empty_like(lse), torch.empty_like(lse)
-    grid, rows = _row_grid(lse.numel(), out.shape[-1])
-    _prepare_kernel[grid](grad, out, lse, offset, delta, lse.numel(), out.shape[-1], rows)
-    return offset, delta
+@dataclass(frozen=True)
+class RowTerms:
+    """Offset and delta of every row of one branch.
+
+    `by_head` holds both of them in one int64 (rows.py), for kernels that walk along the tokens of
+    a head; each document begins at a multiple of the query block there, so that loads are aligned.
+    """
+
+    offset: Tensor  # [N, H] float32
+    delta: Tensor  # [N, H] float32
+    by_head: Tensor  # [H, slots * block] int64
+
+
+def _slot_tile(num_heads: int, width: int, block: int) -> int:
+    """Rows of a program: about 8,192 elements, and a divisor of the rows of a query block."""
+    rows = max(16, 8192 // width)
+    while (block * num_heads) % rows:
+        rows //= 2
+    return rows
+
+
+def prepare(grad: Tensor, out: Tensor, lse: Tensor, docs: Documents) -> RowTerms:
+    """Terms of one branch without a gate from its output, natural lse [N, H] and gradient."""
+    num_heads, width = out.shape[1:]
+    offset, delta = lse.new_empty(2, *lse.shape)
+    by_head = lse.new_empty(num_heads, docs.num_slots * docs.block, dtype=torch.int64)
+    rows = _slot_tile(num_heads, width, docs.block)
+    run(
+        _prepare_kernel, (docs.num_slots * (docs.block * num_heads // rows),),
+        grad, out, lse, offset, delta, by_head, docs.tile_document, docs.cu_seqlens,
+        by_head.shape[1], num_heads, width, docs.block, rows,
+    )  # fmt: skip
+    return RowTerms(offset, delta, by_head)
 
 
 def mix(branches: tuple[Tensor, Tensor, Tensor], gates: Tensor) -> Tensor:
@@ -98,18 +151,24 @@ def mix(branches: tuple[Tensor, Tensor, Tensor], gates: Tensor) -> Tensor:
     out = torch.empty_like(branches[0])
     num_rows, width = gates.numel() // 3, out.shape[-1]
     grid, rows = _row_grid(num_rows, width)
-    _mix_kernel[grid](*branches, gates, out, num_rows, width, rows)
+    run(_mix_kernel, grid, *branches, gates, out, num_rows, width, rows)
     return out
 
 
 def mix_prepare(
-    grad: Tensor, branches: tuple[Tensor, Tensor, Tensor], lse: Tensor, gates: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(offset [3, N, H], delta [3, N, H], gradient of the gates [N, H, 3]) in one pass."""
-    offset, delta, dgates = torch.empty_like(lse), torch.empty_like(lse), torch.empty_like(gates)
-    num_rows, width = gates.numel() // 3, grad.shape[-1]
-    grid, rows = _row_grid(num_rows, width)
-    _mix_prepare_kernel[grid](
-        grad, *branches, lse, gates, dgates, offset, delta, num_rows, width, rows
-    )
-    return offset, delta, dgates
+    grad: Tensor, branches: tuple[Tensor, Tensor, Tensor], lse: Tensor, gates: Tensor,
+    docs: Documents,
+) -> tuple[list[RowTerms], Tensor]:  # fmt: skip
+    """(terms of the three branches, gradient of the gates [N, H, 3]) in one pass."""
+    num_heads, width = grad.shape[1:]
+    dgates = torch.empty_like(gates)
+    offset, delta = lse.new_empty(2, *lse.shape)
+    by_head = lse.new_empty(3, num_heads, docs.num_slots * docs.block, dtype=torch.int64)
+    rows = _slot_tile(num_heads, width, docs.block)
+    run(
+        _mix_prepare_kernel, (docs.num_slots * (docs.block * num_heads // rows),),
+        grad, *branches, lse, gates, dgates, offset, delta, by_head,
+        docs.tile_document, docs.cu_seqlens, grad.shape[0] * num_heads, by_head.shape[2],
+        num_heads, width, docs.block, rows,
+    )  # fmt: skip
+    return [RowTerms(*of) for of in zip(offset, delta, by_head, strict=True)], dgates

@@ -9,15 +9,15 @@ chose.
 """
 
 from dataclasses import dataclass
-from functools import partial
+from typing import Self
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa_core.kernels.triton.attention import Documents
-from nsa_core.kernels.triton.tiles import locate
+from nsa_core.kernels.triton.launcher import run
+from nsa_core.kernels.triton.tiles import Documents, locate
 
 FIRST = tl.constexpr(1)  # flag: block 0 is chosen (and is neither of the two below)
 PREVIOUS = tl.constexpr(2)  # flag: the block before the token's own
@@ -25,6 +25,8 @@ CURRENT = tl.constexpr(4)  # flag: the token's own block
 COUNT_PASS = tl.constexpr(0)
 ORDER_PASS = tl.constexpr(1)
 SCATTER_PASS = tl.constexpr(2)
+_SCAN_WIDTH = 4096  # lists that the scan takes at a time
+_SCAN_WARPS = 16
 
 
 @triton.jit
@@ -105,33 +107,116 @@ def cut_items_kernel(ITEM_OFFSET, ITEM_LIST, num_lists, WIDTH: tl.constexpr):
         tl.store(ITEM_LIST + begin + i, key, mask=inside & (i < count))
 
 
+@triton.jit(do_not_specialize=["num_lists", "item_queries"])
+def scan_lists_kernel(
+    COUNT, OFFSET, ITEM_OFFSET, num_lists, item_queries, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Where each list and its items begin: both prefix sums of the counts, by one program."""
+    entries = tl.zeros([1], tl.int32)
+    items = tl.zeros([1], tl.int32)
+    tl.store(OFFSET, 0)
+    tl.store(ITEM_OFFSET, 0)
+    for first in tl.range(0, num_lists, WIDTH, num_stages=1):
+        key = first + tl.arange(0, WIDTH)
+        inside = key < num_lists
+        count = tl.load(COUNT + key, mask=inside, other=0)
+        cut = (count + (item_queries - 1)) // item_queries
+        tl.store(OFFSET + key + 1, entries + tl.cumsum(count, 0), mask=inside)
+        tl.store(ITEM_OFFSET + key + 1, items + tl.cumsum(cut, 0), mask=inside)
+        entries += tl.sum(count, 0)
+        items += tl.sum(cut, 0)
+
+
+@dataclass(frozen=True)
+class IndexSize:
+    """Sizes of an inverted index, bounds where the ids decide; all of them known on the host."""
+
+    num_tokens: int
+    groups: int
+    num_selected: int
+    num_slots: int
+    chunk_slots: int
+    item_queries: int
+
+    @classmethod
+    def of(
+        cls, ids: Tensor, num_slots: int, block: int, chunk_tokens: int, item_queries: int
+    ) -> Self:
+        """For ids [N, G, S], in chunks of whole query blocks of about `chunk_tokens` tokens."""
+        chunk_slots = max(1, min(num_slots, chunk_tokens // block))
+        num_tokens, groups, num_selected = ids.shape
+        return cls(num_tokens, groups, num_selected, num_slots, chunk_slots, item_queries)
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of query blocks."""
+        chunks: int = triton.cdiv(self.num_slots, self.chunk_slots)
+        return chunks
+
+    @property
+    def num_lists(self) -> int:
+        """One list for every chunk, group and KV block."""
+        return self.num_chunks * self.groups * self.num_slots
+
+    @property
+    def num_entries(self) -> int:
+        """Every id of every token."""
+        return self.num_tokens * self.groups * self.num_selected
+
+    @property
+    def sections(self) -> tuple[int, ...]:
+        """Words of offset, item_offset, item_list, entries and flags."""
+        items = max_items(self.num_entries, self.num_lists, self.item_queries)
+        ends = self.num_lists + 1
+        return ends, ends, items, self.num_entries, self.groups * self.num_tokens
+
+
 @dataclass(frozen=True)
 class QueryIndex:
     """The inverted index; lists are numbered (chunk * G + group) * num_slots + KV slot."""
 
+    size: IndexSize
     offset: Tensor  # [lists + 1] first entry of a list
     item_offset: Tensor  # [lists + 1] first item of a list
     item_list: Tensor  # [at most max_items] list of an item
     entries: Tensor  # [N * G * S] token * S + column of its id; lists end to end
     flags: Tensor  # [G, N] which bands a token chose
-    chunk_slots: int
+
+    @classmethod
+    def over(cls, words: Tensor, size: IndexSize) -> Self:
+        """Views of the parts in one int32 tensor of `index_words(size)` words."""
+        parts, begin = [], 0
+        for section in size.sections:
+            parts.append(words.narrow(0, begin, section))
+            begin += _aligned(section)
+        return cls(size, *parts)
+
+
+def _aligned(words: int) -> int:
+    """Sections begin at multiples of 16 bytes, as the compiled kernels take for granted."""
+    return -(-words // 4) * 4
+
+
+def index_words(size: IndexSize) -> int:
+    """Words of the tensor that holds an index."""
+    return sum(_aligned(section) for section in size.sections)
+
+
+def num_words(max_seqlen: int, block: int) -> int:
+    """Words of 32 bits that hold a bit for every block of the longest document."""
+    words: int = triton.cdiv(triton.cdiv(max_seqlen, block), 32)
+    return words
 
 
 def block_bits(ids: Tensor, docs: Documents) -> Tensor:
     """Bits [G, words, N] int32 of ids [N, G, S] (unique per token, -1 for none)."""
     num_tokens, groups, num_selected = ids.shape
-    words = triton.cdiv(triton.cdiv(docs.max_seqlen, docs.block), 32)
+    words = num_words(docs.max_seqlen, docs.block)
     bits = torch.empty(groups, words, num_tokens, dtype=torch.int32, device=ids.device)
     grid = (triton.cdiv(num_tokens, 128), groups)
     slots = max(16, triton.next_power_of_2(num_selected))
-    block_bits_kernel[grid](ids, bits, num_tokens, words, groups, num_selected, slots, 128)
+    run(block_bits_kernel, grid, ids, bits, num_tokens, words, groups, num_selected, slots, 128)
     return bits
-
-
-def chunk_count(docs: Documents, chunk_slots: int) -> int:
-    """Number of chunks of query blocks."""
-    chunks: int = triton.cdiv(docs.num_slots, chunk_slots)
-    return chunks
 
 
 def max_items(entries: int, lists: int, item_queries: int) -> int:
@@ -139,41 +224,46 @@ def max_items(entries: int, lists: int, item_queries: int) -> int:
     return entries // item_queries + min(lists, entries)
 
 
-def build_index(
-    ids: Tensor, docs: Documents, chunk_tokens: int, item_queries: int, *, deterministic: bool
-) -> QueryIndex:
-    """Invert ids [N, G, S] on the device; sizes are bounds known on the host, nothing is read back.
+def build_index(ids: Tensor, docs: Documents, size: IndexSize, *, deterministic: bool) -> Tensor:
+    """Invert ids [N, G, S] on the device; nothing is read back.
 
     The order of a list is that of the atomics that counted it; `deterministic` sorts it by token.
+
+    Returns:
+        The words of a `QueryIndex`.
     """
-    num_tokens, groups, num_selected = ids.shape
-    chunk_slots = max(1, min(docs.num_slots, chunk_tokens // docs.block))
-    num_lists = chunk_count(docs, chunk_slots) * groups * docs.num_slots
-    int32 = partial(torch.empty, dtype=torch.int32, device=ids.device)
-    count = int32(num_lists).zero_()
+    words = torch.empty(index_words(size), dtype=torch.int32, device=ids.device)
+    index = QueryIndex.over(words, size)
+    count = torch.zeros(size.num_lists, dtype=torch.int32, device=ids.device)
     rank = torch.empty_like(ids)
-    flags = int32(groups, num_tokens)
-    entries = int32(ids.numel())
-    offset, item_offset = int32(2, num_lists + 1).zero_().unbind()
-    slots = max(16, triton.next_power_of_2(num_selected))
+    slots = max(16, triton.next_power_of_2(size.num_selected))
 
     def walk(one_pass: tl.constexpr) -> None:
-        index_queries_kernel[docs.num_slots, groups](
-            ids, count, rank, offset, entries, flags, docs.tile_document, docs.cu_seqlens,
-            docs.num_slots, chunk_slots, num_tokens,
-            docs.block, groups, num_selected, slots, one_pass.value,
+        run(
+            index_queries_kernel, (size.num_slots, size.groups),
+            ids, count, rank, index.offset, index.entries, index.flags,
+            docs.tile_document, docs.cu_seqlens, size.num_slots, size.chunk_slots, size.num_tokens,
+            docs.block, size.groups, size.num_selected, slots, one_pass.value,
         )  # fmt: skip
 
     walk(ORDER_PASS if deterministic else COUNT_PASS)
-    torch.cumsum(count, 0, dtype=torch.int32, out=offset[1:])
-    items = (count + (item_queries - 1)) // item_queries
-    torch.cumsum(items, 0, dtype=torch.int32, out=item_offset[1:])
+    run(
+        scan_lists_kernel, (1,),
+        count, index.offset, index.item_offset, size.num_lists, size.item_queries,
+        min(_SCAN_WIDTH, triton.next_power_of_2(size.num_lists)), num_warps=_SCAN_WARPS,
+    )  # fmt: skip
     if deterministic:
         order = torch.sort(rank.view(-1), stable=True).indices
-        row, column = order // (groups * num_selected), order % num_selected
-        entries.copy_(row * num_selected + column)
+        row, column = order // (size.groups * size.num_selected), order % size.num_selected
+        index.entries.copy_(row * size.num_selected + column)
     else:
         walk(SCATTER_PASS)
-    item_list = int32(max_items(ids.numel(), num_lists, item_queries))
-    cut_items_kernel[(triton.cdiv(num_lists, 128),)](item_offset, item_list, num_lists, 128)
-    return QueryIndex(offset, item_offset, item_list, entries, flags, chunk_slots)
+    run(
+        cut_items_kernel,
+        (triton.cdiv(size.num_lists, 128),),
+        index.item_offset,
+        index.item_list,
+        size.num_lists,
+        128,
+    )
+    return words

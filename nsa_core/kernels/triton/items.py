@@ -40,7 +40,8 @@ def item_rows(
     """(entry, head row from the document's start and the group, valid) of an item's rows."""
     valid = row < queries * HG
     entry = tl.load(ENTRIES + begin + row // HG, mask=valid, other=start * CHOSEN)
-    return entry, (entry // CHOSEN - start) * (G * HG) + row % HG, valid
+    entry = entry.to(tl.uint32)  # a division without the correction for a sign
+    return entry, ((entry // CHOSEN).to(tl.int32) - start) * (G * HG) + row % HG, valid
 
 
 @triton.jit
@@ -81,8 +82,8 @@ def item_forward_kernel(
         peak = tl.max(scores, 1) * qk_scale
         prob = tl.exp2(scores * qk_scale - peak[:, None])
         total = tl.sum(prob, 1)
-        out = matmul(prob.to(v.dtype), v) / total[:, None]
-        token, column = entry // CHOSEN - token0, entry % CHOSEN
+        out = matmul(prob.to(v.dtype), v) * (1.0 / total)[:, None]
+        token, column = (entry // CHOSEN).to(tl.int32) - token0, (entry % CHOSEN).to(tl.int32)
         at = partial_row(token, column, row % HG, g, G, HG, CHOSEN)
         target = PART_OUT + at[:, None] * E + ee[None, :]
         tl.store(target, out.to(PART_OUT.dtype.element_ty), mask=valid[:, None])
@@ -140,7 +141,7 @@ def item_backward_kernel(
             target = DQ + head_row * D + local[:, None] * D + dd[None, :]
             tl.atomic_add(target, dq, mask=valid[:, None], sem="relaxed")
         else:
-            token, column = entry // CHOSEN - token0, entry % CHOSEN
+            token, column = (entry // CHOSEN).to(tl.int32) - token0, (entry % CHOSEN).to(tl.int32)
             at = partial_row(token, column, row % HG, g, G, HG, CHOSEN)
             target = DQ + at[:, None] * D + dd[None, :]
             tl.store(target, dq.to(DQ.dtype.element_ty), mask=valid[:, None])

@@ -13,9 +13,8 @@ from typing import Literal
 import torch
 
 Kernel = Literal[
-    "compressed_forward", "compressed_query_gradient", "compressed_key_gradient",
-    "sliding_forward", "sliding_query_gradient", "sliding_key_gradient",
-    "chosen_forward", "chosen_query_gradient", "chosen_key_gradient",
+    "compressed_forward", "sliding_forward", "chosen_forward", "query_gradient",
+    "compressed_key_gradient", "sliding_key_gradient", "chosen_key_gradient",
     "score", "item_forward", "item_backward", "merge", "band",
 ]  # fmt: skip
 MAX_SHARED_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
@@ -54,34 +53,31 @@ def _attend(forward: Launch, query_gradient: Launch, key_gradient: Launch) -> di
     """The same launches for all three modes of `attend.py`."""
     return {
         "compressed_forward": forward,
-        "compressed_query_gradient": query_gradient,
-        "compressed_key_gradient": key_gradient,
         "sliding_forward": forward,
-        "sliding_query_gradient": query_gradient,
-        "sliding_key_gradient": key_gradient,
         "chosen_forward": forward,
-        "chosen_query_gradient": query_gradient,
+        "query_gradient": query_gradient,
+        "compressed_key_gradient": key_gradient,
+        "sliding_key_gradient": key_gradient,
         "chosen_key_gradient": key_gradient,
     }
 
 
 _SM90_64: dict[Kernel, Launch] = {
-    **_attend(Launch(64, 64, 4, 3), Launch(64, 64, 4, 3), Launch(64, 64, 4, 1, 168)),
+    **_attend(Launch(64, 64, 4, 3), Launch(64, 64, 4, 3, 168), Launch(64, 64, 4, 3, 168)),
     "compressed_forward": Launch(64, 64, 4, 3, 128),
-    "compressed_query_gradient": Launch(128, 64, 8, 3),
     "chosen_forward": Launch(64, 64, 4, 3, 128),
     "score": Launch(64, 64, 4, 2),
-    "item_forward": Launch(64, 64, 4, 1),
+    "item_forward": Launch(64, 64, 4, 1, 80),
     "item_backward": Launch(64, 64, 4, 1),
-    "merge": Launch(64, 64, 4, 1, 128),
+    "merge": Launch(64, 64, 4, 3, 128),
     "band": Launch(64, 64, 4, 1),
 }
 _SM90_128: dict[Kernel, Launch] = {
-    **_attend(Launch(128, 64, 8, 3), Launch(64, 64, 4, 2), Launch(64, 128, 8, 1)),
+    **_attend(Launch(128, 64, 8, 3), Launch(64, 64, 4, 2), Launch(64, 128, 8, 3)),
     "score": Launch(64, 256, 8, 2),
     "item_forward": Launch(64, 64, 4, 1),
-    "item_backward": Launch(64, 64, 4, 1),
-    "merge": Launch(64, 64, 4, 1),
+    "item_backward": Launch(64, 64, 4, 2),
+    "merge": Launch(64, 64, 4, 3, 168),
     "band": Launch(64, 64, 4, 1),
 }
 # Before sm_90 products are made by single warps from registers: more warps for the same tile.
@@ -111,7 +107,11 @@ _TABLES: dict[tuple[int, int], dict[Kernel, Launch]] = {
 }
 _POLICIES = {
     64: Policy(
-        dense_until=3328, chunk_tokens=8192, item_queries=128, segment_tokens=1024, partial_dq=False
+        dense_until=3328,
+        chunk_tokens=16384,
+        item_queries=128,
+        segment_tokens=1024,
+        partial_dq=False,
     ),
     128: Policy(
         dense_until=3328, chunk_tokens=4096, item_queries=64, segment_tokens=1024, partial_dq=True

@@ -10,9 +10,15 @@ from torch import Tensor
 from torch.library import custom_op
 
 from nsa_core.kernels.triton import attention, gates, pool, selected
-from nsa_core.kernels.triton.attention import Documents, Mode, compressed_mode, sliding_mode
+from nsa_core.kernels.triton.attention import (
+    Mode,
+    Source,
+    compressed_mode,
+    sliding_mode,
+)
 from nsa_core.kernels.triton.select import select_blocks
 from nsa_core.kernels.triton.streams import run_beside
+from nsa_core.kernels.triton.tiles import Documents, documents
 
 
 def _new_out(q: Tensor, v: Tensor) -> Tensor:
@@ -28,13 +34,10 @@ def _mode_backward(
     docs: Documents, mode: Mode, *, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     grad = grad.contiguous()
-    offset, delta = gates.prepare(grad, out, lse)
-    dq = attention.query_gradient(q, k, v, grad, offset, delta, docs, mode)
+    source = Source(mode, k, v, gates.prepare(grad, out, lse, docs))
     dk, dv = torch.empty_like(k), torch.empty_like(v)
-    attention.key_gradient(
-        q, k, v, grad, offset, delta, docs, mode, (dk, dv), deterministic=deterministic
-    )
-    return dq, dk, dv
+    attention.key_gradient(q, grad, source, docs, (dk, dv), deterministic=deterministic)
+    return attention.query_gradient(q, grad, (source,), docs), dk, dv
 
 
 @custom_op("nsa::compressed", mutates_args=())
@@ -44,8 +47,10 @@ def compressed(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Out [N, H, E] and natural lse [N, H] of attention to the visible compressed blocks."""
     del deterministic  # of the backward
-    docs = attention.documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
-    return attention.forward(q, k, v, docs, compressed_mode(compress_block, compress_stride))
+    docs = documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
+    into = _new_out(q, v), _new_lse(q)
+    attention.forward(q, k, v, docs, compressed_mode(compress_block, compress_stride), into)
+    return into
 
 
 @custom_op("nsa::compressed_backward", mutates_args=())
@@ -55,7 +60,7 @@ def compressed_backward(
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v of `compressed`."""
-    docs = attention.documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
+    docs = documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
     mode = compressed_mode(compress_block, compress_stride)
     return _mode_backward(q, k, v, out, lse, grad, docs, mode, deterministic=deterministic)
 
@@ -66,8 +71,10 @@ def sliding(
     select_block: int, window: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Out [N, H, E] and natural lse [N, H] of attention to the last `window` tokens."""
-    docs = attention.documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
-    return attention.forward(q, k, v, docs, sliding_mode(window))
+    docs = documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
+    into = _new_out(q, v), _new_lse(q)
+    attention.forward(q, k, v, docs, sliding_mode(window), into)
+    return into
 
 
 @custom_op("nsa::sliding_backward", mutates_args=())
@@ -76,7 +83,7 @@ def sliding_backward(
     max_seqlen: int, select_block: int, window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v of `sliding`; bit-reproducible."""
-    docs = attention.documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
+    docs = documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
     return _mode_backward(q, k, v, out, lse, grad, docs, sliding_mode(window), deterministic=True)
 
 
@@ -86,7 +93,7 @@ def select(
     select_block: int, compress_block: int, compress_stride: int, num_selected: int,
 ) -> Tensor:  # fmt: skip
     """Ids [N, G, S] int32 of the chosen blocks; see `select.select_blocks`."""
-    docs = attention.documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
+    docs = documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
     return select_blocks(q, k, lse, docs, compress_block, compress_stride, num_selected)
 
 
@@ -96,9 +103,12 @@ def selected_attention(
     select_block: int, dense: bool, deterministic: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Out [N, H, E] and natural lse [N, H] of causal attention to the chosen blocks."""
-    docs = attention.documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
-    choice = selected.choose_path(ids, q, v, docs, dense=dense, deterministic=deterministic)
-    return selected.selected_forward(q, k, v, choice, docs)
+    docs = documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
+    words = selected.invert(ids, q, v, docs, dense=dense, deterministic=deterministic)
+    choice = selected.open_choice(ids, words, q, v, docs, dense=dense)
+    into = _new_out(q, v), _new_lse(q)
+    selected.selected_forward(q, k, v, choice, docs, into)
+    return into
 
 
 @custom_op("nsa::selected_backward", mutates_args=())
@@ -107,13 +117,16 @@ def selected_attention_backward(
     cu_seqlens: Tensor, max_seqlen: int, select_block: int, dense: bool, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v of `selected`; the index is built again rather than kept."""
-    docs = attention.documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
-    choice = selected.choose_path(ids, q, v, docs, dense=dense, deterministic=deterministic)
+    docs = documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
+    words = selected.invert(ids, q, v, docs, dense=dense, deterministic=deterministic)
+    choice = selected.open_choice(ids, words, q, v, docs, dense=dense)
     grad = grad.contiguous()
-    offset, delta = gates.prepare(grad, out, lse)
-    return selected.selected_backward(
-        q, k, v, grad, offset, delta, choice, docs, deterministic=deterministic
+    terms = gates.prepare(grad, out, lse, docs)
+    into = torch.empty_like(k), torch.empty_like(v)
+    dq = selected.selected_backward(
+        q, k, v, grad, terms, choice, docs, into, deterministic=deterministic
     )
+    return dq, *into
 
 
 @custom_op("nsa::attend", mutates_args=())
@@ -121,78 +134,84 @@ def attend(
     q: Tensor, k_compressed: Tensor, v_compressed: Tensor, k_selected: Tensor, v_selected: Tensor,
     k_sliding: Tensor, v_sliding: Tensor, gate: Tensor, cu_seqlens: Tensor, max_seqlen: int,
     geometry: list[int], dense: bool, deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """All of NSA: the three branches, the choice between them and the gated sum.
 
     `gate` [N, H, 3] weighs (compressed, selected, sliding) and is not negative; `geometry` is
     l, d, l', n, w; `dense` takes the masked-dense selected path instead of the KV-major one.
 
     Returns:
-        out [N, H, E]; the three branch outputs, lse [3, N, H] and ids [N, G, S] for the backward.
+        out [N, H, E]; for the backward the three branch outputs, lse [3, N, H], ids [N, G, S] and
+        the words of the inverted ids.
     """
     span, stride, block, num_selected, window = geometry
-    docs = attention.documents(cu_seqlens, q.shape[0], max_seqlen, block)
+    docs = documents(cu_seqlens, q.shape[0], max_seqlen, block)
     compression = compressed_mode(span, stride)
+    lse = q.new_empty(3, q.shape[0], q.shape[1], dtype=torch.float32)
+    out_c, out_w = _new_out(q, v_compressed), _new_out(q, v_sliding)
 
-    into = attention.empty_outputs(q, v_sliding)
+    def choose_and_read() -> tuple[Tensor, Tensor, Tensor]:
+        attention.forward(q, k_compressed, v_compressed, docs, compression, (out_c, lse[0]))
+        ids = select_blocks(q, k_compressed, lse[0], docs, span, stride, num_selected)
+        words = selected.invert(ids, q, v_selected, docs, dense=dense, deterministic=deterministic)
+        choice = selected.open_choice(ids, words, q, v_selected, docs, dense=dense)
+        out_s = _new_out(q, v_selected)
+        selected.selected_forward(q, k_selected, v_selected, choice, docs, (out_s, lse[1]))
+        return ids, words, out_s
 
-    def choose_and_read() -> tuple[Tensor, ...]:
-        out_c, lse_c = attention.forward(q, k_compressed, v_compressed, docs, compression)
-        ids = select_blocks(q, k_compressed, lse_c, docs, span, stride, num_selected)
-        choice = selected.choose_path(
-            ids, q, v_selected, docs, dense=dense, deterministic=deterministic
-        )
-        out_s, lse_s = selected.selected_forward(q, k_selected, v_selected, choice, docs)
-        return out_c, lse_c, ids, out_s, lse_s
-
-    out_c, lse_c, ids, out_s, lse_s = run_beside(
+    ids, words, out_s = run_beside(
         q.device,
-        lambda: attention.forward(q, k_sliding, v_sliding, docs, sliding_mode(window), into=into),
+        lambda: attention.forward(
+            q, k_sliding, v_sliding, docs, sliding_mode(window), (out_w, lse[2])
+        ),
         choose_and_read,
     )
-    out_w, lse_w = into
-    out = gates.mix((out_c, out_s, out_w), gate)
-    return out, out_c, out_s, out_w, torch.stack((lse_c, lse_s, lse_w)), ids
+    return gates.mix((out_c, out_s, out_w), gate), out_c, out_s, out_w, lse, ids, words
 
 
 @custom_op("nsa::attend_backward", mutates_args=())
 def attend_backward(
     grad: Tensor, q: Tensor, keys_values: list[Tensor], gate: Tensor, branches: list[Tensor],
-    lse: Tensor, ids: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+    lse: Tensor, ids: Tensor, words: Tensor, cu_seqlens: Tensor, max_seqlen: int,
     geometry: list[int], dense: bool, deterministic: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of (q, the three pairs k, v, gate) of `attend`; dq is summed branch by branch."""
+    """Gradients of (q, the three pairs k, v, gate) of `attend`; the key gradients run beside."""
     span, stride, block, _, window = geometry
-    docs = attention.documents(cu_seqlens, q.shape[0], max_seqlen, block)
+    docs = documents(cu_seqlens, q.shape[0], max_seqlen, block)
     grad = grad.contiguous()
     out_c, out_s, out_w = branches
-    offset, delta, dgate = gates.mix_prepare(grad, (out_c, out_s, out_w), lse, gate)
+    (terms_c, terms_s, terms_w), dgate = gates.mix_prepare(
+        grad, (out_c, out_s, out_w), lse, gate, docs
+    )
     k_c, v_c, k_s, v_s, k_w, v_w = keys_values
-    compression, window_mode = compressed_mode(span, stride), sliding_mode(window)
-    rows_c, rows_s, rows_w = ((offset[i], delta[i]) for i in range(3))
-    dtype = selected.gradient_dtype(q, v_s, dense=dense, deterministic=deterministic)
-    into_c = torch.empty_like(k_c), torch.empty_like(v_c)
-    into_w = torch.empty_like(k_w), torch.empty_like(v_w)
+    compressed_source = Source(compressed_mode(span, stride), k_c, v_c, terms_c)
+    sliding_source = Source(sliding_mode(window), k_w, v_w, terms_w)
+    choice = selected.open_choice(ids, words, q, v_s, docs, dense=dense)
+    chosen = selected.chosen_source(k_s, v_s, terms_s, choice)
+    into_c, into_s, into_w = (
+        (torch.empty_like(k), torch.empty_like(v)) for k, v in ((k_c, v_c), (k_s, v_s), (k_w, v_w))
+    )
 
     def key_gradients() -> None:
-        attention.key_gradient(
-            q, k_c, v_c, grad, *rows_c, docs, compression, into_c, deterministic=deterministic
-        )
-        attention.key_gradient(
-            q, k_w, v_w, grad, *rows_w, docs, window_mode, into_w, deterministic=deterministic
-        )
+        for source, into in ((compressed_source, into_c), (sliding_source, into_w)):
+            attention.key_gradient(q, grad, source, docs, into, deterministic=deterministic)
 
-    def other_gradients() -> tuple[Tensor, Tensor, Tensor]:
-        choice = selected.choose_path(ids, q, v_s, docs, dense=dense, deterministic=deterministic)
-        dq = attention.query_gradient(q, k_c, v_c, grad, *rows_c, docs, compression, dtype=dtype)
-        dq, dk_s, dv_s = selected.selected_backward(
-            q, k_s, v_s, grad, *rows_s, choice, docs, deterministic=deterministic, add_to=dq
+    def other_gradients() -> Tensor:
+        if chosen is not None:
+            attention.key_gradient(q, grad, chosen, docs, into_s, deterministic=deterministic)
+            sources = (compressed_source, sliding_source, chosen)
+            return attention.query_gradient(q, grad, sources, docs)
+        dtype = selected.gradient_dtype(q, v_s, deterministic=deterministic)
+        dq = attention.query_gradient(
+            q, grad, (compressed_source, sliding_source), docs, dtype=dtype
         )
-        dq = attention.query_gradient(q, k_w, v_w, grad, *rows_w, docs, window_mode, add_to=dq)
-        return dq, dk_s, dv_s
+        return selected.items_backward(
+            q, k_s, v_s, grad, terms_s, choice, docs, into_s,
+            deterministic=deterministic, add_to=dq,
+        )  # fmt: skip
 
-    dq, dk_s, dv_s = run_beside(q.device, key_gradients, other_gradients)
-    return [dq, *into_c, dk_s, dv_s, *into_w, dgate]
+    dq = run_beside(q.device, key_gradients, other_gradients)
+    return [dq, *into_c, *into_s, *into_w, dgate]
 
 
 @custom_op("nsa::mean_pool", mutates_args=())
@@ -269,13 +288,15 @@ def _fake_attend(
     q: Tensor, k_compressed: Tensor, v_compressed: Tensor, k_selected: Tensor, v_selected: Tensor,
     k_sliding: Tensor, v_sliding: Tensor, gate: Tensor, cu_seqlens: Tensor, max_seqlen: int,
     geometry: list[int], dense: bool, deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    del k_compressed, v_compressed, v_selected, k_sliding, gate, cu_seqlens, max_seqlen
-    del dense, deterministic
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    del k_compressed, v_compressed, k_sliding, gate, deterministic
     out, out_c, out_s, out_w = (_new_out(q, v_sliding) for _ in range(4))
     lse = q.new_empty(3, q.shape[0], q.shape[1], dtype=torch.float32)
     ids = q.new_empty(q.shape[0], k_selected.shape[1], geometry[3], dtype=torch.int32)
-    return out, out_c, out_s, out_w, lse, ids
+    num_words = selected.count_words(
+        ids, q, v_selected, cu_seqlens.shape[0] - 1, max_seqlen, geometry[2], dense=dense
+    )
+    return out, out_c, out_s, out_w, lse, ids, ids.new_empty(num_words)
 
 
 @attend_backward.register_fake

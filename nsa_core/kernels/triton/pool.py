@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.tiles import locate, num_slots, tile_documents
 
 _BLOCKS = 8  # compressed blocks of one program
@@ -59,8 +60,18 @@ def pool(x: Tensor, cu_seqlens: Tensor, span: int, stride: int) -> Tensor:
     pooled = x.new_zeros(num_tokens // stride, groups, width)
     tile = _BLOCKS * stride
     document = tile_documents(cu_seqlens, num_tokens, tile)
-    _pool_kernel[document.numel(), groups](
-        x, pooled, document, cu_seqlens, span, stride, groups, width, _BLOCKS
+    run(
+        _pool_kernel,
+        (document.numel(), groups),
+        x,
+        pooled,
+        document,
+        cu_seqlens,
+        span,
+        stride,
+        groups,
+        width,
+        _BLOCKS,
     )
     return pooled
 
@@ -74,5 +85,8 @@ def pool_gradient(
     tokens = 64
     document = tile_documents(cu_seqlens, num_tokens, tokens)
     grid = (num_slots(num_tokens, cu_seqlens.numel() - 1, tokens), groups)
-    _pool_gradient_kernel[grid](grad, dx, document, cu_seqlens, span, stride, groups, width, tokens)
+    run(
+        _pool_gradient_kernel, grid, grad, dx, document, cu_seqlens,
+        span, stride, groups, width, tokens,
+    )  # fmt: skip
     return dx

@@ -17,6 +17,23 @@ LN2 = tl.constexpr(0.6931471805599453)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
+NO_ROW = tl.constexpr(0x7F800000)  # the packed terms of a row that does not exist: +inf and 0
+
+
+@triton.jit
+def pack_terms(offset, delta):
+    """Both float32 terms of a row in one int64, so that one load brings them."""
+    low = offset.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    return low | (delta.to(tl.int32, bitcast=True).to(tl.int64) << 32)
+
+
+@triton.jit
+def unpack_terms(terms):
+    """(offset, delta) of packed terms."""
+    offset = terms.to(tl.int32).to(tl.float32, bitcast=True)
+    return offset, (terms >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+
 @triton.jit
 def num_visible(position, MODE: tl.constexpr, SPAN: tl.constexpr, STRIDE: tl.constexpr):
     """Number of keys, counted from the first, that a token at `position` may see."""

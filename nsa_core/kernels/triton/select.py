@@ -7,9 +7,11 @@ import torch
 import triton
 from torch import Tensor
 
-from nsa_core.kernels.triton.attention import LOG2E, Documents
+from nsa_core.kernels.triton.attention import LOG2E
 from nsa_core.kernels.triton.launch import INTERPRETER, Launch, device_architecture, launch_for
+from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.score import score_kernel
+from nsa_core.kernels.triton.tiles import Documents
 from nsa_core.kernels.triton.topk import top_blocks_kernel
 
 _SCORE_BYTES = 256 << 20  # the score buffer of one chunk; longer documents get shorter chunks
@@ -68,7 +70,8 @@ def _score(
     groups, heads, width = k.shape[1], q.shape[1] // k.shape[1], q.shape[2]
     span, stride, num_selected = blocks
     hold = heads * docs.block * width * q.element_size() <= _HELD_BYTES
-    score_kernel[(chunk.slots, groups)](
+    run(
+        score_kernel, (chunk.slots, groups),
         q, k, lse, chunk.scores, chunk.maxima, docs.tile_document, docs.cu_seqlens,
         chunk.first_slot, chunk.scores.shape[1], chunk.scores.shape[2], chunk.maxima.shape[2],
         LOG2E * width**-0.5, span, stride, docs.block, num_selected, groups, heads, width,
@@ -83,7 +86,8 @@ def _take_top(ids: Tensor, docs: Documents, chunk: _Chunk) -> None:
     cells = triton.next_power_of_2(triton.cdiv(reach, chunk.cell))
     simulated = device_architecture(ids.device) == INTERPRETER
     tokens = docs.block if simulated else _TOP_TOKENS
-    top_blocks_kernel[(chunk.slots * (docs.block // tokens), groups)](
+    run(
+        top_blocks_kernel, (chunk.slots * (docs.block // tokens), groups),
         chunk.scores, chunk.maxima, ids, docs.tile_document, docs.cu_seqlens,
         chunk.first_slot, chunk.scores.shape[1], chunk.scores.shape[2], chunk.maxima.shape[2],
         docs.block, groups, num_selected, chunk.cell, cells,

@@ -13,13 +13,16 @@ import triton
 from torch import Tensor
 
 from nsa_core.kernels.triton import attention
-from nsa_core.kernels.triton.attention import LOG2E, Documents, chosen_mode
+from nsa_core.kernels.triton.attention import LOG2E, Source, chosen_mode
+from nsa_core.kernels.triton.gates import RowTerms
 from nsa_core.kernels.triton.index import (
+    IndexSize,
     QueryIndex,
     block_bits,
     build_index,
-    chunk_count,
+    index_words,
     max_items,
+    num_words,
 )
 from nsa_core.kernels.triton.items import (
     item_backward_kernel,
@@ -27,13 +30,14 @@ from nsa_core.kernels.triton.items import (
     sum_items_kernel,
 )
 from nsa_core.kernels.triton.launch import launch_for, policy_for, row_tile
+from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.merge import (
     band_key_gradient_kernel,
     first_block_gradient_kernel,
     merge_forward_kernel,
     merge_query_gradient_kernel,
 )
-from nsa_core.kernels.triton.tiles import num_slots, tile_documents
+from nsa_core.kernels.triton.tiles import Documents, num_slots, tile_documents
 
 _MAX_ELEMENTS = (1 << 31) - 1  # partial outputs of a chunk are addressed in 32 bits
 _FIRST_BLOCK_SEGMENT = 8  # query blocks per program of the first block's gradient
@@ -68,54 +72,79 @@ class _Shape:
         return 1.0 / math.sqrt(self.key_width)
 
 
-def choose_path(
-    ids: Tensor, q: Tensor, v: Tensor, docs: Documents, *, dense: bool, deterministic: bool
-) -> Choice:
-    """Turn ids into bits (masked-dense) or into the inverted index (KV-major)."""
-    if dense:
-        return Choice(ids, block_bits(ids, docs), None)
+def _index_size(ids: Tensor, q: Tensor, v: Tensor, num_slots: int, block: int) -> IndexSize:
     policy = policy_for(q.device, q.shape[2], v.shape[2])
     token_elements = q.shape[1] * ids.shape[2] * max(q.shape[2], v.shape[2])
     chunk_tokens = min(policy.chunk_tokens, _MAX_ELEMENTS // token_elements)
-    index = build_index(ids, docs, chunk_tokens, policy.item_queries, deterministic=deterministic)
-    return Choice(ids, None, index)
+    return IndexSize.of(ids, num_slots, block, chunk_tokens, policy.item_queries)
 
 
-def selected_forward(
-    q: Tensor, k: Tensor, v: Tensor, choice: Choice, docs: Documents
-) -> tuple[Tensor, Tensor]:
-    """Out [N, H, E] and natural lse [N, H] of attention to the chosen blocks, causal."""
-    if choice.bits is not None:
-        return attention.forward(q, k, v, docs, chosen_mode(choice.bits))
-    return _items_forward(q, k, v, choice, docs)
+def count_words(
+    ids: Tensor, q: Tensor, v: Tensor, num_documents: int, max_seqlen: int, block: int,
+    *, dense: bool,
+) -> int:  # fmt: skip
+    """Length of what `invert` returns."""
+    if dense:
+        return ids.shape[1] * num_words(max_seqlen, block) * ids.shape[0]
+    slots = num_slots(ids.shape[0], num_documents, block)
+    return index_words(_index_size(ids, q, v, slots, block))
 
 
-def selected_backward(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
-    choice: Choice, docs: Documents, *, deterministic: bool, add_to: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k and v; `offset` and `delta` as in gates.py.
+def invert(
+    ids: Tensor, q: Tensor, v: Tensor, docs: Documents, *, dense: bool, deterministic: bool
+) -> Tensor:
+    """Turn ids into the bits (dense) or the inverted index of a path: int32 words [W]."""
+    if dense:
+        return block_bits(ids, docs).view(-1)
+    size = _index_size(ids, q, v, docs.num_slots, docs.block)
+    return build_index(ids, docs, size, deterministic=deterministic)
 
-    `add_to` is a gradient of q from another branch, in the dtype of `gradient_dtype`; it is used
-    up, and its sum with this branch's is returned.
-    """
-    if choice.bits is not None:
-        mode = chosen_mode(choice.bits)
-        dq = attention.query_gradient(q, k, v, grad, offset, delta, docs, mode, add_to=add_to)
-        dk, dv = torch.empty_like(k), torch.empty_like(v)
-        attention.key_gradient(
-            q, k, v, grad, offset, delta, docs, mode, (dk, dv), deterministic=deterministic
+
+def open_choice(
+    ids: Tensor, words: Tensor, q: Tensor, v: Tensor, docs: Documents, *, dense: bool
+) -> Choice:
+    """Ids with the words that `invert` made of them."""
+    if dense:
+        return Choice(
+            ids, words.view(ids.shape[1], num_words(docs.max_seqlen, docs.block), -1), None
         )
-        return dq, dk, dv
-    return _items_backward(
-        q, k, v, grad, offset, delta, choice, docs, deterministic=deterministic, add_to=add_to
+    return Choice(
+        ids, None, QueryIndex.over(words, _index_size(ids, q, v, docs.num_slots, docs.block))
     )
 
 
-def gradient_dtype(q: Tensor, v: Tensor, *, dense: bool, deterministic: bool) -> torch.dtype:
-    """Dtype in which `selected_backward` takes another branch's gradient of q to add to."""
-    is_atomic = not dense and _is_atomic(q, v, deterministic=deterministic)
-    return torch.float32 if is_atomic else q.dtype
+def selected_forward(
+    q: Tensor, k: Tensor, v: Tensor, choice: Choice, docs: Documents, into: tuple[Tensor, Tensor]
+) -> None:
+    """Write out [N, H, E] and natural lse [N, H] of causal attention to the chosen blocks."""
+    if choice.bits is not None:
+        attention.forward(q, k, v, docs, chosen_mode(choice.bits), into)
+    else:
+        _items_forward(q, k, v, choice, docs, into)
+
+
+def chosen_source(k: Tensor, v: Tensor, terms: RowTerms, choice: Choice) -> Source | None:
+    """The branch as a source of the common gradient kernels; None on the KV-major path."""
+    if choice.bits is None:
+        return None
+    return Source(chosen_mode(choice.bits), k, v, terms)
+
+
+def selected_backward(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, terms: RowTerms,
+    choice: Choice, docs: Documents, into: tuple[Tensor, Tensor], *, deterministic: bool,
+) -> Tensor:  # fmt: skip
+    """Gradient of q; those of k and v go `into`."""
+    source = chosen_source(k, v, terms, choice)
+    if source is None:
+        return items_backward(q, k, v, grad, terms, choice, docs, into, deterministic=deterministic)
+    attention.key_gradient(q, grad, source, docs, into, deterministic=deterministic)
+    return attention.query_gradient(q, grad, (source,), docs)
+
+
+def gradient_dtype(q: Tensor, v: Tensor, *, deterministic: bool) -> torch.dtype:
+    """Dtype in which `items_backward` takes the other branches' gradient of q to add to."""
+    return torch.float32 if _is_atomic(q, v, deterministic=deterministic) else q.dtype
 
 
 def _is_atomic(q: Tensor, v: Tensor, *, deterministic: bool) -> bool:
@@ -134,26 +163,25 @@ def _shape(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> _Shape:
 
 
 def _partial_rows(docs: Documents, index: QueryIndex, shape: _Shape) -> int:
-    tokens = min(docs.num_tokens, index.chunk_slots * docs.block)
+    tokens = min(docs.num_tokens, index.size.chunk_slots * docs.block)
     return tokens * shape.groups * shape.num_selected * shape.heads
 
 
 def _item_programs(docs: Documents, index: QueryIndex, shape: _Shape, chunks: int) -> int:
     """Bound on the items of `chunks` chunks: a chunk's lists end at its own last KV block."""
-    tokens = min(docs.num_tokens, chunks * index.chunk_slots * docs.block)
-    reach = index.chunk_slots + triton.cdiv(docs.max_seqlen, docs.block) + 1
+    tokens = min(docs.num_tokens, chunks * index.size.chunk_slots * docs.block)
+    reach = index.size.chunk_slots + triton.cdiv(docs.max_seqlen, docs.block) + 1
     lists = chunks * shape.groups * min(reach, docs.num_slots)
     return max(1, max_items(tokens * shape.groups * shape.num_selected, lists, shape.item_queries))
 
 
 def _items_forward(
-    q: Tensor, k: Tensor, v: Tensor, choice: Choice, docs: Documents
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, choice: Choice, docs: Documents, into: tuple[Tensor, Tensor]
+) -> None:
     index, ids = choice.index, choice.ids
     assert index is not None  # noqa: S101 - narrows the type; the caller has looked at `bits`
     shape = _shape(q, k, v, ids)
-    out = q.new_empty(q.shape[0], q.shape[1], shape.value_width)
-    lse = q.new_empty(q.shape[0], q.shape[1], dtype=torch.float32)
+    out, lse = into
     part_rows = _partial_rows(docs, index, shape)
     part_out = q.new_empty(part_rows, shape.value_width)
     part_lse = q.new_empty(part_rows, dtype=torch.float32)
@@ -166,21 +194,22 @@ def _items_forward(
         docs.block, shape.groups, shape.heads, shape.key_width, shape.value_width,
         shape.num_selected,
     )  # fmt: skip
-    for chunk in range(chunk_count(docs, index.chunk_slots)):
-        first_slot = chunk * index.chunk_slots
-        slots = min(index.chunk_slots, docs.num_slots - first_slot)
-        item_forward_kernel[(programs,)](
+    for chunk in range(index.size.num_chunks):
+        first_slot = chunk * index.size.chunk_slots
+        slots = min(index.size.chunk_slots, docs.num_slots - first_slot)
+        run(
+            item_forward_kernel, (programs,),
             q, k, v, index.offset, index.item_offset, index.item_list, index.entries,
             part_out, part_lse, docs.tile_document, docs.cu_seqlens,
             chunk * lists, (chunk + 1) * lists, first_slot, docs.num_slots,
             shape.item_queries, shape.qk_scale, *sizes, item.rows, item.stages, **item.options(),
         )  # fmt: skip
-        merge_forward_kernel[slots * (docs.block * shape.heads // rows), shape.groups](
+        run(
+            merge_forward_kernel, (slots * (docs.block * shape.heads // rows), shape.groups),
             q, k, v, ids, index.flags, part_out, part_lse, out, lse,
             docs.tile_document, docs.cu_seqlens, first_slot, q.shape[0], shape.qk_scale,
             *sizes, rows, merge.stages, **merge.options(),
         )  # fmt: skip
-    return out, lse
 
 
 @dataclass(frozen=True)
@@ -191,8 +220,7 @@ class _Backward:
     k: Tensor
     v: Tensor
     grad: Tensor
-    offset: Tensor
-    delta: Tensor
+    terms: RowTerms
     ids: Tensor
     index: QueryIndex
     docs: Documents
@@ -200,16 +228,22 @@ class _Backward:
 
     def inputs(self) -> tuple[Tensor, ...]:
         """First six arguments of every backward kernel."""
-        return self.q, self.k, self.v, self.grad, self.offset, self.delta
+        return self.q, self.k, self.v, self.grad, self.terms.offset, self.terms.delta
 
 
-def _items_backward(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, offset: Tensor, delta: Tensor,
-    choice: Choice, docs: Documents, *, deterministic: bool, add_to: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def items_backward(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, terms: RowTerms,
+    choice: Choice, docs: Documents, into: tuple[Tensor, Tensor],
+    *, deterministic: bool, add_to: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Gradient of q on the KV-major path; those of k and v go `into`.
+
+    `add_to` is a gradient of q from other branches, in the dtype of `gradient_dtype`; it is used
+    up, and its sum with this branch's is returned.
+    """
     assert choice.index is not None  # noqa: S101 - narrows the type
     shape = _shape(q, k, v, choice.ids)
-    work = _Backward(q, k, v, grad, offset, delta, choice.ids, choice.index, docs, shape)
+    work = _Backward(q, k, v, grad, terms, choice.ids, choice.index, docs, shape)
     item_dk = torch.zeros_like(k, dtype=torch.float32)
     item_dv = torch.zeros_like(v, dtype=torch.float32)
     if _is_atomic(q, v, deterministic=deterministic):
@@ -220,8 +254,8 @@ def _items_backward(
         dq = torch.empty_like(q) if add_to is None else add_to
         add = add_to is not None
         _partial_items(work, dq, item_dk, item_dv, add=add, ordered=deterministic)
-    dk, dv = _band_key_gradient(work, item_dk, item_dv, ordered=deterministic)
-    return dq, dk, dv
+    _band_key_gradient(work, item_dk, item_dv, into, ordered=deterministic)
+    return dq
 
 
 def _launch_items(
@@ -237,10 +271,12 @@ def _launch_items(
     docs, index, shape = work.docs, work.index, work.shape
     launch = launch_for("item_backward", work.q.device, shape.key_width, shape.value_width)
     lists = shape.groups * docs.num_slots
-    item_backward_kernel[(_item_programs(docs, index, shape, chunks),)](
+    run(
+        item_backward_kernel, (_item_programs(docs, index, shape, chunks),),
         *work.inputs(), index.offset, index.item_offset, index.item_list, index.entries, dq, dk, dv,
         docs.tile_document, docs.cu_seqlens, chunk * lists, (chunk + chunks) * lists,
-        chunk * index.chunk_slots, docs.num_slots, shape.item_queries, shape.qk_scale, shape.scale,
+        chunk * index.size.chunk_slots, docs.num_slots, shape.item_queries,
+        shape.qk_scale, shape.scale,
         docs.block, shape.groups, shape.heads, shape.key_width, shape.value_width,
         shape.num_selected, launch.rows, launch.stages, *atomic, **launch.options(),
     )  # fmt: skip
@@ -259,7 +295,8 @@ def _merge_query_gradient(
     docs, shape = work.docs, work.shape
     launch = launch_for("merge", work.q.device, shape.key_width, shape.value_width)
     rows = row_tile(launch, docs.block, shape.heads)
-    merge_query_gradient_kernel[slots * (docs.block * shape.heads // rows), shape.groups](
+    run(
+        merge_query_gradient_kernel, (slots * (docs.block * shape.heads // rows), shape.groups),
         *work.inputs(), work.ids, work.index.flags, part_dq, dq,
         docs.tile_document, docs.cu_seqlens,
         first_slot, work.q.shape[0], shape.qk_scale, shape.scale,
@@ -272,7 +309,7 @@ def _atomic_items(
     work: _Backward, sum_dq: Tensor, dq: Tensor, item_dk: Tensor, item_dv: Tensor
 ) -> None:
     """All items in one launch; dq, dk, dv by float32 atomics."""
-    chunks = chunk_count(work.docs, work.index.chunk_slots)
+    chunks = work.index.size.num_chunks
     _launch_items(work, sum_dq, item_dk, item_dv, 0, chunks, atomic=(True, True))
     _merge_query_gradient(work, sum_dq, dq, 0, work.docs.num_slots, atomic=True, add=False)
 
@@ -289,23 +326,24 @@ def _partial_items(
         copies = _item_programs(docs, index, shape, 1) * docs.block
         part_dk = item_dk.new_empty(copies, shape.key_width)
         part_dv = item_dv.new_empty(copies, shape.value_width)
-    for chunk in range(chunk_count(docs, index.chunk_slots)):
+    for chunk in range(index.size.num_chunks):
         _launch_items(work, part_dq, part_dk, part_dv, chunk, 1, atomic=(False, not ordered))
         if ordered:
-            sum_items_kernel[docs.num_slots, shape.groups](
+            run(
+                sum_items_kernel, (docs.num_slots, shape.groups),
                 index.item_offset, part_dk, part_dv, item_dk, item_dv,
                 docs.tile_document, docs.cu_seqlens, chunk * lists, docs.num_slots,
                 docs.block, shape.groups, shape.key_width, shape.value_width,
             )  # fmt: skip
-        first_slot = chunk * index.chunk_slots
-        slots = min(index.chunk_slots, docs.num_slots - first_slot)
+        first_slot = chunk * index.size.chunk_slots
+        slots = min(index.size.chunk_slots, docs.num_slots - first_slot)
         _merge_query_gradient(work, part_dq, dq, first_slot, slots, atomic=False, add=add)
 
 
 def _band_key_gradient(
-    work: _Backward, item_dk: Tensor, item_dv: Tensor, *, ordered: bool
-) -> tuple[Tensor, Tensor]:
-    """Bands into the items' sums; block 0 by atomics, or by a copy per segment of queries."""
+    work: _Backward, item_dk: Tensor, item_dv: Tensor, into: tuple[Tensor, Tensor], *, ordered: bool
+) -> None:
+    """Bands and the items' sums; block 0 by atomics, or by a copy per segment of queries."""
     docs, shape = work.docs, work.shape
     launch = launch_for("band", work.q.device, shape.key_width, shape.value_width)
     segment = _FIRST_BLOCK_SEGMENT * docs.block
@@ -315,16 +353,16 @@ def _band_key_gradient(
         first_dk = item_dk.new_empty(segments, shape.groups, docs.block, shape.key_width)
         first_dv = item_dv.new_empty(segments, shape.groups, docs.block, shape.value_width)
     sizes = (shape.groups, shape.heads, shape.key_width, shape.value_width, launch.rows)
-    first_block_gradient_kernel[segments, shape.groups](
+    run(
+        first_block_gradient_kernel, (segments, shape.groups),
         *work.inputs(), work.index.flags, first_dk, first_dv,
         tile_documents(docs.cu_seqlens, docs.num_tokens, segment), docs.cu_seqlens,
         docs.num_tokens, shape.qk_scale, docs.block, segment, *sizes, not ordered,
         **launch.options(),
     )  # fmt: skip
-    dk, dv = torch.empty_like(work.k), torch.empty_like(work.v)
-    band_key_gradient_kernel[docs.num_slots, shape.groups](
-        *work.inputs(), work.index.flags, item_dk, item_dv, first_dk, first_dv, dk, dv,
+    run(
+        band_key_gradient_kernel, (docs.num_slots, shape.groups),
+        *work.inputs(), work.index.flags, item_dk, item_dv, first_dk, first_dv, *into,
         docs.tile_document, docs.cu_seqlens, docs.num_tokens, shape.qk_scale, shape.scale,
         docs.block, segment, *sizes, not ordered, **launch.options(),
     )  # fmt: skip
-    return dk, dv

@@ -7,10 +7,14 @@ the host; a slot whose tile starts at or after the end of its document is empty,
 returns at once.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from nsa_core.kernels.triton.launcher import run
 
 
 @triton.jit(do_not_specialize=["num_documents", "num_slots", "num_steps"])
@@ -59,7 +63,42 @@ def tile_documents(cu_seqlens: Tensor, num_tokens: int, tile: int) -> Tensor:
     slots = num_slots(num_tokens, num_documents, tile)
     document = torch.empty(slots, dtype=torch.int32, device=cu_seqlens.device)
     width = 128
-    _tile_documents_kernel[(triton.cdiv(slots, width),)](
-        cu_seqlens, document, num_documents, slots, num_documents.bit_length(), tile, width
+    run(
+        _tile_documents_kernel,
+        (triton.cdiv(slots, width),),
+        cu_seqlens,
+        document,
+        num_documents,
+        slots,
+        num_documents.bit_length(),
+        tile,
+        width,
     )
     return document
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Packed documents on the device with the tile slots of one query block size."""
+
+    cu_seqlens: Tensor
+    num_tokens: int
+    max_seqlen: int
+    block: int
+    tile_document: Tensor
+
+    @property
+    def num_documents(self) -> int:
+        """M."""
+        return self.cu_seqlens.numel() - 1
+
+    @property
+    def num_slots(self) -> int:
+        """Query blocks of all documents, empty slots included."""
+        return self.tile_document.numel()
+
+
+def documents(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int, block: int) -> Documents:
+    """Cut packed documents into query blocks of `block` tokens."""
+    tiles = tile_documents(cu_seqlens, num_tokens, block)
+    return Documents(cu_seqlens, num_tokens, max_seqlen, block, tiles)

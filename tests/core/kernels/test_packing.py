@@ -28,6 +28,20 @@ def test_document_ids_cut_where_they_change_and_at_each_row():
     assert packing.max_seqlen == 6
 
 
+def test_a_bound_on_the_documents_keeps_the_kernels_from_counting_on_one_a_token():
+    ids = torch.tensor([[7, 7, 2, 2, 2, 7], [7, 7, 7, 7, 7, 1]])
+    bounded, exact = Packing.from_document_ids(ids, max_documents=6), Packing.from_document_ids(ids)
+    assert bounded.cu_seqlens.tolist() == [0, 2, 5, 6, 11, 12, 12]
+    assert torch.equal(bounded.start_N, exact.start_N)
+    assert torch.equal(bounded.length_N, exact.length_N)
+
+
+def test_more_documents_than_the_bound_are_not_cut_off_in_silence():
+    ids = torch.tensor([[7, 7, 2, 2, 2, 7]])
+    with pytest.raises(RuntimeError, match="max_documents=2"):
+        Packing.from_document_ids(ids, max_documents=2)
+
+
 def test_a_plain_batch_is_documents_of_equal_length():
     packing = Packing.uniform(3, 5)
     assert packing.cu_seqlens.tolist() == [0, 5, 10, 15]

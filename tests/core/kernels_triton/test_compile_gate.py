@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
 from nsa_core.kernels.triton import attention, gates, pool, select, selected
 from nsa_core.kernels.triton.launch import MAX_SHARED_BYTES
+from nsa_core.kernels.triton.tiles import documents
 from tests.core.kernels_triton.compiling import Recorded, compile_launch, recording
 
 SHAPES = {"A": (12, 2, 64), "B": (64, 4, 128)}
@@ -33,30 +34,36 @@ def record_all(shape: str, arch: int) -> list[Recorded]:
     k = torch.zeros(TOKENS, groups, width, dtype=torch.bfloat16)
     k_short = torch.zeros(TOKENS // 16, groups, width, dtype=torch.bfloat16)
     rows = torch.zeros(TOKENS, heads)
+    packed = torch.zeros(TOKENS, heads, dtype=torch.int64)
     gate = torch.zeros(TOKENS, heads, 3, dtype=torch.bfloat16)
     ids = torch.zeros(TOKENS, groups, 16, dtype=torch.int32)
     borders = torch.tensor([0, TOKENS], dtype=torch.int32)
     with recording(arch) as launches:
-        docs = attention.documents(borders, TOKENS, LONGEST, BLOCK)
+        docs = documents(borders, TOKENS, LONGEST, BLOCK)
         select.select_blocks(q, k_short, rows, docs, 32, 16, 16)
+        sources, terms = [], gates.RowTerms(rows, rows, packed)
         pairs = ((attention.compressed_mode(32, 16), k_short), (attention.sliding_mode(512), k))
         for mode, keys in pairs:
-            attention.forward(q, keys, keys, docs, mode)
-            attention.query_gradient(q, keys, keys, q, rows, rows, docs, mode)
-            attention.key_gradient(
-                q, keys, keys, q, rows, rows, docs, mode, (keys, keys), deterministic=False
-            )
+            sources.append(attention.Source(mode, keys, keys, terms))
+            attention.forward(q, keys, keys, docs, mode, (q, rows))
+            attention.query_gradient(q, q, sources[-1:], docs)
+            attention.key_gradient(q, q, sources[-1], docs, (keys, keys), deterministic=False)
+        attention.query_gradient(q, q, sources, docs, dtype=torch.float32)
         for dense, deterministic in ((True, False), (False, False), (False, True)):
-            choice = selected.choose_path(ids, q, k, docs, dense=dense, deterministic=deterministic)
-            selected.selected_forward(q, k, k, choice, docs)
+            words = selected.invert(ids, q, k, docs, dense=dense, deterministic=deterministic)
+            choice = selected.open_choice(ids, words, q, k, docs, dense=dense)
+            selected.selected_forward(q, k, k, choice, docs, (q, rows))
             selected.selected_backward(
-                q, k, k, q, rows, rows, choice, docs, deterministic=deterministic
+                q, k, k, q, terms, choice, docs, (k, k), deterministic=deterministic
             )
+            chosen = selected.chosen_source(k, k, terms, choice)
+            if chosen is not None:
+                attention.query_gradient(q, q, (*sources, chosen), docs)
         pool.pool(k, borders, 32, 16)
         pool.pool_gradient(k_short, borders, TOKENS, 32, 16)
-        gates.prepare(q, q, rows)
+        gates.prepare(q, q, rows, docs)
         gates.mix((q, q, q), gate)
-        gates.mix_prepare(q, (q, q, q), torch.zeros(3, TOKENS, heads), gate)
+        gates.mix_prepare(q, (q, q, q), torch.zeros(3, TOKENS, heads), gate, docs)
     return launches
 
 

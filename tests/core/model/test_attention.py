@@ -16,7 +16,20 @@ from tests.core.model.cases import (
 )
 from tests.core.model.layer_reference import nsa_layer
 
-BACKENDS = {"reference": ReferenceBackend(), "sdpa": SdpaBackend()}
+
+class FusedBackend(SdpaBackend):
+    """Everything in one call, as the Triton backend offers it; float64 and CPU like its parent."""
+
+    def attend(self, q_NHD, compressed, selected, sliding, gate_NH3, geometry, packing):
+        out_cmp, lse_NH = self.compressed(q_NHD, *compressed, geometry, packing)
+        ids_NGS = self.select(q_NHD, compressed[0], lse_NH, geometry, packing)
+        out_slc = self.selected(q_NHD, *selected, ids_NGS, geometry, packing)
+        out_win = self.sliding(q_NHD, *sliding, geometry, packing)
+        outs = torch.stack((out_cmp, out_slc, out_win), dim=2)
+        return (gate_NH3.unsqueeze(-1) * outs).sum(dim=2).to(q_NHD.dtype), ids_NGS
+
+
+BACKENDS = {"reference": ReferenceBackend(), "sdpa": SdpaBackend(), "fused": FusedBackend()}
 LAYERS = {
     "avg": small_config(nsa={"phi": "avg"}),
     "linear, mlp gate": small_config(nsa={"phi": "linear"}, gate={"kind": "mlp"}),
@@ -119,3 +132,20 @@ def test_scores_depend_on_relative_position_only():
         shifted = run_attention(model, x, packing)
         # float32 angles of about 1000 radians are exact to about 3e-5.
         torch.testing.assert_close(shifted, found, rtol=0, atol=1e-6 * shift + 1e-6)
+
+
+def test_the_fused_operator_is_used_where_one_backend_has_it_for_every_branch():
+    fused, plain = FusedBackend(), SdpaBackend()
+    assert BranchBackends.of(fused).fused is fused
+    assert BranchBackends(fused, fused, FusedBackend()).fused is None
+    assert BranchBackends.of(plain).fused is None
+
+
+def test_statistics_are_those_of_the_single_branches():
+    figures = []
+    for backend in (FusedBackend(), SdpaBackend()):
+        model = small_model(small_config(), backends=BranchBackends.of(backend))
+        with model.recording_statistics():
+            run_attention(model, inputs(41), Packing.uniform(1, 41))
+        figures.append(first_attention(model).figures)
+    torch.testing.assert_close(*figures, rtol=1e-6, atol=1e-6)

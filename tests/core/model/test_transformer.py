@@ -199,3 +199,17 @@ def test_weight_decay_leaves_norms_biases_and_tables_alone():
         "mlp.up.weight",
         "mlp.down.weight",
     }
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the compiler itself, which are not ours to mend
+def test_a_loss_compiled_as_a_whole_keeps_its_gradients():
+    row = torch.randint(8, (1, 40), generator=torch.Generator().manual_seed(0))
+    grads = []
+    for is_compiled in (False, True):
+        model = small_model(small_config())
+        loss = torch.compile(model.loss, backend="aot_eager") if is_compiled else model.loss
+        loss(row, row).sum.backward()
+        grads.append([parameter.grad for parameter in model.parameters()])
+    assert all(grad.norm() > 0 for grad in grads[0])
+    torch.testing.assert_close(grads[1], grads[0])
