@@ -86,7 +86,7 @@ class ModelRow:
         first_step_s: Seconds of the first step, which compiles.
         first_loss: Loss of the first step, in nats.
         last_loss: Loss of the last timed step; the batch is always the same, so it must be lower.
-        kernels: Backend of each branch.
+        kernels: Which code computes each branch and the loss.
     """
 
     attention: Attention
@@ -202,7 +202,7 @@ def _measure_row(request: ModelRequest, attention: Attention, length: int) -> Mo
         first_step_s=first_step_s,
         first_loss=first.loss,
         last_loss=last.loss,
-        kernels={choice.branch: choice.name for choice in learner.model.backends.choices},
+        kernels=learner.model.kernel_paths,
     )
 
 

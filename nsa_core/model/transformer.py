@@ -150,7 +150,20 @@ class LanguageModel(nn.Module):
     ) -> LossSum:
         """Summed cross-entropy and the number of targets; a target of -1 is ignored."""
         hidden_NW = self.hidden(tokens_BT, packing)
-        return loss_sum(hidden_NW, self.head_weight, targets_BT.reshape(-1))
+        in_place = self.loss_kernel == "triton"
+        return loss_sum(hidden_NW, self.head_weight, targets_BT.reshape(-1), in_place=in_place)
+
+    @property
+    def loss_kernel(self) -> str:
+        """`triton` where an attention backend is, because then its kernels run here; or `torch`."""
+        return "triton" if any(b.name == "triton" for b in self.backends.choices) else "torch"
+
+    @property
+    def kernel_paths(self) -> dict[str, str]:
+        """Which code computes each branch and the loss; a field of every heartbeat."""
+        paths: dict[str, str] = {choice.branch: choice.name for choice in self.backends.choices}
+        paths["loss"] = self.loss_kernel
+        return paths
 
     def num_parameters(self) -> int:
         """Trained numbers; a tied head counts once."""

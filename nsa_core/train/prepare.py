@@ -68,7 +68,7 @@ def prepare(
             num_warmup_steps=3 if config.runtime.compile else 1,  # a second shape compiles again
         ),
         card=card,
-        kernel_paths={choice.branch: choice.name for choice in learner.model.backends.choices},
+        kernel_paths=learner.model.kernel_paths,
         position=read_position(
             point.state.step if point else 0,
             point.state.tokens_seen if point else 0,
