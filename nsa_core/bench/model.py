@@ -3,27 +3,29 @@
 Legend: B rows of a step, T tokens of a row.
 """
 
-import json
+import argparse
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
-from nsa_core.bench.kernels import describe_machine
+from nsa_core.bench.command import Bench
 from nsa_core.config.counts import count_flops
 from nsa_core.config.model import ModelConfig
+from nsa_core.config.recipe import resolve
 from nsa_core.config.run import RunConfig
 from nsa_core.config.training import BatchConfig, DataConfig, Precision, RuntimeConfig
 from nsa_core.data.batch import TokenBatch
+from nsa_core.rundir.bench_result import Machine
 from nsa_core.train.card import peak_flops_per_s
 from nsa_core.train.learner import Learner, choose_device, make_learner, set_up_torch
 from nsa_core.train.step import StepResult
 
 Attention = Literal["nsa", "dense"]
+ATTENTIONS: tuple[Attention, ...] = ("nsa", "dense")
 _GIB = 2**30
 
 
@@ -45,7 +47,7 @@ class ModelRequest:
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    attentions: tuple[Attention, ...] = ("nsa", "dense")
+    attentions: tuple[Attention, ...] = ATTENTIONS
     lengths: tuple[int, ...] = (2048, 32768, 65536)
     tokens: int = 65536
     warmup_steps: int = 3
@@ -62,7 +64,7 @@ class ModelRequest:
             ValueError: If a step holds no whole number of rows.
         """
         for length in self.lengths:
-            if self.tokens % length:
+            if length < 1 or self.tokens % length:
                 message = f"a step of {self.tokens} tokens is no whole number of rows of {length}"
                 raise ValueError(message)
 
@@ -123,7 +125,7 @@ def run_config(request: ModelRequest, attention: Attention, length: int) -> RunC
     return RunConfig(
         recipe="bench",
         model=request.model.model_copy(update={"attention": attention}),
-        data=DataConfig(source="synthetic", tokenizer="byte"),
+        data=DataConfig(source="synthetic", tokenizer="byte", pack_documents=False),
         batch=BatchConfig(seq_len=length, micro_batch=request.tokens // length),
         runtime=RuntimeConfig(
             device=request.device, precision=request.precision, compile=request.compile
@@ -172,6 +174,7 @@ def _measure_row(request: ModelRequest, attention: Attention, length: int) -> Mo
     config = run_config(request, attention, length)
     device = choose_device(config)
     set_up_torch(config, device)
+    torch.compiler.reset()  # or the next length gets a graph for any length, as no run does
     learner = make_learner(config, device)
     batch = random_batch(config)
     began = time.perf_counter()
@@ -239,13 +242,51 @@ def format_model_row(row: ModelRow) -> str:
     )
 
 
-def write_model_result(path: Path, command: str, commit: str, rows: Sequence[ModelRow]) -> None:
-    """Write the machine, the command, the commit and the rows as JSON."""
-    document = {
-        **describe_machine(),
-        "commit": commit,
-        "command": command,
-        "rows": [asdict(row) for row in rows],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of this bench."""
+    add = parser.add_argument
+    add("--attention", action="append", choices=ATTENTIONS, help="repeatable; default: both")
+    add("--length", action="append", type=int, metavar="T", help="tokens of a row; repeatable")
+    add("--tokens", type=int, default=65536, metavar="N", help="tokens of a step")
+    add("--runs", type=int, default=3, metavar="N", help="repetitions behind each median")
+    add("--steps", type=int, default=5, metavar="N", help="steps of a repetition")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="sizes, as in a run")
+
+
+def measure(options: argparse.Namespace, machine: Machine) -> Iterator[ModelRow]:
+    """Rows of the command line; on a CPU in float32 and as written, without the compiler."""
+    is_card = machine.card != "cpu"
+    return measure_model(
+        ModelRequest(
+            model=resolve("m7c-125m", sets=options.set).config.model,
+            attentions=tuple(options.attention or ATTENTIONS),
+            lengths=tuple(options.length or (2048, 32768, 65536)),
+            tokens=options.tokens,
+            steps=options.steps,
+            runs=options.runs,
+            compile=is_card,
+            precision="bf16" if is_card else "fp32",
+        )
+    )
+
+
+def find_untrained(rows: Sequence[Any]) -> str | None:
+    """A model that cannot learn one batch by heart did not train: its speed says nothing."""
+    for row in rows:
+        if not row.last_loss < row.first_loss:
+            return (
+                f"{row.attention} at {row.T} tokens did not learn: the loss of one batch went from "
+                f"{row.first_loss:.4f} to {row.last_loss:.4f}"
+            )
+    return None
+
+
+BENCH = Bench(
+    summary="whole training steps of the main model, NSA beside its dense control",
+    needs_card=False,
+    add_flags=add_flags,
+    measure=measure,
+    header=MODEL_HEADER,
+    format_row=format_model_row,
+    failure=find_untrained,
+)

@@ -21,12 +21,18 @@ def autocast(
 
 
 def move(batch: TokenBatch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, Packing]:
-    """Tokens [B, T], targets [B, T] and packing of a batch on the device of the model."""
+    """Tokens [B, T], targets [B, T] and packing of a batch on the device of the model.
+
+    As many segments as rows, and one as long as a row: then every segment is a whole row.
+    """
+    rows, length = batch.tokens_BT.shape
+    is_uniform = len(batch.cu_seqlens) == rows + 1 and batch.max_seqlen == length
     tokens_BT = batch.tokens_BT.to(device, non_blocking=True)
     targets_BT = batch.targets_BT.to(device, non_blocking=True)
     packing = Packing.from_cu_seqlens(
         batch.cu_seqlens.to(device, non_blocking=True),
         max_seqlen=batch.max_seqlen,
         num_tokens=tokens_BT.numel(),
+        uniform_length=length if is_uniform else None,
     )
     return tokens_BT, targets_BT, packing

@@ -5,7 +5,7 @@ E value width, C compressed slots, S = num_selected.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -76,6 +76,27 @@ class AttentionBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class FusedBackend(Protocol):
+    """A backend that computes all three branches, the choice and the gated sum as one operator."""
+
+    def attend(
+        self,
+        q_NHD: Tensor,
+        compressed: tuple[Tensor, Tensor],
+        selected: tuple[Tensor, Tensor],
+        sliding: tuple[Tensor, Tensor],
+        gate_NH3: Tensor,
+        geometry: BlockGeometry,
+        packing: Packing,
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of the branches weighted by gates that are not negative, and the chosen ids.
+
+        Each pair is keys and values; the mathematics is that of the single branches.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class DeviceFacts:
     """What a backend needs to know to say whether it can run.
@@ -122,6 +143,12 @@ class BranchBackends:
     sliding: AttentionBackend
     choices: tuple[BackendChoice, ...] = ()
     dense: AttentionBackend | None = None
+
+    @property
+    def fused(self) -> FusedBackend | None:
+        """What computes all branches at once: one that can, where it was chosen for each branch."""
+        is_one = self.compressed.name == self.selected.name == self.sliding.name
+        return self.compressed if is_one and isinstance(self.compressed, FusedBackend) else None
 
     @classmethod
     def of(cls, backend: AttentionBackend, reason: str = "named by the caller") -> "BranchBackends":

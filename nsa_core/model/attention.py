@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nsa_core.config.model import ModelConfig
 from nsa_core.kernels.backend import BranchBackends
@@ -21,6 +22,16 @@ from nsa_core.model.statistics import measure
 
 #: FlashAttention in torch shares key heads among query heads from this compute capability on.
 GROUPED_SDPA_CAPABILITY = (8, 0)
+
+#: From here on cuDNN's attention is the fastest in torch: 1.4 to 1.5 times flash at 65,536 tokens a
+#: call (bench/results/kernels-h100.json). torch itself would take flash.
+CUDNN_SDPA_CAPABILITY = (9, 0)
+HOPPER_SDPA = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,16 +108,25 @@ class NSAAttention(nn.Module):
         pairs = self.project_keys_values(x_NW)
         q_NHD = rotate(self.project_queries(x_NW), context.token_tables)
         k_CGD, v_CGE = self._compress(pairs, context)
-        branches = self.backends
-        out_cmp, lse_NH = branches.compressed.compressed(q_NHD, k_CGD, v_CGE, geometry, packing)
-        ids_NGS = branches.compressed.select(q_NHD, k_CGD, lse_NH, geometry, packing)
         k_slc, k_win = (rotate(k, context.token_tables) for k in (pairs.k_slc, pairs.k_win))
-        out_slc = branches.selected.selected(q_NHD, k_slc, pairs.v_slc, ids_NGS, geometry, packing)
-        out_win = branches.sliding.sliding(q_NHD, k_win, pairs.v_win, geometry, packing)
         gate_NH3 = self.gate(x_NW)
+        branches, fused = self.backends, self.backends.fused
+        if fused is not None:
+            mixed_NHE, ids_NGS = fused.attend(
+                q_NHD, (k_CGD, v_CGE), (k_slc, pairs.v_slc), (k_win, pairs.v_win), gate_NH3,
+                geometry, packing,
+            )  # fmt: skip
+        else:
+            out_cmp, lse_NH = branches.compressed.compressed(q_NHD, k_CGD, v_CGE, geometry, packing)
+            ids_NGS = branches.compressed.select(q_NHD, k_CGD, lse_NH, geometry, packing)
+            selected, sliding = branches.selected, branches.sliding
+            out_slc = selected.selected(q_NHD, k_slc, pairs.v_slc, ids_NGS, geometry, packing)
+            out_win = sliding.sliding(q_NHD, k_win, pairs.v_win, geometry, packing)
+            mixed_NHE = gated_sum(gate_NH3, (out_cmp, out_slc, out_win))
         if self.is_recording:
             self.figures = measure(gate_NH3, ids_NGS, packing.position_N, geometry.select_block)
-        return self.mix(gate_NH3, (out_cmp, out_slc, out_win))
+        result: Tensor = self.out(mixed_NHE.flatten(1))
+        return result
 
     def project_queries(self, x_NW: Tensor) -> Tensor:
         """Queries [N, H, D], not rotated."""
@@ -121,11 +141,8 @@ class NSAAttention(nn.Module):
         return KeysValues(*(part.reshape(x_NW.shape[0], groups, -1) for part in parts))
 
     def mix(self, gate_NH3: Tensor, outs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """Sum of the gated branches in at least float32, then the output projection."""
-        gate_cmp, gate_slc, gate_win = gate_NH3.unsqueeze(-1).unbind(dim=-2)
-        out_cmp, out_slc, out_win = (widen(out) for out in outs)
-        mixed_NHE = gate_cmp * out_cmp + gate_slc * out_slc + gate_win * out_win
-        result: Tensor = self.out(mixed_NHE.flatten(1).to(outs[0].dtype))
+        """The output projection of the gated sum."""
+        result: Tensor = self.out(gated_sum(gate_NH3, outs).flatten(1))
         return result
 
     def _compress(self, pairs: KeysValues, context: AttentionContext) -> tuple[Tensor, Tensor]:
@@ -138,6 +155,14 @@ class NSAAttention(nn.Module):
         v_CGE = self.phi_v(_gather_rows(pairs.v_cmp, row_CL))
         k_CGD = rotate(k_CGD, context.slot_tables)
         return torch.where(exists_C11, k_CGD, 0.0), torch.where(exists_C11, v_CGE, 0.0)
+
+
+def gated_sum(gate_NH3: Tensor, outs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Sum of the gated branches [N, H, E] in at least float32, rounded once to their dtype."""
+    gate_cmp, gate_slc, gate_win = gate_NH3.unsqueeze(-1).unbind(dim=-2)
+    out_cmp, out_slc, out_win = (widen(out) for out in outs)
+    mixed_NHE = gate_cmp * out_cmp + gate_slc * out_slc + gate_win * out_win
+    return mixed_NHE.to(outs[0].dtype)
 
 
 def _gather_rows(x_NGD: Tensor, row_CL: Tensor) -> Tensor:
@@ -195,7 +220,11 @@ def _batched_sdpa(q_NHD: Tensor, k_NGD: Tensor, v_NGE: Tensor, length: int) -> T
     if is_grouped and q.is_cuda and not _shares_key_heads(q.device):
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         is_grouped = False
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+    if q.is_cuda and torch.cuda.get_device_capability(q.device) >= CUDNN_SDPA_CAPABILITY:
+        with sdpa_kernel(HOPPER_SDPA, set_priority=True):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
     return out.transpose(1, 2).flatten(0, 1)
 
 

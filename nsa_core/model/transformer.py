@@ -25,6 +25,8 @@ from nsa_core.model.rotary import Rotary
 from nsa_core.model.statistics import AttentionStatistics, read_statistics
 
 ActivationCheckpointing = Literal["none", "full", "selective"]
+#: The Triton kernel needs a card and half precision; speed and memory only.
+LossKernel = Literal["torch", "triton"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +94,7 @@ class LanguageModel(nn.Module):
         self.geometry = BlockGeometry.from_config(config.nsa)
         self.backends = backends or BranchBackends.of(SdpaBackend(), "runs everywhere")
         self.activation_checkpointing: ActivationCheckpointing = "none"
+        self.loss_kernel: LossKernel = "torch"
         with torch.random.fork_rng(devices=[]):  # torch fills modules when it makes them
             self.embedding = nn.Embedding(config.vocab_size, config.dim)
             self.rotary = Rotary(config.rope, config.head_dim_k)
@@ -152,11 +155,6 @@ class LanguageModel(nn.Module):
         hidden_NW = self.hidden(tokens_BT, packing)
         in_place = self.loss_kernel == "triton"
         return loss_sum(hidden_NW, self.head_weight, targets_BT.reshape(-1), in_place=in_place)
-
-    @property
-    def loss_kernel(self) -> str:
-        """`triton` where an attention backend is, because then its kernels run here; or `torch`."""
-        return "triton" if any(b.name == "triton" for b in self.backends.choices) else "torch"
 
     @property
     def kernel_paths(self) -> dict[str, str]:
