@@ -20,6 +20,8 @@ from nsa_core.model.layers import BranchGate, widen
 from nsa_core.model.rotary import Rotary, rotate
 from nsa_core.model.statistics import measure
 
+#: Rows of a product in half precision begin at whole 16 bytes.
+_ALIGNED_ROWS = 8
 #: FlashAttention in torch shares key heads among query heads from this compute capability on.
 GROUPED_SDPA_CAPABILITY = (8, 0)
 
@@ -105,11 +107,13 @@ class NSAAttention(nn.Module):
     def forward(self, x_NW: Tensor, context: AttentionContext) -> Tensor:
         """Attend within each document; returns [N, W]."""
         geometry, packing = context.geometry, context.packing
-        pairs = self.project_keys_values(x_NW)
-        q_NHD = rotate(self.project_queries(x_NW), context.token_tables)
+        q_NX, kv_NX, gate_NX = self._project(x_NW)
+        pairs = self._split_keys_values(kv_NX)
+        q_NHD = q_NX.reshape(x_NW.shape[0], self.config.num_heads, self.config.head_dim_k)
+        q_NHD = rotate(q_NHD, context.token_tables)
         k_CGD, v_CGE = self._compress(pairs, context)
         k_slc, k_win = (rotate(k, context.token_tables) for k in (pairs.k_slc, pairs.k_win))
-        gate_NH3 = self.gate(x_NW)
+        gate_NH3 = self.gate(x_NW, gate_NX)
         branches, fused = self.backends, self.backends.fused
         if fused is not None:
             mixed_NHE, ids_NGS = fused.attend(
@@ -128,6 +132,24 @@ class NSAAttention(nn.Module):
         result: Tensor = self.out(mixed_NHE.flatten(1))
         return result
 
+    def _project(self, x_NW: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries, keys with values, and the gate's product with x, by one matrix product.
+
+        The parameters stay apart, as checkpoints and decode know them. x is read once, its gradient
+        written once, and the few rows of the gate cost no product of their own, which the tensor
+        cores of no card like. A gate with a hidden layer makes its product itself: None.
+        """
+        weights = [self.q.weight, self.kv.weight]
+        if self.gate.hidden is None:
+            weights.append(self.gate.logits.weight)
+        rows = [len(weight) for weight in weights]
+        padding = -sum(rows) % _ALIGNED_ROWS
+        if padding:
+            weights.append(x_NW.new_zeros(padding, x_NW.shape[1], dtype=self.q.weight.dtype))
+        product_NX = F.linear(x_NW, torch.cat(weights))
+        q_NX, kv_NX, *gate = torch.split(product_NX[:, : sum(rows)], rows, dim=-1)
+        return q_NX, kv_NX, gate[0] if gate else None
+
     def project_queries(self, x_NW: Tensor) -> Tensor:
         """Queries [N, H, D], not rotated."""
         q_NX: Tensor = self.q(x_NW)
@@ -135,10 +157,13 @@ class NSAAttention(nn.Module):
 
     def project_keys_values(self, x_NW: Tensor) -> KeysValues:
         """The six keys and values [N, G, .], not rotated."""
+        return self._split_keys_values(self.kv(x_NW))
+
+    def _split_keys_values(self, kv_NX: Tensor) -> KeysValues:
         groups = self.config.num_kv_groups
         widths = [groups * self.config.head_dim_k] * 3 + [groups * self.config.head_dim_v] * 3
-        parts = self.kv(x_NW).split(widths, dim=-1)
-        return KeysValues(*(part.reshape(x_NW.shape[0], groups, -1) for part in parts))
+        parts = torch.split(kv_NX, widths, dim=-1)
+        return KeysValues(*(part.reshape(kv_NX.shape[0], groups, -1) for part in parts))
 
     def mix(self, gate_NH3: Tensor, outs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """The output projection of the gated sum."""
@@ -147,12 +172,9 @@ class NSAAttention(nn.Module):
 
     def _compress(self, pairs: KeysValues, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Compressed keys (rotated at their first position) and values; 0 in unused slots."""
-        first_row_C = context.slots.first_row_C
-        offsets = torch.arange(self.config.nsa.compress_block, device=first_row_C.device)
-        row_CL = (first_row_C[:, None] + offsets).clamp_(max=context.packing.num_tokens - 1)
         exists_C11 = context.slots.exists_C[:, None, None]
-        k_CGD = self.phi_k(_gather_rows(pairs.k_cmp, row_CL))
-        v_CGE = self.phi_v(_gather_rows(pairs.v_cmp, row_CL))
+        k_CGD = self.phi_k(_blocks(pairs.k_cmp, context))
+        v_CGE = self.phi_v(_blocks(pairs.v_cmp, context))
         k_CGD = rotate(k_CGD, context.slot_tables)
         return torch.where(exists_C11, k_CGD, 0.0), torch.where(exists_C11, v_CGE, 0.0)
 
@@ -165,9 +187,30 @@ def gated_sum(gate_NH3: Tensor, outs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     return mixed_NHE.to(outs[0].dtype)
 
 
-def _gather_rows(x_NGD: Tensor, row_CL: Tensor) -> Tensor:
-    flat = x_NGD.index_select(0, row_CL.flatten())
-    return flat.view(*row_CL.shape, *x_NGD.shape[1:])
+def _blocks(x_NGD: Tensor, context: AttentionContext) -> Tensor:
+    """The tokens [C, L, G, D] of every compression block; anything in slots without one.
+
+    A block is l / d strides of its document that follow each other, and so do their slots: each
+    token is read once, as part of its stride, and neighbouring slots make the blocks. The gradient
+    is a sum of l / d slices, and of equally long documents of whole strides no gather at all.
+    """
+    stride = context.geometry.compress_stride
+    length = context.packing.uniform_length
+    if length is not None and length % stride == 0:
+        strides_CdGD = x_NGD.reshape(-1, stride, *x_NGD.shape[1:])
+    else:
+        offsets = torch.arange(stride, device=x_NGD.device)
+        row_Cd = context.slots.first_row_C[:, None] + offsets
+        flat = x_NGD.index_select(0, row_Cd.clamp_(max=len(x_NGD) - 1).flatten())
+        strides_CdGD = flat.view(*row_Cd.shape, *x_NGD.shape[1:])
+    num_strides = context.geometry.compress_block // stride
+    return torch.cat([_moved_up(strides_CdGD, by) for by in range(num_strides)], dim=1)
+
+
+def _moved_up(x_CdGD: Tensor, by: int) -> Tensor:
+    """Slot c holds what slot c + by held; zeros at the end."""
+    by = min(by, len(x_CdGD))
+    return F.pad(x_CdGD[by:], (0, 0, 0, 0, 0, 0, 0, by))
 
 
 class DenseAttention(nn.Module):

@@ -2,6 +2,8 @@
 
 import time
 
+import torch
+
 from nsa_core.data.batch import TokenBatch
 from nsa_core.data.errors import DataError
 from nsa_core.evaluate.perplexity import measure_perplexity
@@ -152,7 +154,10 @@ def _end_if(session: Session, breach: str | None) -> None:
 
 
 def _evaluate_if_due(session: Session) -> None:
-    """Validate before the first step, every `eval_every` steps and at the end; once a step."""
+    """Validate before the first step, every `eval_every` steps and at the end; once a step.
+
+    As written, not compiled: a graph without gradients costs more seconds than it would save.
+    """
     every, step = session.config.evaluation.eval_every, session.step
     is_due = every > 0 and step % every == 0
     is_end = step == session.config.schedule.steps
@@ -164,7 +169,7 @@ def _evaluate_if_due(session: Session) -> None:
         session.stop.check()
 
     session.context.beats.enter("eval", session.config.watchdog.phase_limit_s)
-    with session.clock.within("eval"):
+    with session.clock.within("eval"), torch.compiler.set_stance("force_eager"):
         found = measure_perplexity(
             session.model, session.validation(), session.config.runtime.precision, poll
         )
