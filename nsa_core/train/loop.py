@@ -100,9 +100,18 @@ def _step(session: Session, batches: list[TokenBatch]) -> tuple[StepResult, floa
         session.stop.check()
 
     session.model.train()
-    with record_gates(session.model, is_wanted=gates_are_due(session.config, session.step + 1)):
+    with record_gates(session.model, is_wanted=_records_gates(session)):
         result = session.steps.run(batches, poll)
     return result, learning_rate
+
+
+def _records_gates(session: Session) -> bool:
+    """Where the figures will be logged, and once before: a step that records is compiled apart.
+
+    The compiler works in the last warm-up step then, not in a step that is timed and logged.
+    """
+    is_rehearsal = session.config.runtime.compile and session.meter.is_last_warmup
+    return is_rehearsal or gates_are_due(session.config, session.step + 1)
 
 
 def _judge(session: Session, result: StepResult, num_tokens: int) -> None:
