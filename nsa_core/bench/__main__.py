@@ -25,6 +25,7 @@ BENCHES: Mapping[str, str] = {
     "compare": "nsa_core.bench.compare",
     "kernels": "nsa_core.bench.kernels",
     "model": "nsa_core.bench.model",
+    "validate": "nsa_core.bench.validate",
 }
 EXIT_USAGE, EXIT_FAILED, EXIT_NO_CARD = 2, 9, 11
 _PROGRAM = "python -m nsa_core.bench"
@@ -101,9 +102,10 @@ def _run(bench: Bench, name: str, options: argparse.Namespace, command: str) -> 
 
 
 def shown_command(argv: Sequence[str], target: str) -> str:
-    """The command as it is recorded: the file it writes without the folders of this machine."""
+    """The command as it is recorded: paths without the folders of this machine."""
     words = [word.replace(target, Path(target).name) if target else word for word in argv]
-    return " ".join([_PROGRAM, *words])
+    shown = (Path(word).name if Path(word).is_absolute() else word for word in words)
+    return " ".join([_PROGRAM, *shown])
 
 
 def machine_line(machine: Machine) -> str:

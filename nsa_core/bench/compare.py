@@ -16,6 +16,7 @@ from nsa_core.bench.command import Bench
 from nsa_core.bench.run_row import RunRow, read_data_facts, read_run_row
 from nsa_core.config.errors import ConfigError
 from nsa_core.config.recipe import ResolvedConfig, resolve
+from nsa_core.data.errors import DataError
 from nsa_core.data.staging import stage
 from nsa_core.env import trainer_environment
 from nsa_core.rundir.bench_result import Machine
@@ -29,7 +30,7 @@ MAX_EXCESS_BITS_PER_BYTE = 0.02
 _LOG_TAIL_LINES = 20
 
 
-class RunFailedError(RuntimeError):
+class RunFailedError(ValueError):
     """A run of the comparison did not finish; the message holds the end of its log."""
 
 
@@ -50,7 +51,7 @@ def measure(options: argparse.Namespace, machine: Machine) -> Iterator[RunRow]:
 
     Raises:
         ConfigError: If the configuration cannot be used, or the folder holds runs already.
-        DataError: If the text cannot be staged.
+        ValueError: If the text cannot be staged.
         RunFailedError: If a run does not finish.
     """
     del machine
@@ -60,7 +61,11 @@ def measure(options: argparse.Namespace, machine: Machine) -> Iterator[RunRow]:
         for attention in ATTENTIONS
     }
     config = chosen["nsa"][1].config
-    data = read_data_facts(stage(config.data, root, config.seed))
+    try:
+        data = read_data_facts(stage(config.data, root, config.seed))
+    except DataError as error:
+        message = f"{error.message}; {error.hint}"
+        raise ValueError(message) from error
     for run, resolved in chosen.values():
         write_run(run, resolved)
         train(run, resolved.config.runtime.allocator)

@@ -5,7 +5,7 @@ Legend: N tokens, H query heads, G key/value groups, D key width, E value width,
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -127,7 +127,7 @@ def parity_probe(
     dtype: torch.dtype,
     seed: int = 0,
 ) -> list[Parity]:
-    """Compare every branch with the reference at the model's own widths and block sizes.
+    """Compare every branch of the model with the reference at its own widths and block sizes.
 
     The selected branch gets the reference's own choice; the choice itself is judged by
     `choice_regret`.
@@ -147,12 +147,17 @@ def parity_probe(
     compressed: Branch = lambda b, q, k, v: b.compressed(q, k, v, x.geometry, x.packing)[0]  # noqa: E731
     selected: Branch = lambda b, q, k, v: b.selected(q, k, v, ids_NGS, x.geometry, x.packing)  # noqa: E731
     sliding: Branch = lambda b, q, k, v: b.sliding(q, k, v, x.geometry, x.packing)  # noqa: E731
+    everything = replace(x.geometry, window=x.packing.max_seqlen)
+    dense: Branch = lambda b, q, k, v: b.sliding(q, k, v, everything, x.packing)  # noqa: E731
+    token_inputs = (x.q_NHD, x.k_NGD, x.v_NGE, x.grad_NHE)
+    if backends.dense is not None:
+        return [_compare("dense", dense, backends.dense, *token_inputs)]
     return [
         _compare(
             "compressed", compressed, backends.compressed, x.q_NHD, x.k_CGD, x.v_CGE, x.grad_NHE
         ),
-        _compare("selected", selected, backends.selected, x.q_NHD, x.k_NGD, x.v_NGE, x.grad_NHE),
-        _compare("sliding", sliding, backends.sliding, x.q_NHD, x.k_NGD, x.v_NGE, x.grad_NHE),
+        _compare("selected", selected, backends.selected, *token_inputs),
+        _compare("sliding", sliding, backends.sliding, *token_inputs),
     ]
 
 

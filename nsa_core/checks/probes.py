@@ -16,6 +16,7 @@ from nsa_core.checks.long_context import (
     packing_error,
 )
 from nsa_core.checks.numerics import LIMITS, REGRET_LIMIT, choice_regret, parity_probe
+from nsa_core.config.backend_policy import policy_text
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.run import RunConfig
 from nsa_core.config.training import Precision
@@ -43,6 +44,7 @@ class _Probes:
 
     def __init__(self, config: RunConfig, device: str, tier: str) -> None:
         self.is_full = tier == "full"
+        self.config = config
         self.device = torch.device(device)
         self.dtype = DTYPES[config.runtime.precision if device == "cuda" else "fp32"]
         facts = device_facts(self.device, self.dtype, config)
@@ -63,6 +65,17 @@ class _Probes:
         """The precision of the run."""
         is_low = self.dtype != torch.float32
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=is_low)
+
+    def kernels(self) -> Iterator[CheckResult]:
+        """Which backend each branch has here, and why: what the other checks hold for."""
+        for choice in self.backends.choices:
+            yield CheckResult(
+                name=f"kernels.{choice.branch}",
+                status="pass",
+                message=choice.reason,
+                measured=choice.name,
+                limit=policy_text(self.config, choice.branch),
+            )
 
     def parity(self) -> Iterator[CheckResult]:
         """Each branch against the reference, forward and gradients."""
@@ -249,6 +262,7 @@ def run_probes(config: RunConfig, device: str, tier: str) -> Report:
     """
     probes = _Probes(config, device, tier)
     wanted = [
+        probes.kernels,
         probes.parity,
         probes.choice,
         probes.gradients,

@@ -11,6 +11,7 @@ from nsa_core.config.training import RuntimeConfig
 Branch = Literal["compressed", "selected", "sliding", "dense"]
 Backend = Literal["sdpa", "triton", "flash"]
 NSA_BRANCHES: tuple[Branch, ...] = ("compressed", "selected", "sliding")
+ALL_BRANCHES: tuple[Branch, ...] = (*NSA_BRANCHES, "dense")
 
 #: What flash-attn cannot compute, whatever the card.
 NOT_BY_FLASH = {
@@ -97,6 +98,17 @@ def _flash_word(runtime: RuntimeConfig, branch: Branch, rows: Rows | None) -> tu
     if rows is None or rows.seq_len < limit:
         return False, f"flash is off below {limit} tokens (runtime.{key})"
     return True, ""
+
+
+def policy_text(config: RunConfig, branch: Branch) -> str:
+    """What decides a branch's backend on a given machine, in one line: equal lines, equal choice.
+
+    A preflight proves a choice; the line tells whether a later launch would make the same one.
+    """
+    policy = branch_policy(config.runtime, branch, Rows.of(config))
+    how = "named" if policy.is_named else "auto"
+    widths = f"{config.model.head_dim_k}/{config.model.head_dim_v}"
+    return f"{how}: {', '.join(policy.backends)}; {config.runtime.precision}, widths {widths}"
 
 
 def expected_backend(config: RunConfig, profile: HardwareProfile, branch: Branch) -> str:

@@ -111,8 +111,16 @@ VARIABLES: Mapping[str, Variable] = dict(
         _flash("NSA_USE_FA2", "runtime.flash_min_len_sliding", "runtime.flash_min_len_compressed"),
         _flash("NSA_USE_FA2_WIN", "runtime.flash_min_len_sliding"),
         _flash("NSA_USE_FA2_CMP", "runtime.flash_min_len_compressed"),
-        _whole("NSA_FA2_MIN_LEN_WIN", "runtime.flash_min_len_sliding", "tokens; -1 is off"),
-        _whole("NSA_FA2_MIN_LEN_CMP", "runtime.flash_min_len_compressed", "tokens; -1 is off"),
+        _whole(
+            "NSA_FA2_MIN_LEN_WIN",
+            "runtime.flash_min_len_sliding",
+            "tokens; -1 is off, and so is any length beside NSA_USE_FA2=0",
+        ),
+        _whole(
+            "NSA_FA2_MIN_LEN_CMP",
+            "runtime.flash_min_len_compressed",
+            "tokens; -1 is off, and so is any length beside NSA_USE_FA2=0",
+        ),
         (
             "NSA_USE_TRITON_SEL",
             Variable("runtime.backend_selected: 1 triton, 0 and -1 sdpa", _triton_selection),
@@ -177,4 +185,16 @@ def read_variables(environment: Mapping[str, str]) -> EnvironmentValues:
             continue
         for key, value in variable.fields(environment[name].strip()).items():
             values[key], origins[key] = value, name
+    for key, name in _flash_switched_off(environment).items():
+        values[key], origins[key] = -1, name
     return EnvironmentValues(values, origins, notes)
+
+
+def _flash_switched_off(environment: Mapping[str, str]) -> dict[str, str]:
+    """By key, the switch that keeps flash-attn off whatever length was given beside it."""
+    found = {}
+    for branch, short in (("sliding", "WIN"), ("compressed", "CMP")):
+        given = [name for name in (f"NSA_USE_FA2_{short}", "NSA_USE_FA2") if name in environment]
+        if given and not _is_on(given[0], environment[given[0]].strip()):
+            found[f"runtime.flash_min_len_{branch}"] = given[0]
+    return found

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from nsa_core.config.backend_policy import NSA_BRANCHES
+from nsa_core.config.backend_policy import ALL_BRANCHES
 from nsa_core.config.run import RunConfig
 from nsa_core.data.errors import DataError
 from nsa_core.data.manifest import MANIFEST_NAME as STAGED_NAME
@@ -115,7 +115,7 @@ def _any_backend(device: torch.device) -> dict[str, str]:
     """A run that named a card's kernels is read on a CPU with what a CPU has."""
     if device.type == "cuda":
         return {}
-    names = ("backend", *(f"backend_{branch}" for branch in (*NSA_BRANCHES, "dense")))
+    names = ("backend", *(f"backend_{branch}" for branch in ALL_BRANCHES))
     return dict.fromkeys(names, "auto")
 
 

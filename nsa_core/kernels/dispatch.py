@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+from functools import cache
 from types import ModuleType
 from typing import Literal
 
@@ -108,7 +109,9 @@ def _load(name: str) -> ModuleType | None:
     return importlib.import_module(module_name)
 
 
+@cache
 def _create(name: str, facts: DeviceFacts) -> AttentionBackend:
+    """One object a name, so that branches on the same backend know that they are."""
     module = importlib.import_module(BACKEND_MODULES[name])
     if name == "flash":  # it has no choice of blocks of its own
         has_triton = refusal("triton", "compressed", facts) is None

@@ -44,9 +44,17 @@ def create_backend() -> "SdpaBackend":
 
 
 class SdpaBackend:
-    """The `AttentionBackend` that runs everywhere."""
+    """The `AttentionBackend` that runs everywhere.
+
+    Args:
+        masked_until: Longest document whose selected branch is masked and not gathered; by default
+            as many times the chosen keys as `MASKED_LENGTH_FACTOR` says.
+    """
 
     name = "sdpa"
+
+    def __init__(self, masked_until: int | None = None) -> None:
+        self._masked_until = masked_until
 
     def compressed(
         self, q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor, geometry: BlockGeometry, packing: Packing
@@ -94,8 +102,10 @@ class SdpaBackend:
         packing: Packing,
     ) -> Tensor:
         """See `AttentionBackend.selected`."""
-        chosen_keys = geometry.num_selected * geometry.select_block
-        is_short = packing.max_seqlen <= MASKED_LENGTH_FACTOR * chosen_keys
+        limit = self._masked_until
+        if limit is None:
+            limit = MASKED_LENGTH_FACTOR * geometry.num_selected * geometry.select_block
+        is_short = packing.max_seqlen <= limit
         make_plan = ChosenMaskPlan if is_short else ChosenBlocksPlan
         return gathered_attention(q_NHD, k_NGD, v_NGE, make_plan(geometry, packing, ids_NGS))[0]
 

@@ -62,4 +62,5 @@ class Heartbeat(TolerantModel):
     gate_branch_shares: list[float] | None = None
     gate_worst_layer: int | None = None
     kernel_paths: dict[str, str] | None = None
+    kernel_reasons: dict[str, str] | None = None
     fallbacks: dict[str, int] | None = None

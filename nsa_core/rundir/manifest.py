@@ -18,6 +18,13 @@ class Parent(FrozenModel):
     step: int
 
 
+class KernelChoice(FrozenModel):
+    """The attention backend of one branch, and why it is that one."""
+
+    name: str
+    reason: str
+
+
 class RunManifest(TolerantModel):
     """Content of manifest.json.
 
@@ -36,6 +43,8 @@ class RunManifest(TolerantModel):
         pod_id: Pod it was launched on.
         pod_facts: Cards, driver, torch, CUDA as preflight saw them.
         preflight_sha256: Report that allowed the launch; empty if it was overridden.
+        kernels: By branch, the backend that the preflight proved on this pod. The trainer refuses
+            to use another one. A branch that was not proven under this configuration is absent.
         overrides: Guardrails that were overridden, with the reason given.
         resume: `auto`, or the path of the checkpoint to begin from.
         command: Exact command that launched it.
@@ -57,6 +66,7 @@ class RunManifest(TolerantModel):
     pod_id: str = ""
     pod_facts: dict[str, Any] = {}
     preflight_sha256: str = ""
+    kernels: dict[str, KernelChoice] = {}
     overrides: dict[str, str] = {}
     resume: str = "auto"
     command: list[str] = []

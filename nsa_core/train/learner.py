@@ -7,6 +7,7 @@ from torch.utils import deterministic
 
 from nsa_core.config.run import RunConfig
 from nsa_core.evaluate.forward import COMPUTE_DTYPE
+from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.dispatch import choose_backends, device_facts, refusal
 from nsa_core.model.transformer import LanguageModel, LossKernel
 from nsa_core.train.failure import ConfigurationError
@@ -60,19 +61,36 @@ def set_up_torch(config: RunConfig, device: torch.device) -> None:
     seed_everything(config.seed)
 
 
-def make_learner(config: RunConfig, device: torch.device) -> Learner:
+def choose_kernels(config: RunConfig, device: torch.device) -> BranchBackends:
+    """The backend of every branch, as the policy says and the device allows.
+
+    Raises:
+        ConfigurationError: If a kernel is named that cannot run here.
+    """
+    facts = device_facts(device, COMPUTE_DTYPE[config.runtime.precision], config)
+    try:
+        return choose_backends(config.runtime, facts, config.model.attention)
+    except ValueError as error:
+        raise ConfigurationError(str(error), hint="Set runtime.backend=auto") from error
+
+
+def make_learner(
+    config: RunConfig, device: torch.device, backends: BranchBackends | None = None
+) -> Learner:
     """The model with its initial weights, and a fresh optimizer.
+
+    Args:
+        config: What learns.
+        device: Where.
+        backends: Of its branches; by default what `choose_kernels` says.
 
     Raises:
         ConfigurationError: If a kernel is named that cannot run here.
     """
     precision = config.runtime.precision
-    try:
-        facts = device_facts(device, COMPUTE_DTYPE[precision], config)
-        backends = choose_backends(config.runtime, facts, config.model.attention)
-    except ValueError as error:
-        raise ConfigurationError(str(error), hint="Set runtime.backend=auto") from error
-    model = LanguageModel(config.model, backends, seed=config.seed).to(device)
+    model = LanguageModel(
+        config.model, backends or choose_kernels(config, device), seed=config.seed
+    ).to(device)
     if config.runtime.compile:
         _compile_blocks(model)
     model.loss_kernel = choose_loss_kernel(config, device)

@@ -15,6 +15,7 @@ from nsa_core.train.context import AttemptContext
 from nsa_core.train.failure import ConfigurationError
 from nsa_core.train.goodput import GoodputClock
 from nsa_core.train.keeper import CheckpointKeeper
+from nsa_core.train.kernel_record import require_recorded
 from nsa_core.train.learner import choose_device, make_learner, set_up_torch
 from nsa_core.train.meter import Meter
 from nsa_core.train.restore import find_point, is_own, note_beginning, restore
@@ -42,6 +43,7 @@ def prepare(
     point = find_point(context, telemetry)
     staged = _stage(context, telemetry, stop)
     learner = make_learner(config, device)
+    require_recorded(context.manifest, learner.model.backends.choices)
     if point is not None:
         restore(point, learner, staged.tokenizer, device, context.rank.rank)
     loader = _make_loader(context, telemetry, staged, point)
@@ -68,7 +70,7 @@ def prepare(
             num_warmup_steps=3 if config.runtime.compile else 1,  # a second shape compiles again
         ),
         card=card,
-        kernel_paths=learner.model.kernel_paths,
+        kernels=learner.model.backends.choices,
         position=read_position(
             point.state.step if point else 0,
             point.state.tokens_seen if point else 0,
@@ -94,10 +96,7 @@ def _announce(session: Session) -> None:
         parameters=parameters,
         tokens_per_step=batch.tokens_per_step(world_size),
         train_flops_per_token=flops,
-        kernels={
-            choice.branch: f"{choice.name}: {choice.reason}"
-            for choice in session.model.backends.choices
-        },
+        kernels={one.branch: f"{one.name}: {one.reason}" for one in session.kernels},
     )
 
 

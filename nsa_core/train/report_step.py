@@ -54,5 +54,6 @@ def _extra_fields(session: Session, result: StepResult) -> dict[str, Any]:
         **asdict(session.card.state),
         **gates,
         "kernel_paths": session.kernel_paths,
+        "kernel_reasons": {choice.branch: choice.reason for choice in session.kernels},
         "fallbacks": {},
     }

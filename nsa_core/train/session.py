@@ -11,6 +11,7 @@ from nsa_core.data.batch import TokenBatch
 from nsa_core.data.loader import Loader
 from nsa_core.data.tokenizer import Tokenizer
 from nsa_core.evaluate.recall import Recall
+from nsa_core.kernels.backend import BackendChoice
 from nsa_core.model.transformer import LanguageModel
 from nsa_core.model.weights import model_tensors
 from nsa_core.train.card import CardSampler
@@ -64,12 +65,17 @@ class Session:
     keeper: CheckpointKeeper
     meter: Meter
     card: CardSampler
-    kernel_paths: dict[str, str]
+    kernels: tuple[BackendChoice, ...]
     position: Position
     recall: Recall | None = None
     num_good: int = 0
     num_skipped: int = 0
     overflows_in_row: int = 0
+
+    @property
+    def kernel_paths(self) -> dict[str, str]:
+        """Name of the backend of each branch, and of the kernel of the loss."""
+        return self.model.kernel_paths
 
     @property
     def step(self) -> int:

@@ -1,5 +1,6 @@
 """Commands about pods: add, trust, enter, list, show, forget."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from nsa_ops.cli.arguments import PodArgument, ProfileOption
 from nsa_ops.cli.command import command
 from nsa_ops.cli.session import Session
+from nsa_ops.errors import ConfigurationError
 
 pod_group = typer.Typer(help="The machines that runs live on.")
 
@@ -46,6 +48,14 @@ def pod_add(
     python: Annotated[
         str | None, typer.Option("--python", metavar="PATH", help="Interpreter that trains there")
     ] = None,
+    password_from: Annotated[
+        str | None,
+        typer.Option(
+            "--password-from",
+            metavar="FILE|-|ask",
+            help="Enter by password once and put your key there; - is stdin",
+        ),
+    ] = None,
 ) -> None:
     """Add a pod: a machine behind ssh, whose host key is shown and pinned, or this one."""
     from nsa_ops.cli.render import draw_pod
@@ -73,10 +83,28 @@ def pod_add(
         python=python or "",
         profile=profile or "",
         fingerprint=fingerprint or "",
+        has_password=password_from is not None,
     )
     planned = plan_add_ssh(session.operator, request)
     session.agree(planned.plan, is_reversible=planned.is_agreed)
-    session.show(execute_add_ssh(session.operator, planned), draw_pod)
+    password = _password(session, password_from) if planned.public_key else ""
+    session.show(execute_add_ssh(session.operator, planned, password), draw_pod)
+
+
+def _password(session: Session, source: str | None) -> str:
+    """The password of a new pod: asked for unseen, or from where it is kept.
+
+    Raises:
+        ConfigurationError: If nobody can be asked.
+    """
+    from nsa_ops.runs.first_login import read_password
+
+    if source != "ask":
+        return read_password(source or "", sys.stdin)
+    if session.options.no_input or not sys.stdin.isatty():
+        message = "The password is to be asked for, and nobody can be asked"
+        raise ConfigurationError(message, hint="Give it on stdin with `--password-from -`")
+    return str(typer.prompt("Password of the new pod", hide_input=True, err=True))
 
 
 @command(pod_group, "trust", path="pod", changes=True)

@@ -144,9 +144,9 @@ def draw_values(console: Console, values: list[Value]) -> None:
 
 
 def draw_values_with_origin(console: Console, values: list[Value]) -> None:
-    """Values by key with who set them."""
-    rows = [(value.key, value.value, value.origin) for value in values]
-    console.print(table(["KEY", "VALUE", "ORIGIN"], rows))
+    """Values by key with who set them, and why where that is known."""
+    rows = [(value.key, value.value, value.origin, value.reason) for value in values]
+    console.print(table(["KEY", "VALUE", "ORIGIN", "WHY"], rows))
 
 
 def draw_reasons(console: Console, values: list[Value]) -> None:

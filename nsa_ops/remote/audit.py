@@ -116,6 +116,30 @@ class AuditedTransport:
         size = target.stat().st_size
         self._record("get", started, {"source": source, "bytes": size})
 
+    def stream(
+        self,
+        path: str,
+        offset: int,
+        sink: Callable[[bytes], object],
+        *,
+        max_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        """Read a part of a file as it arrives and record how much came, also when it was cut."""
+        started = time.monotonic()
+        facts: dict[str, Any] = {"path": path, "offset": offset, "bytes": 0}
+
+        def count(piece: bytes) -> None:
+            facts["bytes"] += len(piece)
+            sink(piece)
+
+        try:
+            self._inner.stream(path, offset, count, max_bytes=max_bytes, timeout_s=timeout_s)
+        except OpsError as error:
+            self._record("stream", started, facts | {"error": error.message})
+            raise
+        self._record("stream", started, facts)
+
     def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
         """Read a part of a file and record how much."""
         started = time.monotonic()

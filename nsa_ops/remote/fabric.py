@@ -8,7 +8,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from nsa_ops.remote.frame import BOOTSTRAP, FramedAnswer
 from nsa_ops.remote.framed import Ended, FramedTransport
 from nsa_ops.remote.host_keys import HostKey, read_pin
 from nsa_ops.remote.pump import BEGIN_S, Outcome
-from nsa_ops.remote.ssh_config import Resolved, resolve
+from nsa_ops.remote.ssh_config import Resolved, identity_paths, resolve
 from nsa_ops.remote.ssh_errors import another_host_key, explain_ssh
 from nsa_ops.remote.ssh_target import CONNECT_TIMEOUT_S, Address, SshSettings, SshTarget
 
@@ -34,6 +34,9 @@ _DEAD_MS = 15_000
 _READ_BYTES = 2**18
 _WAKE_S = 0.5
 _END_S = 2.0
+
+#: What has arrived on stdout and on stderr.
+Receive = Callable[[], tuple[bytes, bytes]]
 
 
 def _load() -> tuple[Any, Any]:
@@ -52,10 +55,14 @@ def _load() -> tuple[Any, Any]:
 
 
 class FabricTransport(FramedTransport):
-    """One Paramiko connection; it never sets an environment and never uses SFTP."""
+    """One Paramiko connection; it never sets an environment and never uses SFTP.
 
-    def __init__(self, target: SshTarget) -> None:
+    With a password it logs in by that alone; without one, by the keys that ssh would try.
+    """
+
+    def __init__(self, target: SshTarget, password: str | None = None) -> None:
         self._target = target
+        self._password = password
         self._fabric, self._paramiko = _load()
         self._connection: Any = None
         self._pulse: _Pulse | None = None
@@ -76,18 +83,46 @@ class FabricTransport(FramedTransport):
         sender.start()
         outcome: Outcome = "late"
         try:
-            outcome = _drain(channel, answer, self._pulse, began_s, timeout_s)
+            receive = self._receiver(channel)
+            outcome = _drain(channel, receive, answer, self._pulse, began_s, timeout_s)
         finally:
             status = channel.exit_status if channel.exit_status_ready() else None
-            channel.close()
+            self._close_in_time(channel)
             sender.join(_END_S)
         if outcome == "silent":
             self.close()
         return Ended(None if status == -1 else status, outcome)
 
+    def _receiver(self, channel: Any) -> Receive:
+        """Takes what has arrived on both streams; a link that was cut gives no more.
+
+        Reading also sends (it widens the channel's window), so a cut may be met there.
+        """
+
+        def receive() -> tuple[bytes, bytes]:
+            try:
+                out = channel.recv(_READ_BYTES) if channel.recv_ready() else b""
+                err = channel.recv_stderr(_READ_BYTES) if channel.recv_stderr_ready() else b""
+            except (self._paramiko.SSHException, OSError, EOFError):
+                return b"", b""
+            return out, err
+
+        return receive
+
+    def _close_in_time(self, channel: Any) -> None:
+        """Say that a channel is done with; on a link that was cut nobody hears it."""
+
+        def close() -> None:
+            with contextlib.suppress(self._paramiko.SSHException, OSError, EOFError):
+                channel.close()
+
+        closer = threading.Thread(target=close, daemon=True)
+        closer.start()
+        closer.join(_END_S)
+
     def _send(self, channel: Any, pieces: Iterable[bytes]) -> None:
         """Feed the command from a thread of its own; one that does not read is no error."""
-        with contextlib.suppress(OSError, self._paramiko.SSHException):
+        with contextlib.suppress(OSError, EOFError, self._paramiko.SSHException):
             for piece in pieces:
                 channel.sendall(piece)
             channel.shutdown_write()
@@ -134,7 +169,7 @@ class FabricTransport(FramedTransport):
     def _connect(self) -> Any:
         pinned = read_pin(self._target)
         route = _route(self._target)
-        files = [str(Path(one).expanduser()) for one in route.identity_files]
+        files = [] if self._password else [str(one) for one in identity_paths(route)]
         connection = self._fabric.Connection(
             host=route.host,
             user=route.user or None,
@@ -147,7 +182,9 @@ class FabricTransport(FramedTransport):
             connect_kwargs={
                 "sock": open_socket(route.host, route.port),
                 "key_filename": [one for one in files if Path(one).is_file()],
-                "look_for_keys": not files,
+                "password": self._password,
+                "allow_agent": self._password is None,
+                "look_for_keys": self._password is None and not files,
                 "banner_timeout": CONNECT_TIMEOUT_S,
                 "auth_timeout": CONNECT_TIMEOUT_S,
             },
@@ -157,6 +194,7 @@ class FabricTransport(FramedTransport):
         key = self._paramiko.PKey.from_type_string(pinned.kind, base64.b64decode(pinned.base64))
         client.get_host_keys().add(_known_as(route), key.get_name(), key)
         connection.open()
+        connection.transport.clear_to_send_timeout = CONNECT_TIMEOUT_S
         self._pulse = _Pulse(connection.transport)
         return connection
 
@@ -168,6 +206,8 @@ class FabricTransport(FramedTransport):
         if isinstance(error, paramiko.AuthenticationException):
             message = f"{where} does not let us in: {error}"
             hint = "Name a key in ~/.ssh/config or load it into your agent"
+            if self._password is not None:
+                hint = "See that the password is right, and that sshd there takes passwords"
             return AuthenticationError(message, hint=hint)
         said = str(error) or type(error).__name__
         return PodUnreachableError(f"{where} does not answer: {said}", hint="A run there goes on")
@@ -207,7 +247,12 @@ class _Pulse:
 
 
 def _drain(
-    channel: Any, answer: FramedAnswer, pulse: _Pulse | None, began_s: float, timeout_s: float
+    channel: Any,
+    receive: Receive,
+    answer: FramedAnswer,
+    pulse: _Pulse | None,
+    began_s: float,
+    timeout_s: float,
 ) -> Outcome:
     """Take both streams together until the answer is whole, the channel ends or time is up."""
     while not answer.is_whole:
@@ -219,19 +264,14 @@ def _drain(
             return "silent"
         select.select([channel], [], [], min(left_s, _WAKE_S))
         is_over = channel.closed or channel.eof_received
-        if not _take(channel, answer) and is_over:
+        out, err = receive()
+        if out:
+            answer.out.feed(out)
+        if err:
+            answer.err.feed(err)
+        if is_over and not out and not err:
             break
     return "ended"
-
-
-def _take(channel: Any, answer: FramedAnswer) -> bool:
-    """Feed what has arrived on both streams; whether anything had."""
-    has_out, has_err = channel.recv_ready(), channel.recv_stderr_ready()
-    if has_out:
-        answer.out.feed(channel.recv(_READ_BYTES))
-    if has_err:
-        answer.err.feed(channel.recv_stderr(_READ_BYTES))
-    return bool(has_out or has_err)
 
 
 def open_socket(host: str, port: int) -> socket.socket:

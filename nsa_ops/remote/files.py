@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -10,10 +11,12 @@ from pathlib import Path, PurePosixPath
 from nsa_core.rundir.atomic import fsync_dir
 from nsa_core.rundir.checkpoint import hash_file
 from nsa_ops.errors import NotFoundError, PartialError, VerificationError
+from nsa_ops.remote.part import PartWriter
 from nsa_ops.remote.transport import Completed, Transport
 
-#: Bytes of one round trip: few trips on a slow link, little to send again after a cut.
+#: Bytes of the first round trip, which tells the speed of the link, and seconds of a later one.
 CHUNK_BYTES = 16 * 2**20
+CHUNK_S = 60.0
 CHUNK_TIMEOUT_S = 300.0
 LIST_TIMEOUT_S = 300.0
 
@@ -138,12 +141,10 @@ def pull_file(
         return False
     part = part_of(target)
     begun = _begin_part(part, target, size)
-    _append_rest(transport, source, part, size, on_bytes)
-    found = hash_file(part)
+    found = _append_rest(transport, source, part, size, on_bytes)
     if found != sha256 and begun:
         part.unlink()
-        _append_rest(transport, source, part, size, on_bytes)
-        found = hash_file(part)
+        found = _append_rest(transport, source, part, size, on_bytes)
     if found != sha256:
         bytes_found = part.stat().st_size
         part.unlink()
@@ -152,7 +153,8 @@ def pull_file(
             f"and {sha256} ({size} bytes) was expected"
         )
         raise VerificationError(message, hint=f"See `sha256sum {source}` on {transport.where}")
-    put_in_place(part, target)
+    part.replace(target)
+    fsync_dir(target.parent)
     return True
 
 
@@ -182,21 +184,32 @@ def _append_rest(
     part: Path,
     size: int,
     on_bytes: Callable[[int], object],
-) -> None:
-    with part.open("ab") as file:
-        while (offset := file.tell()) < size:
-            wanted = min(CHUNK_BYTES, size - offset)
-            piece = transport.tail(str(source), offset, max_bytes=wanted, timeout_s=CHUNK_TIMEOUT_S)
-            if not piece:
+) -> str:
+    """Bring what a part lacks, make it durable, and give the sha256 of all of it."""
+    with PartWriter(part) as writer:
+        wanted = CHUNK_BYTES
+        while (offset := writer.num_bytes) < size:
+            began_s = time.monotonic()
+            transport.stream(
+                str(source), offset, _counted(writer.write, on_bytes),
+                max_bytes=min(wanted, size - offset), timeout_s=CHUNK_TIMEOUT_S,
+            )  # fmt: skip
+            if writer.num_bytes == offset:
                 break
-            file.write(piece)
-            file.flush()
-            on_bytes(len(piece))
+            wanted = next_chunk(writer.num_bytes - offset, time.monotonic() - began_s)
+        return writer.finish()
 
 
-def put_in_place(part: Path, target: Path) -> None:
-    """Make a whole part durable and give it its name."""
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    part.replace(target)
-    fsync_dir(target.parent)
+def next_chunk(num_bytes: int, seconds: float) -> int:
+    """Bytes to ask for next: about a minute's worth, far from the deadline on any link."""
+    return max(CHUNK_BYTES, int(num_bytes / max(seconds, 1e-3) * CHUNK_S))
+
+
+def _counted(
+    write: Callable[[bytes], object], on_bytes: Callable[[int], object]
+) -> Callable[[bytes], object]:
+    def take(piece: bytes) -> None:
+        write(piece)
+        on_bytes(len(piece))
+
+    return take

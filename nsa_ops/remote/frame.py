@@ -57,11 +57,11 @@ def encode_call(argv: Sequence[str], nonce: str) -> bytes:
         if _PLAIN.fullmatch(word):
             words.append(_quote_lines(word))
         else:
-            prelude += [
-                f"w{number}=$(printf '%bx' '{_octal(word)}')",
-                f"w{number}=${{w{number}%x}}",
-            ]
-            words.append(f'"$w{number}"')
+            # Newlines at the end are lost in a substitution, so they are added after it. `${w%x}`
+            # would keep them too, but bash 5.2 reorders bytes there that are not UTF-8.
+            body = word.rstrip("\n")
+            prelude.append(f"w{number}=$(printf '%b' '{_octal(body)}')")
+            words.append(f'"$w{number}' + "$n" * (len(word) - len(body)) + '"')
     start, end = f'printf "%s{{%s;" {nonce} $$', f'printf "%s}}%s;" {nonce} "$c"'
     choose = f"if {_lacks(argv[0], words[0])} else {' '.join(words)}; c=$?; fi"
     script = "; ".join([*prelude, start, f"{start} >&2", choose, f"{end} >&2", end])
@@ -139,7 +139,7 @@ class Framed:
 
     def feed(self, piece: bytes) -> None:
         """Take the next bytes of the stream."""
-        self._pending += piece
+        self._pending = self._pending + piece if self._pending else piece
         if self.ending is not None:
             self._pass_noise(len(self._pending))
         elif self.pid is None:
@@ -169,8 +169,10 @@ class Framed:
     def _pass_payload(self) -> None:
         at = self._pending.find(self._end)
         if at < 0:
-            at = max(0, len(self._pending) - len(self._end) + 1)
-            self._sink(self._pending[:at])
+            # A whole piece is passed on as it is: bytes are only copied where a mark may begin.
+            at = len(self._pending) - _begun(self._end, self._pending)
+            if at > 0:
+                self._sink(self._pending[:at])
             self._pending = self._pending[at:]
             return
         value = _VALUE.match(self._pending, at + len(self._end))
@@ -184,3 +186,13 @@ class Framed:
         if count > 0:
             self._noise = (self._noise + self._pending[:count])[-_MAX_NOISE:]
             self._pending = self._pending[count:]
+
+
+def _begun(mark: bytes, stream: bytes) -> int:
+    """Bytes at the end of a stream with which a mark may have begun."""
+    at = max(0, len(stream) - len(mark) + 1)
+    while (at := stream.find(mark[:1], at)) >= 0:
+        if mark.startswith(stream[at:]):
+            return len(stream) - at
+        at += 1
+    return 0

@@ -105,11 +105,23 @@ class FramedTransport(ABC):
                 raise
         fsync_dir(target.parent)
 
-    def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
-        """Bytes of a file from an offset on."""
-        pieces: list[bytes] = []
+    def stream(
+        self,
+        path: str,
+        offset: int,
+        sink: Callable[[bytes], object],
+        *,
+        max_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        """Bytes of a file from an offset on, as they arrive."""
         argv = pod_files.tail_command(path, offset, max_bytes)
-        pod_files.check(self._call(argv, (), pieces.append, timeout_s), path, self.where)
+        pod_files.check(self._call(argv, (), sink, timeout_s), path, self.where)
+
+    def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
+        """Bytes of a file from an offset on, together."""
+        pieces: list[bytes] = []
+        self.stream(path, offset, pieces.append, max_bytes=max_bytes, timeout_s=timeout_s)
         return b"".join(pieces)
 
     def _call(

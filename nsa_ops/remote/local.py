@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nsa_ops.errors import DeadlineError, NotFoundError, StateConflictError
@@ -14,6 +14,7 @@ from nsa_ops.remote.transport import Completed
 
 _SIGNAL_BASE = 128
 _REAP_S = 5.0
+_PIECE_BYTES = 2**20
 
 
 class LocalTransport:
@@ -68,15 +69,31 @@ class LocalTransport:
         """Copy a file from the pod with a rename at the end."""
         _copy_whole(Path(source), target)
 
-    def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:  # noqa: ARG002 (contract; see put)
-        """Bytes of a file from an offset on."""
-        try:
-            with Path(path).open("rb") as file:
-                file.seek(offset)
-                return file.read(max_bytes)
-        except FileNotFoundError as error:
+    def stream(
+        self,
+        path: str,
+        offset: int,
+        sink: Callable[[bytes], object],
+        *,
+        max_bytes: int,
+        timeout_s: float,  # noqa: ARG002 (contract; see put)
+    ) -> None:
+        """Bytes of a file from an offset on, piece by piece."""
+        if not Path(path).exists():
             message = f"`{path}` does not exist on {self.where}"
-            raise NotFoundError(message) from error
+            raise NotFoundError(message)
+        with Path(path).open("rb") as file:
+            file.seek(offset)
+            left = max_bytes
+            while piece := file.read(min(left, _PIECE_BYTES)):
+                left -= len(piece)
+                sink(piece)
+
+    def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
+        """Bytes of a file from an offset on, together."""
+        pieces: list[bytes] = []
+        self.stream(path, offset, pieces.append, max_bytes=max_bytes, timeout_s=timeout_s)
+        return b"".join(pieces)
 
 
 def _short(argv: Sequence[str], limit: int = 80) -> str:

@@ -60,6 +60,10 @@ class OpenSSHTransport(FramedTransport):
         head = ["ssh", *self._target.settings.config_words, "-T", *option_words(options)]
         return [*head, *self._target.address.words]
 
+    def bare_argv(self, command: str) -> list[str]:
+        """What a person would type over the same shared link; a bench compares with it."""
+        return [*self._argv, command]
+
     def _exchange(self, pieces: Iterable[bytes], answer: FramedAnswer, timeout_s: float) -> Ended:
         process = self._start()
         outcome: Outcome = "late"

@@ -142,10 +142,32 @@ def end_process(process: subprocess.Popen[bytes], *, is_wanted: bool) -> int:
         process.terminate()
     for stop in (process.terminate, process.kill):
         try:
-            return process.wait(_END_S)
+            _await_end(process, _END_S)
+            return process.wait(0)
         except subprocess.TimeoutExpired:
             stop()
     return process.wait()
+
+
+def _await_end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Return as soon as a process has ended; Popen's own wait looks only every few milliseconds.
+
+    Raises:
+        subprocess.TimeoutExpired: If it has not ended in time.
+    """
+    if process.poll() is not None:
+        return
+    if not hasattr(os, "pidfd_open"):  # Linux only
+        process.wait(timeout_s)
+        return
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            if not selector.select(timeout_s):
+                raise subprocess.TimeoutExpired(process.args, timeout_s)
+    finally:
+        os.close(descriptor)
 
 
 def close_quietly(stream: IO[bytes] | None) -> None:

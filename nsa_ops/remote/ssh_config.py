@@ -2,6 +2,7 @@
 
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 from nsa_ops.errors import (
     ConfigurationError,
@@ -41,6 +42,11 @@ class Resolved:
         through = self.proxy_jump or (f"`{self.proxy_command}`" if self.proxy_command else "")
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.user}@{host}:{self.port}" + (f" through {through}" if through else "")
+
+
+def identity_paths(resolved: Resolved) -> list[Path]:
+    """Private keys that are tried, as paths of this machine."""
+    return [Path(one).expanduser() for one in resolved.identity_files]
 
 
 def parse_resolved(text: str) -> Resolved:

@@ -1,6 +1,6 @@
 """Transport: the one door to a pod, whatever lies between (this machine, OpenSSH, Fabric)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -73,6 +73,25 @@ class Transport(Protocol):
 
         Raises:
             NotFoundError: If the source does not exist.
+            DeadlineError, PodUnreachableError: As in `run`.
+        """
+        ...
+
+    def stream(
+        self,
+        path: str,
+        offset: int,
+        sink: Callable[[bytes], object],
+        *,
+        max_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        """Give the bytes of a file from an offset on to a sink as they arrive.
+
+        What the sink has been given before an error are bytes of the file, in order.
+
+        Raises:
+            NotFoundError: If the file does not exist.
             DeadlineError, PodUnreachableError: As in `run`.
         """
         ...

@@ -1,4 +1,4 @@
-"""Folders to and from a pod by rsync over the shared link: resumable, then compared by content."""
+"""Folders to a pod by rsync over the shared link: resumable, then compared by content."""
 
 import shlex
 import subprocess
@@ -38,15 +38,6 @@ def put_tree(transport: OpenSSHTransport, source: Path, target: str, *, timeout_
         message = f"`{source}` is not a folder"
         raise NotFoundError(message)
     _sync(transport, f"{source.absolute()}/", f"{_HOST}:{target}/", timeout_s)
-
-
-def get_tree(transport: OpenSSHTransport, source: str, target: Path, *, timeout_s: float) -> None:
-    """Make a folder here hold what a folder on the pod holds; nothing here is deleted.
-
-    Raises:
-        OpsError: As in `put_tree`.
-    """
-    _sync(transport, f"{_HOST}:{source}/", f"{target.absolute()}/", timeout_s)
 
 
 def _sync(transport: OpenSSHTransport, source: str, target: str, timeout_s: float) -> None:

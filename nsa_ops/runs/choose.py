@@ -1,6 +1,7 @@
 """Which run is meant: the named one, or the only one that fits."""
 
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError
@@ -8,6 +9,9 @@ from nsa_ops.pod.messages import RunReport
 from nsa_ops.runs.agents import probe, probe_run
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.store import PodRecord, RunRecord
+
+#: Pods that are asked at the same time.
+MAX_AT_ONCE = 32
 
 LIVE = frozenset({"planned", "staging", "starting", "running", "halting", "resuming"})
 RESUMABLE = frozenset({"planned", "halted", "preempted", "failed", "lost"})
@@ -115,13 +119,20 @@ def _states(operator: Operator, runs: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def look_at_pods(operator: Operator, runs: Sequence[RunRecord]) -> list[PodRuns]:
-    """What every pod of these runs shows, one round trip a pod; one that fails says so."""
-    looked = []
-    for name in dict.fromkeys(run.pod for run in runs):
-        ours = [run for run in runs if run.pod == name]
-        pod = operator.store.find_pod(name)
-        looked.append(_look(operator, pod, ours) if pod else PodRuns(name, [], "no longer known"))
-    return looked
+    """What every pod of these runs shows, one round trip a pod; one that fails says so.
+
+    The pods are asked at once, so the slowest one decides how long it takes.
+    """
+    pods = {name: operator.store.find_pod(name) for name in dict.fromkeys(run.pod for run in runs)}
+
+    def look(name: str) -> PodRuns:
+        pod = pods[name]
+        if pod is None:
+            return PodRuns(name, [], "no longer known")
+        return _look(operator, pod, [run for run in runs if run.pod == name])
+
+    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
+        return list(pool.map(look, pods))
 
 
 def _look(operator: Operator, pod: PodRecord, runs: Sequence[RunRecord]) -> PodRuns:

@@ -1,9 +1,10 @@
 """Resolve what to run: the configuration with its origins, and what profiles say and why."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from nsa_core.config.backend_policy import ALL_BRANCHES, expected_backend
 from nsa_core.config.errors import ConfigError, VariableError
 from nsa_core.config.profile import HardwareProfile, list_profiles, load_profile
 from nsa_core.config.recipe import ResolvedConfig, leaves, resolve
@@ -94,14 +95,28 @@ def check_config(settings: Settings, choice: Choice) -> Checked:
 
 
 def list_values(settings: Settings, choice: Choice) -> list[Value]:
-    """Every value of a configuration with its origin and, where the profile decides, the reason."""
+    """Every value of a configuration with its origin and, where the profile decides, the reason.
+
+    The backend of each branch tells what the policy comes to on that hardware.
+    """
     found = resolve_choice(settings, choice)
-    reasons = load_hardware(found.profile).reasons if found.profile != "none" else {}
-    return [
+    hardware = load_hardware(found.profile) if found.profile != "none" else None
+    reasons = hardware.reasons if hardware else {}
+    values = [
         Value(key, value, origin, reasons.get(key, "") if origin.startswith("profile") else "")
         for key, value in leaves(found.config).items()
         for origin in (found.origin(key),)
     ]
+    kernels = _kernel_reasons(found, hardware) if hardware else {}
+    return [replace(value, reason=kernels.get(value.key, value.reason)) for value in values]
+
+
+def _kernel_reasons(found: ResolvedConfig, hardware: HardwareProfile) -> dict[str, str]:
+    """By key, what the policy of each branch comes to on this hardware, and why."""
+    return {
+        f"runtime.backend_{branch}": expected_backend(found.config, hardware, branch)
+        for branch in ALL_BRANCHES
+    }
 
 
 def list_settings(settings: Settings) -> list[Value]:
@@ -128,11 +143,12 @@ def all_hardware() -> list[HardwareProfile]:
 
 
 def explain_profile(settings: Settings, choice: Choice) -> list[Value]:
-    """The values that the profile decides, each with its reason."""
+    """The values that the profile decides, each with its reason, and what the kernels will be."""
+    kernels = {f"runtime.backend_{branch}" for branch in ALL_BRANCHES}
     return [
         value
         for value in list_values(settings, choice)
-        if value.origin == f"profile {choice.profile}"
+        if value.origin == f"profile {choice.profile}" or value.key in kernels
     ]
 
 

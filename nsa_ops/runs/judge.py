@@ -18,7 +18,7 @@ _MIB = 2**20
 _PRODUCT = 64.0**3
 TOOL_HINTS = {
     "tmux": "Install it (`apt-get install tmux`), or ask whoever owns the machine",
-    "rsync": "Install it (`apt-get install rsync`); backups over SSH need it",
+    "rsync": "Install it (`apt-get install rsync`); `backup push` to this machine needs it",
 }
 
 
@@ -27,13 +27,13 @@ def judge_host(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> lis
 
     Args:
         facts: What it said.
-        is_local: It is the operator's own machine: no rsync and no clock to compare.
+        is_local: It is the operator's own machine: no clock to compare.
         laptop_unix_s: The operator's clock when it was asked.
     """
     return [
         _python(facts),
         _tool("tmux", facts, is_needed=True),
-        _tool("rsync", facts, is_needed=not is_local),
+        _tool("rsync", facts, is_needed=False),
         _writable(facts),
         _at_least(
             "host.memory", facts.memory_free_bytes, MIN_MEMORY_GIB * GIB, "memory that can be used",

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
 from nsa_core.rundir.layout import check_run_id, new_run_id
-from nsa_core.rundir.manifest import RunManifest
+from nsa_core.rundir.manifest import KernelChoice, RunManifest
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError
 from nsa_ops.facts.hardware import HardwareFacts, read_cards
@@ -21,6 +22,7 @@ from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import ask, probe_run
 from nsa_ops.runs.checkpoints import with_parent, with_parent_as_planned
+from nsa_ops.runs.choose import LIVE
 from nsa_ops.runs.configure import Choice, load_hardware
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.guardrails import (
@@ -28,6 +30,7 @@ from nsa_ops.runs.guardrails import (
     apply_overrides,
     check_guardrails,
 )
+from nsa_ops.runs.kernels import proven_kernels, require_proven
 from nsa_ops.runs.pods import choose_pod
 from nsa_ops.runs.preflight import (
     PodFacts,
@@ -40,6 +43,7 @@ from nsa_ops.runs.session import (
     TRAINER_MODULE,
     require_tmux,
     start_session,
+    start_watchdog,
     train_command,
     watchdog_command,
 )
@@ -114,6 +118,21 @@ class Launched:
     first_beat_after_s: float | None
 
 
+@dataclass(frozen=True)
+class _Proof:
+    """What the newest preflight of the pod, code and profile says.
+
+    Attributes:
+        sha256: Hash of the report that allows the launch; empty if it was overridden.
+        pod_facts: What was read of the pod.
+        kernels: Backends that it proved for this configuration, by branch.
+    """
+
+    sha256: str
+    pod_facts: dict[str, Any]
+    kernels: dict[str, KernelChoice]
+
+
 def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     """Everything that can be refused is refused here, before anything changes.
 
@@ -134,9 +153,9 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     findings = apply_overrides(findings, request.overrides)
     refuse_failures(findings)
     snapshot = take_snapshot()
-    sha256 = _preflight(operator, request, link, snapshot, hardware)
+    proof = _preflight(operator, request, link, snapshot, resolved)
     _require_data(link, resolved)
-    manifest = _manifest(operator, request, link, resolved, snapshot, sha256)
+    manifest = _manifest(operator, request, link, resolved, snapshot, proof)
     manifest = with_parent_as_planned(link, manifest)
     return LaunchPlan(
         link=link,
@@ -175,12 +194,20 @@ def _preflight(
     request: LaunchRequest,
     link: PodLink,
     snapshot: Snapshot,
-    hardware: HardwareProfile,
-) -> str:
-    if PREFLIGHT in request.overrides:
-        return ""
-    pod = link.record
-    return require_green(operator, pod.pod_id, pod.name, snapshot.code_id, hardware.name)
+    resolved: ResolvedConfig,
+) -> _Proof:
+    pod, code_id, profile = link.record, snapshot.code_id, resolved.profile
+    is_overridden = PREFLIGHT in request.overrides
+    sha256 = (
+        "" if is_overridden else require_green(operator, pod.pod_id, pod.name, code_id, profile)
+    )
+    stored = operator.store.newest_report(pod.pod_id, code_id, profile)
+    report = stored[1] if stored else None
+    kernels = proven_kernels(resolved.config, report)
+    if not is_overridden:
+        require_proven(resolved.config, kernels)
+    facts = (report.model_extra or {}).get("facts", {}) if report else {}
+    return _Proof(sha256, facts, kernels)
 
 
 def _require_data(link: PodLink, resolved: ResolvedConfig) -> None:
@@ -203,11 +230,10 @@ def _manifest(
     link: PodLink,
     resolved: ResolvedConfig,
     snapshot: Snapshot,
-    preflight_sha256: str,
+    proof: _Proof,
 ) -> RunManifest:
     now_unix_s = operator.clock.unix_s()
     run_id = _run_id(request.run_id, resolved.config.recipe, now_unix_s)
-    stored = operator.store.newest_report(link.record.pod_id, snapshot.code_id, resolved.profile)
     return RunManifest(
         run_id=run_id,
         config=resolved.config,
@@ -219,8 +245,9 @@ def _manifest(
         dirty_sha256=snapshot.dirty_sha256,
         lock_sha256=snapshot.lock_sha256,
         pod_id=link.record.pod_id,
-        pod_facts=(stored[1].model_extra or {}).get("facts", {}) if stored else {},
-        preflight_sha256=preflight_sha256,
+        pod_facts=proof.pod_facts,
+        preflight_sha256=proof.sha256,
+        kernels=proof.kernels,
         overrides=dict(request.overrides),
         resume=request.resume_from or "auto",
         command=list(request.command),
@@ -301,6 +328,9 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
         before = probe_run(link, code_id, run_id)
         if before.state != "planned":
             operator.tell(f"{run_id} was launched before")
+            if before.state in LIVE and not before.watchdog_alive:
+                start_watchdog(link, code_id, run_id, planned.trainer_module)
+                operator.tell("nobody watched it; its watchdog is started")
             return _launched(link, before, is_new=False)
         started_s = operator.clock.monotonic_s()
         start_session(link, code_id, run_id, planned.trainer_module)

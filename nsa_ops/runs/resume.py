@@ -125,6 +125,7 @@ def plan_resume(
         changes |= {
             "config": config.model_dump(mode="json"),
             "config_sha256": config_sha256(config),
+            "kernels": {},  # proven for the configuration before
             "origins": manifest.origins | {one.key: "resume --set" for one in differences},
         }
     return ResumePlan(

@@ -69,6 +69,18 @@ def start_session(link: PodLink, code_id: str, run_id: str, module: str = TRAINE
         _tmux(link, link.tmux.new_window(session, WATCHDOG, folder, watchdog))
 
 
+def start_watchdog(link: PodLink, code_id: str, run_id: str, module: str = TRAINER_MODULE) -> None:
+    """Start the watchdog of a run that nobody watches; a second one would refuse by its lock.
+
+    Raises:
+        StateConflictError: If tmux does not start it.
+    """
+    names = {window.name for window in list_windows(link, run_id)}
+    start = link.tmux.new_window if names else link.tmux.new_session
+    command = watchdog_command(link, code_id, run_id, module)
+    _tmux(link, start(session_name(run_id), WATCHDOG, str(link.run_dir(run_id)), command))
+
+
 def list_windows(link: PodLink, run_id: str) -> list[Window]:
     """Windows of the run's session; none if there is no session or no tmux server.
 

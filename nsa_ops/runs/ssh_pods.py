@@ -1,6 +1,7 @@
 """Pods behind ssh: add one with its host key pinned, trust another key, open a terminal."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from nsa_ops.errors import (
     AuthenticationError,
@@ -13,10 +14,12 @@ from nsa_ops.errors import (
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.remote.host_keys import HostKey, pin, read_pin, unpin
 from nsa_ops.remote.openssh import forget_link, known_terminal, run_terminal
+from nsa_ops.remote.ssh_aliases import require_alias
 from nsa_ops.remote.ssh_target import Address, parse_address
 from nsa_ops.remote.transport import QUICK_S, Transport
 from nsa_ops.runs.context import Operator
 from nsa_ops.runs.doors import FABRIC, SSH, look_at_host, ssh_settings, target_of
+from nsa_ops.runs.first_login import find_public_key, install_key
 from nsa_ops.runs.pods import check_name, check_profile, choose_pod, is_local, new_pod_id
 from nsa_ops.store import PodRecord
 
@@ -51,6 +54,7 @@ class SshPodRequest:
         python: Interpreter on the pod; empty looks for `python3`.
         profile: Hardware profile to use there.
         fingerprint: Of the host key that is expected; empty asks.
+        has_password: It is entered by a password once, to put our key there.
     """
 
     name: str
@@ -60,6 +64,7 @@ class SshPodRequest:
     python: str = ""
     profile: str = ""
     fingerprint: str = ""
+    has_password: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,12 +76,14 @@ class KeyPlan:
         key: Key that answered.
         plan: What will be done.
         is_agreed: The operator named this very key, so nobody has to be asked.
+        public_key: Key of ours to put there by a password; None without one.
     """
 
     pod: PodRecord
     key: HostKey
     plan: Plan
     is_agreed: bool
+    public_key: Path | None = None
 
 
 def choose_address(address: str | None, alias: str | None) -> str:
@@ -103,6 +110,7 @@ def plan_add_ssh(operator: Operator, request: SshPodRequest) -> KeyPlan:
 
     Raises:
         ConfigurationError: If name, address or profile cannot be used.
+        NotFoundError: If the ssh configuration has no such host, or there is no key to install.
         StateConflictError: If the name is taken by another pod.
         AuthenticationError: If the key is not the expected one.
         PodUnreachableError: If nobody answers.
@@ -116,12 +124,16 @@ def plan_add_ssh(operator: Operator, request: SshPodRequest) -> KeyPlan:
     known = operator.store.find_pod(request.name)
     if known is not None:
         _refuse_another(known, request, address)
+    if known is None and not address.user and request.kind == SSH:
+        require_alias(address, settings)
     route, key = look_at_host(request.kind, address, settings)
     _check_expected(key, request.fingerprint, str(address))
     if known is not None:
         return _plan_known(operator, known, key)
+    public_key = find_public_key(address, settings) if request.has_password else None
     steps = [
         Step("pin host key", f"{key.kind} {key.fingerprint} of {route}"),
+        *_install_steps(public_key),
         Step("log in", f"make the root `{pod.root}` and find `{pod.python}`"),
         Step("register", f"remember `{pod.name}` as {pod.kind} pod"),
     ]
@@ -131,7 +143,14 @@ def plan_add_ssh(operator: Operator, request: SshPodRequest) -> KeyPlan:
         if other.address == pod.address
     ]
     plan = plan_of(f"Add pod `{pod.name}`: host key {key.fingerprint}", steps, notes)
-    return KeyPlan(pod, key, plan, is_agreed=bool(request.fingerprint))
+    return KeyPlan(pod, key, plan, is_agreed=bool(request.fingerprint), public_key=public_key)
+
+
+def _install_steps(public_key: Path | None) -> list[Step]:
+    if public_key is None:
+        return []
+    detail = f"log in once with the password and add `{public_key}` to ~/.ssh/authorized_keys"
+    return [Step("install key", detail, files=(str(public_key),))]
 
 
 def _check_kind(kind: str) -> None:
@@ -192,8 +211,13 @@ def _plan_known(operator: Operator, known: PodRecord, key: HostKey) -> KeyPlan:
     return KeyPlan(known, key, plan_of(f"Add pod `{known.name}`", [step]), is_agreed=True)
 
 
-def execute_add_ssh(operator: Operator, planned: KeyPlan) -> PodRecord:
+def execute_add_ssh(operator: Operator, planned: KeyPlan, password: str = "") -> PodRecord:
     """Pin the key, log in, make the root, and remember the pod; a failed login leaves nothing.
+
+    Args:
+        operator: Who adds it.
+        planned: What was agreed to.
+        password: Enters once where the plan puts our key there; kept nowhere.
 
     Raises:
         AuthenticationError: If the login is refused.
@@ -207,6 +231,9 @@ def execute_add_ssh(operator: Operator, planned: KeyPlan) -> PodRecord:
     with operator.store.intent("pod add", pod.name, address=pod.address, pod_id=pod.pod_id):
         pin(target, planned.key)
         try:
+            if planned.public_key is not None:
+                install_key(operator, pod, planned.public_key, password)
+                operator.tell(f"`{planned.public_key}` opens it from now on")
             pod = _log_in(operator.connect(pod, operator.settings), pod)
         except OpsError:
             unpin(target)

@@ -8,6 +8,7 @@ import faulthandler
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from datetime import UTC, datetime
@@ -83,6 +84,11 @@ class Trainer:
 
     def do_sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def do_orphan(self, seconds: float) -> None:
+        """Start a child that holds something, such as a card's memory, and outlives us."""
+        child = subprocess.Popen(["sleep", str(seconds)])
+        (self.run.root / "orphan.pid").write_text(str(child.pid))
 
     def do_ignore(self, name: str) -> None:
         signal.signal(signal.Signals[f"SIG{name}"], signal.SIG_IGN)

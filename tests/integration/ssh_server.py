@@ -121,8 +121,9 @@ def ssh_server(
     sockets = tempfile.TemporaryDirectory(prefix="nsa-")
     server = SshServer(folder, free_port(), Path(sockets.name))
     text = _CONFIG.format(port=server.port, folder=folder) + options
-    for name, value in {"HOME": str(folder), **(environment or {})}.items():
-        text += f"\nSetEnv {name}={value}"
+    # One line: sshd heeds only the first one.
+    values = {"HOME": str(folder), **(environment or {})}
+    text += "\nSetEnv " + " ".join(f'"{name}={value}"' for name, value in values.items())
     (folder / "sshd.conf").write_text(text + "\n")
     (folder / "client.conf").write_text(_CLIENT.format(folder=folder))
     with (folder / "sshd.log").open("wb") as log:

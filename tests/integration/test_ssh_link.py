@@ -327,6 +327,16 @@ def test_start_up_files_may_print_and_dawdle(login: Login, noise: str) -> None:
     assert (done.stdout, done.stderr, done.exit_code) == (b"OK\n", b"no\n", 0)
 
 
+def test_the_start_up_files_of_real_pods_change_no_answer(shared: Path, login: Login) -> None:
+    """One prints a logo that ends without a newline, the other colours."""
+    logo = (shared / "cases/ssh/S05_runpod_bashrc_prints_logo.txt").read_text()
+    drawn = logo.partition("remote command:\n")[2].rpartition("OK")[0]
+    assert "|__) |" in drawn
+    coloured = (shared / "cases/ssh/S06_bashrc_ansi_echo_breaks_sftp.txt").read_text()
+    pod = login.with_rc(f"{coloured.splitlines()[0]}\nprintf %s '{drawn.replace(chr(39), '')}'\n")
+    assert pod.run(["echo", "OK"], timeout_s=20).stdout == b"OK\n"
+
+
 def test_a_start_up_file_that_exits_is_named(login: Login) -> None:
     with pytest.raises(StateConflictError, match="ended with code 3 before our command: bye") as e:
         echo(login.with_rc("echo bye; exit 3"))

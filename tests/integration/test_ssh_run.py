@@ -4,7 +4,6 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,45 +13,13 @@ from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_ops.remote.audit import first_broken_line
-from tests.integration.local_pod import CANARY, LocalPod, Said
+from tests.integration.local_pod import CANARY
+from tests.integration.ssh_pod import SshPod
 from tests.integration.ssh_server import SshServer, make_key, ssh_server
-from tests.integration.tcp_proxy import Proxy, tcp_proxy
+from tests.integration.tcp_proxy import tcp_proxy
 
 pytestmark = pytest.mark.integration
 LONG = "schedule.steps=4000"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SshPod(LocalPod):
-    """A pod named `here` that is reached through a proxy in front of sshd."""
-
-    server: SshServer
-    proxy: Proxy
-
-    @property
-    def environment(self) -> dict[str, str]:
-        ours = {
-            "NSA_OPS_SSH_CONFIG": str(self.server.folder / "client.conf"),
-            "XDG_RUNTIME_DIR": str(self.server.sockets),
-        }
-        return super().environment | ours
-
-    @property
-    def address(self) -> str:
-        return f"{self.server.user}@127.0.0.1:{self.proxy.port}"
-
-    def add_as(self, name: str, *more: str) -> Said:
-        root, python = str(self.root), str(self.write_python())
-        words = ("--root", root, "--python", python, "--profile", "cpu", "--json", *more)
-        return self("pod", "add", name, self.address, *words)
-
-    def add(self) -> None:
-        said = self.add_as("here", "--fingerprint", self.server.host_key.fingerprint)
-        assert said.exit_code == 0, said
-
-    def stop(self) -> None:
-        super().stop()
-        self("pod", "rm", "here", "-y")
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +47,10 @@ def test_the_everyday_path_runs_on_a_pod_behind_ssh(pod: SshPod, tmp_path: Path)
     launched = pod.launch("r1", LONG)
     assert launched.exit_code == 0, launched
     assert pod("status", "--exit-code").exit_code == 21
+    audit = pod.folder / "state" / "audit.jsonl"
+    asked = audit.read_bytes().count(b"\n")
+    pod.must("watch", "r1", "--once")
+    assert audit.read_bytes().count(b"\n") == asked + 1  # a poll is one round trip
     halted = pod.must("halt", "--json").data
     assert (halted["state"], halted["lost_steps"]) == ("halted", 0)
 
@@ -183,9 +154,11 @@ def test_a_host_of_the_ssh_configuration_is_added_by_its_alias(pod: SshPod) -> N
     config = pod.server.folder / "client.conf"
     before = config.read_text()
     config.write_text(f"Host gpu\n  HostName 127.0.0.1\n  Port {pod.proxy.port}\n{before}")
+    mistyped = pod("pod", "add", "here", "--from-ssh-config", "gppu", "-y")
     said = pod("pod", "add", "here", "--from-ssh-config", "gpu", "-y", "--json")
     config.write_text(before)
     assert said.exit_code == 0, said
+    assert (mistyped.exit_code, "did you mean `gpu`?" in mistyped.err) == (6, True), mistyped
     assert (said.data["address"], said.data["kind"]) == ("gpu", "ssh")
     assert Path(said.data["root"]) == pod.server.folder / "nsa-pod"
     assert pod("pod", "add", "there", "gpu").exit_code == 2

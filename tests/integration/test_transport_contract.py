@@ -1,5 +1,6 @@
 """The contract of `Transport`, which every implementation passes, against a real sshd."""
 
+import errno
 import os
 import sys
 import time
@@ -174,6 +175,33 @@ def test_tail_reads_from_an_offset_and_no_further(transport: Transport, tmp_path
     assert transport.tail(str(log), 99, max_bytes=4, timeout_s=20) == b""
     with pytest.raises(NotFoundError):
         transport.tail(str(tmp_path / "missing"), 0, max_bytes=4, timeout_s=20)
+
+
+def test_a_stream_gives_pieces_in_order_from_an_offset(
+    transport: Transport, tmp_path: Path
+) -> None:
+    content, pieces = os.urandom(5_000_000), []
+    (tmp_path / "big").write_bytes(content)
+    transport.stream(
+        str(tmp_path / "big"), 7, pieces.append, max_bytes=4_000_000, timeout_s=20
+    )  # fmt: skip
+    assert b"".join(pieces) == content[7:4_000_007]
+    assert len(pieces) > 1
+    with pytest.raises(NotFoundError):
+        transport.stream(str(tmp_path / "no"), 0, pieces.append, max_bytes=4, timeout_s=20)
+
+
+def test_what_a_sink_cannot_take_is_told_and_is_no_lost_link(
+    transport: Transport, tmp_path: Path
+) -> None:
+    (tmp_path / "big").write_bytes(bytes(3_000_000))
+
+    def full(_piece: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        transport.stream(str(tmp_path / "big"), 0, full, max_bytes=3_000_000, timeout_s=20)
+    assert transport.run(["echo", "OK"], timeout_s=20).stdout == b"OK\n"
 
 
 def test_a_log_that_grows_is_followed_without_loss_or_repetition(

@@ -42,6 +42,12 @@ class FakeTransport:
     def get(self, source: str, target: Path, *, timeout_s: float) -> None:
         target.write_bytes(self.files[source])
 
+    def stream(
+        self, path: str, offset: int, sink: Callable[[bytes], object],
+        *, max_bytes: int, timeout_s: float,
+    ) -> None:  # fmt: skip
+        sink(self.tail(path, offset, max_bytes=max_bytes, timeout_s=timeout_s))
+
     def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
         if path not in self.files:
             message = f"`{path}` does not exist on {self.where}"

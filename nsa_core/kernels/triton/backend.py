@@ -73,9 +73,16 @@ class TritonBackend:
     """The `AttentionBackend` of these kernels.
 
     `torch.use_deterministic_algorithms(True)` makes every gradient bit-reproducible, at a price.
+
+    Args:
+        dense_until: Longest document whose selected branch is masked dense and not cut into items;
+            by default the measured crossover of the launch tables.
     """
 
     name = "triton"
+
+    def __init__(self, dense_until: int | None = None) -> None:
+        self._dense_until = dense_until
 
     def compressed(
         self, q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor, geometry: BlockGeometry, packing: Packing
@@ -120,7 +127,7 @@ class TritonBackend:
         check_shapes(q_NHD, k_NGD, v_NGE, geometry, packing)
         out_NHE: Tensor = ops.selected_attention(
             *_contiguous(q_NHD, k_NGD, v_NGE, ids_NGS), packing.cu_seqlens, packing.max_seqlen,
-            geometry.select_block, _is_dense(q_NHD, v_NGE, packing), _wants_determinism(),
+            geometry.select_block, self._is_dense(q_NHD, v_NGE, packing), _wants_determinism(),
         )[0]  # fmt: skip
         return out_NHE
 
@@ -171,9 +178,15 @@ class TritonBackend:
         out_NHE, *_, ids_NGS = ops.attend(
             *_contiguous(q_NHD, *compressed, *selected, *sliding, gate_NH3),
             packing.cu_seqlens, packing.max_seqlen, sizes,
-            _is_dense(q_NHD, selected[1], packing), _wants_determinism(),
+            self._is_dense(q_NHD, selected[1], packing), _wants_determinism(),
         )  # fmt: skip
         return out_NHE, ids_NGS
+
+    def _is_dense(self, q_NHD: Tensor, v_NGE: Tensor, packing: Packing) -> bool:
+        limit = self._dense_until
+        if limit is None:
+            limit = policy_for(q_NHD.device, q_NHD.shape[2], v_NGE.shape[2]).dense_until
+        return packing.max_seqlen <= limit
 
     def mean_pool(self, x_NGD: Tensor, geometry: BlockGeometry, packing: Packing) -> Tensor:
         """Means [C, G, D] of the compression blocks (phi = `avg`); unused slots are zero."""
@@ -195,8 +208,3 @@ def _wants_determinism() -> bool:
 
 def _span(window: int, packing: Packing) -> int:
     return window if window < packing.max_seqlen else _WHOLE_DOCUMENT
-
-
-def _is_dense(q_NHD: Tensor, v_NGE: Tensor, packing: Packing) -> bool:
-    policy = policy_for(q_NHD.device, q_NHD.shape[2], v_NGE.shape[2])
-    return packing.max_seqlen <= policy.dense_until

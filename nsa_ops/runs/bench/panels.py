@@ -63,20 +63,20 @@ class Panels:
 
 def panels_of(result: BenchResult) -> Panels:
     """The picture of a result; empty where its rows hold nothing that can be drawn."""
-    panels = _PANELS.get(result.bench, no_panels)(result.rows)
+    panels = _PANELS.get(result.bench, no_panels)(result)
     title = _TITLES.get(result.bench, result.bench)
     return Panels(title, remark_of(result), tuple(panel for panel in panels if panel.lines))
 
 
-def no_panels(rows: Sequence[Row]) -> list[Panel]:
+def no_panels(result: BenchResult) -> list[Panel]:
     """A bench that is not drawn."""
-    del rows
+    del result
     return []
 
 
-def kernel_panels(rows: Sequence[Row]) -> list[Panel]:
+def kernel_panels(result: BenchResult) -> list[Panel]:
     """Forward, and forward with backward, of every shape: ms against the tokens of a document."""
-    panels = []
+    panels, rows = [], result.rows
     for shape in _distinct(rows, "shape"):
         own = [row for row in rows if row.get("shape") == shape]
         for suffix, index, words in (("fwd", 0, "forward"), ("fwd_bwd", 1, "forward + backward")):
@@ -97,11 +97,11 @@ def kernel_panels(rows: Sequence[Row]) -> list[Panel]:
     return panels
 
 
-def compare_panels(rows: Sequence[Row]) -> list[Panel]:
+def compare_panels(result: BenchResult) -> list[Panel]:
     """Loss in training, and bits per byte on held-out documents, against the tokens seen."""
     losses, bits = [], []
     for attention, name, css in (("dense", "dense", "s2"), ("nsa", "NSA", "s1")):
-        for row in (row for row in rows if row.get("attention") == attention):
+        for row in (row for row in result.rows if row.get("attention") == attention):
             curve = [(float(tokens), float(loss)) for _, tokens, loss in row["loss_curve"]]
             losses.append(Line(name, tuple(_averaged(_drawable(curve))), css))
             held_out = [
@@ -134,6 +134,55 @@ def _drawable(points: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(sorted((x, y) for x, y in points if _is_positive(x) and _is_positive(y)))
 
 
+def model_panels(result: BenchResult) -> list[Panel]:
+    """Milliseconds of a whole step, NSA and dense, each with the floor of its own arithmetic."""
+    lines = []
+    for attention, name, css in (("dense", "dense", "s2"), ("nsa", "NSA", "s1")):
+        own = [row for row in result.rows if row.get("attention") == attention]
+        lines.append(
+            _line(f"floor, {name}", own, [_step_floor_ms(r, result) for r in own], "floor")
+        )
+        lines.append(_line(name, own, [row.get("step_ms") for row in own], css))
+    return [_panel("Whole step", "ms", lines, "tokens of a row")]
+
+
+def _step_floor_ms(row: Row, result: BenchResult) -> float | None:
+    if result.matmul_tflops is None:
+        return None
+    flops: float = row["train_flops_per_token"] * row["tokens"]
+    return flops / (result.matmul_tflops * 1e9)
+
+
+def decode_panels(result: BenchResult) -> list[Panel]:
+    """One token over full caches, by shape and sequences: ms against the tokens of a cache."""
+    panels = []
+    for shape, batch in dict.fromkeys((row.get("shape"), row.get("batch")) for row in result.rows):
+        own = [row for row in result.rows if (row.get("shape"), row.get("batch")) == (shape, batch)]
+        lines = [
+            _line(name, own, [row.get(key) for row in own], css)
+            for name, key, css in (
+                ("bytes floor", "floor_ms", "floor"),
+                ("dense, flash", "dense_flash_ms", "s2 thin"),
+                ("dense, cuDNN", "dense_cudnn_ms", "s2"),
+                ("NSA", "nsa_ms", "s1"),
+            )
+        ]
+        title = f"Shape {shape}, {batch} sequence{'' if batch == 1 else 's'}"
+        panels.append(_panel(title, "ms", lines, "tokens of a cache"))
+    return panels
+
+
+def validation_panels(result: BenchResult) -> list[Panel]:
+    """Tokens a second of every path against the tokens of a row."""
+    lines, rows = [], result.rows
+    for number, path in enumerate(_distinct(rows, "path")):
+        own = [row for row in rows if row.get("path") == path]
+        lines.append(
+            _line(path, own, [row.get("tokens_per_s") for row in own], f"s{number % 5 + 1}")
+        )
+    return [_panel("Whole step", "tokens/s", lines, "tokens of a row")]
+
+
 _BRANCHES = (
     ("compressed", "compressed", "s3 thin"),
     ("selected", "selected", "s4 thin"),
@@ -146,9 +195,10 @@ def _branch_ms(row: Row, branch: str, index: int) -> object:
     return times[index] if times else None
 
 
-def _panel(title: str, unit: str, lines: Sequence[Line]) -> Panel:
-    drawn = tuple(line for line in lines if line.points)
-    return Panel(title, unit, "tokens of a document", drawn)
+def _panel(
+    title: str, unit: str, lines: Sequence[Line], x_label: str = "tokens of a document"
+) -> Panel:
+    return Panel(title, unit, x_label, tuple(line for line in lines if line.points))
 
 
 def _line(label: str, rows: Sequence[Row], values: Sequence[object], css: str) -> Line:
@@ -188,7 +238,10 @@ _TITLES = {
     "decode": "One decoded token: NSA and dense attention",
     "validate": "Training steps by length and selection path",
 }
-_PANELS: Mapping[str, Callable[[Sequence[Row]], list[Panel]]] = {
+_PANELS: Mapping[str, Callable[[BenchResult], list[Panel]]] = {
     "kernels": kernel_panels,
     "compare": compare_panels,
+    "model": model_panels,
+    "decode": decode_panels,
+    "validate": validation_panels,
 }

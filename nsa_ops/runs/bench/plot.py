@@ -1,6 +1,7 @@
 """Draw panels with logarithmic axes as one self-contained SVG file; pure."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,7 +12,7 @@ from nsa_ops.runs.report.scale import Scale
 #: Pixels. The right margin holds the names of the lines, which end there.
 WIDTH, HEIGHT = 520, 330
 LEFT, RIGHT, TOP, BOTTOM = 50, 118, 40, 42
-HEAD, EDGE = 62, 12
+HEAD, EDGE, LINE_HEIGHT, LETTER = 48, 12, 16, 6.6
 COLUMNS = 2
 LABEL_HEIGHT = 13.0
 
@@ -43,7 +44,10 @@ def draw_panels(panels: Panels) -> str:
     """The SVG document: the same bytes for the same numbers."""
     columns = min(COLUMNS, len(panels.panels))
     rows = math.ceil(len(panels.panels) / columns)
-    width, height = columns * WIDTH + 2 * EDGE, HEAD + rows * HEIGHT + EDGE
+    width = columns * WIDTH + 2 * EDGE
+    remark = textwrap.wrap(panels.remark, int((width - 2 * EDGE) / LETTER))
+    head = HEAD + LINE_HEIGHT * len(remark)
+    height = head + rows * HEIGHT + EDGE
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" '
@@ -51,10 +55,10 @@ def draw_panels(panels: Panels) -> str:
         f"<style>{STYLE}</style>",
         f'<rect class="page" width="{width}" height="{height}"/>',
         _text(EDGE + 8, 28, "title", panels.title),
-        _text(EDGE + 8, 48, "", panels.remark),
+        *(_text(EDGE + 8, HEAD + LINE_HEIGHT * row, "", said) for row, said in enumerate(remark)),
     ]
     for index, panel in enumerate(panels.panels):
-        x, y = EDGE + index % columns * WIDTH, HEAD + index // columns * HEIGHT
+        x, y = EDGE + index % columns * WIDTH, head + index // columns * HEIGHT
         parts.append(f'<g transform="translate({x} {y})">{draw_panel(panel)}</g>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -116,7 +120,7 @@ def _grid(panel: Panel, axes: _Axes) -> list[str]:
     for tick in axes.y_ticks:
         y = axes.y(math.log(tick))
         parts.append(_path(f"M{LEFT} {y:.1f}H{right}", "grid"))
-        parts.append(_text(LEFT - 7, y + 4, "end", f"{tick:g}"))
+        parts.append(_text(LEFT - 7, y + 4, "end", f"{tick:,g}"))
     for tick in axes.x_ticks:
         x = axes.x(math.log(tick))
         parts.append(_path(f"M{x:.1f} {TOP}V{floor + 4}", "grid"))

@@ -1,6 +1,6 @@
 """Run a bench on a pod with the code that is here, or read what one found before."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +22,11 @@ from nsa_ops.remote.snapshot import Snapshot, ship, take_snapshot
 from nsa_ops.remote.transport import Completed
 from nsa_ops.runs.bench.panels import panels_of
 from nsa_ops.runs.bench.plot import draw_panels
+from nsa_ops.runs.configure import Choice, resolve_choice
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.pods import choose_pod
 
-BENCH_S = 1800.0
+BENCH_S, VALIDATE_S = 1800.0, 7200.0
 #: Exit codes of `python -m nsa_core.bench` with a result, and of one that could not begin.
 _FAILED = 9
 _ERRORS: Mapping[int, type[OpsError]] = {2: ConfigurationError, 11: LocalResourceError}
@@ -98,6 +99,28 @@ def run_bench(operator: Operator, pod_name: str | None, request: BenchRequest) -
     return _read_answer(link, request.bench, done)
 
 
+def run_validation(
+    operator: Operator, pod_name: str | None, choice: Choice, words: Sequence[str]
+) -> Benched:
+    """Run the matrix of lengths and paths with a configuration, as `run_bench`.
+
+    The data are staged below the pod's root, where a run would have them.
+
+    Raises:
+        ConfigurationError: If the configuration cannot be used.
+        OpsError: As `run_bench`.
+    """
+    pod = choose_pod(operator.store, pod_name or operator.settings.values.pod or None)
+    resolved = resolve_choice(operator.settings, choice, pod_profile=pod.profile)
+    request = BenchRequest(
+        "validate",
+        ("--config", "-", "--root", pod.root, *words),
+        stdin=resolved.config.model_dump_json().encode(),
+        timeout_s=VALIDATE_S,
+    )
+    return run_bench(operator, pod.name, request)
+
+
 def commit_of(snapshot: Snapshot) -> str:
     """The commit that a result names: with `-dirty` where files differ from it."""
     if snapshot.commit == "unknown":
@@ -108,7 +131,7 @@ def commit_of(snapshot: Snapshot) -> str:
 def _read_answer(link: PodLink, bench: str, done: Completed) -> Benched:
     name, said = link.record.name, done.last_error_line.removeprefix("error: ")
     if done.exit_code in _ERRORS:
-        message = f"`bench {bench}` cannot run on pod `{name}`: {said}"
+        message = f"Pod `{name}` cannot run it: {said}"
         hint = "See the pods with `nsa-ops pod ls`, and the flags of a bench with `--help`"
         raise _ERRORS[done.exit_code](message, hint=hint)
     if done.exit_code not in {0, _FAILED}:

@@ -28,6 +28,10 @@ def describe_run(record: RecordedRun) -> list[Fact]:
         Fact("data", _data(manifest)),
         Fact("tokenizer", manifest.config.data.tokenizer, _fingerprint(record)),
         Fact("model", _model(manifest), _parameters(record)),
+        *(
+            Fact(f"kernels, {branch}", chosen.name, chosen.reason)
+            for branch, chosen in manifest.kernels.items()
+        ),
         Fact("batch", _batch(manifest)),
         Fact("seed", str(manifest.config.seed)),
         *(Fact("overridden guardrail", name, why) for name, why in manifest.overrides.items()),

@@ -84,6 +84,22 @@ def test_a_folder_that_holds_such_runs_is_refused(compared, capsys):
     assert "exists already" in capsys.readouterr().err
 
 
+def test_text_that_is_not_there_is_said_in_one_line(tmp_path, capsys):
+    assert main(flags(tmp_path, tmp_path / "missing.jsonl")) == 2
+    error = capsys.readouterr().err
+    assert "does not exist; correct data.path" in error
+    assert "Traceback" not in error
+
+
+def test_a_run_that_fails_ends_the_comparison_with_the_end_of_its_log(compared, tmp_path, capsys):
+    _, text, *_ = compared
+    words = [*flags(tmp_path, text), "--set", "runtime.device=cuda"]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "compare-nsa ended with code" in error
+    assert "torch sees no CUDA card here" in error
+
+
 def rows_of(compared):
     rows = []
     for values in compared[3].rows:

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import subprocess
@@ -7,9 +8,12 @@ import pytest
 import torch
 
 from nsa_core.checks import probes
+from nsa_core.checks.__main__ import main
 from nsa_core.config.recipe import resolve
 from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.flash import FlashBackend
 from nsa_core.kernels.sdpa import SdpaBackend
+from tests.core.kernels import flash_package
 
 CONFIG = resolve("tiny-cpu", "cpu").config
 
@@ -146,3 +150,58 @@ def test_the_command_answers_bad_input_with_one_line_and_exit_code_2(words, says
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert says in done.stderr
+
+
+def test_each_branch_tells_its_backend_and_the_policy_that_a_launch_is_held_to():
+    report = probes.run_probes(CONFIG, "cpu", "quick")
+    lines = [check for check in report.checks if check.name.startswith("kernels.")]
+    assert [line.name for line in lines] == [
+        "kernels.compressed", "kernels.selected", "kernels.sliding",
+    ]  # fmt: skip
+    for line in lines:
+        assert line.measured == "sdpa"
+        assert line.message == "named by the configuration (runtime.backend)"
+        assert line.limit == "named: sdpa; fp32, widths 32/32"
+
+
+def test_a_dense_model_is_compared_in_its_own_attention(monkeypatch):
+    dense = CONFIG.model_copy(
+        update={"model": CONFIG.model.model_copy(update={"attention": "dense"})}
+    )
+    plain = SdpaBackend()
+    faulty = BranchBackends(plain, plain, plain, dense=SeesTheNextKey())
+    monkeypatch.setattr(probes, "choose_backends", lambda *_: faulty)
+    found = statuses(probes.run_probes(dense, "cpu", "quick"))
+    assert found["parity.dense"] == "fail"
+    assert "parity.sliding" not in found
+
+
+class OneKeyTooMany:
+    """A flash-attn whose window is one key wider than asked for."""
+
+    @staticmethod
+    def flash_attn_varlen_func(*inputs, window_size=(-1, -1), **options):
+        left, right = window_size
+        wider = (left + 1 if left >= 0 else left, right)
+        return flash_package.flash_attn_varlen_func(*inputs, window_size=wider, **options)
+
+
+@pytest.mark.parametrize(("package", "status"), [(flash_package, "pass"), (OneKeyTooMany, "fail")])
+def test_flash_attn_is_held_against_the_reference_on_the_card_like_any_other(
+    monkeypatch, package, status
+):
+    flash, plain = FlashBackend(package, SdpaBackend()), SdpaBackend()
+    backends = BranchBackends(flash, plain, flash)
+    monkeypatch.setattr(probes, "choose_backends", lambda *_: backends)
+    found = statuses(probes.run_probes(CONFIG, "cpu", "quick"))
+    assert found["parity.sliding"] == status
+    assert found["parity.compressed"] == found["causality.perturbation"] == "pass"
+
+
+def test_a_backend_that_cannot_run_here_ends_the_probes_with_code_2(capsys, monkeypatch):
+    config = CONFIG.model_copy(
+        update={"runtime": CONFIG.runtime.model_copy(update={"backend_selected": "flash"})}
+    )
+    monkeypatch.setattr("sys.stdin", io.StringIO(config.model_dump_json()))
+    assert main(["--device", "cpu", "--config", "-"]) == 2
+    assert "flash cannot run the selected branch" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 import pytest
 
+from nsa_core.config.backend_policy import expected_backend
 from nsa_core.config.errors import ConfigError
 from nsa_core.config.profile import list_profiles, load_profile
 from nsa_core.config.recipe import list_recipes, resolve
@@ -65,6 +66,47 @@ def test_minus_one_is_off_for_flash_attention_and_a_branch_overrides_the_global_
         "tiny-cpu", environment={"NSA_USE_FA2": "1", "NSA_USE_FA2_WIN": "0"}
     ).config.runtime
     assert (mixed.flash_min_len_sliding, mixed.flash_min_len_compressed) == (-1, 0)
+
+
+@pytest.mark.parametrize(
+    ("variables", "sliding", "origin"),
+    [
+        ({"NSA_USE_FA2": "1", "NSA_FA2_MIN_LEN_WIN": "4096"}, 4096, "NSA_FA2_MIN_LEN_WIN"),
+        ({"NSA_FA2_MIN_LEN_WIN": "4096"}, 4096, "NSA_FA2_MIN_LEN_WIN"),
+        ({"NSA_USE_FA2": "1", "NSA_FA2_MIN_LEN_WIN": "-1"}, -1, "NSA_FA2_MIN_LEN_WIN"),
+        ({"NSA_USE_FA2": "0", "NSA_FA2_MIN_LEN_WIN": "4096"}, -1, "NSA_USE_FA2"),
+        ({"NSA_USE_FA2_WIN": "-1", "NSA_FA2_MIN_LEN_WIN": "0"}, -1, "NSA_USE_FA2_WIN"),
+        (
+            {"NSA_USE_FA2": "0", "NSA_USE_FA2_WIN": "1", "NSA_FA2_MIN_LEN_WIN": "512"},
+            512,
+            "NSA_FA2_MIN_LEN_WIN",
+        ),
+    ],
+)
+def test_a_switch_that_is_off_wins_over_a_length(variables, sliding, origin):
+    found = resolve("m7c-125m", "a100", environment=variables)
+    assert found.config.runtime.flash_min_len_sliding == sliding
+    assert found.origin("runtime.flash_min_len_sliding") == origin
+
+
+@pytest.mark.parametrize(
+    ("profile", "sets", "branch", "says"),
+    [
+        ("a100", [], "selected", "triton expected on a100"),
+        ("4090", [], "selected", "triton expected on 4090"),
+        ("v100", [], "sliding", "sdpa: named by the configuration (runtime.backend)"),
+        ("v100", ["runtime.backend=auto"], "sliding", "triton does not run on sm_70"),
+        ("h100", ["runtime.precision=fp32"], "selected", "sdpa expected on h100; triton computes"),
+        ("h100", ["runtime.flash_min_len_sliding=0"], "sliding", "flash expected on h100, if the"),
+        ("h100", ["runtime.flash_min_len_sliding=4096"], "sliding", "flash is off below 4096"),
+        ("h100", [], "dense", "torch's own attention knows no document borders"),
+        ("h100", ["data.pack_documents=false"], "dense", "sdpa expected on h100; torch's own"),
+        ("h100", ["runtime.backend_dense=flash"], "dense", "flash: named by the configuration"),
+    ],
+)
+def test_the_laptop_can_tell_what_the_policy_of_a_branch_comes_to(profile, sets, branch, says):
+    config = resolve("m7c-125m", profile, sets).config
+    assert says in expected_backend(config, load_profile(profile), branch)
 
 
 def test_a_variable_without_effect_says_what_replaced_it():

@@ -24,6 +24,7 @@ class RecordingBackend(SdpaBackend):
     """Remembers the blocks that a whole forward pass chose."""
 
     def __init__(self):
+        super().__init__()
         self.ids = []
 
     def select(self, *args):

@@ -1,6 +1,6 @@
 """A pod on this machine with a run on it, an operator, and links that can be cut."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,9 +40,20 @@ class CutLink:
     def get(self, source: str, target: Path, *, timeout_s: float) -> None:
         self._inner.get(source, target, timeout_s=timeout_s)
 
+    def stream(
+        self, path: str, offset: int, sink: Callable[[bytes], object],
+        *, max_bytes: int, timeout_s: float,
+    ) -> None:  # fmt: skip
+        end = offset + max_bytes
+        while piece := self._inner.tail(
+            path, offset, max_bytes=min(end - offset, self._piece), timeout_s=timeout_s
+        ):
+            self._spend(len(piece))
+            sink(piece)
+            offset += len(piece)
+
     def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
-        wanted = min(max_bytes, self._piece)
-        content = self._inner.tail(path, offset, max_bytes=wanted, timeout_s=timeout_s)
+        content = self._inner.tail(path, offset, max_bytes=max_bytes, timeout_s=timeout_s)
         self._spend(len(content))
         return content
 

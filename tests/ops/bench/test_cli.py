@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from nsa_core.rundir.bench_result import parse_bench_result
+from nsa_ops.runs.bench.run import Benched, BenchRequest
 from tests.ops.bench.results import LONG_ROW, ROW, document
 from tests.ops.cli_case import CommandLine
 
@@ -68,3 +70,56 @@ def test_a_result_without_rows_is_not_drawn(cli: CommandLine, tmp_path: Path) ->
     outcome = cli("bench", "kernels", "--from", str(path), "--plot", str(plot))
     assert outcome.exit_code == 2
     assert not plot.exists()
+
+
+VALIDATION = [
+    {
+        "path": path, "T": length, "tokens": 65536, "steps": 200, "tokens_per_s": 300000.0 + length,
+        "spread": 0.01, "peak_gib": 20.5, "first_loss": 10.97, "final_loss": 7.123456,
+        "first_loss_gap": 0.0, "final_loss_gap": 0.0011, "first_loss_limit": 0.005,
+        "outcome": "ok", "kernels": {"selected": path},
+    }
+    for path in ("sdpa-masked", "triton-items")
+    for length in (512, 2048)
+]  # fmt: skip
+
+
+def test_the_matrix_is_shown_and_drawn(cli: CommandLine, tmp_path: Path) -> None:
+    path, plot = tmp_path / "matrix.json", tmp_path / "matrix.svg"
+    path.write_text(document(VALIDATION, bench="validate"))
+    outcome = cli("bench", "validate", "--from", str(path), "--plot", str(plot))
+    assert outcome.exit_code == 0
+    assert "triton-items" in outcome.out
+    assert "7.1235" in outcome.out
+    assert "triton-items" in plot.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "passed"),
+    [
+        (
+            ["kernels", "--shape", "A", "--length", "64", "--length", "128", "--tokens", "128"],
+            "bench kernels|--shape A --length 64 --length 128 --tokens 128",
+        ),
+        (
+            ["model", "--attention", "nsa", "--steps", "2", "--set", "model.dim=32"],
+            "bench model|--attention nsa --steps 2 --set model.dim=32",
+        ),
+        (
+            ["decode", "--batch", "1", "--batch", "16", "--dtype", "float16", "--runs", "2"],
+            "bench decode|--batch 1 --batch 16 --dtype float16 --runs 2",
+        ),
+    ],
+)
+def test_flags_reach_the_pod_as_they_are(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, words: list[str], passed: str
+) -> None:
+    asked: list[str] = []
+
+    def remember(_operator: object, _pod: object, request: BenchRequest) -> Benched:
+        asked.append(f"bench {request.bench}|{' '.join(request.words)}")
+        return Benched("pod x", parse_bench_result(document([], bench=request.bench), "test"))
+
+    monkeypatch.setattr("nsa_ops.runs.bench.run.run_bench", remember)
+    assert cli("bench", *words).exit_code == 0
+    assert asked == [passed]

@@ -91,3 +91,30 @@ def test_names_are_moved_apart_and_keep_their_order_and_the_plot() -> None:
     assert all(after - before >= 13.0 for before, after in itertools.pairwise(placed))
     assert placed[0] == 10.0
     assert placed[-1] <= 100.0
+
+
+def test_a_model_is_drawn_with_the_floor_of_each_attention() -> None:
+    rows = [
+        {"attention": name, "T": 2048, "tokens": 65536, "step_ms": 200.0,
+         "train_flops_per_token": 7.4e8}
+        for name in ("nsa", "dense")
+    ]  # fmt: skip
+    result = parse_bench_result(document(rows, bench="model"), "test")
+    (panel,) = panels_of(result).panels
+    points = {line.label: line.points for line in panel.lines}
+    assert points["NSA"] == points["dense"] == ((2048.0, 200.0),)
+    assert points["floor, NSA"][0][1] == pytest.approx(7.4e8 * 65536 / 7.4e12 * 1e3)
+
+
+def test_decode_is_drawn_by_the_number_of_sequences() -> None:
+    rows = [
+        {"shape": "A", "T": length, "batch": batch, "nsa_ms": 0.02, "dense_cudnn_ms": 0.03,
+         "dense_flash_ms": 0.04, "floor_ms": 0.001}
+        for batch in (1, 16)
+        for length in (8192, 65536)
+    ]  # fmt: skip
+    result = parse_bench_result(document(rows, bench="decode"), "test")
+    panels = panels_of(result).panels
+    assert [panel.title for panel in panels] == ["Shape A, 1 sequence", "Shape A, 16 sequences"]
+    assert all(len(line.points) == 2 for panel in panels for line in panel.lines)
+    ElementTree.fromstring(draw_panels(panels_of(result)))

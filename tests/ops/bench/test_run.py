@@ -2,8 +2,10 @@
 
 import pytest
 
+from nsa_core.config.run import RunConfig
 from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError, VerificationError
-from nsa_ops.runs.bench.run import BenchRequest, run_bench
+from nsa_ops.runs.bench.run import BenchRequest, run_bench, run_validation
+from nsa_ops.runs.configure import Choice
 from tests.ops.bench.results import LONG_ROW, ROW, document
 from tests.ops.fakes import completed
 from tests.ops.operators import Desk
@@ -60,3 +62,17 @@ def test_a_result_that_proves_something_wrong_comes_back_with_what_is_wrong(desk
     assert found.result.rows == [ROW]
     assert found.error is not None
     assert (found.error.message, found.error.exit_code) == ("triton differs", 9)
+
+
+def test_the_matrix_gets_the_resolved_configuration_and_the_pods_own_folder(desk: Desk) -> None:
+    bench_on(desk, stdout=document([], bench="validate"))
+    choice = Choice("tiny-cpu", "", ("batch.micro_batch=3",))
+    run_validation(desk.operator, None, choice, ["--steps", "3"])
+    words = " ".join(desk.transport.asked[-1])
+    assert words.endswith("--config - --root /pod --steps 3")
+    config = RunConfig.model_validate_json(desk.transport.inputs[-1])
+    assert (config.recipe, config.batch.micro_batch, config.runtime.device) == (
+        "tiny-cpu",
+        3,
+        "cpu",
+    )

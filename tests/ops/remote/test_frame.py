@@ -1,9 +1,10 @@
 """A call as one line, and an answer between marks, cut into pieces of any size."""
 
+import os
 import subprocess
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nsa_ops.errors import ConfigurationError
@@ -48,6 +49,7 @@ def test_what_is_printed_before_a_command_that_never_began_is_told() -> None:
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 @settings(max_examples=25, deadline=None)
+@example(words=[b"\x01\xe0\\\xa0\x80", b"\xff\n\n"])  # bash 5.2 reorders it in a pattern removal
 @given(words=st.lists(st.binary(max_size=30).filter(lambda one: b"\0" not in one), max_size=4))
 def test_any_word_reaches_the_command_in_any_shell(shell: str, words: list[bytes]) -> None:
     argv = ["printf", "%s\\0", *(word.decode(errors="surrogateescape") for word in words)]
@@ -56,6 +58,7 @@ def test_any_word_reaches_the_command_in_any_shell(shell: str, words: list[bytes
     done = subprocess.run(
         [shell, "-c", BOOTSTRAP.replace("exec sh", f"exec {shell}")],
         input=encode_call(argv, NONCE), capture_output=True, check=True,
+        env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"},
     )  # fmt: skip
     reader.feed(done.stdout)
     assert b"".join(got).split(b"\0")[:-1] == (words or [b""])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsa_ops.errors import ConfigurationError, LocalResourceError
-from nsa_ops.remote.host_keys import HostKey, parse_known_hosts
+from nsa_ops.remote.host_keys import HostKey, parse_known_hosts, pin
 from nsa_ops.remote.openssh import known_terminal
 from nsa_ops.remote.ssh_config import Resolved, parse_resolved, resolve
 from nsa_ops.remote.ssh_target import (
@@ -143,3 +143,15 @@ def test_a_fingerprint_is_the_one_that_ssh_prints(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_terminal_that_the_pod_may_not_know_is_replaced(term: str, told: str) -> None:
     assert known_terminal(term) == told
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o002])
+def test_what_ssh_reads_of_ours_is_private_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+    target = SshTarget("p", "pod-1", Address("h"), SshSettings(tmp_path / "state", ()))
+    before = os.umask(mask)
+    try:
+        pin(target, HostKey("ssh-ed25519", "AAAA"))
+    finally:
+        os.umask(before)
+    modes = [one.stat().st_mode & 0o777 for one in (target.known_hosts, target.known_hosts.parent)]
+    assert modes == [0o600, 0o700]

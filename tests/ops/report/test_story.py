@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import KernelChoice, read_manifest, write_manifest
 from nsa_ops.runs.report.record import parse_goodput, parse_samples, read_record
 from nsa_ops.runs.report.story import describe_outcome, headline, last_step, reproduce_commands
 from nsa_ops.runs.report.subject import describe_configuration, describe_run
@@ -117,3 +118,15 @@ def test_goodput_and_samples_are_read_in_the_shapes_they_may_have() -> None:
     assert parse_goodput(["not", "a", "mapping"]) == {}
     assert [one.text for one in parse_samples([{"prompt": "a", "text": "b"}, "c", 7])] == ["b", "c"]
     assert parse_samples(None) == []
+
+
+def test_the_kernels_that_were_proven_stand_in_the_report_with_their_reason(
+    tmp_path: Path,
+) -> None:
+    builder = _builder(tmp_path).launch()
+    manifest = read_manifest(builder.run)
+    kernels = {"selected": KernelChoice(name="triton", reason="flash-attn is not installed")}
+    write_manifest(builder.run, manifest.model_copy(update={"kernels": kernels}))
+    facts = {fact.name: fact for fact in describe_run(read_record(builder.run))}
+    found = facts["kernels, selected"]
+    assert (found.value, found.remark) == ("triton", "flash-attn is not installed")
