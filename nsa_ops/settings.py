@@ -3,7 +3,7 @@
 import os
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -97,9 +97,23 @@ def read_settings(
         SettingsError: If a file cannot be parsed or a name is unknown.
     """
     found = os.environ if environment is None else environment
+    return _settings_of(found, _layers(found, folder or Path.cwd()))
+
+
+def built_in_settings(environment: Mapping[str, str] | None = None) -> Settings:
+    """Defaults and the state folder alone, where the configured settings cannot be used."""
+    found = os.environ if environment is None else environment
+    name = f"{PREFIX}STATE_DIR"
+    return _settings_of(found, [(name, {"state_dir": found[name]})] if found.get(name) else [])
+
+
+def _settings_of(
+    found: Mapping[str, str], layers: Sequence[tuple[str, dict[str, Any]]]
+) -> Settings:
+    """Settings from layers, weakest first, and what else this environment decides."""
     values: dict[str, Any] = {}
     origins = dict.fromkeys(OperatorSettings.model_fields, "default")
-    for origin, layer in _layers(found, folder or Path.cwd()):
+    for origin, layer in layers:
         for name, value in layer.items():
             _check_name(name, origin)
             values[name], origins[name] = value, origin

@@ -31,6 +31,8 @@ CREATE TABLE IF NOT EXISTS receipts (
   run_id TEXT NOT NULL, step INTEGER NOT NULL, path TEXT NOT NULL, total_bytes INTEGER NOT NULL,
   manifest_sha256 TEXT NOT NULL, pulled_unix_s REAL NOT NULL, verified_unix_s REAL NOT NULL,
   PRIMARY KEY (run_id, step, path));
+CREATE TABLE IF NOT EXISTS provisions (
+  pod_id TEXT PRIMARY KEY, at REAL NOT NULL, content TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS intents (
   id INTEGER PRIMARY KEY, at REAL NOT NULL, act TEXT NOT NULL, subject TEXT NOT NULL,
   detail TEXT NOT NULL, ended_unix_s REAL, outcome TEXT);
@@ -270,6 +272,17 @@ class Store:
             "WHERE run_id = ? ORDER BY step DESC, pulled_unix_s DESC",
             (run_id,),
         )
+
+    def save_provision(self, pod_id: str, at: float, content: str) -> None:
+        """Keep the receipt of a pod's provisioning, instead of an older one."""
+        self._execute("INSERT OR REPLACE INTO provisions VALUES (?, ?, ?)", (pod_id, at, content))
+
+    def provision(self, pod_id: str) -> str:
+        """The receipt of a pod's provisioning as it was kept; empty if there is none."""
+        statement = "SELECT content FROM provisions WHERE pod_id = ?"
+        with self._told():
+            row = self._connection.execute(statement, (pod_id,)).fetchone()
+        return str(row[0]) if row else ""
 
     @contextmanager
     def intent(self, act: str, subject: str, **detail: object) -> Iterator[int]:

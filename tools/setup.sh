@@ -1,9 +1,13 @@
 #!/bin/sh
-# Make .venv, the project's own Python environment, or say in one line what this machine lacks.
+# Make a Python environment of this project, or say in one line what this machine lacks.
 #
 # usage: tools/setup.sh train|dev
-#   train  what `make demo` needs: the product, the trainer's packages, torch
+#        tools/setup.sh pod ENVIRONMENT PYTHON BUILD REQUIREMENT
+#   train  .venv with what `make demo` needs: the product, the trainer's packages, torch
 #   dev    the same and the tools of `make check` and `make test`
+#   pod    what `nsa-ops provision` has made on a pod: the same without the product, whose versions lie
+#          beside each other there. ENVIRONMENT is named after everything it is made from, BUILD is a
+#          CUDA build of torch or `cpu`, REQUIREMENT what the hardware profile says of torch
 #
 # Packages come from requirements/*.lock with their hashes. uv installs them where it is present, pip
 # otherwise. An environment that was made from the same locks is used again; one that is unfinished
@@ -16,6 +20,9 @@ set -eu
 cd "$(dirname "$0")/.."
 
 environment=.venv
+lock=tools/setup.sh
+requirement=''
+product='nsa_core, nsa_ops'
 oldest='3, 11' # what the code is written for
 newest='3, 15' # the first version that the pinned torch has no wheel for
 
@@ -43,14 +50,16 @@ has_gpu() { command -v nvidia-smi >/dev/null && timeout 20 nvidia-smi -L >/dev/n
 
 # What the environment was made from; an environment with another key is not used again.
 key() { # key SET
-  { pwd && "$python" -VV && say_build && cat "requirements/$1.lock" requirements/torch.txt tools/setup.sh; } | cksum
+  if [ "$set" = pod ]; then
+    echo "${environment##*/}"
+    return
+  fi
+  { pwd && "$python" -VV && echo "$build" && cat "requirements/$1.lock" requirements/torch.txt tools/setup.sh; } | cksum
 }
-
-say_build() { if [ "$gpu" = yes ]; then echo cuda; else echo cpu; fi; }
 
 works() {
   "$environment/bin/python" -P -c '
-import importlib.util, pydantic, typer, yaml, nsa_core, nsa_ops
+import importlib.util, pydantic, typer, yaml'"${product:+, $product}"'
 raise SystemExit(importlib.util.find_spec("torch") is None)' >/dev/null 2>&1
 }
 
@@ -88,29 +97,26 @@ install_lock() { # install_lock SET
 # torch is not in the locks: its CPU and CUDA builds share one version number and differ in hash.
 # uv knows where each build lives, so uv, which the lock has just installed, chooses. A wheel that
 # this machine's pip is configured to find on its own disk comes first. The plain index comes last,
-# said aloud, because on Linux its wheel may be the CUDA build.
+# said aloud, because on Linux its wheel is a CUDA build of the newest kind.
 install_torch() {
-  if [ "$gpu" = yes ]; then
-    say 'installing torch for the card of this machine'
-    torch_backend auto && return
-  else
-    if "$environment/bin/python" -m pip install --quiet --no-index --no-deps \
-      --requirement requirements/torch.txt 2>/dev/null; then
-      say 'installed torch from a wheel on this machine'
-      return
-    fi
-    say 'installing the CPU build of torch'
-    torch_backend cpu && return
+  set -- --requirement requirements/torch.txt ${requirement:+"$requirement"}
+  if [ "$build" = cpu ] && "$environment/bin/python" -m pip install --quiet --no-index --no-deps \
+    "$@" 2>/dev/null; then
+    say 'installed torch from a wheel on this machine'
+    return
   fi
+  say "installing torch, build $build"
+  "$environment/bin/uv" pip install --quiet --python "$environment/bin/python" \
+    --torch-backend "$build" "$@" && return
+  case $build in cu12*)
+    fail "torch for $build could not be installed; the reason is above" \
+      'check the network: the builds of the package index are too new for the driver of this machine'
+    ;;
+  esac
   say 'note: that build is out of reach; taking the one of the package index (up to 3 GB on Linux)'
-  install --requirement requirements/torch.txt ||
+  install "$@" ||
     fail 'torch could not be installed; the reason is above' \
       'check the network and the free disk space; then run the command again'
-}
-
-torch_backend() { # torch_backend auto|cpu
-  "$environment/bin/uv" pip install --quiet --python "$environment/bin/python" \
-    --torch-backend "$1" --requirement requirements/torch.txt
 }
 
 make_environment() { # make_environment SET
@@ -120,7 +126,7 @@ make_environment() { # make_environment SET
   install_lock "$1"
   if ! works; then
     install_torch
-    install --no-deps --no-build-isolation --editable .
+    [ -z "$product" ] || install --no-deps --no-build-isolation --editable .
   fi
   works || fail "the environment in $environment does not work" 'run the command again; it is made anew'
   if [ "$1" = dev ]; then
@@ -129,32 +135,42 @@ make_environment() { # make_environment SET
   key "$1" >"$environment/made-from-$1"
 }
 
-# Two set-ups of one checkout take turns. The lock is on this very file, through a descriptor that this
-# shell keeps open: it ends with the shell, however that ends.
+# Two set-ups of one environment take turns. The lock is on this very file, or on one beside a pod's
+# environment, through a descriptor that this shell keeps open: it ends with the shell, however that ends.
 take_turn() {
-  exec 9<tools/setup.sh
+  exec 9<"$lock"
   "$python" -c '
 import fcntl, sys
 try:
     fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
 except BlockingIOError:
-    print("waiting for another set-up of this checkout", file=sys.stderr)
+    print("waiting for another set-up of this environment", file=sys.stderr)
     fcntl.flock(9, fcntl.LOCK_EX)'
 }
 
-case "${1-}" in
-train | dev) ;;
-*)
-  say 'usage: tools/setup.sh train|dev'
+usage() {
+  say 'usage: tools/setup.sh train|dev, or tools/setup.sh pod ENVIRONMENT PYTHON BUILD REQUIREMENT'
   exit 2
-  ;;
-esac
+}
 
+set=${1-}
 uv=$(command -v uv || true)
-python=$(find_python) || fail 'Python 3.11, 3.12, 3.13 or 3.14 is needed, and none is on PATH' \
-  'install one (Debian and Ubuntu: `apt-get install python3 python3-venv`; anywhere: `uv python install 3.12`)'
-command -v tmux >/dev/null || fail '`tmux` is needed, because runs live in it, and it is not on PATH' \
-  'install it (Debian and Ubuntu: `apt-get install tmux`; macOS: `brew install tmux`)'
-if has_gpu; then gpu=yes; else gpu=no; fi
+case $set in
+train | dev)
+  python=$(find_python) || fail 'Python 3.11, 3.12, 3.13 or 3.14 is needed, and none is on PATH' \
+    'install one (Debian and Ubuntu: `apt-get install python3 python3-venv`; anywhere: `uv python install 3.12`)'
+  command -v tmux >/dev/null || fail '`tmux` is needed, because runs live in it, and it is not on PATH' \
+    'install it (Debian and Ubuntu: `apt-get install tmux`; macOS: `brew install tmux`)'
+  if has_gpu; then build=auto; else build=cpu; fi
+  ;;
+pod)
+  [ $# -eq 5 ] || usage
+  environment=$2 python=$3 build=$4 requirement=$5 product=''
+  lock=$environment.lock
+  : >>"$lock"
+  set -- train
+  ;;
+*) usage ;;
+esac
 take_turn
 is_made "$1" || make_environment "$1"

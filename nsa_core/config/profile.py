@@ -33,12 +33,17 @@ class Expected(FrozenModel):
     Attributes:
         gemm_tflops: Dense matrix product in the profile's precision; None where unknown.
         bandwidth_gb_s: Memory bandwidth in GB/s (base 10).
+        host_to_device_gb_s: From pinned memory to the card in GB/s, one direction.
+        all_reduce_gb_s: Bus bandwidth of a sum over the cards of one machine, if they are joined
+            by NVLink; None where nothing is known.
         min_fraction: Share of these below which preflight warns.
         source: Where the figures are from.
     """
 
     gemm_tflops: float | None = None
     bandwidth_gb_s: float | None = None
+    host_to_device_gb_s: float | None = None
+    all_reduce_gb_s: float | None = None
     min_fraction: float = Field(0.6, gt=0, le=1)
     source: str
 

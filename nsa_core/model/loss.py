@@ -41,14 +41,19 @@ def loss_sum(
         target_N: int64 ids.
         in_place: Let a Triton kernel turn the logits into their gradient; speed and memory only.
     """
+    needs_grad = torch.is_grad_enabled() and (hidden_NW.requires_grad or weight_VW.requires_grad)
     total: Tensor = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch's own
-        hidden_NW, weight_VW, target_N, in_place
+        hidden_NW, weight_VW, target_N, needs_grad, in_place
     )
     return LossSum(total, (target_N != IGNORED_TARGET).sum().float())
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Computes the gradients with the loss: the backward pass only scales them."""
+    """Computes the gradients with the loss: the backward pass only scales them.
+
+    Whether they are needed is an argument: under torch.compile the forward pass runs without
+    gradients and `ctx.needs_input_grad` says no to everything, which made every gradient zero.
+    """
 
     @staticmethod
     def forward(
@@ -56,6 +61,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden_NW: Tensor,
         weight_VW: Tensor,
         target_N: Tensor,
+        needs_grad: bool,  # noqa: FBT001 - torch passes every input by its place
         in_place: bool,  # noqa: FBT001 - torch passes every input by its place
     ) -> Tensor:
         """Sum of the losses."""
@@ -67,7 +73,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 hidden_NW.to(compute),
                 weight_VW.to(compute),
                 target_N,
-                needs_grad=any(ctx.needs_input_grad),
+                needs_grad=needs_grad,
                 in_place=in_place,
             )
         ctx.dtypes = (hidden_NW.dtype, weight_VW.dtype)
@@ -75,13 +81,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         """Scale what the forward pass has computed."""
         grad_hidden, grad_weight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         scale = grads[0]
         grad_hidden = grad_hidden.to(grad_weight.dtype) * scale
-        return grad_hidden.to(hidden_dtype), (grad_weight * scale).to(weight_dtype), None, None
+        return (
+            grad_hidden.to(hidden_dtype),
+            (grad_weight * scale).to(weight_dtype),
+            None,
+            None,
+            None,
+        )
 
 
 def _loss_and_gradients(

@@ -10,7 +10,18 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from nsa_ops.cli import backup, bench, configuration, demo, inspection, pods, report, runs
+from nsa_ops.cli import (
+    backup,
+    bench,
+    configuration,
+    demo,
+    doctor,
+    inspection,
+    pods,
+    provision,
+    report,
+    runs,
+)
 from nsa_ops.cli.output import envelope
 from nsa_ops.cli.streams import close_stdout, complain, prepare_streams
 from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError, ReaderGoneError
@@ -24,7 +35,18 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (runs, backup, report, inspection, pods, configuration, bench, demo):
+for module in (
+    runs,
+    backup,
+    report,
+    inspection,
+    pods,
+    provision,
+    doctor,
+    configuration,
+    bench,
+    demo,
+):
     module.register(app)
 
 

@@ -7,6 +7,7 @@ from rich.markup import escape
 
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.cli.render import line, table
+from nsa_ops.runs.doctor.doctor import Examined
 from nsa_ops.runs.judge_files import Judgement
 from nsa_ops.runs.preflight import Preflight
 
@@ -41,11 +42,26 @@ def found_text(check: CheckResult) -> str:
 def draw_preflight(console: Console, found: Preflight) -> None:
     """The table of a preflight and its one verdict."""
     draw_checks(console, found.report.checks)
-    if found.is_green:
+    if found.is_green and found.report.tier == "quick":
+        line(
+            console, "verdict: nothing stands against it so far; `nsa-ops preflight` uses the card"
+        )
+    elif found.is_green:
         warned = " with warnings" if found.verdict == "warn" else ""
         line(console, f"verdict: green{warned}; `nsa-ops launch --profile {found.report.profile}`")
     else:
         line(console, f"verdict: red because of {', '.join(found.blocking)}")
+
+
+def draw_examined(console: Console, found: Examined) -> None:
+    """What a laptop is like, in one table, and its one verdict."""
+    draw_checks(console, found.checks)
+    words = {
+        "pass": "fit to operate",
+        "warn": "fit to operate, with warnings",
+        "fail": "not fit to operate",
+    }
+    line(console, f"verdict: this laptop is {words[found.verdict]}")
 
 
 def draw_judgement(console: Console, found: Judgement) -> None:

@@ -46,6 +46,9 @@ def preflight(
     sets: SetOption = None,
     override: OverrideOption = None,
     full: Annotated[bool, typer.Option("--full", help="Add the long tests")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only look, in seconds; no launch may follow it")
+    ] = False,
     evidence: Annotated[
         list[Path] | None,
         typer.Option(
@@ -66,7 +69,11 @@ def preflight(
         return
     choice = Choice(recipe or "", profile or "", tuple(sets or ()))
     overrides = parse_overrides(override or ())
-    tier: Literal["standard", "full"] = "full" if full else "standard"
+    if full and quick:
+        message = "`--quick` and `--full` cannot go together"
+        raise typer.BadParameter(message)
+    tier: Literal["quick", "standard", "full"]
+    tier = "full" if full else "quick" if quick else "standard"
     found = run_preflight(session.operator, pod, choice, overrides, tier)
     session.show(found, draw_preflight, failure=refusal_of(found))
 
@@ -82,6 +89,10 @@ def launch(
         str, typer.Option("--resume-from", metavar="PATH", help="Checkpoint on the pod")
     ] = "",
     override: OverrideOption = None,
+    provision: Annotated[
+        bool,
+        typer.Option("--provision", help="Make a bare pod ready first: set-up, then preflight"),
+    ] = False,
     trainer: TrainerOption = _TRAINER,
 ) -> None:
     """Launch a run; returns when it has opened its data and trains."""
@@ -89,10 +100,14 @@ def launch(
     from nsa_ops.runs.configure import Choice
     from nsa_ops.runs.guardrails import parse_overrides
     from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
+    from nsa_ops.runs.provision.make_ready import make_ready
 
     choice = Choice(recipe or "", profile or "", tuple(sets or ()))
     overrides = parse_overrides(override or ())
     request = LaunchRequest(choice, pod, run_id, resume_from, overrides, sys.argv, trainer)
+    if provision:
+        session.interrupt_note = "repeat it: it goes on where it stopped"
+        make_ready(session.operator, request, session.agree)
     planned = plan_launch(session.operator, request)
     session.agree(planned.plan)
     session.interrupt_note = f"ask `nsa-ops status {planned.manifest.run_id}` whether it started"

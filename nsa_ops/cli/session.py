@@ -59,6 +59,13 @@ class Session:
             hint = "See docs/variables.md, and what applies with `nsa-ops config show --operator`"
             raise ConfigurationError(str(error), hint=hint) from error
 
+    def use_built_in_settings(self) -> "Settings":
+        """Go on without the configured settings, which cannot be used; the caller says why."""
+        from nsa_ops.settings import built_in_settings
+
+        self.__dict__["settings"] = built_in_settings()
+        return self.settings
+
     @cached_property
     def operator(self) -> "Operator":
         """What use cases work with."""

@@ -57,6 +57,7 @@ class GPU:
         power_w: Draw.
         power_limit_w: Most it may draw.
         fan_percent: Fan speed.
+        clock_mhz, clock_max_mhz: Clock of its multiprocessors now, and at best.
         is_mig: Cut into slices, or ready to be.
         is_mig_pending: What that becomes at the next reset.
         has_ecc: Error correction is on.
@@ -100,6 +101,8 @@ class GPU:
     power_w: float | None = None
     power_limit_w: float | None = None
     fan_percent: int | None = None
+    clock_mhz: int | None = None
+    clock_max_mhz: int | None = None
     is_mig: bool | None = None
     is_mig_pending: bool | None = None
     has_ecc: bool | None = None

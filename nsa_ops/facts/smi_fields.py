@@ -60,6 +60,10 @@ FIELDS: Mapping[str, tuple[_Reader, tuple[str, ...]]] = {
         ),
     ),
     "fan_percent": (parse_count, ("fan_speed", "fan.speed")),
+    "clock_mhz": (
+        parse_count, ("clocks/sm", "clocks/sm_clock", "clocks.sm", "clocks.current.sm"),
+    ),
+    "clock_max_mhz": (parse_count, ("max_clocks/sm", "max_clocks/sm_clock", "clocks.max.sm")),
     "is_mig": (parse_flag, ("mig_mode/current", "mig_mode/current_mig", "mig.mode.current")),
     "is_mig_pending": (
         parse_flag, ("mig_mode/pending", "mig_mode/pending_mig", "mig.mode.pending"),

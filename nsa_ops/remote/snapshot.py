@@ -14,8 +14,10 @@ from nsa_ops.errors import LocalResourceError, VerificationError
 from nsa_ops.remote.transport import Transport
 
 _PACKAGES = ("nsa_core", "nsa_ops")
-_DATA = ("profiles", "runbooks", "requirements")
+_DATA = ("profiles", "runbooks", "requirements", "tools")
 _SINGLE = ("pyproject.toml",)
+#: What is shipped, as paths below the root.
+SCOPE = (*_PACKAGES, *_DATA, *_SINGLE)
 _SKIPPED_FOLDERS = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 _SHIP_S = 120.0
 _GIT_S = 20.0
@@ -140,7 +142,7 @@ def _git(base: Path, *words: str) -> bytes:
 
 
 def _dirty_sha256(base: Path) -> str:
-    scope = ("--", *_PACKAGES, *_DATA, *_SINGLE)
+    scope = ("--", *SCOPE)
     status = _git(base, "status", "--porcelain", "--untracked-files=all", *scope)
     if not status.strip():
         return ""

@@ -35,6 +35,13 @@ def judge_host(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> lis
         _tool("tmux", facts, is_needed=True),
         _tool("rsync", facts, is_needed=False),
         _writable(facts),
+        *judge_limits(facts, is_local=is_local, laptop_unix_s=laptop_unix_s),
+    ]
+
+
+def judge_limits(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> list[CheckResult]:
+    """Memory, shared memory, open files and clock; arguments as in `judge_host`."""
+    return [
         _at_least(
             "host.memory", facts.memory_free_bytes, MIN_MEMORY_GIB * GIB, "memory that can be used",
             "Stop what else runs there", status="warn",

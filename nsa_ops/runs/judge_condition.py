@@ -26,7 +26,7 @@ def judge_condition(gpu: GPU) -> list[CheckResult]:
         _ecc,
         _rows,
         _pages,
-        _throttle,
+        judge_throttle,
         _heat,
         _pcie,
         _mode,
@@ -138,7 +138,8 @@ def _pages(gpu: GPU) -> Iterator[CheckResult]:
         yield checked(name, "pass", "no memory page is retired", measured="0", command=command)
 
 
-def _throttle(gpu: GPU) -> Iterator[CheckResult]:
+def judge_throttle(gpu: GPU) -> Iterator[CheckResult]:
+    """Reasons for which the card is slowed now; none where it cannot tell."""
     known = {name: getattr(gpu, name) for name in _SLOWED}
     if all(value is None for value in known.values()):
         return

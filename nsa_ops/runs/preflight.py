@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
 from nsa_core.rundir.report import CheckResult, Report
+from nsa_core.rundir.speed import MachineSpeed
 from nsa_ops.errors import ConfigurationError, DeadlineError, RefusedError
 from nsa_ops.facts.hardware import HardwareFacts, read_hardware
 from nsa_ops.facts.host import HostFacts, read_host
@@ -21,10 +22,16 @@ from nsa_ops.runs.estimate import estimate_run
 from nsa_ops.runs.guardrails import Subject, apply_overrides, check_guardrails
 from nsa_ops.runs.judge import judge_host, judge_python
 from nsa_ops.runs.judge_evidence import judge_hardware
+from nsa_ops.runs.judge_speed import COMMAND, judge_speed
 from nsa_ops.runs.pods import choose_pod
+from nsa_ops.runs.provision.judge import judge_environment
+from nsa_ops.runs.provision.receipt import parse_receipt
+from nsa_ops.runs.provision.want import known_lock_sha256
 
-Tier = Literal["standard", "full"]
-PROBE_S: Mapping[Tier, float] = {"standard": 300.0, "full": 1800.0}
+Tier = Literal["quick", "standard", "full"]
+PROBE_S: Mapping[Tier, float] = {"quick": 0.0, "standard": 300.0, "full": 1800.0}
+#: A card is used for three seconds; a hub may take a minute to answer, and several cards to sum.
+SPEED_S = 240.0
 #: The causality and parity probes have no second chance: they must pass, not merely not fail.
 CORRECTNESS = ("causality.", "parity.", "decode.")
 _MIB_PER_GIB = 1024
@@ -99,14 +106,15 @@ def run_preflight(
     overrides: Mapping[str, str],
     tier: Tier = "standard",
 ) -> Preflight:
-    """Look at a pod, probe it, and keep the report.
+    """Look at a pod, use it, probe it, and keep the report.
 
     Args:
         operator: Who asks.
         pod_name: Pod; None where only one fits.
         choice: Recipe, profile and values that would be launched.
         overrides: Guardrails that may be passed, with the reason.
-        tier: `full` adds the long probes.
+        tier: `quick` only looks, and is not kept: no launch may follow it; `full` adds the long
+            probes.
 
     Raises:
         OpsError: If the pod cannot be asked or the configuration cannot be used.
@@ -119,10 +127,16 @@ def run_preflight(
     resolved = resolve_for(operator, choice, hardware, facts)
     snapshot = take_snapshot()
     checks = judge_facts(operator, link, facts, hardware)
+    receipt = parse_receipt(operator.store.provision(pod.pod_id))
+    checks.append(judge_environment(receipt, pod, known_lock_sha256(snapshot)))
     checks += apply_overrides(check_guardrails(subject_of(resolved, hardware, facts)), overrides)
-    if any(check.status == "fail" for check in checks if check.name.startswith("python.")):
+    if tier == "quick":
+        checks.append(_quick())
+    elif any(check.status == "fail" for check in checks if check.name.startswith("python.")):
         checks.append(_not_probed("the interpreter above cannot run it"))
     else:
+        _ship(operator, link, snapshot)
+        checks += measure_speed(operator, link, snapshot, resolved, hardware)
         checks += probe_correctness(operator, link, snapshot, resolved, tier)
     report = Report.model_validate(
         {
@@ -135,7 +149,20 @@ def run_preflight(
             "facts": facts.summary(),
         }
     )
-    return keep_report(operator, pod.name, report)
+    return (
+        keep_report(operator, pod.name, report) if tier != "quick" else _look_only(pod.name, report)
+    )
+
+
+def _quick() -> CheckResult:
+    message = "a quick look uses no card and proves nothing of the kernels"
+    return CheckResult(name="causality.probe", status="skipped", message=message)
+
+
+def _look_only(pod: str, report: Report) -> Preflight:
+    """A quick look: green says that nothing stands against it so far."""
+    failed = [check.name for check in report.checks if check.status == "fail"]
+    return Preflight(pod, report, report.verdict, "", not failed, failed)
 
 
 def keep_report(operator: Operator, pod: str, report: Report) -> Preflight:
@@ -225,8 +252,7 @@ def probe_correctness(
     operator: Operator, link: PodLink, snapshot: Snapshot, resolved: ResolvedConfig, tier: Tier
 ) -> list[CheckResult]:
     """Run the causality and parity probes on the pod, with the code and model that would train."""
-    moved = ship(snapshot, link.transport, link.record.python, link.code(snapshot.code_id))
-    operator.tell(f"code {snapshot.code_id} {'shipped' if moved else 'is there already'}; probing")
+    operator.tell("probing causality and kernels")
     words = ("--json", "--tier", tier, "--device", resolved.config.runtime.device, "--config", "-")
     argv = link.module(snapshot.code_id, "nsa_core.checks", *words)
     stdin = resolved.config.model_dump_json().encode()
@@ -239,6 +265,46 @@ def probe_correctness(
     except ValidationError:
         said = done.last_error_line or "nothing"
         return [_not_probed(f"the probes gave no report (exit code {done.exit_code}): {said}")]
+
+
+def _ship(operator: Operator, link: PodLink, snapshot: Snapshot) -> None:
+    moved = ship(snapshot, link.transport, link.record.python, link.code(snapshot.code_id))
+    operator.tell(f"code {snapshot.code_id} {'shipped' if moved else 'is there already'}")
+
+
+def measure_speed(
+    operator: Operator,
+    link: PodLink,
+    snapshot: Snapshot,
+    resolved: ResolvedConfig,
+    hardware: HardwareProfile,
+) -> list[CheckResult]:
+    """Use the pod's cards, disk and data for a moment, and judge what they gave."""
+    operator.tell("using cards, disk and data")
+    words = ("--folder", str(link.root), "--config", "-")
+    argv = link.module(snapshot.code_id, "nsa_core.checks.machine", *words)
+    stdin = resolved.config.model_dump_json().encode()
+    try:
+        done = link.transport.run(argv, stdin=stdin, timeout_s=operator.deadline_s(SPEED_S))
+    except DeadlineError as error:
+        return [_not_measured(error.message)]
+    try:
+        found = MachineSpeed.model_validate_json(done.stdout.strip().splitlines()[-1])
+    except (ValidationError, IndexError):
+        said = done.last_error_line or "nothing"
+        return [_not_measured(f"no answer (exit code {done.exit_code}): {said}")]
+    estimate = estimate_run(resolved.config, hardware)
+    return judge_speed(found, hardware, estimate.checkpoint_bytes)
+
+
+def _not_measured(why: str) -> CheckResult:
+    return CheckResult(
+        name="machine.speed",
+        status="fail",
+        message=f"cards, disk and data were not used: {why}",
+        command=COMMAND,
+        hint="A card that hangs under load is a broken card: see `dmesg | grep -i xid`",
+    )
 
 
 def _not_probed(why: str) -> CheckResult:

@@ -37,6 +37,7 @@ esac
 
 UV_OF_LOCK = """#!/bin/sh
 echo "uv-of-lock $*" >>"$PWD/calls"
+: >"$(dirname "$0")/works"
 exit {uv_torch}
 """
 
@@ -235,3 +236,37 @@ def test_an_unfinished_or_broken_environment_is_made_anew(machine: Machine, lost
     assert machine.setup("train").returncode == 0
     assert machine.calls()
     assert not (machine.checkout / ".venv/left-over").exists()
+
+
+def pod_environment(machine: Machine, build: str = "cpu") -> tuple[str, ...]:
+    folder = machine.checkout.parent / "environments" / "py3.12-made-of-this"
+    folder.parent.mkdir(exist_ok=True)
+    return ("pod", str(folder), str(machine.bin / "python3"), build, "torch>=2.10")
+
+
+def test_a_pods_environment_holds_no_product_and_is_used_again(machine: Machine) -> None:
+    words = pod_environment(machine)
+    assert machine.setup(*words).returncode == 0
+    made = Path(words[1]) / "made-from-train"
+    assert made.read_text() == "py3.12-made-of-this\n"
+    assert not (machine.checkout / ".venv").exists()
+    assert not any("--editable" in call for call in machine.calls())
+    assert machine.setup(*words).returncode == 0
+    assert machine.calls() == []
+
+
+def test_a_pods_torch_is_the_pinned_one_that_its_profile_allows(machine: Machine) -> None:
+    machine.setup(*pod_environment(machine, "cu130"))
+    (torch,) = [call for call in machine.calls() if "--torch-backend" in call]
+    assert torch.endswith("--torch-backend cu130 --requirement requirements/torch.txt torch>=2.10")
+
+
+def test_a_driver_of_cuda_12_never_gets_the_newest_build_instead(machine: Machine) -> None:
+    machine.python(uv_torch=1)
+    error, hint = error_and_hint(machine.setup(*pod_environment(machine, "cu126")))
+    assert "torch for cu126" in error
+    assert "too new for the driver" in hint
+
+
+def test_a_pods_set_up_without_all_its_words_is_a_usage_error(machine: Machine) -> None:
+    assert machine.setup("pod", "/somewhere").returncode == 2

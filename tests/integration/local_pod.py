@@ -75,9 +75,9 @@ class LocalPod:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def __call__(self, *words: str) -> Said:
+    def __call__(self, *words: str, deadline_s: float = _DEADLINE_S) -> Said:
         with self.start(*words) as process:
-            out, err = process.communicate(timeout=_DEADLINE_S)
+            out, err = process.communicate(timeout=deadline_s)
         return Said(process.returncode, out, err.decode())
 
     def must(self, *words: str) -> Said:

@@ -1,0 +1,120 @@
+"""What a pod's disk, debugger and data really give; needs no card."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from nsa_core.config.run import RunConfig
+from nsa_core.data.errors import DataError
+from nsa_core.data.sources.base import SourcePosition
+from nsa_core.data.sources.make import make_source
+from nsa_core.rundir.speed import DiskSpeed, FirstBatch
+
+DISK_MIB = 256
+#: A disk slower than this is known to be slow before all is written.
+DISK_S = 5.0
+FIRST_BATCH_S = 60.0
+_DEBUG_S = 20.0
+_BLOCK_MIB = 8
+_MIB = 2**20
+
+# Waits with a word in its memory, and tells where.
+_WATCHED = """
+import ctypes, sys
+word = ctypes.create_string_buffer(b"seen")
+print(ctypes.addressof(word), flush=True)
+sys.stdin.read()
+"""
+
+# Reads the word out of the other process as py-spy would; a sibling, so no parent's right helps.
+_WATCHING = """
+import ctypes, os, sys
+class Piece(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+pid, address = map(int, sys.argv[1:])
+word = ctypes.create_string_buffer(4)
+here, there = Piece(ctypes.addressof(word), 4), Piece(address, 4)
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != 4:
+    sys.exit(os.strerror(ctypes.get_errno()))
+sys.exit(0 if word.raw == b"seen" else "the memory read was not the memory written")
+"""
+
+
+def measure_disk(folder: Path, size_mib: int = DISK_MIB) -> DiskSpeed:
+    """Write a file where runs are written, force it to the disk, and remove it.
+
+    Args:
+        folder: Folder of the runs.
+        size_mib: How much; less if that takes longer than `DISK_S`.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    block = os.urandom(_BLOCK_MIB * _MIB)
+    written = 0
+    with tempfile.NamedTemporaryFile(prefix=".nsa-speed-", dir=folder) as file:
+        began_s = time.monotonic()
+        while written < size_mib and time.monotonic() - began_s < DISK_S:
+            file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            written += _BLOCK_MIB
+        seconds = time.monotonic() - began_s
+    return DiskSpeed(written_mib=written, seconds=round(seconds, 3))
+
+
+def try_debugger() -> str:
+    """Read another process's memory; empty if that is allowed, else what the kernel says."""
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", _WATCHED], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as watched:
+        try:
+            address = watched.stdout.readline().decode().strip() if watched.stdout else ""
+            words = [sys.executable, "-I", "-c", _WATCHING, str(watched.pid), address]
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=_DEBUG_S, check=False
+            )
+        finally:
+            watched.kill()
+    return "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
+
+
+def read_first_batch(config: RunConfig, deadline_s: float = FIRST_BATCH_S) -> FirstBatch:
+    """Open the data of a configuration and take its first documents; stages nothing.
+
+    A source that hangs is left behind in its thread.
+
+    Raises:
+        DataError: If the data cannot be read, holds no text, or does not come in time.
+    """
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(_read, config).result(deadline_s)
+    except TimeoutError as error:
+        message = f"no document of `{config.data.source}` came within {deadline_s:g} s"
+        hint = "see that the pod reaches the hub, or train on a local copy"
+        raise DataError(message, hint) from error
+    finally:
+        pool.shutdown(wait=False)
+
+
+def _read(config: RunConfig) -> FirstBatch:
+    began_s = time.monotonic()
+    lengths = []
+    for document in make_source(config.data, config.seed).documents(SourcePosition()):
+        lengths.append(len(document.text))
+        if len(lengths) >= config.data.document_batch:
+            break
+    if not lengths:
+        message = f"`{config.data.source}` holds no document"
+        raise DataError(message, "look at `data.path`")
+    return FirstBatch(
+        seconds=round(time.monotonic() - began_s, 3),
+        num_documents=len(lengths),
+        num_characters=sum(lengths),
+    )

@@ -1,0 +1,1 @@
+"""Provision: bring a bare machine to where a run can be launched on it, step by step."""

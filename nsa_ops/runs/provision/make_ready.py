@@ -1,0 +1,43 @@
+"""From a bare machine to one that may be launched on: provision, then preflight, if need be."""
+
+from collections.abc import Callable
+
+from nsa_ops.plan import Plan
+from nsa_ops.remote.snapshot import take_snapshot
+from nsa_ops.runs.configure import load_hardware
+from nsa_ops.runs.context import Operator
+from nsa_ops.runs.guardrails import PREFLIGHT
+from nsa_ops.runs.launch import LaunchRequest
+from nsa_ops.runs.preflight import blocking_checks, refusal_of, require_profile, run_preflight
+from nsa_ops.runs.provision.provision import execute_provision, plan_provision
+
+
+def make_ready(operator: Operator, request: LaunchRequest, agree: Callable[[Plan], None]) -> None:
+    """Make a pod ready for a launch; does nothing that was done before.
+
+    Args:
+        operator: Who asks.
+        request: The launch that is to follow.
+        agree: Shows a plan that changes something; it raises unless the operator agrees.
+
+    Raises:
+        RefusedError: If the machine cannot become a pod, or its preflight is red.
+        OpsError: If a step fails.
+    """
+    planned = plan_provision(operator, request.pod, request.choice.profile)
+    if planned.plan.changes:
+        agree(planned.plan)
+        execute_provision(operator, planned)
+    if PREFLIGHT in request.overrides:
+        return
+    pod = planned.link.record
+    hardware = load_hardware(require_profile(operator, request.choice, pod.profile))
+    code_id = take_snapshot().code_id
+    kept = operator.store.newest_report(pod.pod_id, code_id, hardware.name)
+    if kept is not None and not blocking_checks(kept[1].checks):
+        return
+    found = run_preflight(operator, pod.name, request.choice, request.overrides)
+    refusal = refusal_of(found)
+    if refusal is not None:
+        raise refusal
+    operator.tell(f"preflight of {pod.name}: {found.verdict}, {len(found.report.checks)} checks")
