@@ -8,6 +8,8 @@ tokenizer, 15 without whole weights.
 import argparse
 import json
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,6 +79,8 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         tell(f"error: {error}")
         return TrainerExit.CONFIGURATION
+    rate = "" if written.tokens_per_s is None else f", {written.tokens_per_s:.1f} tokens/s"
+    tell(f"{written.num_tokens} tokens{rate} ({written.decode})")
     if arguments.json:
         print(json.dumps(describe(opened, arguments, prompt, written), ensure_ascii=False))  # noqa: T201 - the result
     return TrainerExit.FINISHED
@@ -84,10 +88,20 @@ def main(argv: list[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Written:
-    """What the model wrote; it ended by itself if it drew the end token before the limit."""
+    """What the model wrote; it ended by itself if it drew the end token before the limit.
+
+    Attributes:
+        text: All of it.
+        num_tokens: New ids.
+        tokens_per_s: From the first id to the last, so without the prompt and the graph's capture;
+            None for fewer than two ids.
+        decode: How it was computed.
+    """
 
     text: str
     num_tokens: int
+    tokens_per_s: float | None
+    decode: str
 
 
 def write(
@@ -96,13 +110,14 @@ def write(
     """Continue the prompt, printing each piece of text as soon as it is whole."""
     from nsa_core.evaluate.generate import stream
     from nsa_core.evaluate.text_stream import pieces
+    from nsa_core.model.decode_loop import describe_decode
 
     tokenizer = opened.tokenizer
     ids = [int(token) for token in tokenizer.encode(prompt)]
-    drawn: list[int] = []
+    arrived_s: list[float] = []
 
-    def counted(token: int) -> int:
-        drawn.append(token)
+    def timed(token: int) -> int:
+        arrived_s.append(time.monotonic())
         return token
 
     found = stream(
@@ -114,13 +129,22 @@ def write(
         num_ids=tokenizer.vocab_size,
     )
     texts = []
-    for piece in pieces(tokenizer, map(counted, found)):
+    for piece in pieces(tokenizer, map(timed, found)):
         texts.append(piece)
         if not is_quiet:
             print(piece, end="", flush=True)  # noqa: T201 - the result
     if not is_quiet:
         print()  # noqa: T201 - the result ends with a line break
-    return Written("".join(texts), len(drawn))
+    return Written(
+        "".join(texts), len(arrived_s), rate_of(arrived_s), describe_decode(opened.model)
+    )
+
+
+def rate_of(arrived_s: Sequence[float]) -> float | None:
+    """Tokens per second after the first one; None where no time has passed."""
+    if len(arrived_s) < 2 or arrived_s[-1] == arrived_s[0]:
+        return None
+    return (len(arrived_s) - 1) / (arrived_s[-1] - arrived_s[0])
 
 
 def describe(
@@ -135,6 +159,8 @@ def describe(
         "prompt": prompt,
         "text": written.text,
         "num_tokens": written.num_tokens,
+        "tokens_per_s": written.tokens_per_s,
+        "decode": written.decode,
         "is_ended": written.num_tokens < arguments.max_new_tokens,
         "temperature": arguments.temperature,
         "top_p": arguments.top_p,

@@ -23,9 +23,11 @@ from nsa_core.rundir.bench_result import BenchResult, Machine
 #: Where each bench lives; only the one that is asked for is imported.
 BENCHES: Mapping[str, str] = {
     "compare": "nsa_core.bench.compare",
+    "decode": "nsa_core.bench.decode",
     "kernels": "nsa_core.bench.kernels",
     "model": "nsa_core.bench.model",
     "validate": "nsa_core.bench.validate",
+    "recall": "nsa_core.bench.recall",
 }
 EXIT_USAGE, EXIT_FAILED, EXIT_NO_CARD = 2, 9, 11
 _PROGRAM = "python -m nsa_core.bench"

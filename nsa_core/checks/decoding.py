@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from nsa_core.model.cache import DecodeCache
-from nsa_core.model.decode import extend, logits, prefill
+from nsa_core.model.decode import logits, prefill
+from nsa_core.model.decode_loop import DecodeLoop
 from nsa_core.model.transformer import LanguageModel
 
 
@@ -38,6 +39,8 @@ def decode_probe(
 ) -> DecodeResult:
     """Take a prompt in chunks, then single tokens, and compare every logit with one pass.
 
+    The single tokens go the way that generation takes: through one CUDA graph on a card.
+
     Args:
         model: In float32.
         num_tokens: T, best beyond the window.
@@ -59,8 +62,9 @@ def decode_probe(
     )
     step = prefill(model, cache, tokens_BT[:, :prompt])
     worst = (logits(model, step)[0] - wanted_TV[prompt - 1]).abs().max()
+    loop = DecodeLoop(model, cache)
     for position in range(prompt, num_tokens):
-        step = extend(model, cache, tokens_BT[:, position : position + 1])
-        difference = (logits(model, step)[0] - wanted_TV[position]).abs().max()
+        found_V = loop.step(tokens_BT[:, position]).logits_BV[0]
+        difference = (found_V - wanted_TV[position]).abs().max()
         worst = torch.maximum(worst, difference)
     return DecodeResult(num_tokens, worst.item())

@@ -1,7 +1,7 @@
 """Teach a small model associative recall, then take its selected branch away.
 
 The choice of blocks carries no gradient: it can only be learned through the compressed branch,
-which scores the blocks and is trained by the same question. Recipes are the caller's.
+which scores the blocks and is trained by the same question. Recipes are in `recall_recipes`.
 """
 
 import time
@@ -12,14 +12,18 @@ from itertools import count
 import torch
 
 from nsa_core.config.model import ModelConfig
+from nsa_core.config.training import Precision
 from nsa_core.evaluate.ablation import cut_branches, only_forced_blocks
+from nsa_core.evaluate.forward import autocast
 from nsa_core.evaluate.recall_task import RecallTask, draw_recall, recall_accuracy
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.model.initialise import WEIGHT_STD
 from nsa_core.model.transformer import LanguageModel
 
-#: A stage that has not begun to learn by itself is not measured more often than this.
-MEASURE_EVERY = 50
+#: Steps between two measurements of a stage.
+MEASURE_EVERY = 25
+#: Queries of such a measurement, about.
+MEASURED_QUERIES = 512
 
 
 @dataclass(frozen=True)
@@ -30,33 +34,40 @@ class Stage:
         task: The rows.
         batch: Rows of a step.
         steps: At most so many.
-        enough: Accuracy at which the next stage begins.
+        enough: Accuracy at which the next stage begins; above 1, no measurement ends it early.
+        rate: Share of the recipe's learning rate.
         is_cooling: The learning rate falls linearly to 0 over the steps of this stage.
+        trains_last_layer_only: All else keeps its weights, the embedding too.
     """
 
     task: RecallTask
     batch: int
     steps: int
-    enough: float = 0.97
+    enough: float = 0.98
+    rate: float = 1.0
     is_cooling: bool = False
+    trains_last_layer_only: bool = False
 
 
 @dataclass(frozen=True)
 class RecallRecipe:
-    """A model and its lessons, shortest rows first.
+    """A model and its lessons, easiest rows first.
 
     Attributes:
         model: Its vocabulary is at least the tasks'.
-        stages: The last one is what the model is judged by.
+        stages: In their order.
+        judged: Rows that the model is judged by afterwards.
         learning_rate: After the warm-up, and until a stage cools.
         warmup_steps: Linear, at the very beginning.
         seed: Of weights and rows.
-        limit_s: Seconds after which training ends wherever it stands.
+        limit_s: Seconds after which each stage left takes one step more: a runaway ends, and a
+            machine that is merely busy learns the same as an idle one.
     """
 
     model: ModelConfig
     stages: tuple[Stage, ...]
-    learning_rate: float = 3e-3
+    judged: tuple[RecallTask, ...]
+    learning_rate: float = 5e-3
     warmup_steps: int = 50
     seed: int = 0
     limit_s: float = 240.0
@@ -66,6 +77,7 @@ class RecallRecipe:
 class Progress:
     """One measurement during training."""
 
+    stage: int
     seq_len: int
     step: int
     loss: float
@@ -78,7 +90,6 @@ class Lesson:
     """The model after training, and how it came there."""
 
     model: LanguageModel
-    task: RecallTask
     history: tuple[Progress, ...]
 
 
@@ -106,7 +117,7 @@ def learn_recall(
     device: torch.device,
     *,
     backends: BranchBackends | None = None,
-    autocast: torch.dtype | None = None,
+    precision: Precision = "fp32",
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Lesson:
     """Train a model through the stages.
@@ -115,13 +126,14 @@ def learn_recall(
         recipe: What and how.
         device: Where.
         backends: Of the branches; plain PyTorch if left out.
-        autocast: Compute dtype; float32 if left out.
+        precision: Of the forward pass.
         on_progress: Called with every measurement.
     """
-    training = _Training(recipe, device, backends, autocast, on_progress)
-    for stage in recipe.stages:
-        training.run(stage)
-    return Lesson(training.model, recipe.stages[-1].task, tuple(training.history))
+    training = _Training(recipe, device, backends, precision, on_progress)
+    for number, stage in enumerate(recipe.stages):
+        training.run(number, stage)
+    training.train_all()
+    return Lesson(training.model, tuple(training.history))
 
 
 @dataclass(eq=False)
@@ -129,7 +141,7 @@ class _Training:
     recipe: RecallRecipe
     device: torch.device
     backends: BranchBackends | None
-    dtype: torch.dtype | None
+    precision: Precision
     on_progress: Callable[[Progress], None]
     history: list[Progress] = field(default_factory=list)
 
@@ -145,16 +157,24 @@ class _Training:
         self.steps_done = 0
         self.started_s = time.monotonic()
 
-    def run(self, stage: Stage) -> None:
+    def run(self, number: int, stage: Stage) -> None:
         """Train until the stage is known, its steps are done, or the time is up."""
+        self.train_all()
+        if stage.trains_last_layer_only:
+            self.model.requires_grad_(requires_grad=False)
+            self.model.block_list[-1].requires_grad_(requires_grad=True)
         for step in count(1):
-            share = 1 - (step - 1) / stage.steps if stage.is_cooling else 1.0
-            loss = self._step(stage, share)
+            cooled = 1 - (step - 1) / stage.steps if stage.is_cooling else 1.0
+            loss = self._step(stage, stage.rate * cooled)
             is_last = step >= stage.steps or self._seconds() >= self.recipe.limit_s
             if is_last or step % MEASURE_EVERY == 0:
-                progress = self._measure(stage, float(loss))
+                progress = self._measure(number, stage, float(loss))
                 if is_last or progress.accuracy >= stage.enough:
                     return
+
+    def train_all(self) -> None:
+        """Every weight learns again."""
+        self.model.requires_grad_(requires_grad=True)
 
     def _step(self, stage: Stage, share: float) -> torch.Tensor:
         drawn = draw_recall(stage.task, stage.batch, self.generator)
@@ -163,7 +183,7 @@ class _Training:
         rate = self.recipe.learning_rate * warm * share
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with autocast_to(self.device, self.dtype):
+        with autocast(self.device, self.precision):
             total = self.model.loss(
                 drawn.tokens_BT.to(self.device), drawn.targets_BT.to(self.device)
             )
@@ -174,12 +194,12 @@ class _Training:
         self.optimizer.step()
         return mean.detach()
 
-    def _measure(self, stage: Stage, loss: float) -> Progress:
-        rows = max(8, -(-256 // stage.task.num_queries))
-        with autocast_to(self.device, self.dtype):
+    def _measure(self, number: int, stage: Stage, loss: float) -> Progress:
+        rows = -(-MEASURED_QUERIES // stage.task.num_queries)
+        with autocast(self.device, self.precision):
             accuracy = recall_accuracy(self.model, stage.task, rows=rows, batch=stage.batch)
         progress = Progress(
-            stage.task.seq_len, self.steps_done, loss, accuracy, round(self._seconds(), 1)
+            number, stage.task.seq_len, self.steps_done, loss, accuracy, round(self._seconds(), 1)
         )
         self.history.append(progress)
         self.on_progress(progress)
@@ -187,11 +207,6 @@ class _Training:
 
     def _seconds(self) -> float:
         return time.monotonic() - self.started_s
-
-
-def autocast_to(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
-    """Autocast to a dtype, or nothing."""
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 @torch.no_grad()
@@ -204,12 +219,18 @@ def _widen(model: LanguageModel) -> None:
 
 
 def judge_recall(
-    model: LanguageModel, task: RecallTask, *, rows: int = 32, batch: int = 8
+    model: LanguageModel,
+    task: RecallTask,
+    *,
+    rows: int,
+    batch: int = 8,
+    precision: Precision = "fp32",
 ) -> RecallFigures:
     """Accuracy on fresh rows: whole, without the selected branch, and without its free choice."""
 
     def accuracy() -> float:
-        return recall_accuracy(model, task, rows=rows, batch=batch)
+        with autocast(model.embedding.weight.device, precision):
+            return recall_accuracy(model, task, rows=rows, batch=batch)
 
     whole = accuracy()
     without_selection = without_choice = None

@@ -179,6 +179,7 @@ class WatchdogLimits(FrozenModel):
 
     Attributes:
         interval_s: Seconds between two looks at the run.
+        cards_every_s: Seconds between two looks at the cards.
         stale_warn_s: `alive_seq` has not moved for so long.
         stale_halt_s: The same, given up.
         first_beat_limit_s: Longest time from the start of the process to its first heartbeat.
@@ -217,6 +218,7 @@ class WatchdogLimits(FrozenModel):
     """
 
     interval_s: float = Field(5.0, gt=0)
+    cards_every_s: float = Field(30.0, gt=0)
     stale_warn_s: float = Field(60.0, gt=0)
     stale_halt_s: float = Field(180.0, gt=0)
     first_beat_limit_s: float = Field(900.0, gt=0)

@@ -1,4 +1,7 @@
-"""Continue a prompt token by token through the decode cache."""
+"""Continue a prompt token by token through the decode cache; tokens are drawn on the device.
+
+Legend: V vocabulary.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +10,8 @@ import torch
 from torch import Tensor
 
 from nsa_core.model.cache import DecodeCache
-from nsa_core.model.decode import extend, logits, prefill
+from nsa_core.model.decode import logits, prefill
+from nsa_core.model.decode_loop import DecodeLoop
 from nsa_core.model.transformer import LanguageModel
 
 
@@ -18,7 +22,7 @@ class Sampling:
     Attributes:
         temperature: Divides the logits; 0 takes the most likely token.
         top_p: Draw from the smallest set of tokens with at least this probability.
-        seed: Of the draws.
+        seed: Of the draws; another kind of device draws other tokens from the same seed.
     """
 
     temperature: float = 0.0
@@ -35,15 +39,40 @@ class Sampling:
             raise ValueError(message)
 
 
-def pick_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Draw one token id; ties of the greedy choice go to the lowest id."""
+def pick_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
+    """Draw one token id [1] where the logits are; ties of the greedy choice go to the lowest id.
+
+    Args:
+        logits_V: Of the next token.
+        sampling: How to draw.
+        generator: On the device of the logits.
+    """
     if sampling.temperature == 0:
-        return int(logits_V.argmax())
+        return logits_V.argmax(dim=-1, keepdim=True)
     prob_V = torch.softmax(logits_V.float() / sampling.temperature, dim=-1)
     sorted_V, order_V = prob_V.sort(descending=True, stable=True)
     before_V = sorted_V.cumsum(dim=-1) - sorted_V
     kept_V = sorted_V * (before_V < sampling.top_p)
-    return int(order_V[torch.multinomial(kept_V.cpu(), 1, generator=generator).to(order_V.device)])
+    return order_V[torch.multinomial(kept_V, 1, generator=generator)]
+
+
+class _Arrival:
+    """A token on its way to the host; the device goes on meanwhile."""
+
+    def __init__(self, token_1: Tensor) -> None:
+        self._event: torch.Event | None = None
+        self._value = token_1
+        if token_1.is_cuda:
+            self._value = torch.empty(1, dtype=token_1.dtype, pin_memory=True)
+            self._value.copy_(token_1, non_blocking=True)
+            self._event = torch.Event("cuda")
+            self._event.record()
+
+    def wait(self) -> int:
+        """The id, once it is here."""
+        if self._event is not None:
+            self._event.synchronize()
+        return int(self._value)
 
 
 def stream(
@@ -56,7 +85,9 @@ def stream(
     prefill_chunk: int = 512,
     num_ids: int | None = None,
 ) -> Iterator[int]:
-    """Ids that continue the prompt, each as soon as it is drawn, the stop token left out.
+    """Ids that continue the prompt, the stop token left out.
+
+    Each comes when the step after it has been started: a card never waits for the host.
 
     Args:
         model: In any mode; no gradient is kept.
@@ -76,7 +107,7 @@ def stream(
         raise ValueError(message)
     sampling = sampling or Sampling()
     weight = model.embedding.weight
-    generator = torch.Generator().manual_seed(sampling.seed)
+    generator = torch.Generator(weight.device).manual_seed(sampling.seed)
     cache = DecodeCache.allocate(
         model.config,
         batch=1,
@@ -85,14 +116,18 @@ def stream(
         dtype=weight.dtype,
         device=weight.device,
     )
+    loop = DecodeLoop(model, cache)
     step = prefill(model, cache, torch.tensor([list(prompt)], device=weight.device))
+    logits_BV = logits(model, step)
     for count in range(1, max_new_tokens + 1):
-        token = pick_token(logits(model, step)[0, :num_ids], sampling, generator)
+        token_1 = pick_token(logits_BV[0, :num_ids], sampling, generator)
+        arrival = _Arrival(token_1)
+        if count < max_new_tokens:
+            logits_BV = loop.step(token_1).logits_BV
+        token = arrival.wait()
         if token == stop_token:
             return
         yield token
-        if count < max_new_tokens:
-            step = extend(model, cache, torch.tensor([[token]], device=weight.device))
 
 
 def generate(

@@ -1,7 +1,9 @@
-"""Associative recall: keys with values early in a row, the same keys asked for at its end.
+"""Associative recall: pairs of a key and a value early in a row, some of the keys alone at its end.
 
-Every row draws its own values, so nothing can be learned by heart: a value is found where it stands
-or not at all. Legend: B rows, T tokens of a row, P pairs, Q queries.
+    margin | blocks, some of them with pairs among fillers | distance | keys that are asked for
+
+Every row draws its own pairs, so nothing can be learned by heart: a value is found where it stands
+or not at all. Legend: B rows, T tokens of a row, F filled blocks, P pairs, Q queries.
 """
 
 from dataclasses import dataclass, replace
@@ -18,47 +20,58 @@ from nsa_core.model.transformer import LanguageModel
 
 @dataclass(frozen=True)
 class RecallTask:
-    """Where pairs and queries stand: `margin` tokens, the pairs among fillers, `distance`, queries.
+    """Where pairs and queries stand.
 
-    Pairs stand in clusters, because a pair alone among fillers that mean nothing could be read off
-    one compressed value: with several in each compressed block, only its own keys tell them apart.
-    Ids are keys, then values, then fillers. A query is a key followed by its value, which is the
-    target and is seen by later queries only, each of which asks for another key.
+    Ids are keys, then values, then fillers. In a pair the value follows its key. A query is a key
+    alone; its target is the value, which the row does not show again. No key stands for two pairs
+    and none is asked for twice.
 
     Attributes:
-        seq_len: T.
-        num_clusters: Clusters at random places, none overlapping.
-        cluster: Pairs of a cluster, each value right after its key.
-        num_queries: Q of the pairs, in random order.
-        margin: Fillers before the first cluster: block 0 is always selected.
-        distance: Fillers between the last cluster and the first query.
+        block: Tokens of a block, even.
+        num_blocks: Blocks between margin and distance.
+        num_filled: Blocks that hold pairs, chosen at random; the others hold fillers.
+        num_queries: Q of the P pairs are asked for, in random order.
+        pairs: Different pairs of a filled block, at random even places.
+        repeats: How often each of them stands in its block; above 1 the lesson is easier, because
+            the mean over the block is more like the pair.
+        margin: Fillers before the first block.
+        distance: Fillers between the last block and the first query.
         num_keys: Keys to draw the P different ones from.
         num_values: Values to draw from, with repetition.
         num_fillers: Tokens that mean nothing.
     """
 
-    seq_len: int
-    num_clusters: int
-    cluster: int
+    block: int
+    num_blocks: int
+    num_filled: int
     num_queries: int
+    pairs: int = 1
+    repeats: int = 1
     margin: int = 0
     distance: int = 0
-    num_keys: int = 32
-    num_values: int = 32
-    num_fillers: int = 8
+    num_keys: int = 16
+    num_values: int = 16
+    num_fillers: int = 4
 
     def __post_init__(self) -> None:
-        """Refuse a row that cannot hold its pairs."""
+        """Refuse rows that cannot be drawn.
+
+        Raises:
+            ValueError: If there are too few keys, pairs, blocks or places.
+        """
         if not 1 <= self.num_queries <= self.num_pairs <= self.num_keys:
             message = (
                 f"a row needs 1 <= queries {self.num_queries} <= pairs {self.num_pairs} "
                 f"<= keys {self.num_keys}"
             )
             raise ValueError(message)
-        if self.num_places < self.num_clusters:
+        if self.num_filled > self.num_blocks:
+            message = f"{self.num_filled} of {self.num_blocks} blocks cannot hold pairs"
+            raise ValueError(message)
+        if self.block % 2 or self.pairs * self.repeats > self.block // 2:
             message = (
-                f"{self.seq_len} tokens have room for {self.num_places} of {self.num_clusters} "
-                "clusters"
+                f"a block of {self.block} tokens must be even and hold "
+                f"{self.pairs} x {self.repeats} pairs of two tokens"
             )
             raise ValueError(message)
 
@@ -70,7 +83,7 @@ class RecallTask:
     @property
     def num_pairs(self) -> int:
         """P."""
-        return self.num_clusters * self.cluster
+        return self.num_filled * self.pairs
 
     @property
     def vocab_size(self) -> int:
@@ -80,12 +93,12 @@ class RecallTask:
     @property
     def first_query(self) -> int:
         """Position of the first key that is asked for."""
-        return self.seq_len - 2 * self.num_queries
+        return self.margin + self.num_blocks * self.block + self.distance
 
     @property
-    def num_places(self) -> int:
-        """Places of a cluster."""
-        return (self.first_query - self.distance - self.margin) // (2 * self.cluster)
+    def seq_len(self) -> int:
+        """T."""
+        return self.first_query + self.num_queries
 
     def is_beyond(self, geometry: BlockGeometry) -> bool:
         """No query can see a pair but through the compressed branch or a free choice of blocks."""
@@ -96,6 +109,15 @@ class RecallTask:
             and self.margin >= block
             and self.first_query // block - last_pair // block >= 2
         )
+
+    def has_to_choose(self, geometry: BlockGeometry) -> bool:
+        """A query can select at most a third of the blocks that hold pairs, wherever it looks.
+
+        Each filled block is one selection block, so covering them at random finds no more.
+        """
+        free = geometry.num_selected - len(geometry.forced_blocks(self.first_query))
+        is_aligned = self.block == geometry.select_block and self.margin % self.block == 0
+        return is_aligned and 3 * free <= self.num_filled
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,29 +130,33 @@ class RecallBatch:
 
 def draw_recall(task: RecallTask, batch: int, generator: torch.Generator) -> RecallBatch:
     """Fresh rows on the CPU; the generator decides them."""
-
-    def choose(of: int, count: int) -> Tensor:
-        return torch.rand(batch, of, generator=generator).argsort(dim=-1)[:, :count]
-
     first_filler = task.num_keys + task.num_values
     tokens_BT = torch.randint(
         first_filler, task.vocab_size, (batch, task.seq_len), generator=generator
     )
-    keys_BP = choose(task.num_keys, task.num_pairs)
-    shape = (batch, task.num_pairs)
-    values_BP = torch.randint(task.num_keys, first_filler, shape, generator=generator)
-    places_BC = choose(task.num_places, task.num_clusters)
-    within = torch.arange(task.cluster).repeat(task.num_clusters)
-    place_BP = 2 * (places_BC.repeat_interleave(task.cluster, dim=1) * task.cluster + within)
-    place_BP += task.margin
-    tokens_BT.scatter_(1, place_BP, keys_BP).scatter_(1, place_BP + 1, values_BP)
-    asked_BQ = choose(task.num_pairs, task.num_queries)
-    first_query = task.first_query
-    tokens_BT[:, first_query::2] = keys_BP.gather(1, asked_BQ)
-    tokens_BT[:, first_query + 1 :: 2] = values_BP.gather(1, asked_BQ)
+    keys_BP = _choose(task.num_keys, task.num_pairs, (batch,), generator)
+    values_BP = torch.randint(task.num_keys, first_filler, keys_BP.shape, generator=generator)
+    place_BX = _draw_places(task, batch, generator)
+    tokens_BT.scatter_(1, place_BX, keys_BP.repeat_interleave(task.repeats, dim=1))
+    tokens_BT.scatter_(1, place_BX + 1, values_BP.repeat_interleave(task.repeats, dim=1))
+    asked_BQ = _choose(task.num_pairs, task.num_queries, (batch,), generator)
+    tokens_BT[:, task.first_query :] = keys_BP.gather(1, asked_BQ)
     targets_BT = torch.full_like(tokens_BT, IGNORED_TARGET)
-    targets_BT[:, first_query::2] = tokens_BT[:, first_query + 1 :: 2]
+    targets_BT[:, task.first_query :] = values_BP.gather(1, asked_BQ)
     return RecallBatch(tokens_BT, targets_BT)
+
+
+def _draw_places(task: RecallTask, batch: int, generator: torch.Generator) -> Tensor:
+    """Positions [B, P * repeats] of the keys; the repeats of a pair follow each other."""
+    block_BF = _choose(task.num_blocks, task.num_filled, (batch,), generator)
+    shape = (batch, task.num_filled)
+    slot_BFX = _choose(task.block // 2, task.pairs * task.repeats, shape, generator)
+    return (task.margin + task.block * block_BF.unsqueeze(-1) + 2 * slot_BFX).flatten(1)
+
+
+def _choose(of: int, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """`count` different numbers below `of`, in random order: [*shape, count]."""
+    return torch.rand(*shape, of, generator=generator).argsort(dim=-1)[..., :count]
 
 
 @torch.no_grad()

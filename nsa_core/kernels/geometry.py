@@ -44,6 +44,10 @@ class BlockGeometry:
             return 0
         return (num_tokens - self.compress_block) // self.compress_stride + 1
 
+    def next_compressed(self, position: int) -> int:
+        """Compressed block that the token at this position completes, or the next one to be."""
+        return max(0, (position - self.compress_block) // self.compress_stride + 1)
+
     def num_select_blocks(self, num_tokens: int) -> int:
         """Selection blocks that start within the first `num_tokens` tokens; the last may be cut."""
         return -(-num_tokens // self.select_block)

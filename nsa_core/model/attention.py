@@ -14,9 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from nsa_core.config.model import ModelConfig
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.mixing import gated_sum
 from nsa_core.kernels.packing import CompressedSlots, Packing, compressed_slots
 from nsa_core.model.compression import make_compression
-from nsa_core.model.layers import BranchGate, widen
+from nsa_core.model.layers import BranchGate
 from nsa_core.model.rotary import Rotary, rotate
 from nsa_core.model.statistics import measure
 
@@ -177,14 +178,6 @@ class NSAAttention(nn.Module):
         v_CGE = self.phi_v(_blocks(pairs.v_cmp, context))
         k_CGD = rotate(k_CGD, context.slot_tables)
         return torch.where(exists_C11, k_CGD, 0.0), torch.where(exists_C11, v_CGE, 0.0)
-
-
-def gated_sum(gate_NH3: Tensor, outs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Sum of the gated branches [N, H, E] in at least float32, rounded once to their dtype."""
-    gate_cmp, gate_slc, gate_win = gate_NH3.unsqueeze(-1).unbind(dim=-2)
-    out_cmp, out_slc, out_win = (widen(out) for out in outs)
-    mixed_NHE = gate_cmp * out_cmp + gate_slc * out_slc + gate_win * out_win
-    return mixed_NHE.to(outs[0].dtype)
 
 
 def _blocks(x_NGD: Tensor, context: AttentionContext) -> Tensor:

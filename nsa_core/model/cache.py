@@ -22,7 +22,7 @@ class CacheSizes:
         capacity: Tokens of the longest sequence.
         chunk: Most new tokens of one step.
         ring: Rows of the window: w - 1 old ones and a chunk of new ones.
-        compressed: Compressed blocks of the longest sequence.
+        compressed: Compressed blocks of the longest sequence, and one that is not complete.
         tail: Rows of the raw tail: what the next block already has, and a chunk.
     """
 
@@ -39,7 +39,7 @@ class CacheSizes:
             capacity=capacity,
             chunk=chunk,
             ring=geometry.window - 1 + chunk,
-            compressed=geometry.num_compressed(capacity),
+            compressed=geometry.next_compressed(capacity - 1) + 1,
             tail=geometry.compress_block - 1 + chunk,
         )
 
@@ -52,9 +52,27 @@ class PairBuffer:
     v: Tensor
 
     def write(self, rows: Tensor, k_BmGD: Tensor, v_BmGE: Tensor) -> None:
-        """Copy new keys and values to these rows."""
+        """Copy new keys and values to these rows, the same of every sequence."""
         self.k.index_copy_(1, rows, k_BmGD.to(self.k.dtype))
         self.v.index_copy_(1, rows, v_BmGE.to(self.v.dtype))
+
+    def write_one(self, row_B: Tensor, k_BGD: Tensor, v_BGE: Tensor) -> None:
+        """Copy one key and value to one row of each sequence."""
+        batch, rows = self.k.shape[:2]
+        flat_B = torch.arange(batch, device=row_B.device) * rows + row_B
+        self.k.flatten(0, 1).index_copy_(0, flat_B, k_BGD.to(self.k.dtype))
+        self.v.flatten(0, 1).index_copy_(0, flat_B, v_BGE.to(self.v.dtype))
+
+    def take(self, row_BR: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of these rows of each sequence: keys [B, R, G, D] and values [B, R, G, E]."""
+        batch, rows = self.k.shape[:2]
+        first_B1 = torch.arange(batch, device=row_BR.device)[:, None] * rows
+        flat = (first_B1 + row_BR).flatten()
+        k, v = (
+            x.flatten(0, 1).index_select(0, flat).view(*row_BR.shape, *x.shape[2:])
+            for x in (self.k, self.v)
+        )
+        return k, v
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +83,7 @@ class NSALayerCache:
         selected: Rotated keys of the selected branch, all tokens.
         window: Rotated keys of the sliding branch; the token at position p is in row p % ring.
         compressed: Rotated compressed keys, block i in row i.
-        tail: Raw keys of the compressed branch from the first token of the next block on.
+        tail: Raw keys of the compressed branch; the token at position p is in row p % tail rows.
     """
 
     selected: PairBuffer
@@ -134,6 +152,12 @@ class DecodeCache:
             )
 
         return cls(geometry, sizes, tuple(layer() for _ in range(config.num_layers)))
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        first: PairBuffer = next(iter(vars(self.layers[0]).values()))
+        return first.k.shape[0]
 
     @property
     def num_bytes(self) -> int:

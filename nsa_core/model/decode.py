@@ -183,33 +183,30 @@ def _compress_new(
     rotary: Rotary,
     geometry: BlockGeometry,
 ) -> None:
-    """Add the raw keys to the tail, compress the blocks that they complete, keep the rest."""
-    stride, first = geometry.compress_stride, geometry.num_compressed(positions.first)
+    """Add the raw keys to the tail and compress the blocks that they complete."""
+    first = geometry.num_compressed(positions.first)
     num_new = geometry.num_compressed(positions.last) - first
-    held = positions.first - first * stride
-    _write(layer.tail, positions.new() - first * stride, pairs.k_cmp, pairs.v_cmp)
+    ring = layer.tail.k.shape[1]
+    _write(layer.tail, positions.new() % ring, pairs.k_cmp, pairs.v_cmp)
     if num_new == 0:
         return
     block_i = torch.arange(first, first + num_new, device=positions.device)
     k_new, v_new = (
-        phi(_blocks(raw, num_new, geometry).to(like.dtype))
+        phi(_blocks(raw, block_i, geometry).to(like.dtype))
         for phi, raw, like in (
             (attention.phi_k, layer.tail.k, pairs.k_cmp),
             (attention.phi_v, layer.tail.v, pairs.v_cmp),
         )
     )
-    tables = rotary.tables((block_i * stride).repeat(positions.batch))
+    tables = rotary.tables((block_i * geometry.compress_stride).repeat(positions.batch))
     _write(layer.compressed, block_i, rotate(k_new, tables), v_new)
-    used, end = num_new * stride, held + positions.count
-    for raw in (layer.tail.k, layer.tail.v):
-        raw[:, : end - used] = raw[:, used:end].clone()
 
 
-def _blocks(raw_BRGD: Tensor, count: int, geometry: BlockGeometry) -> Tensor:
-    """The first `count` overlapping blocks of the tail: [B * count, l, G, D]."""
-    length = (count - 1) * geometry.compress_stride + geometry.compress_block
-    windows = raw_BRGD[:, :length].unfold(1, geometry.compress_block, geometry.compress_stride)
-    return windows.permute(0, 1, 4, 2, 3).flatten(0, 1)
+def _blocks(raw_BRGD: Tensor, block_i: Tensor, geometry: BlockGeometry) -> Tensor:
+    """Compression blocks of the raw tail, a ring: [B * i, l, G, D]."""
+    offsets_l = torch.arange(geometry.compress_block, device=block_i.device)
+    row_il = block_i[:, None] * geometry.compress_stride + offsets_l
+    return raw_BRGD[:, row_il % raw_BRGD.shape[1]].flatten(0, 1)
 
 
 def _attend_compressed(

@@ -47,7 +47,7 @@ class BenchResult(Machine):
     """One file of bench/results.
 
     Attributes:
-        bench: `kernels`, `model`, `decode` or `validate`.
+        bench: `kernels`, `model`, `decode`, `validate` or `recall`.
         commit: Commit of the code that was measured.
         command: Command that measured it.
         at_unix_s: When it began.

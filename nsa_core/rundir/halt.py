@@ -75,5 +75,11 @@ def describe_halt_file(run: RunDir) -> str | None:
     if not run.halt.exists():
         return None
     written = datetime.fromtimestamp(run.halt.stat().st_mtime, UTC)
-    first_line = run.halt.read_text(errors="replace").strip()[:120]
-    return f"{first_line} (written {written:%Y-%m-%d %H:%M:%S} UTC)"
+    text = run.halt.read_text(errors="replace")
+    try:
+        request = HaltRequest.model_validate_json(text)
+    except ValidationError:
+        meant = text.strip()[:120]
+    else:
+        meant = f"{request.by} asked {request.run_id} attempt {request.attempt}: {request.reason}"
+    return f"{meant} (written {written:%Y-%m-%d %H:%M:%S} UTC)"

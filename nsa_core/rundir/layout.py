@@ -151,6 +151,11 @@ class RunDir:
         return self.root / "hang_report.json"
 
     @property
+    def cards(self) -> Path:
+        """What changed about the cards since the attempt began."""
+        return self.root / "cards.json"
+
+    @property
     def exit(self) -> Path:
         """Exit code and reason of the attempt that ended."""
         return self.root / "exit.json"

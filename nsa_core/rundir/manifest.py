@@ -105,7 +105,8 @@ def begin_next_attempt(
 ) -> RunManifest:
     """Keep the ended attempt's manifest and exit record, and write the next manifest.
 
-    In this order: both are copied to attempts/k/, the manifest is replaced, exit.json is removed.
+    In this order: both are copied to attempts/k/, the manifest is replaced, exit.json is removed,
+    and a stop request, which meant the ended attempt, goes to attempts/k/ as well.
     The replacement is the moment of change. A kill before it leaves the ended attempt with its
     exit record, and a second call does all of it again. A kill after it leaves the next attempt,
     and `read_exit` passes over the record of the last one until it is removed or replaced.
@@ -125,5 +126,7 @@ def begin_next_attempt(
     )
     write_manifest(run, new)
     run.exit.unlink(missing_ok=True)
+    if run.halt.exists():
+        run.halt.replace(RunDir(kept).halt)
     fsync_dir(run.root)
     return new

@@ -68,7 +68,7 @@ def derive_status(evidence: Evidence) -> RunStatus:
     if evidence.restart:
         return RunStatus("resuming", evidence.restart)
     if evidence.exit is not None:
-        return _ended(evidence.exit)
+        return _ended(evidence.exit, evidence.halt)
     if evidence.trainer_alive or evidence.runner_alive:
         return _alive(evidence)
     if evidence.trainer_alive is None and evidence.runner_alive is None:
@@ -78,13 +78,14 @@ def derive_status(evidence: Evidence) -> RunStatus:
     return RunStatus("lost", "the processes are gone and left no exit record")
 
 
-def _ended(record: ExitRecord) -> RunStatus:
+def _ended(record: ExitRecord, halt: HaltRequest | None) -> RunStatus:
     where = f"exit code {record.code} at step {record.step}: {record.reason}"
     if record.code == TrainerExit.FINISHED:
         return RunStatus("finished", where)
     if record.code in {TrainerExit.HALTED, TrainerExit.RESUMABLE}:
         return RunStatus("halted", where)
-    return RunStatus("failed", where)
+    asked = f"; {halt.by} had asked it to halt ({halt.reason})" if halt else ""
+    return RunStatus("failed", where + asked)
 
 
 def _alive(evidence: Evidence) -> RunStatus:

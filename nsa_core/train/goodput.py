@@ -102,17 +102,23 @@ class GoodputClock:
 
 
 def start_clock(
-    run: RunDir, *, launched_unix_s: float, last_alive_unix_s: float | None
+    run: RunDir,
+    *,
+    launched_unix_s: float,
+    last_alive_unix_s: float | None,
+    hung_since_unix_s: float | None = None,
 ) -> GoodputClock:
     """The clock of this attempt, continuing the record of the attempts before.
 
     Seconds between the last record and the last sign of life were trained and never recorded, so
-    they count as lost; from there until now the run was down.
+    they count as lost; what a hung loop stood still of it counts as hang; from there until now the
+    run was down.
 
     Args:
         run: Run directory.
         launched_unix_s: Creation time of this attempt's manifest.
         last_alive_unix_s: Time of the last heartbeat of any earlier attempt.
+        hung_since_unix_s: When its loop moved last, if it was ended because it hung.
     """
     now = time.time()
     before = read_goodput(run)
@@ -121,7 +127,10 @@ def start_clock(
         return GoodputClock(began, {"provision": now - began})
     buckets = dict(before.buckets)
     alive = min(max(last_alive_unix_s or 0.0, before.updated_unix_s), now)
-    buckets["rollback_lost"] = buckets.get("rollback_lost", 0.0) + alive - before.updated_unix_s
+    moved = alive if hung_since_unix_s is None else hung_since_unix_s
+    moved = min(max(moved, before.updated_unix_s), alive)
+    buckets["rollback_lost"] = buckets.get("rollback_lost", 0.0) + moved - before.updated_unix_s
+    buckets["hang"] = buckets.get("hang", 0.0) + alive - moved
     buckets["down"] = buckets.get("down", 0.0) + now - alive
     return GoodputClock(before.began_unix_s, buckets)
 

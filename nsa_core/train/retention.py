@@ -1,13 +1,17 @@
 """Which checkpoints are kept: the newest, every M-th, and the last known good one."""
 
+import re
 import shutil
 from collections.abc import Sequence
 
 from nsa_core.config.training import CheckpointConfig
+from nsa_core.rundir import retention
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.layout import RunDir
 
+#: Folders that `set_aside_later` of resume.py has renamed.
+_ASIDE = re.compile(r"aside_attempt\d+_step_(\d{6,})(?:_again)*")
 #: Steps without an anomaly after a checkpoint that make it a known good one.
 CLEAN_STEPS = 50
 
@@ -22,12 +26,10 @@ def plan_removal(
         config: What to keep.
         known_good: Step of the last known good checkpoint, always kept.
     """
-    ordered = sorted(steps, reverse=True)
-    return [
-        step
-        for step in ordered[config.keep_last :]
-        if step != known_good and not (config.keep_every and step % config.keep_every == 0)
-    ]
+    protected = () if known_good is None else (known_good,)
+    return retention.plan_removal(
+        steps, keep_last=config.keep_last, keep_every=config.keep_every, protected=protected
+    )
 
 
 def find_known_good(
@@ -66,4 +68,13 @@ def apply_retention(run: RunDir, config: CheckpointConfig, known_good: int | Non
         doomed = folder.with_name(f".writing_removed_{folder.name}")
         folder.rename(doomed)
         shutil.rmtree(doomed)
+    _remove_aside(run, known_good)
     return removed
+
+
+def _remove_aside(run: RunDir, known_good: int | None) -> None:
+    """Remove checkpoints of an abandoned future, once a known good one has passed their step."""
+    for folder in run.checkpoints.glob("aside_*"):
+        step = _ASIDE.fullmatch(folder.name)
+        if step and known_good is not None and int(step[1]) <= known_good:
+            shutil.rmtree(folder)

@@ -17,6 +17,7 @@ from nsa_core.train.context import AttemptContext
 from nsa_core.train.environment import write_environment
 from nsa_core.train.failure import DiskFullError
 from nsa_core.train.goodput import start_clock
+from nsa_core.train.heartbeat import read_hung_since
 from nsa_core.train.loop import train
 from nsa_core.train.prepare import prepare
 from nsa_core.train.samples import write_samples
@@ -50,7 +51,10 @@ def run_training(
     """
     manifest = context.manifest
     clock = start_clock(
-        context.run, launched_unix_s=manifest.created_unix_s, last_alive_unix_s=last_alive
+        context.run,
+        launched_unix_s=manifest.created_unix_s,
+        last_alive_unix_s=last_alive,
+        hung_since_unix_s=read_hung_since(context.run, manifest.attempt - 1),
     )
     stop = StopWatch(
         context.run,

@@ -21,6 +21,7 @@ from nsa_ops.cli import (
     provision,
     report,
     runs,
+    upkeep,
 )
 from nsa_ops.cli.output import envelope
 from nsa_ops.cli.streams import close_stdout, complain, prepare_streams
@@ -40,6 +41,7 @@ for module in (
     backup,
     report,
     inspection,
+    upkeep,
     pods,
     provision,
     doctor,

@@ -1,19 +1,33 @@
-"""`backup`: pull, verify, ls, restore."""
+"""`backup`: pull, verify, ls, restore, push, prune."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nsa_ops.cli.arguments import PodOption, RunArgument
 from nsa_ops.cli.command import command
 from nsa_ops.cli.session import Session
+from nsa_ops.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from nsa_ops.runs.backup.folder import BackupFolder
 
 backup = typer.Typer(no_args_is_help=True, help="Bring runs home whole, prove it, put them back")
 
 BackupArgument = Annotated[
     str | None,
     typer.Argument(metavar="RUN|PATH", help="Run id or folder; may be left out where one fits"),
+]
+KeepOption = Annotated[
+    int | None,
+    typer.Option("--keep", min=1, metavar="K", help="Keep the newest K checkpoints of the backup"),
+]
+KeepEveryOption = Annotated[
+    int,
+    typer.Option(
+        "--keep-every", min=0, metavar="M", help="And every one at a multiple of step M, for good"
+    ),
 ]
 _INTERRUPTED = "what has arrived is kept, and the next pull continues there"
 
@@ -33,20 +47,32 @@ def pull(
     checkpoint: Annotated[
         str, typer.Option("--checkpoint", metavar="latest|all|none|STEP", help="Which checkpoints")
     ] = "latest",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Bring each new checkpoint until the run ends")
+    ] = False,
+    keep: KeepOption = None,
+    keep_every: KeepEveryOption = 0,
 ) -> None:
     """Bring a run's files and checkpoints here, verified; continues where it was cut."""
+    from nsa_ops.cli.live import show_pulls
     from nsa_ops.cli.render_backup import draw_pulled
+    from nsa_ops.runs.backup.follow import PullRequest, follow_pull, pull_once
     from nsa_ops.runs.backup.locate import backup_folder
-    from nsa_ops.runs.backup.pull import execute_pull, plan_pull
+    from nsa_ops.runs.backup.policy import choose_policy
+    from nsa_ops.runs.backup.pull import plan_pull
     from nsa_ops.runs.choose import choose_record, link_of
 
     session.interrupt_note = _INTERRUPTED
-    known = choose_record(session.operator, run)
-    folder = backup_folder(session.operator, known.run_id, dest)
-    link = link_of(session.operator, known)
-    planned = plan_pull(link, known.run_id, folder, checkpoint)
-    session.agree(planned.plan)
-    session.show(execute_pull(session.operator, link, planned), draw_pulled)
+    operator, policy = session.operator, choose_policy(keep, keep_every)
+    known = choose_record(operator, run)
+    folder = backup_folder(operator, known.run_id, dest)
+    link = link_of(operator, known)
+    session.agree(plan_pull(link, known.run_id, folder, checkpoint, policy=policy).plan)
+    asked = PullRequest(known, folder, checkpoint, policy)
+    if follow:
+        show_pulls(session, follow_pull(operator, link, asked))
+    else:
+        session.show(pull_once(operator, link, asked), draw_pulled)
 
 
 @command(backup, "verify", path="backup")
@@ -87,6 +113,9 @@ def restore(
         Path | None, typer.Option("--to", metavar="DIR", help="Folder that gets the run directory")
     ] = None,
     pod: PodOption = None,
+    drill: Annotated[
+        bool, typer.Option("--drill", help="Try it in a folder that is removed again")
+    ] = False,
 ) -> None:
     """Put a backup back as a run directory, in a folder or on a pod; replaces nothing."""
     from nsa_ops.cli.render_backup import draw_restored
@@ -95,11 +124,97 @@ def restore(
     from nsa_ops.runs.backup.restore import plan_restore, restore_here, restore_to_pod
 
     folder = find_backup(session.operator, run)
+    if drill:
+        _drill(session, folder, to, pod)
+        return
     root, link = choose_target(session.operator, to, pod)
     receipts = session.operator.store.receipts()
     planned = plan_restore(folder, root, link=link, receipts=receipts)
     session.agree(planned.plan)
-    restored = restore_to_pod(link, planned) if link else restore_here(planned)
+    tell = session.tell
+    restored = restore_to_pod(link, planned, tell) if link else restore_here(planned)
     if link:
         adopt_run(session.operator, link, planned)
     session.show(restored, draw_restored)
+
+
+def _drill(session: Session, folder: "BackupFolder", to: Path | None, pod: str | None) -> None:
+    from nsa_ops.cli.render_backup import draw_drilled
+    from nsa_ops.runs.backup.restore import drill_restore
+
+    if pod is not None:
+        message = "A drill restores to a folder of this machine"
+        raise ConfigurationError(message, hint="Leave out `--pod`; `--to DIR` names the disk")
+    parent = folder.root.parent if to is None else to.expanduser().absolute()
+    parent.mkdir(parents=True, exist_ok=True)
+    operator = session.operator
+    drilled = drill_restore(folder, operator.store.receipts(), operator.clock, parent)
+    session.show(drilled, draw_drilled)
+
+
+@command(backup, "push", path="backup", changes=True)
+def push(
+    session: Session,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RUN|PATH] DEST", help="DEST is `POD:/folder`, or a folder of this machine"
+        ),
+    ],
+) -> None:
+    """Copy a verified backup to another host or disk, and hash every file of it there."""
+    from nsa_ops.cli.render_backup import draw_pushed
+    from nsa_ops.runs.backup.locate import find_backup
+    from nsa_ops.runs.backup.push import execute_push, parse_destination, plan_push
+
+    session.interrupt_note = "what has arrived is kept, and the next push continues there"
+    if len(words) > 2:
+        message = f"A push takes a run and one destination, and {len(words)} words were given"
+        raise ConfigurationError(message, hint="See `nsa-ops backup push --help`")
+    folder = find_backup(session.operator, words[0] if len(words) > 1 else None)
+    planned = plan_push(session.operator, folder, parse_destination(session.operator, words[-1]))
+    session.agree(planned.plan)
+    session.show(execute_push(session.operator, planned), draw_pushed)
+
+
+@command(backup, "prune", path="backup", changes=True)
+def prune(
+    session: Session,
+    keep: KeepOption = None,
+    run: BackupArgument = None,
+    keep_every: KeepEveryOption = 0,
+    on_pod: Annotated[
+        bool,
+        typer.Option("--on-pod", help="Remove from the pod, only what has a verified copy here"),
+    ] = False,
+) -> None:
+    """Remove old checkpoints of a backup, or of its pod; the last verified one never goes."""
+    from nsa_ops.cli.render_backup import draw_pruned
+    from nsa_ops.runs.backup.folder import read_backup_record
+    from nsa_ops.runs.backup.locate import find_backup
+    from nsa_ops.runs.backup.policy import choose_policy
+    from nsa_ops.runs.backup.retention import (
+        plan_prune_here,
+        plan_prune_there,
+        prune_here,
+        prune_there,
+    )
+    from nsa_ops.runs.choose import choose_record, link_of
+
+    policy = choose_policy(keep, keep_every)
+    if policy is None:
+        message = "Nothing was said about what is kept"
+        raise ConfigurationError(message, hint="Say `--keep K`, such as `--keep 3`")
+    operator = session.operator
+    folder = find_backup(operator, run)
+    record = read_backup_record(folder)
+    run_id = record.run_id if record else folder.root.name
+    if on_pod:
+        link = link_of(operator, choose_record(operator, run_id))
+        planned = plan_prune_there(operator, link, run_id, folder, policy)
+        session.agree(planned.plan, is_reversible=False)
+        session.show(prune_there(operator, link, planned), draw_pruned)
+        return
+    planned = plan_prune_here(operator, folder, run_id, policy)
+    session.agree(planned.plan, is_reversible=False)
+    session.show(prune_here(operator, folder, planned), draw_pruned)

@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
         ("checkpoint", checkpoint),
     ):
         command(app, name)(function)
+    command(app, "tunnel", changes=True)(tunnel)
     app.add_typer(run_group, name="run")
 
 
@@ -58,10 +59,13 @@ def status(
 ) -> None:
     """Say what a run is doing now, and how that is known."""
     from nsa_ops.cli.render_runs import draw_status
+    from nsa_ops.runs.reconcile import count_cut_off
     from nsa_ops.runs.status import exit_code_of, find_status
 
     found = find_status(session.operator, run)
     session.show(found, draw_status)
+    if cut_off := count_cut_off(session.operator):
+        session.tell(f"acts that were cut off: {cut_off}; see `nsa-ops reconcile --plan`")
     if exit_code and found.report is not None:
         raise typer.Exit(exit_code_of(found.report))
 
@@ -125,3 +129,25 @@ def checkpoint(session: Session, run: RunArgument = None) -> None:
     from nsa_ops.runs.signals import save_now
 
     session.show(save_now(session.operator, run), draw_saved)
+
+
+def tunnel(
+    session: Session,
+    run: RunArgument = None,
+    port: Annotated[
+        int,
+        typer.Option(
+            "--port", min=0, max=65535, metavar="PORT", help="Port of this machine; 0 is a free one"
+        ),
+    ] = 0,
+) -> None:
+    """Show TensorBoard of a run on a port of this machine, until Ctrl-C or `--timeout`."""
+    from nsa_ops.cli.render_runs import draw_tunnel
+    from nsa_ops.runs.tunnel import keep_open, open_tunnel, plan_tunnel
+
+    session.interrupt_note = "the tunnel and TensorBoard have ended, and the run goes on"
+    planned = plan_tunnel(session.operator, run, port)
+    session.agree(planned.plan)
+    with open_tunnel(session.operator, planned) as opened:
+        session.show(opened.tunnel, draw_tunnel)
+        keep_open(session.operator, opened, session.options.timeout_s)

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 import typer
 
 from nsa_ops.cli.output import envelope
+from nsa_ops.cli.render_backup import draw_pulled
 from nsa_ops.cli.render_watch import draw_frame, frame_view, progress_line
 from nsa_ops.cli.session import Session
+from nsa_ops.runs.backup.pull import Pulled
 from nsa_ops.runs.logs import Chunk
 from nsa_ops.runs.watch import Frame
 
@@ -28,7 +30,7 @@ def show_frames(session: Session, frames: Iterator[Frame]) -> None:
 def _without_history(frame: Frame) -> Frame:
     """Each record goes out once: as news of its frame, neither as history nor in the report."""
     report = frame.report.model_copy(update={"beats": [], "events": []})
-    return Frame(report, frame.beats, frame.events)
+    return Frame(report, frame.beats, frame.events, at_risk=frame.at_risk)
 
 
 def _live(session: Session, frames: Iterator[Frame]) -> None:
@@ -64,3 +66,17 @@ def write_log(session: Session, chunks: Iterator[Chunk]) -> None:
             typer.echo(envelope(session.command, data))
         else:
             session.write(chunk.content)
+
+
+def show_pulls(session: Session, pulls: Iterator[Pulled]) -> None:
+    """A JSON line for each pull with `--json`, else a line of story each and the last one drawn."""
+    last = None
+    for pulled in pulls:
+        if session.options.json:
+            typer.echo(envelope(session.command, pulled))
+        elif pulled.pulled_steps:
+            steps = ", ".join(map(str, pulled.pulled_steps))
+            session.tell(f"here and verified: step {steps}; {pulled.at_risk.sentence}")
+        last = pulled
+    if last is not None and not session.options.json:
+        draw_pulled(session.console, last)

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from nsa_core.config.profile import HardwareProfile
+from nsa_ops.cli.streams import printable
 from nsa_ops.plan import Plan
 from nsa_ops.quantities import format_time
 from nsa_ops.runs.configure import Checked, Value
@@ -35,7 +36,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     for heading in headings:
         drawn.add_column(heading, overflow="fold")
     for row in rows:
-        drawn.add_row(*(escape(cell_text(cell)) for cell in row))
+        drawn.add_row(*(escape(printable(cell_text(cell))) for cell in row))
     return drawn
 
 
@@ -48,8 +49,8 @@ def facts(console: Console, pairs: Sequence[tuple[str, object]]) -> None:
 
 
 def line(console: Console, text: str) -> None:
-    """One line of text as it is, without markup."""
-    console.print(text, markup=False, soft_wrap=True)
+    """One line of text, without markup; a control character is shown, never obeyed."""
+    console.print(printable(text), markup=False, soft_wrap=True)
 
 
 def cell_text(value: object) -> str:

@@ -6,7 +6,9 @@ from nsa_ops.cli.render import facts, line, table
 from nsa_ops.quantities import format_bytes, format_time
 from nsa_ops.runs.backup.catalog import BackupEntry
 from nsa_ops.runs.backup.pull import Pulled
-from nsa_ops.runs.backup.restore import Restored
+from nsa_ops.runs.backup.push import Pushed
+from nsa_ops.runs.backup.restore import Drilled, Restored
+from nsa_ops.runs.backup.retention import Pruned
 from nsa_ops.runs.backup.verify import Verification
 from nsa_ops.runs.report.write import WrittenReport
 
@@ -69,6 +71,35 @@ def draw_restored(console: Console, restored: Restored) -> None:
     """Where the run now is, and how to go on."""
     line(console, f"{restored.num_files} files verified at their new place: {restored.target}")
     line(console, f"a resume continues from step {restored.step}")
+
+
+def draw_drilled(console: Console, drilled: Drilled) -> None:
+    """A restore that was tried."""
+    what = f"{drilled.num_files} files and {drilled.num_tensors} tensors"
+    line(console, f"{drilled.run_id}: {what} stood at a new place after {drilled.seconds:.0f} s")
+    line(console, f"a resume would continue from step {drilled.step}; the copy is removed again")
+
+
+def draw_pushed(console: Console, pushed: Pushed) -> None:
+    """A second copy."""
+    sent = format_bytes(pushed.sent_bytes)
+    line(console, f"{pushed.num_files} files have their sha256 at {pushed.destination}")
+    line(console, f"checkpoints sent: {_steps(pushed.steps)}; {sent} in all")
+
+
+def draw_pruned(console: Console, pruned: Pruned) -> None:
+    """What went and what stayed."""
+    facts(
+        console,
+        [
+            ("in", pruned.where),
+            ("checkpoints removed", _steps(pruned.removed_steps)),
+            ("checkpoints kept", _steps(pruned.kept_steps)),
+            ("freed", format_bytes(pruned.freed_bytes)),
+        ],
+    )
+    if pruned.unproven_steps:
+        line(console, f"no verified copy here, so it stays: {_steps(pruned.unproven_steps)}")
 
 
 def draw_written(console: Console, written: WrittenReport) -> None:

@@ -6,8 +6,8 @@ from rich.console import Console
 
 from nsa_core.rundir.events import Event
 from nsa_ops.cli.render import cell_text, facts, gib, line, table
-from nsa_ops.cli.render_watch import progress_line
-from nsa_ops.pod.messages import CheckpointFact
+from nsa_ops.cli.render_watch import crash_text, progress_line
+from nsa_ops.pod.messages import RunReport
 from nsa_ops.quantities import format_time
 from nsa_ops.runs.estimate import Estimate
 from nsa_ops.runs.halt import Halted
@@ -17,6 +17,7 @@ from nsa_ops.runs.prove import ProvenResume
 from nsa_ops.runs.resume import Resumed
 from nsa_ops.runs.signals import Saved, Stacks
 from nsa_ops.runs.status import RunStatusLine, current_step
+from nsa_ops.runs.tunnel import Tunnel
 
 
 def draw_launched(console: Console, launched: Launched) -> None:
@@ -53,7 +54,8 @@ def draw_resumed(console: Console, resumed: Resumed) -> None:
     """A run that goes on."""
     after = f"first heartbeat after {resumed.first_beat_after_s:.0f} s"
     where = f"from step {resumed.from_step}" if resumed.checkpoint else "from the first step"
-    line(console, f"{resumed.run_id} attempt {resumed.attempt} {where}: {after}")
+    moved = f" on pod {resumed.pod}, not on {resumed.moved_from}" if resumed.moved_from else ""
+    line(console, f"{resumed.run_id} attempt {resumed.attempt} {where}{moved}: {after}")
     for one in resumed.differences:
         line(console, f"differs: {one.key} {cell_text(one.before)} -> {cell_text(one.now)}")
     if not resumed.differences:
@@ -100,17 +102,18 @@ def draw_status(console: Console, run: RunStatusLine) -> None:
         ("step", f"{current_step(report)} of {report.manifest.steps}"),
         ("last record", progress_line(beat) if beat and beat.loss is not None else ""),
         ("health", f"{report.verdict.level}: {report.verdict.sentence}"),
-        ("checkpoint", _checkpoint_text(report.checkpoints)),
+        ("checkpoint", _checkpoint_text(report)),
         ("backup", run.at_risk.sentence if run.at_risk else ""),
     ]
     facts(console, pairs)
 
 
-def _checkpoint_text(facts: list[CheckpointFact]) -> str:
+def _checkpoint_text(report: RunReport) -> str:
     """The newest one that nothing is known against, and what is wrong with newer ones."""
+    facts = report.checkpoints
     newest = next((fact for fact in facts if fact.whole), None)
     newer = facts[: facts.index(newest)] if newest else facts
-    sound = f"step {newest.step}" if newest else "none that is whole" if newer else "none yet"
+    sound = "none that is whole" if newer and newest is None else crash_text(report)
     return "; ".join([sound, *(f"step {fact.step} is damaged: {fact.damage}" for fact in newer)])
 
 
@@ -180,13 +183,20 @@ def draw_events(console: Console, events: list[Event]) -> None:
 
 def draw_stacks(console: Console, stacks: Stacks) -> None:
     """Stacks as the trainer wrote them."""
-    line(console, stacks.text.rstrip())
+    for text in stacks.text.rstrip().splitlines():
+        line(console, text.expandtabs())
 
 
 def draw_saved(console: Console, saved: Saved) -> None:
     """A checkpoint that was saved on request."""
     fact = saved.checkpoint
     line(console, f"{saved.run_id} saved {fact.name} after {saved.seconds:.0f} s")
+
+
+def draw_tunnel(console: Console, tunnel: Tunnel) -> None:
+    """Where TensorBoard is."""
+    where = f"port {tunnel.pod_port} of pod {tunnel.pod}, process {tunnel.pod_pid}"
+    line(console, f"TensorBoard of {tunnel.run_id}: {tunnel.url} ({where}); Ctrl-C ends it")
 
 
 def draw_estimate(console: Console, estimate: Estimate) -> None:

@@ -8,6 +8,9 @@ from rich.text import Text
 
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.cli.render import line
+from nsa_ops.cli.streams import printable
+from nsa_ops.pod.messages import RunReport
+from nsa_ops.runs.choose import LIVE
 from nsa_ops.runs.status import current_step
 from nsa_ops.runs.watch import Frame
 
@@ -64,10 +67,20 @@ def frame_lines(frame: Frame, bars: str = _BARS) -> list[str]:
         lines.append(progress_line(beat))
         lines += _curves(frame.progress, bars)
         lines += _gates(beat) + _card(beat)
-    newest = next((fact.step for fact in report.checkpoints if fact.whole), None)
-    if newest is not None:
-        lines.append(f"checkpoint at step {newest}")
+    lines.append(f"checkpoint {crash_text(report)}")
+    if frame.at_risk is not None:
+        lines.append(f"pod lost   {frame.at_risk.sentence}")
     return lines
+
+
+def crash_text(report: RunReport) -> str:
+    """The newest checkpoint that nothing is known against, and what a crash would lose now."""
+    newest = next((fact.step for fact in report.checkpoints if fact.whole), None)
+    kept = "none yet" if newest is None else f"step {newest}"
+    behind = current_step(report) - (newest or 0)
+    if report.state not in LIVE or behind <= 0:
+        return kept
+    return f"{kept}, a crash loses at most {behind:,} steps"
 
 
 def _curves(progress: Sequence[Heartbeat], bars: str) -> list[str]:
@@ -109,7 +122,7 @@ def _card(beat: Heartbeat) -> list[str]:
 
 def frame_view(frame: Frame, encoding: str) -> Text:
     """A watched run for the live view, in signs that the encoding has."""
-    return Text("\n".join(frame_lines(frame, bars_of(encoding))))
+    return Text("\n".join(map(printable, frame_lines(frame, bars_of(encoding)))))
 
 
 def draw_frame(console: Console, frame: Frame) -> None:

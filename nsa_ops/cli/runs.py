@@ -16,6 +16,7 @@ from nsa_ops.cli.arguments import (
 )
 from nsa_ops.cli.command import command
 from nsa_ops.cli.session import Session
+from nsa_ops.errors import ConfigurationError
 
 OverrideOption = Annotated[
     list[str] | None,
@@ -158,13 +159,25 @@ def resume(
         bool,
         typer.Option("--prove", help="Go on from an older checkpoint and compare the losses"),
     ] = False,
+    pod: Annotated[
+        str | None,
+        typer.Option("--pod", metavar="POD", help="Another pod: go on there from the backup"),
+    ] = None,
+    override: OverrideOption = None,
     trainer: TrainerOption = "",
 ) -> None:
-    """Go on with a run from its newest verified checkpoint."""
+    """Go on with a run from its newest verified checkpoint, here or on another pod."""
     from nsa_ops.cli.render_runs import draw_proven, draw_resumed
+    from nsa_ops.runs.move import is_elsewhere
     from nsa_ops.runs.prove import await_replay, find_replay
     from nsa_ops.runs.resume import execute_resume, plan_resume
 
+    if pod is not None and is_elsewhere(session.operator, run, pod):
+        _move(session, run, pod, sets, override, trainer, is_plain=not (path or prove))
+        return
+    if override and pod is None:
+        message = "`--override` belongs to a resume on another pod, with `--pod`"
+        raise ConfigurationError(message, hint="Leave it out")
     if prove:
         path = find_replay(session.operator, run, path=path, sets=sets or ())
     planned = plan_resume(
@@ -177,3 +190,29 @@ def resume(
         session.show(await_replay(session.operator, planned, resumed), draw_proven)
     else:
         session.show(resumed, draw_resumed)
+
+
+def _move(
+    session: Session,
+    run: str | None,
+    pod: str,
+    sets: list[str] | None,
+    override: list[str] | None,
+    trainer: str,
+    *,
+    is_plain: bool,
+) -> None:
+    from nsa_ops.cli.render_runs import draw_resumed
+    from nsa_ops.runs.guardrails import parse_overrides
+    from nsa_ops.runs.move import MoveRequest, execute_move, plan_move
+    from nsa_ops.runs.old_pod import OLD_POD
+
+    if not is_plain:
+        message = "A resume on another pod begins at the newest verified backup"
+        raise ConfigurationError(message, hint="Leave out `--from` and `--prove`")
+    overrides = parse_overrides(override or (), (OLD_POD,))
+    request = MoveRequest(run, pod, tuple(sets or ()), overrides, trainer)
+    planned = plan_move(session.operator, request)
+    session.agree(planned.plan)
+    session.interrupt_note = "repeat it: it goes on where it stopped, and starts nothing twice"
+    session.show(execute_move(session.operator, planned), draw_resumed)

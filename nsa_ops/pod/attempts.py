@@ -40,6 +40,7 @@ def prepare_run(asked: PrepareRunAction) -> Reply:
     temporary.mkdir()
     try:
         write_manifest(RunDir(temporary), asked.manifest)
+        _record_launch(RunDir(temporary), asked.manifest)
         temporary.rename(run.root)
     except OSError:
         shutil.rmtree(temporary)
@@ -50,6 +51,16 @@ def prepare_run(asked: PrepareRunAction) -> Reply:
     return Reply(
         action=asked.action, code=ReplyCode.OK, outcome="done", attempt=asked.manifest.attempt,
         message=f"made {run.root}", manifest=asked.manifest,
+    )  # fmt: skip
+
+
+def _record_launch(run: RunDir, manifest: RunManifest) -> None:
+    parent = manifest.parent
+    source = f" from step {parent.step} of {parent.run_id}" if parent else ""
+    events.record(
+        run, kind="launched", by="operator", attempt=manifest.attempt,
+        message=f"recipe {manifest.config.recipe}, profile {manifest.profile}{source}",
+        facts={"code_id": manifest.code_id, "overrides": manifest.overrides},
     )  # fmt: skip
 
 

@@ -13,6 +13,8 @@ from typing import Literal
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.exit import ExitRecord
 from nsa_core.rundir.heartbeat import Heartbeat, Phase
+from nsa_ops.pod.cards import CardEvidence
+from nsa_ops.pod.leak import Causality
 
 KEPT_RECORDS = 256
 MEDIAN_RECORDS = 20
@@ -73,11 +75,13 @@ class ProcessEvidence:
 
 @dataclass(frozen=True)
 class MachineEvidence:
-    """What the pod has left; None where it cannot be read."""
+    """What the pod has left, what its cards show, and what the causality probe found there."""
 
     disk_free_bytes: int | None = None
     checkpoint_bytes: int | None = None
     host_memory_fraction: float | None = None
+    cards: CardEvidence | None = None
+    causality: Causality = "not probed"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.process import age_s
+from nsa_ops.pod.cards import CardEvidence
 from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence
+from nsa_ops.pod.leak import Causality
 from nsa_ops.pod.messages import CheckpointFact
 from nsa_ops.pod.processes import RunProcesses, is_running
 
@@ -98,13 +100,27 @@ def _read_known_good(run: RunDir, checkpoints: list[CheckpointFact]) -> int | No
     return next((fact.step for fact in checkpoints if fact.whole and fact.name == name), None)
 
 
-def read_machine_evidence(run: RunDir, checkpoints: list[CheckpointFact]) -> MachineEvidence:
-    """Free disk, size of the largest whole checkpoint, and memory in use."""
+def read_machine_evidence(
+    run: RunDir,
+    checkpoints: list[CheckpointFact],
+    cards: CardEvidence | None,
+    causality: Causality,
+) -> MachineEvidence:
+    """Free disk, size of the largest whole checkpoint, memory in use; cards and causality as told.
+
+    Args:
+        run: Run directory.
+        checkpoints: What is under checkpoints/.
+        cards: What the cards show; None without any.
+        causality: What the probe of this attempt found.
+    """
     sizes = [fact.size_bytes for fact in checkpoints if fact.whole]
     return MachineEvidence(
         disk_free_bytes=read_disk_free(run.root),
         checkpoint_bytes=max(sizes, default=None),
         host_memory_fraction=read_memory_fraction(),
+        cards=cards,
+        causality=causality,
     )
 
 

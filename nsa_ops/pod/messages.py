@@ -147,6 +147,7 @@ class ManifestSummary(TolerantModel):
     save_every: int
     created_unix_s: float
     parent: Parent | None = None
+    pod_id: str = ""
 
 
 class CheckpointFact(TolerantModel):

@@ -21,6 +21,7 @@ from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.process import boot_id
 from nsa_core.rundir.status import Evidence, derive_status
 from nsa_ops.pod.after_end import foresee_restart, read_start
+from nsa_ops.pod.cards import read_card_evidence
 from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence, Tracker, facts_of
 from nsa_ops.pod.facts import (
     list_checkpoint_facts,
@@ -29,6 +30,7 @@ from nsa_ops.pod.facts import (
     read_process_evidence,
 )
 from nsa_ops.pod.journal import read_watchdog
+from nsa_ops.pod.leak import read_causality, report_file
 from nsa_ops.pod.messages import (
     OFFSETS,
     CheckpointFact,
@@ -88,6 +90,7 @@ def summarize(manifest: RunManifest) -> ManifestSummary:
         save_every=config.checkpoint.save_every,
         created_unix_s=manifest.created_unix_s,
         parent=manifest.parent,
+        pod_id=manifest.pod_id,
     )
 
 
@@ -183,7 +186,9 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         )
     )
     news = _read_news(run, offsets)
-    machine = read_machine_evidence(run, seen.checkpoints)
+    cards = read_card_evidence(run, seen.manifest.attempt)
+    causality = read_causality(report_file(run, seen.manifest.attempt))
+    machine = read_machine_evidence(run, seen.checkpoints, cards, causality)
     return RunReport(
         run_id=run.run_id,
         run_dir=str(run.root),

@@ -1,13 +1,17 @@
-"""The rules of the watchdog: `judge(evidence, limits)` is pure and the only judge there is.
-
-Not judged here, because no evidence of it is gathered yet: Xid and ECC errors and lost devices.
-"""
+"""The rules of the watchdog: `judge(evidence, limits)` is pure and the only judge there is."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from nsa_core.config.training import WatchdogLimits
-from nsa_ops.pod import rules_gates, rules_learning, rules_loss, rules_machine, rules_process
+from nsa_ops.pod import (
+    rules_cards,
+    rules_gates,
+    rules_learning,
+    rules_loss,
+    rules_machine,
+    rules_process,
+)
 from nsa_ops.pod.evidence import HealthEvidence
 from nsa_ops.pod.verdict import Finding, Verdict, conclude
 
@@ -48,6 +52,26 @@ RULES: tuple[Rule, ...] = (
         rules_process.stall,
     ),
     Rule(
+        "card_lost", "halt",
+        "A card that was there when the attempt began is not any more.",
+        rules_cards.card_lost,
+    ),
+    Rule(
+        "card_ecc", "halt",
+        "A card had new memory errors that could not be corrected.",
+        rules_cards.card_ecc,
+    ),
+    Rule(
+        "card_xid", "halt",
+        "The driver reported an error of a card; some only warn.",
+        rules_cards.card_xid,
+    ),
+    Rule(
+        "card_unread", "warn",
+        "The cards cannot be asked: the driver's tool gives no answer.",
+        rules_cards.card_unread,
+    ),
+    Rule(
         "loss_nonfinite", "halt",
         "A loss or gradient is not finite, missing or exactly 0; one is a warning.",
         rules_loss.loss_nonfinite,
@@ -61,6 +85,11 @@ RULES: tuple[Rule, ...] = (
         "loss_jump", "halt",
         "The loss is far above its median: one record warns, a row of them halts.",
         rules_loss.loss_jump,
+    ),
+    Rule(
+        "causality_broken", "halt",
+        "The causality probe, run when a loss was too good, has failed.",
+        rules_learning.causality_broken,
     ),
     Rule(
         "loss_too_good", "halt",

@@ -30,17 +30,33 @@ def loss_too_good(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding |
     if not newest or newest[-1].step > limits.leak_steps:
         return None
     losses = [r.loss for r in newest if r.loss is not None]
-    certain = losses[-1] < limit / 10 or (len(losses) == 3 and max(losses) < limit)
     if losses[-1] >= limit:
         return None
+    causality = evidence.machine.causality
+    certain = losses[-1] < limit / 10 or (len(losses) == 3 and max(losses) < limit)
+    certain = certain and causality not in {"probing", "holds"}
     return Finding(
         rule="loss_too_good",
         level="halt" if certain else "warn",
         sentence=f"The loss {losses[-1]:.3g} at step {newest[-1].step} is below "
         f"{limits.leak_bits_per_byte:g} bits per byte ({limit:.2f} nats per token): no text allows "
-        "that so early. The model sees its targets, or a tiny text is learnt by heart; run the "
-        "causality probe: nsa-ops preflight",
+        "that so early. The model sees its targets, or a tiny text is learnt by heart; the "
+        "causality probe says: "
+        f"{causality}",
         facts={"step": newest[-1].step, "loss": losses[-1], "limit_nats": limit},
+    )
+
+
+def causality_broken(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
+    """The probe changed the future, and an output of the past moved: the model sees its targets."""
+    if evidence.machine.causality != "broken":
+        return None
+    return Finding(
+        rule="causality_broken",
+        level="halt",
+        sentence="The causality probe of this attempt failed: the model sees what it must predict. "
+        "Its losses mean nothing; `nsa-ops preflight` shows which part",
+        facts={},
     )
 
 
@@ -65,8 +81,8 @@ def loss_fall(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | Non
         rule="loss_fall",
         level="warn",
         sentence=f"The median loss fell from {before:.3f} to {now:.3f} within "
-        f"{limits.leak_fall_steps} steps at step {records[-1].step}: run the causality probe, "
-        "nsa-ops preflight, before you trust it",
+        f"{limits.leak_fall_steps} steps at step {records[-1].step}; the causality probe says: "
+        f"{evidence.machine.causality}",
         facts={"step": records[-1].step, "before": before, "now": now},
     )
 

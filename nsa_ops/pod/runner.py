@@ -172,13 +172,21 @@ def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
     record = write_missing_exit(
         run, manifest, code, memory_kills=count_memory_kills() - memory_kills
     )
-    events.record(
-        run, kind="ended", by="runner", attempt=manifest.attempt,
-        message=f"code {record.code}: {record.reason}",
-        facts={"code": record.code, "process_code": code, "step": record.step},
-    )  # fmt: skip
+    if not _has_told_its_end(run, manifest.attempt):
+        events.record(
+            run, kind="ended", by="runner", attempt=manifest.attempt,
+            message=f"code {record.code}: {record.reason}",
+            facts={"code": record.code, "process_code": code, "step": record.step},
+        )  # fmt: skip
     os.close(lock)
     return code
+
+
+def _has_told_its_end(run: RunDir, attempt: int) -> bool:
+    """Whether the trainer recorded its end itself; one end is one event."""
+    return any(
+        event.kind == "ended" and event.attempt == attempt for event in events.read_events(run)
+    )
 
 
 def _end_left_over(run: RunDir, attempt: int) -> None:

@@ -21,9 +21,10 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, read_manifest
 from nsa_ops.pod.after_end import decide_after
 from nsa_ops.pod.attempts import next_attempt
+from nsa_ops.pod.cards import CardWatch, mark_pod
 from nsa_ops.pod.ending import UNKNOWN_CODE, write_missing_exit
 from nsa_ops.pod.enforce import Enforcer, Outcome, write_evidence
-from nsa_ops.pod.evidence import Tracker, facts_of
+from nsa_ops.pod.evidence import HealthEvidence, Tracker, facts_of
 from nsa_ops.pod.facts import (
     list_checkpoint_facts,
     newest_whole,
@@ -31,6 +32,7 @@ from nsa_ops.pod.facts import (
     read_process_evidence,
 )
 from nsa_ops.pod.journal import Doing, Journal
+from nsa_ops.pod.leak import CHECKS_MODULE, SUSPICIONS, CausalityProbe
 from nsa_ops.pod.messages import NextAttemptAction, Reply, ReplyCode
 from nsa_ops.pod.processes import (
     LockHeldError,
@@ -56,7 +58,9 @@ _TELL_AGAIN_S = 600.0
 class Watchdog:
     """Watches one run through all attempts that it makes while it lives."""
 
-    def __init__(self, run: RunDir, module: str = TRAINER_MODULE) -> None:
+    def __init__(
+        self, run: RunDir, module: str = TRAINER_MODULE, checks: str = CHECKS_MODULE
+    ) -> None:
         """Read what is watched.
 
         Raises:
@@ -64,6 +68,7 @@ class Watchdog:
         """
         self._run = run
         self._module = module
+        self._checks = checks
         self._manifest = read_manifest(run)
         self._verdict = Verdict(level="healthy", sentence="not judged yet")
         self._journal = Journal(run)
@@ -75,6 +80,8 @@ class Watchdog:
         history = read_last_records(run.heartbeat(), Heartbeat, _HISTORY_BYTES)
         self._offset = history.offset
         self._tracker = self._new_tracker()
+        self._cards = self._new_card_watch()
+        self._causality = CausalityProbe(run, self._manifest, checks)
         self._tracker.feed(history.records, time.monotonic())
 
     def watch(self) -> str:
@@ -90,6 +97,10 @@ class Watchdog:
         manifest = self._manifest
         facts = facts_of(manifest.config, fresh=manifest.parent is None)
         return Tracker(facts, manifest.attempt)
+
+    def _new_card_watch(self) -> CardWatch:
+        every_s = self._manifest.config.watchdog.cards_every_s
+        return CardWatch(self._run, self._manifest.attempt, every_s=every_s)
 
     def _look(self) -> str:
         """One look; why the run is over, or an empty string."""
@@ -116,6 +127,8 @@ class Watchdog:
         if manifest.attempt != self._manifest.attempt:
             self._manifest = manifest
             self._tracker = self._new_tracker()
+            self._cards = self._new_card_watch()
+            self._causality = CausalityProbe(self._run, manifest, self._checks)
             self._told.clear()
             self._gave_up = False
             self._begun_at = time.monotonic()
@@ -172,13 +185,9 @@ class Watchdog:
         return True
 
     def _judge(self, record: RunProcesses) -> None:
-        checkpoints = list_checkpoint_facts(self._run)
-        evidence = self._tracker.evidence(
-            time.monotonic(),
-            read_process_evidence(self._run, self._manifest, record, checkpoints),
-            read_machine_evidence(self._run, checkpoints),
-        )
-        self._verdict = judge(evidence, self._manifest.config.watchdog)
+        self._verdict = judge(self._evidence(record), self._manifest.config.watchdog)
+        if {finding.rule for finding in self._verdict.findings} & SUSPICIONS and self._probe():
+            self._verdict = judge(self._evidence(record), self._manifest.config.watchdog)
         for finding in self._verdict.findings:
             key = (finding.rule, finding.level)
             if time.monotonic() - self._told.get(key, -1e9) > _TELL_AGAIN_S:
@@ -187,10 +196,31 @@ class Watchdog:
                 self._note(kind, finding.sentence, rule=finding.rule, **finding.facts)
         self._show("watching", self._verdict.sentence)
 
+    def _evidence(self, record: RunProcesses) -> HealthEvidence:
+        checkpoints = list_checkpoint_facts(self._run)
+        cards, causality = self._cards.look(), self._causality.read()
+        return self._tracker.evidence(
+            time.monotonic(),
+            read_process_evidence(self._run, self._manifest, record, checkpoints),
+            read_machine_evidence(self._run, checkpoints, cards, causality),
+        )
+
+    def _probe(self) -> bool:
+        """Start the causality probe, once an attempt; whether it was started now."""
+        try:
+            started = self._causality.start()
+        except OSError as error:  # the suspicion alone decides then
+            self._note("causality_probe", f"the causality probe cannot be started: {error}")
+            return False
+        if started:
+            self._note("causality_probe", "a loss is too good: the causality probe runs")
+        return started
+
     def _stop(self, record: RunProcesses) -> None:
         """Enforce the verdict, unless that was tried to the end before."""
         if not self._gave_up:
             self._show("halting", self._verdict.sentence)
+            mark_pod(self._run, self._verdict)
             self._end_with(record, lambda enforcer: enforcer.stop(self._verdict))
 
     def _end_with(self, record: RunProcesses, act: Callable[[Enforcer], Outcome]) -> None:
@@ -281,6 +311,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nsa_ops.pod.watchdog", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--module", default=TRAINER_MODULE, help="Python module that trains")
+    parser.add_argument("--checks", default=CHECKS_MODULE, help="Python module that probes")
     return parser.parse_args(arguments)
 
 
@@ -299,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: run {run.run_id} already has a watchdog\n")
         return CONFLICT
     try:
-        Watchdog(run, given.module).watch()
+        Watchdog(run, given.module, given.checks).watch()
     except ManifestError as error:  # somebody has removed the run
         sys.stderr.write(f"error: {error}\n")
         return NOT_A_RUN

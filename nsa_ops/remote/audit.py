@@ -89,6 +89,11 @@ class AuditedTransport:
         """The pod in words."""
         return self._inner.where
 
+    @property
+    def inner(self) -> Transport:
+        """The door itself, for copies of whole folders; who uses it calls `record`."""
+        return self._inner
+
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
         """Run a command and record it, also when it fails."""
         started = time.monotonic()
@@ -96,10 +101,10 @@ class AuditedTransport:
         try:
             done = self._inner.run(argv, stdin=stdin, timeout_s=timeout_s)
         except OpsError as error:
-            self._record("run", started, facts | {"error": error.message})
+            self.record("run", started, facts | {"error": error.message})
             raise
         sizes = {"stdout_bytes": len(done.stdout), "stderr_bytes": len(done.stderr)}
-        self._record("run", started, facts | {"exit_code": done.exit_code} | sizes)
+        self.record("run", started, facts | {"exit_code": done.exit_code} | sizes)
         return done
 
     def put(self, source: Path, target: str, *, timeout_s: float) -> None:
@@ -107,14 +112,14 @@ class AuditedTransport:
         started = time.monotonic()
         self._inner.put(source, target, timeout_s=timeout_s)
         size = source.stat().st_size
-        self._record("put", started, {"target": target, "bytes": size})
+        self.record("put", started, {"target": target, "bytes": size})
 
     def get(self, source: str, target: Path, *, timeout_s: float) -> None:
         """Copy a file from the pod and record its size."""
         started = time.monotonic()
         self._inner.get(source, target, timeout_s=timeout_s)
         size = target.stat().st_size
-        self._record("get", started, {"source": source, "bytes": size})
+        self.record("get", started, {"source": source, "bytes": size})
 
     def stream(
         self,
@@ -136,19 +141,20 @@ class AuditedTransport:
         try:
             self._inner.stream(path, offset, count, max_bytes=max_bytes, timeout_s=timeout_s)
         except OpsError as error:
-            self._record("stream", started, facts | {"error": error.message})
+            self.record("stream", started, facts | {"error": error.message})
             raise
-        self._record("stream", started, facts)
+        self.record("stream", started, facts)
 
     def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
         """Read a part of a file and record how much."""
         started = time.monotonic()
         content = self._inner.tail(path, offset, max_bytes=max_bytes, timeout_s=timeout_s)
         facts = {"path": path, "offset": offset, "bytes": len(content)}
-        self._record("tail", started, facts)
+        self.record("tail", started, facts)
         return content
 
-    def _record(self, call: str, started: float, facts: dict[str, Any]) -> None:
+    def record(self, call: str, started: float, facts: dict[str, Any]) -> None:
+        """Write one call to the log; `started` is monotonic."""
         seconds = round(time.monotonic() - started, 3)
         entry = {"at": time.time(), "pod": self._pod, "call": call, "seconds": seconds, **facts}
         self._log.append(entry)

@@ -12,6 +12,9 @@ from nsa_ops.runs.doors import open_door
 from nsa_ops.settings import Settings
 from nsa_ops.store import PodRecord, Store
 
+#: The log of every command, in the state folder.
+AUDIT_NAME = "audit.jsonl"
+
 #: Takes one line of the story while a use case works.
 Tell = Callable[[str], None]
 
@@ -94,5 +97,5 @@ def connect_audited(pod: PodRecord, settings: Settings, tell: Tell | None = None
     Raises:
         ConfigurationError: If this version does not know the kind.
     """
-    log = AuditLog(settings.state_dir / "audit.jsonl")
+    log = AuditLog(settings.state_dir / AUDIT_NAME)
     return AuditedTransport(open_door(pod, settings), log, pod.name, tell)

@@ -161,8 +161,12 @@ def _check(rail: Guardrail, subject: Subject, *, is_long: bool) -> CheckResult:
     return CheckResult(name=name, status="fail", message=message, hint=hint)
 
 
-def parse_overrides(flags: Sequence[str]) -> dict[str, str]:
+def parse_overrides(flags: Sequence[str], more: Sequence[str] = ()) -> dict[str, str]:
     """Names and reasons of `--override NAME=REASON`.
+
+    Args:
+        flags: As they were typed.
+        more: Names that the command knows beside the guardrails.
 
     Raises:
         ConfigurationError: If a name is unknown or a reason is missing.
@@ -170,7 +174,7 @@ def parse_overrides(flags: Sequence[str]) -> dict[str, str]:
     overrides = {}
     for flag in flags:
         name, _, reason = flag.partition("=")
-        known = [*GUARDRAILS, PREFLIGHT]
+        known = [*GUARDRAILS, PREFLIGHT, *more]
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             advice = f"Did you mean `{near[0]}`?" if near else f"Known: {', '.join(known)}"

@@ -134,7 +134,7 @@ def judge_python(facts: PythonFacts, profile: HardwareProfile) -> list[CheckResu
 def _packages(facts: PythonFacts) -> CheckResult:
     if facts.missing:
         message = f"missing packages: {', '.join(facts.missing)}"
-        hint = "Install the project's `train` extra into the pod's environment"
+        hint = "Run `nsa-ops provision`, which makes an environment from the locks"
         return checked("python.packages", "fail", message, hint=hint)
     return checked("python.packages", "pass", "all packages are there")
 
@@ -142,7 +142,7 @@ def _packages(facts: PythonFacts) -> CheckResult:
 def _torch(facts: PythonFacts, profile: HardwareProfile) -> CheckResult:
     if facts.torch_version is None:
         message = f"torch cannot be imported: {facts.error or 'it is not installed'}"
-        hint = f"Install `{profile.torch_requirement}` ({profile.torch_backend} build) there"
+        hint = f"Run `nsa-ops provision`, which installs `{profile.torch_requirement}` there"
         return checked("python.torch", "fail", message, hint=hint)
     cuda = f", CUDA {facts.cuda_version}" if facts.cuda_version else ""
     return checked("python.torch", "pass", f"torch {facts.torch_version}{cuda}")

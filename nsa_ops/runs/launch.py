@@ -8,9 +8,10 @@ from typing import Any
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
+from nsa_core.config.training import DataConfig
 from nsa_core.rundir.layout import check_run_id, new_run_id
 from nsa_core.rundir.manifest import KernelChoice, RunManifest
-from nsa_core.rundir.report import CheckResult
+from nsa_core.rundir.report import CheckResult, Report
 from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError
 from nsa_ops.facts.hardware import HardwareFacts, read_cards
 from nsa_ops.facts.host import read_host
@@ -31,6 +32,7 @@ from nsa_ops.runs.guardrails import (
     check_guardrails,
 )
 from nsa_ops.runs.kernels import proven_kernels, require_proven
+from nsa_ops.runs.marked import refuse_marked
 from nsa_ops.runs.pods import choose_pod
 from nsa_ops.runs.preflight import (
     PodFacts,
@@ -39,6 +41,7 @@ from nsa_ops.runs.preflight import (
     resolve_for,
     subject_of,
 )
+from nsa_ops.runs.probed import note_another_probed
 from nsa_ops.runs.session import (
     TRAINER_MODULE,
     require_tmux,
@@ -126,11 +129,13 @@ class _Proof:
         sha256: Hash of the report that allows the launch; empty if it was overridden.
         pod_facts: What was read of the pod.
         kernels: Backends that it proved for this configuration, by branch.
+        report: The report itself; None if there is none.
     """
 
     sha256: str
     pod_facts: dict[str, Any]
     kernels: dict[str, KernelChoice]
+    report: Report | None
 
 
 def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
@@ -146,27 +151,29 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     wanted = request.pod or operator.settings.values.pod or None
     link = operator.link(choose_pod(operator.store, wanted))
     hardware = load_hardware(require_profile(operator, request.choice, link.record.profile))
-    facts = _live_facts(link, hardware)
+    facts = read_live_facts(link, hardware)
     require_tmux(link, facts.host)
+    refuse_marked(link, request.overrides)
     resolved = resolve_for(operator, request.choice, hardware, facts)
     findings = check_guardrails(subject_of(resolved, hardware, facts))
     findings = apply_overrides(findings, request.overrides)
     refuse_failures(findings)
     snapshot = take_snapshot()
     proof = _preflight(operator, request, link, snapshot, resolved)
-    _require_data(link, resolved)
+    require_data(link, resolved.config.data)
     manifest = _manifest(operator, request, link, resolved, snapshot, proof)
     manifest = with_parent_as_planned(link, manifest)
+    notes = [*resolved.notes, *note_another_probed(proof.report, resolved.config)]
     return LaunchPlan(
         link=link,
         snapshot=snapshot,
         manifest=manifest,
-        plan=_plan(link, snapshot, manifest, request.trainer_module, findings, resolved.notes),
+        plan=_plan(link, snapshot, manifest, request.trainer_module, findings, notes),
         trainer_module=request.trainer_module,
     )
 
 
-def _live_facts(link: PodLink, hardware: HardwareProfile) -> PodFacts:
+def read_live_facts(link: PodLink, hardware: HardwareProfile) -> PodFacts:
     """What can change between preflight and launch: disk and cards."""
     host = read_host(link.transport, link.record.python, link.record.root)
     cards = read_cards(link.transport) if hardware.needs_card else HardwareFacts()
@@ -207,12 +214,16 @@ def _preflight(
     if not is_overridden:
         require_proven(resolved.config, kernels)
     facts = (report.model_extra or {}).get("facts", {}) if report else {}
-    return _Proof(sha256, facts, kernels)
+    return _Proof(sha256, facts, kernels, report)
 
 
-def _require_data(link: PodLink, resolved: ResolvedConfig) -> None:
-    """A local data set must be on the pod before anything is started."""
-    data = resolved.config.data
+def require_data(link: PodLink, data: DataConfig) -> None:
+    """A local data set must be on the pod before anything is started.
+
+    Raises:
+        ConfigurationError: If its path is relative.
+        NotFoundError: If it is not there.
+    """
     if data.source != "fineweb_edu_local":
         return
     path = PurePosixPath(data.path)
@@ -317,7 +328,8 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
     """
     link, manifest = planned.link, planned.manifest
     code_id, run_id = planned.snapshot.code_id, manifest.run_id
-    with operator.store.intent("launch", run_id, pod=link.record.name, code_id=code_id):
+    detail = {"pod": link.record.name, "code_id": code_id, "module": planned.trainer_module}
+    with operator.store.intent("launch", run_id, **detail):
         code = link.code(code_id)
         if ship(planned.snapshot, link.transport, link.record.python, code):
             operator.tell(f"code {code_id} shipped")

@@ -23,7 +23,9 @@ from nsa_ops.runs.guardrails import Subject, apply_overrides, check_guardrails
 from nsa_ops.runs.judge import judge_host, judge_python
 from nsa_ops.runs.judge_evidence import judge_hardware
 from nsa_ops.runs.judge_speed import COMMAND, judge_speed
+from nsa_ops.runs.marked import clear_mark
 from nsa_ops.runs.pods import choose_pod
+from nsa_ops.runs.probed import PROBED, probed_sha256
 from nsa_ops.runs.provision.judge import judge_environment
 from nsa_ops.runs.provision.receipt import parse_receipt
 from nsa_ops.runs.provision.want import known_lock_sha256
@@ -147,11 +149,15 @@ def run_preflight(
             "profile": hardware.name,
             "checks": checks,
             "facts": facts.summary(),
+            PROBED: probed_sha256(resolved.config),
         }
     )
-    return (
-        keep_report(operator, pod.name, report) if tier != "quick" else _look_only(pod.name, report)
-    )
+    if tier == "quick":
+        return _look_only(pod.name, report)
+    found = keep_report(operator, pod.name, report)
+    if found.is_green and clear_mark(link):
+        operator.tell(f"pod {pod.name} was marked by a watchdog; the mark is taken away")
+    return found
 
 
 def _quick() -> CheckResult:

@@ -1,5 +1,6 @@
 """Resume: the next attempt of a run, from its newest whole checkpoint or a named one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from nsa_ops.runs.agents import ask, verify
 from nsa_ops.runs.checkpoints import require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.context import Operator
+from nsa_ops.runs.marked import refuse_marked
 from nsa_ops.runs.overlay import overlay
 from nsa_ops.runs.session import TRAINER_MODULE, require_tmux, start_session, train_command
 from nsa_ops.runs.wait import await_first_beat
@@ -73,6 +75,8 @@ class Resumed:
         state: State when it was last looked at.
         why: The evidence for it.
         first_beat_after_s: Seconds from the start to the first heartbeat.
+        pod: Pod that it runs on.
+        moved_from: Pod that it was on before; empty if it stayed.
     """
 
     run_id: str
@@ -84,6 +88,8 @@ class Resumed:
     state: str
     why: str
     first_beat_after_s: float
+    pod: str = ""
+    moved_from: str = ""
 
 
 def plan_resume(
@@ -113,21 +119,16 @@ def plan_resume(
     pod = found.link.record
     _require_ended(found, changes_something=bool(sets))
     require_tmux(found.link, read_host(found.link.transport, pod.python, pod.root))
+    refuse_marked(found.link)
     manifest = read_manifest(found)
     processes = found.report.processes
     module = trainer_module or (processes.module if processes else TRAINER_MODULE)
     checkpoint, damaged = _choose_checkpoint(found, path)
     config = overlay(manifest.config, sets)
-    differences = _differences(manifest.config, config)
+    differences = differing_values(manifest.config, config)
     is_begun = found.report.state == "planned" and not path and not differences
     changes: dict[str, Any] = {"resume": checkpoint.path if path and checkpoint else "auto"}
-    if differences:
-        changes |= {
-            "config": config.model_dump(mode="json"),
-            "config_sha256": config_sha256(config),
-            "kernels": {},  # proven for the configuration before
-            "origins": manifest.origins | {one.key: "resume --set" for one in differences},
-        }
+    changes |= changed_config(manifest, config, differences)
     return ResumePlan(
         found=found,
         checkpoint=checkpoint,
@@ -173,7 +174,22 @@ def _choose_checkpoint(found: FoundRun, path: str) -> tuple[VerifiedCheckpoint |
     return verification.whole, verification.damaged
 
 
-def _differences(before: RunConfig, now: RunConfig) -> list[Difference]:
+def changed_config(
+    manifest: RunManifest, config: RunConfig, differences: Sequence[Difference]
+) -> dict[str, Any]:
+    """Fields of the manifest that carry another configuration; none if nothing differs."""
+    if not differences:
+        return {}
+    return {
+        "config": config.model_dump(mode="json"),
+        "config_sha256": config_sha256(config),
+        "kernels": {},  # proven for the configuration before
+        "origins": manifest.origins | {one.key: "resume --set" for one in differences},
+    }
+
+
+def differing_values(before: RunConfig, now: RunConfig) -> list[Difference]:
+    """Values of the configuration that two attempts do not share."""
     old, new = leaves(before), leaves(now)
     return [Difference(key, old[key], new[key]) for key in old if old[key] != new[key]]
 
@@ -224,7 +240,9 @@ def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
     found = planned.found
     run, link = found.record, found.link
     attempt = found.report.manifest.attempt
-    with operator.store.intent("resume", run.run_id, from_attempt=attempt):
+    begun_from = attempt - 1 if planned.is_begun else attempt
+    detail = {"pod": run.pod, "from_attempt": begun_from, "module": planned.trainer_module}
+    with operator.store.intent("resume", run.run_id, **detail):
         if not planned.is_begun:
             action = NextAttemptAction(
                 run_dir=Path(found.report.run_dir), from_attempt=attempt, changes=planned.changes
@@ -245,4 +263,5 @@ def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
         state=beat.report.state,
         why=beat.report.why,
         first_beat_after_s=beat.after_s,
+        pod=link.record.name,
     )

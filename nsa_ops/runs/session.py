@@ -18,6 +18,8 @@ from nsa_ops.runs.judge import TOOL_HINTS
 TRAINER_MODULE = "nsa_core.train"
 TRAIN = "train"
 WATCHDOG = "watchdog"
+#: Another command may make the session between our look and our start; its windows come next.
+_TRIES = 3
 #: Output goes to a file of the run: a window dies with its process, the file does not.
 _INTO_FILE = 'exec "$@" >>"$0" 2>&1'
 
@@ -57,16 +59,28 @@ def start_session(link: PodLink, code_id: str, run_id: str, module: str = TRAINE
     Raises:
         StateConflictError: If tmux does not start them.
     """
+    for _ in range(_TRIES):
+        if _start_missing(link, code_id, run_id, module):
+            return
+    message = f"tmux on pod `{link.record.name}` refuses a session of `{run_id}` and lists none"
+    raise StateConflictError(message, hint=f"Try `nsa-ops preflight {link.record.name}`")
+
+
+def _start_missing(link: PodLink, code_id: str, run_id: str, module: str) -> bool:
+    """Start what the list lacks; False if somebody else made the session meanwhile: list again."""
     names = {window.name for window in list_windows(link, run_id)}
     train = train_command(link, code_id, run_id, module)
     watchdog = watchdog_command(link, code_id, run_id, module)
     session, folder = session_name(run_id), str(link.run_dir(run_id))
     if not names:
-        _tmux(link, link.tmux.new_session(session, TRAIN, folder, train))
+        done = _tmux(link, link.tmux.new_session(session, TRAIN, folder, train))
+        if done.exit_code:
+            return False
     elif TRAIN not in names:
         _tmux(link, link.tmux.new_window(session, TRAIN, folder, train))
     if WATCHDOG not in names:
         _tmux(link, link.tmux.new_window(session, WATCHDOG, folder, watchdog))
+    return True
 
 
 def start_watchdog(link: PodLink, code_id: str, run_id: str, module: str = TRAINER_MODULE) -> None:

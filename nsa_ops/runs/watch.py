@@ -9,8 +9,10 @@ from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.errors import DeadlineError, PodUnreachableError
 from nsa_ops.pod.messages import Offsets, RunReport
 from nsa_ops.runs.agents import probe_run
+from nsa_ops.runs.backup.loss import AtMostLost
 from nsa_ops.runs.choose import LIVE, choose_record, link_of
 from nsa_ops.runs.context import Operator
+from nsa_ops.runs.status import status_line
 from nsa_ops.runs.wait import ENDED
 
 INTERVAL_S = 2.0
@@ -26,12 +28,14 @@ class Frame:
         beats: Heartbeats since the last frame; the first frame has the newest ones of the past.
         events: Events since the last frame.
         progress: The newest records that carry a loss, for curves.
+        at_risk: What would be lost with the pod; None if unknown.
     """
 
     report: RunReport
     beats: list[Heartbeat]
     events: list[Event]
     progress: list[Heartbeat] = field(default_factory=list)
+    at_risk: AtMostLost | None = None
 
     @property
     def is_last(self) -> bool:
@@ -73,7 +77,8 @@ def watch(
         is_first = False
         offsets = Offsets(heartbeats=report.beats_offset, events=report.events_offset)
         progress.extend(beat for beat in report.beats if beat.loss is not None)
-        frame = Frame(report, report.beats, report.events, list(progress))
+        at_risk = status_line(operator, record, report).at_risk
+        frame = Frame(report, report.beats, report.events, list(progress), at_risk)
         yield frame
         if once or (frame.is_last and not (report.beats_more or report.events_more)):
             return

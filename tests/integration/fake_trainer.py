@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from nsa_core.rundir.atomic import append_line
+from nsa_core.rundir.events import record
 from nsa_core.rundir.exit import ExitRecord, write_exit
 from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.heartbeat import Heartbeat
@@ -28,6 +29,7 @@ class Trainer:
         self.manifest = read_manifest(run)
         self.alive_seq = self.progress_seq = 0
         self.step = 0
+        self.loss = 3.0
         self.started = time.time()
 
     def beat(self, message: str, **fields: object) -> None:
@@ -60,7 +62,7 @@ class Trainer:
 
     def do_wait_halt(self, seconds: float) -> None:
         for _ in range(int(seconds / 0.05)):
-            self.progress()
+            self.progress(self.loss)
             request = read_halt(
                 self.run, run_id=self.manifest.run_id, attempt=self.manifest.attempt,
                 started_unix_s=self.started,
@@ -73,6 +75,11 @@ class Trainer:
     def do_beat(self, count: int) -> None:
         for _ in range(count):
             self.progress()
+
+    def do_losses(self, losses: list[float]) -> None:
+        for loss in losses:
+            self.loss = loss
+            self.progress(loss)
 
     def do_bad(self, count: int) -> None:
         for _ in range(count):
@@ -115,6 +122,9 @@ class Trainer:
 
     def do_exit_record(self, code: int) -> None:
         self.end(code, "scripted")
+
+    def do_tell_end(self, reason: str) -> None:
+        record(self.run, kind="ended", by="trainer", attempt=self.manifest.attempt, message=reason)
 
     def do_linger(self, code: int) -> None:
         try:

@@ -45,6 +45,8 @@ def test_launch_halt_and_resume_go_on_where_the_run_stopped(pod: LocalPod) -> No
     assert launched.exit_code == 0, launched
     assert launched.data["is_new"] is True
     assert launched.data["first_beat_after_s"] is not None
+    told = [event.kind for event in read_events(pod.run_dir("r1"))]
+    assert told[:2] == ["launched", "started"]
     assert pod("status", "--exit-code").exit_code == 21
     windows = pod.tmux("list-windows", "-t", "nsa-r1", "-F", "#{window_name}").split()
     assert windows == ["train", "watchdog"]
@@ -141,7 +143,7 @@ def test_after_kill_9_of_the_trainer_resume_goes_on_from_the_newest_checkpoint(
 
 
 def test_a_halt_before_the_watchdog_restarts_a_crashed_run_keeps_it_stopped(pod: LocalPod) -> None:
-    assert pod.launch("r1", LONG, "watchdog.interval_s=8").exit_code == 0
+    assert pod.launch("r1", LONG, "watchdog.interval_s=20").exit_code == 0
     run = pod.run_dir("r1")
     wait_for(run.watchdog.exists)
     pod.kill_trainer("r1")

@@ -9,6 +9,7 @@ from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.manifest import read_manifest
 from nsa_core.rundir.process import is_alive
 from nsa_ops.pod.act import act
+from nsa_ops.pod.cards import MARK_NAME, PodMark
 from nsa_ops.pod.hang import HangReport
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.messages import HaltAction, SignalAction
@@ -202,3 +203,44 @@ def test_a_run_whose_trainer_and_runner_were_killed_is_restarted(tmp_path, both)
     assert watchdog.wait(20) == 0
     assert read_manifest(run).attempt == 2
     assert json.loads((run.attempt(1) / "exit.json").read_text())["by"] == "watchdog"
+
+
+def test_a_card_that_falls_off_the_bus_stops_the_run(tmp_path, both, monkeypatch):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    smi, log = tools / "nvidia-smi", tools / "dmesg"
+    smi.write_text(
+        "#!/bin/sh\necho 'index, uuid, pci.bus_id, ecc.errors.uncorrected.volatile.total'\n"
+        "echo '0, GPU-a, 00000000:1A:00.0, 0'\n"
+    )
+    log.write_text(f"#!/bin/sh\ncat {tools}/log 2>/dev/null || true\n")
+    for tool in (smi, log):
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    run = make_run(tmp_path, [["wait_halt", 30]], limits=PATIENT | {"cards_every_s": 0.2})
+    _, watchdog = both(run)
+    wait_for(run.cards.exists)
+    (tools / "log").write_text("[ 9.0] NVRM: Xid (PCI:0000:1a:00): 79, pid=1, fell off the bus\n")
+    assert watchdog.wait(20) == 0
+    assert read_exit(run).code == 10
+    assert "card_xid: Xid 79" in read_exit(run).reason
+    assert run.anomaly.read_text() == "card_xid\n"
+    assert PodMark.model_validate_json((run.pod_root / MARK_NAME).read_bytes()).run_id == "run-1"
+
+
+def test_a_loss_that_is_too_good_starts_the_causality_probe_which_stops_the_run(tmp_path, both):
+    run = make_run(
+        tmp_path, [["losses", [11.0, 0.01, 0.01, 0.01]], ["wait_halt", 30]], limits=PATIENT
+    )
+    runner = start("runner", run)
+    watchdog = start("watchdog", run, "--checks", "tests.integration.fake_checks")
+    try:
+        assert watchdog.wait(30) == 0
+        assert "causality_probe" in kinds(run)
+        assert read_exit(run).code == 10
+        assert "causality_broken" in read_exit(run).reason
+    finally:
+        kill_session(read_processes(run).trainer)
+        for process in (runner, watchdog):
+            process.kill()
+            process.wait()

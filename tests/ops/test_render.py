@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from nsa_ops.cli.output import envelope, jsonable
-from nsa_ops.cli.render import cell_text, gib, make_console, plan_lines
+from nsa_ops.cli.render import cell_text, gib, make_console, plan_lines, table
 from nsa_ops.cli.render_runs import draw_status
-from nsa_ops.cli.render_watch import frame_lines, progress_line, sparkline
+from nsa_ops.cli.render_watch import frame_lines, frame_view, progress_line, sparkline
 from nsa_ops.cli.session import Options, Session
 from nsa_ops.plan import Step, plan_of
 from nsa_ops.pod.messages import CheckpointFact
@@ -73,7 +73,19 @@ def test_a_watched_run_shows_state_health_curves_and_gates() -> None:
     lines = frame_lines(Frame(report(flags=["stale"]), [], [], records))
     assert lines[0] == "r1  attempt 1  running [stale]"
     assert "loss      █▄▁" in lines
-    assert lines[-1] == "gates     compressed 0.20, selected 0.30, sliding 0.50"
+    assert lines[-2] == "gates     compressed 0.20, selected 0.30, sliding 0.50"
+    assert lines[-1] == "checkpoint none yet"
+
+
+def test_a_watched_run_says_what_a_crash_and_what_a_lost_pod_would_cost() -> None:
+    facts = [CheckpointFact(name="b", step=60, size_bytes=1, whole=True)]
+    at_risk = at_most_lost(last_step=90, saved=None)
+    seen = report(last_beat=beat(90), checkpoints=facts)
+    lines = frame_lines(Frame(seen, [], [], [], at_risk))
+    assert "checkpoint step 60, a crash loses at most 30 steps" in lines
+    assert "pod lost   nothing is backed up: you lose all 90 steps" in lines
+    ended = frame_lines(Frame(report("halted", last_beat=beat(90), checkpoints=facts), [], [], []))
+    assert "checkpoint step 60" in ended
 
 
 def test_a_card_shows_what_it_can_tell_and_nothing_else() -> None:
@@ -108,3 +120,15 @@ def test_colour_is_for_terminals_or_on_demand(color: str, forbidden: bool, color
 def test_values_are_shown_as_people_read_them() -> None:
     assert [cell_text(value) for value in (True, 0.5, [1, 2], "x")] == ["yes", "0.5", "1, 2", "x"]
     assert [gib(None), gib(2**20), gib(3 * 2**30)] == ["unknown", "1.0 MiB", "3.0 GiB"]
+
+
+def test_a_control_character_is_shown_in_what_is_drawn_and_never_obeyed() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    hostile = "x\x1b[2J\r\x07y"
+    draw_status(console, RunStatusLine(RUN, report(why=hostile)))
+    console.print(table(["A"], [(hostile,)]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert not any(sign in text for sign in "\x1b\r\x07")
+    assert text.count("x\\x1b[2J\\r\\x07y") == 2
+    frame = frame_view(Frame(report(why=hostile), [], [], []), "utf-8")
+    assert "\x1b" not in frame.plain

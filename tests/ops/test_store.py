@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsa_core.rundir.report import CheckResult, Report
-from nsa_ops.errors import LocalResourceError
+from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
 from nsa_ops.store import Receipt, RunRecord, Store
 from tests.ops.operators import POD
 
@@ -77,6 +77,41 @@ def test_a_process_killed_in_an_act_leaves_its_intent_open(store: Store) -> None
     subprocess.run([sys.executable, "-c", code, str(store.path)], check=False, timeout=60)
     (intent,) = store.open_intents()
     assert (intent.act, intent.subject, intent.outcome) == ("launch", "r1", None)
+
+
+def test_an_act_whose_answer_was_lost_stays_open_until_it_is_done(store: Store) -> None:
+    for error in (PodUnreachableError("no answer"), DeadlineError("late"), KeyboardInterrupt()):
+        with pytest.raises(type(error)), store.intent("resume", "r1"):
+            raise error
+    assert [store.is_held(intent) for intent in store.open_intents()] == [False] * 3
+    with store.intent("halt", "r1"), store.intent("resume", "r2"):
+        pass
+    assert len(store.open_intents()) == 3
+    with store.intent("resume", "r1"):
+        pass
+    assert store.open_intents() == []
+
+
+def test_an_act_of_a_living_process_is_held_and_that_of_a_killed_one_is_not(store: Store) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from nsa_ops.store import Store\n"
+        "with Store(Path(sys.argv[1])).intent('launch', 'r1'):\n"
+        "    print('in', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(store.path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as busy:  # fmt: skip
+        assert busy.stdout is not None
+        assert busy.stdout.readline() == b"in\n"
+        (intent,) = store.open_intents()
+        assert store.is_held(intent)
+        with store.intent("launch", "r1"):
+            pass
+        assert store.open_intents() == [intent]
+        busy.kill()
+    assert not store.is_held(intent)
+    assert list((store.path.parent / "intents").iterdir()) == []
 
 
 def test_a_registry_of_a_newer_version_is_refused(store: Store) -> None:

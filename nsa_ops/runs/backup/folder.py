@@ -5,7 +5,6 @@ itself can be pointed at it.
 """
 
 import fcntl
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +20,6 @@ from nsa_ops.errors import LocalResourceError, StateConflictError, VerificationE
 
 RECORD_NAME = "backup.json"
 PULLING_PREFIX = ".pulling_"
-#: Left free on the disk beyond what is written, so that a log line or a registry still fits.
-RESERVE_BYTES = 64 * 2**20
 
 
 class BackupRecord(TolerantModel):
@@ -128,9 +125,3 @@ def move_aside(folder: BackupFolder, step: int, reason: str) -> Path:
     folder.run.checkpoint(step).replace(target)
     fsync_dir(folder.run.checkpoints)
     return target
-
-
-def read_free_bytes(path: Path) -> int:
-    """Bytes free for us on the disk that holds a path, or would hold it."""
-    existing = next(one for one in (path, *path.parents) if one.exists())
-    return shutil.disk_usage(existing).free

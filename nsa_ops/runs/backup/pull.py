@@ -10,21 +10,22 @@ from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.checkpoint import CheckpointFile, list_checkpoints
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records
+from nsa_core.rundir.retention import plan_removal
 from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.files import RemoteFile, bytes_here, is_here
 from nsa_ops.runs.backup.folder import (
-    RESERVE_BYTES,
     BackupFolder,
     BackupRecord,
     read_backup_record,
-    read_free_bytes,
     write_backup_record,
 )
 from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost, median_step_s
+from nsa_ops.runs.backup.policy import Policy
 from nsa_ops.runs.backup.receipts import newest_held
-from nsa_ops.runs.backup.survey import RemoteCheckpoint, choose_checkpoints, read_survey
+from nsa_ops.runs.backup.space import check_space, read_free_bytes, read_free_bytes_there
+from nsa_ops.runs.backup.survey import RemoteCheckpoint, Survey, choose_checkpoints, read_survey
 from nsa_ops.runs.backup.transfer import Transfer, is_whole_here
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.store import Receipt
@@ -84,7 +85,15 @@ class Pulled:
     at_risk: AtMostLost
 
 
-def plan_pull(link: PodLink, run_id: str, folder: BackupFolder, which: str) -> PullPlan:
+def plan_pull(
+    link: PodLink,
+    run_id: str,
+    folder: BackupFolder,
+    which: str,
+    *,
+    newer_than: int | None = None,
+    policy: Policy | None = None,
+) -> PullPlan:
     """Compare the pod's run directory with the backup; changes nothing.
 
     Args:
@@ -92,15 +101,19 @@ def plan_pull(link: PodLink, run_id: str, folder: BackupFolder, which: str) -> P
         run_id: Run.
         folder: The backup, which need not exist.
         which: `latest`, `all`, `none` or a step.
+        newer_than: Every checkpoint after this step is wanted, too.
+        policy: What is kept here; what it would remove at once is not brought.
 
     Raises:
         NotFoundError: If run or checkpoint do not exist.
     """
     source = link.run_dir(run_id)
     survey = read_survey(link.transport, source)
-    wanted = choose_checkpoints(survey.checkpoints, which)
+    wanted = _choose(survey.checkpoints, which, newer_than, policy)
     missing = [one for one in wanted if not is_whole_here(folder, one)]
     files = [file for file in survey.files if not _is_file_here(folder, file)]
+    notes = [*_notes(survey), *_low_disk(link, survey, run_id)]
+    notes += [f"afterwards: {policy.words}"] if policy else []
     pending = sum(_pending_bytes(folder, one) for one in missing)
     pending += sum(file.size - bytes_here(folder.root / file.name) for file in files)
     return PullPlan(
@@ -112,8 +125,43 @@ def plan_pull(link: PodLink, run_id: str, folder: BackupFolder, which: str) -> P
         checkpoints=missing,
         present=[one for one in wanted if one not in missing],
         pending_bytes=max(0, pending),
-        plan=_describe(folder, files, missing, survey.unreadable),
+        plan=_describe(folder, files, missing, notes),
     )
+
+
+def _choose(
+    available: Sequence[RemoteCheckpoint],
+    which: str,
+    newer_than: int | None,
+    policy: Policy | None,
+) -> list[RemoteCheckpoint]:
+    chosen = choose_checkpoints(available, which)
+    if newer_than is not None:
+        chosen += [one for one in available if one.step > newer_than and one not in chosen]
+    if policy is None:
+        return chosen
+    steps = [one.step for one in available]
+    going = plan_removal(steps, keep_last=policy.keep_last, keep_every=policy.keep_every)
+    return [one for one in chosen if one.step not in going]
+
+
+def _notes(survey: Survey) -> list[str]:
+    return [
+        f"`{name}` on the pod has no proper manifest and is left alone"
+        for name in survey.unreadable
+    ]
+
+
+def _low_disk(link: PodLink, survey: Survey, run_id: str) -> list[str]:
+    """A warning if the pod has no room for its next two checkpoints."""
+    free_bytes = read_free_bytes_there(link.transport, link.run_dir(run_id))
+    size = max((one.manifest.total_bytes for one in survey.checkpoints), default=0)
+    if free_bytes is None or free_bytes >= 2 * size:
+        return []
+    return [
+        f"the pod's disk has {format_bytes(free_bytes)} free, less than two checkpoints of "
+        f"{format_bytes(size)}: see `nsa-ops backup prune {run_id} --on-pod --keep 1 --plan`"
+    ]
 
 
 def _is_file_here(folder: BackupFolder, file: RemoteFile) -> bool:
@@ -133,7 +181,7 @@ def _describe(
     folder: BackupFolder,
     files: Sequence[RemoteFile],
     checkpoints: Sequence[RemoteCheckpoint],
-    unreadable: Sequence[str],
+    notes: Sequence[str],
 ) -> Plan:
     size = format_bytes(sum(file.size for file in files))
     names = tuple(f"{file.name} sha256 {file.sha256}" for file in files)
@@ -142,7 +190,6 @@ def _describe(
         hashes = tuple(f"{file.name} sha256 {file.sha256}" for file in one.manifest.files)
         detail = f"bring {format_bytes(one.manifest.total_bytes)} and verify every file"
         steps.append(Step(f"checkpoint {one.step}", detail, files=hashes))
-    notes = [f"`{name}` on the pod has no proper manifest and is left alone" for name in unreadable]
     return plan_of(f"Pull into `{folder.root}`", steps, notes)
 
 
@@ -211,16 +258,6 @@ def _at_risk(folder: BackupFolder, saved: Receipt | None) -> AtMostLost:
     beats = read_last_records(folder.run.heartbeat(), Heartbeat).records
     last_step = beats[-1].step if beats else (saved.step if saved else 0)
     return at_most_lost(last_step=last_step, saved=saved, step_s=median_step_s(beats))
-
-
-def check_space(root: Path, pending_bytes: int, free_bytes: int) -> None:
-    """Raise LocalResourceError unless the disk has room for the bytes and a reserve."""
-    if free_bytes < pending_bytes + RESERVE_BYTES:
-        message = (
-            f"The disk of `{root}` has {format_bytes(free_bytes)} free, and the backup needs "
-            f"{format_bytes(pending_bytes)} and {format_bytes(RESERVE_BYTES)} to spare"
-        )
-        raise LocalResourceError(message, hint="Free space, or name another disk with `--dest`")
 
 
 @contextmanager

@@ -1,17 +1,18 @@
 """Put a verified backup back as a run directory, here or on a pod, where the run can be resumed."""
 
 import shutil
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from nsa_core.rundir.atomic import fsync_dir, write_text
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, hash_file, list_checkpoints
 from nsa_core.rundir.layout import RunDir
+from nsa_ops.clock import Clock
 from nsa_ops.errors import (
     LocalResourceError,
     NotFoundError,
-    PartialError,
     StateConflictError,
     VerificationError,
 )
@@ -19,13 +20,18 @@ from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.files import list_files
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.backup.folder import BackupFolder, read_backup_record, read_free_bytes
-from nsa_ops.runs.backup.pull import check_space
-from nsa_ops.runs.backup.verify import Verification, check_verified, verify_backup
-from nsa_ops.runs.context import PodLink
+from nsa_ops.runs.backup.folder import BackupFolder, read_backup_record
+from nsa_ops.runs.backup.send import SEND_TIMEOUT_S, ask, send_folder
+from nsa_ops.runs.backup.space import check_space, check_space_there, read_free_bytes
+from nsa_ops.runs.backup.verify import (
+    Difference,
+    Verification,
+    check_verified,
+    verify_backup,
+)
+from nsa_ops.runs.context import PodLink, Tell
 from nsa_ops.store import Receipt
 
-PUT_TIMEOUT_S = 3600.0
 _RESTORING = ".restoring_"
 
 
@@ -49,6 +55,30 @@ class RestorePlan:
     target: str
     plan: Plan
 
+    @property
+    def total_bytes(self) -> int:
+        """Size of the files."""
+        return sum((self.source / file).stat().st_size for file in self.files)
+
+
+@dataclass(frozen=True)
+class Drilled:
+    """A restore that was tried and removed again.
+
+    Attributes:
+        run_id: Run.
+        step: Step that a resume would go on from.
+        num_files: Files that were hashed at their new place.
+        num_tensors: Tensors that were found in their place there.
+        seconds: How long it took.
+    """
+
+    run_id: str
+    step: int
+    num_files: int
+    num_tensors: int
+    seconds: float
+
 
 @dataclass(frozen=True)
 class Restored:
@@ -66,6 +96,7 @@ def plan_restore(
     *,
     link: PodLink | None = None,
     receipts: Sequence[Receipt] = (),
+    newest_only: bool = False,
 ) -> RestorePlan:
     """Verify the backup, every byte of it, and say what would be copied where.
 
@@ -74,6 +105,7 @@ def plan_restore(
         runs_root: Folder that gets the run directory.
         link: Pod of that folder; None for this machine.
         receipts: Receipts of the run.
+        newest_only: Copy the newest whole checkpoint alone, and pass over damaged ones.
 
     Raises:
         StateConflictError: If the run exists there.
@@ -85,17 +117,26 @@ def plan_restore(
     target = runs_root / run_id
     _refuse_existing(target, link)
     verification = verify_backup(folder.root, load=True, receipts=receipts)
-    check_verified(verification)
+    passed_over = _in_checkpoints(folder, verification) if newest_only else []
+    wanted = [one for one in verification.differences if one not in passed_over]
+    check_verified(replace(verification, differences=wanted))
     if not verification.steps or not folder.run.manifest.is_file():
         lacking = "checkpoint" if not verification.steps else "manifest.json"
         message = f"The backup `{folder.root}` has no {lacking}, so nothing could be resumed"
         raise NotFoundError(message, hint="Pull it with `nsa-ops backup pull`")
-    files = files_of(folder, verification)
+    steps = verification.steps[:1] if newest_only else verification.steps
+    files = files_of(folder, replace(verification, steps=steps))
     size = sum((folder.root / file).stat().st_size for file in files)
     step = Step("copy", f"copy {len(files)} files, {format_bytes(size)}, to `{target}`")
     check = Step("verify", "hash every file again at its new place, then give it its name")
-    plan = plan_of(f"Restore `{run_id}` at step {verification.steps[0]}", [step, check])
-    return RestorePlan(run_id, folder.root, files, verification.steps[0], str(target), plan)
+    notes = [f"passed over: {one.sentence}" for one in passed_over]
+    plan = plan_of(f"Restore `{run_id}` at step {steps[0]}", [step, check], notes)
+    return RestorePlan(run_id, folder.root, files, steps[0], str(target), plan)
+
+
+def _in_checkpoints(folder: BackupFolder, verification: Verification) -> list[Difference]:
+    """Damage of checkpoints; they are not among the steps of a verification."""
+    return [one for one in verification.differences if folder.run.checkpoints in one.path.parents]
 
 
 def files_of(folder: BackupFolder, verification: Verification) -> list[PurePosixPath]:
@@ -127,8 +168,7 @@ def restore_here(planned: RestorePlan) -> Restored:
     """
     target = Path(planned.target)
     _refuse_existing(PurePosixPath(target), None)
-    size = sum((planned.source / file).stat().st_size for file in planned.files)
-    check_space(target, size, read_free_bytes(target))
+    check_space(target, planned.total_bytes, read_free_bytes(target))
     temporary = target.with_name(f"{_RESTORING}{target.name}")
     try:
         if temporary.exists():
@@ -142,6 +182,30 @@ def restore_here(planned: RestorePlan) -> Restored:
         message = f"`{target}` cannot be written: {error.strerror}"
         raise LocalResourceError(message, hint="Name another folder with `--to`") from error
     return Restored(planned.run_id, planned.target, planned.step, len(planned.files))
+
+
+def drill_restore(
+    folder: BackupFolder, receipts: Sequence[Receipt], clock: Clock, parent: Path
+) -> Drilled:
+    """Restore into a folder that is removed again, and open every file of it there.
+
+    Args:
+        folder: The backup.
+        receipts: Receipts of the run.
+        clock: For the time it takes.
+        parent: Folder on the disk that is tried.
+
+    Raises:
+        VerificationError: If the backup, or what came of it, is damaged.
+        LocalResourceError: If the disk has no room.
+    """
+    began_s = clock.monotonic_s()
+    with tempfile.TemporaryDirectory(prefix=".drill_", dir=parent) as scratch:
+        restored = restore_here(plan_restore(folder, PurePosixPath(scratch), receipts=receipts))
+        found = verify_backup(Path(restored.target), load=True)
+        check_verified(found)
+    seconds = clock.monotonic_s() - began_s
+    return Drilled(restored.run_id, restored.step, restored.num_files, found.num_tensors, seconds)
 
 
 def _refuse_existing(target: PurePosixPath, link: PodLink | None) -> None:
@@ -165,44 +229,58 @@ def _copy_verified(source: Path, target: Path) -> None:
         raise VerificationError(message, hint="This disk may be failing")
 
 
-def restore_to_pod(link: PodLink, planned: RestorePlan) -> Restored:
-    """Make the run directory on a pod: copy beside, hash there, rename.
+def restore_to_pod(link: PodLink, planned: RestorePlan, tell: Tell) -> Restored:
+    """Make the run directory on a pod: copy beside, hash there, rename; a cut one is continued.
 
     Raises:
         StateConflictError: If the run exists there.
+        LocalResourceError: If the pod's disk has no room.
         VerificationError: If a copy does not have the hash of its original.
         PartialError: If the pod refuses a step; nothing stands under the run's name then.
     """
-    target = PurePosixPath(planned.target)
+    transport, target = link.transport, PurePosixPath(planned.target)
     temporary = target.with_name(f"{_RESTORING}{target.name}")
     _refuse_existing(target, link)
-    _ask(link, "rm", "-rf", "--", str(temporary))
-    folders = sorted({str(temporary / file.parent) for file in planned.files})
-    _ask(link, "mkdir", "-p", "--", *folders)
-    for file in planned.files:
-        source = planned.source / file
-        link.transport.put(source, str(temporary / file), timeout_s=PUT_TIMEOUT_S)
-    _check_copies(link, planned, temporary)
+    check_space_there(transport, target, planned.total_bytes)
+    try:
+        _send(link, planned, temporary, tell)
+        _check_copies(link, planned, temporary)
+    except VerificationError:
+        ask(transport, "rm", "-rf", "--", str(temporary))  # begin anew the next time
+        raise
     latest = RunDir(planned.source).checkpoint(planned.step).name
-    _ask(link, "sh", "-c", 'echo "$1" > "$2"', "sh", latest, str(temporary / "checkpoints/latest"))
+    script = 'echo "$1" > "$2"'
+    ask(transport, "sh", "-c", script, "sh", latest, str(temporary / "checkpoints/latest"))
     # -T: never into a directory of that name that someone made meanwhile.
-    _ask(link, "mv", "-T", "-n", "--", str(temporary), str(target))
+    ask(transport, "mv", "-T", "-n", "--", str(temporary), str(target))
     if _exists(link, temporary):
         _refuse_existing(target, link)
     return Restored(planned.run_id, planned.target, planned.step, len(planned.files))
 
 
+def _send(link: PodLink, planned: RestorePlan, temporary: PurePosixPath, tell: Tell) -> None:
+    """Checkpoints as folders, the other files one by one."""
+    large = [file for file in planned.files if file.parts[0] == "checkpoints"]
+    small = [file for file in planned.files if file not in large]
+    folders = sorted({str(temporary / file.parent) for file in planned.files})
+    ask(link.transport, "mkdir", "-p", "--", *folders)
+    for file in small:
+        source = planned.source / file
+        link.transport.put(source, str(temporary / file), timeout_s=SEND_TIMEOUT_S)
+    for folder in sorted({file.parent for file in large}):
+        tell(f"sending `{folder}`")
+        send_folder(link.transport, planned.source / folder, temporary / folder, tell)
+
+
 def _check_copies(link: PodLink, planned: RestorePlan, temporary: PurePosixPath) -> None:
+    """Compare every file by its hash there; what an earlier, cut restore left beside is removed."""
     there = {file.name: file.sha256 for file in list_files(link.transport, temporary)}
+    strangers = sorted(there.keys() - {str(file) for file in planned.files})
+    if strangers:
+        names = [str(temporary / name) for name in strangers]
+        ask(link.transport, "rm", "-f", "--", *names)
     for file in planned.files:
         expected, found = hash_file(planned.source / file), there.get(str(file), "nothing")
         if found != expected:
             message = f"`{temporary / file}` has sha256 {found}, and {expected} was expected"
             raise VerificationError(message, hint="Restore again; the pod's disk may be failing")
-
-
-def _ask(link: PodLink, *argv: str) -> None:
-    done = link.transport.run(argv, timeout_s=QUICK_S)
-    if done.exit_code:
-        message = f"Pod `{link.record.name}` refused `{argv[0]}`: {done.last_error_line}"
-        raise PartialError(message, hint=f"Try `nsa-ops preflight {link.record.name}`")

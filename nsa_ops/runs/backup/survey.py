@@ -1,5 +1,6 @@
 """What a run directory on a pod holds that can be pulled, and which checkpoints are wanted."""
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,11 @@ class RemoteCheckpoint:
     def step(self) -> int:
         """Optimizer steps done."""
         return self.manifest.step
+
+    @property
+    def sha256(self) -> str:
+        """Hash of checkpoint.json, as a receipt names it."""
+        return hashlib.sha256(self.content).hexdigest()
 
 
 @dataclass(frozen=True)

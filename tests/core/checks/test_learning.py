@@ -1,7 +1,8 @@
-"""Lessons follow their plan; whether a model learns them is measured elsewhere."""
+"""Lessons follow their plan; whether a model learns them is in test_learned_recall.py."""
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from nsa_core.checks.learning import (
@@ -14,45 +15,42 @@ from nsa_core.checks.learning import (
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.nsa import NSAConfig
 from nsa_core.evaluate.recall_task import RecallTask
+from nsa_core.model.transformer import LanguageModel
 
 CPU = torch.device("cpu")
 NSA = NSAConfig(
-    compress_block=4, compress_stride=4, select_block=4, num_selected=8, window=3, phi="avg"
+    compress_block=4, compress_stride=4, select_block=4, num_selected=4, window=3, phi="avg"
 )
-LONG = RecallTask(128, 8, 2, 16).beyond(NSA)
-RECIPE = RecallRecipe(
-    ModelConfig(
-        vocab_size=LONG.vocab_size,
-        dim=64,
-        num_layers=2,
-        num_heads=2,
-        num_kv_groups=2,
-        head_dim_k=32,
-        head_dim_v=32,
-        mlp_width=64,
-        nsa=NSA,
-    ),
-    stages=(
-        Stage(RecallTask(32, 4, 1, 4, margin=4, distance=8), batch=64, steps=1000, enough=0.95),
-        Stage(RecallTask(64, 4, 2, 8).beyond(NSA), batch=32, steps=400, enough=0.96),
-        Stage(LONG, batch=16, steps=1500, enough=0.98),
-    ),
-    limit_s=600.0,
-)
+SHORT = RecallTask(block=8, num_blocks=1, num_filled=1, num_queries=4, pairs=4)
+LONG = RecallTask(block=4, num_blocks=6, num_filled=4, num_queries=4).beyond(NSA)
 
 
 def short_recipe(**changes):
-    task = RecallTask(32, 4, 1, 4, margin=4, distance=8)
-    stages = (Stage(task, batch=4, steps=3), Stage(LONG, batch=2, steps=2))
-    return replace(RECIPE, stages=stages, **changes)
+    model = ModelConfig(
+        vocab_size=LONG.vocab_size,
+        dim=16,
+        num_layers=2,
+        num_heads=2,
+        num_kv_groups=1,
+        head_dim_k=8,
+        head_dim_v=8,
+        mlp_width=16,
+        nsa=NSA,
+    )
+    stages = (Stage(SHORT, batch=4, steps=3), Stage(LONG, batch=2, steps=2))
+    return replace(RecallRecipe(model, stages, judged=(LONG,)), **changes)
+
+
+def weights_after(**changes):
+    return dict(learn_recall(short_recipe(**changes), CPU).model.named_parameters())
 
 
 def test_the_stages_follow_each_other_and_every_end_is_measured():
     seen = []
     lesson = learn_recall(short_recipe(), CPU, on_progress=seen.append)
-    assert [(progress.seq_len, progress.step) for progress in seen] == [(32, 3), (128, 5)]
+    ends = [(progress.stage, progress.seq_len, progress.step) for progress in seen]
+    assert ends == [(0, SHORT.seq_len, 3), (1, LONG.seq_len, 5)]
     assert lesson.history == tuple(seen)
-    assert lesson.task == LONG
 
 
 def test_training_ends_when_its_time_is_up():
@@ -66,11 +64,67 @@ def test_the_same_seed_learns_the_same():
     assert learn_recall(short_recipe(seed=1), CPU).history[-1].loss != losses[0]
 
 
+@pytest.mark.parametrize("attention", ["nsa", "dense"])
+def test_a_stage_for_the_last_layer_leaves_all_else_as_it_is(attention):
+    base = short_recipe()
+    model = base.model.model_copy(update={"attention": attention})
+    first, second = base.stages
+    before = weights_after(model=model, stages=(first,))
+    after = weights_after(model=model, stages=(first, replace(second, trains_last_layer_only=True)))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    last = {name for name in before if name.startswith("blocks.1.")}
+    assert moved == last
+    assert all(parameter.requires_grad for parameter in after.values())
+
+
+def test_all_layers_learn_in_the_stage_after_it():
+    base = short_recipe()
+    first, second = base.stages
+    only_last = replace(first, trains_last_layer_only=True)
+    before = weights_after(stages=(only_last,))
+    after = weights_after(stages=(only_last, second))
+    assert not any(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_rate_of_a_stage_is_a_share_of_the_learning_rate():
+    first, _ = short_recipe().stages
+    halved = weights_after(stages=(replace(first, rate=0.5),))
+    same = weights_after(stages=(first,), learning_rate=short_recipe().learning_rate / 2)
+    full = weights_after(stages=(first,))
+    assert all(torch.equal(halved[name], same[name]) for name in halved)
+    assert not any(torch.equal(halved[name], full[name]) for name in halved)
+
+
 def test_the_dense_control_has_the_same_lessons_and_nothing_to_cut():
     lesson = learn_recall(as_dense(short_recipe()), CPU)
     found = judge_recall(lesson.model, LONG, rows=2)
     assert (found.without_selection, found.without_choice) == (None, None)
     assert found.num_queries == 2 * LONG.num_queries
+
+
+def test_a_model_is_judged_whole_and_with_each_part_away():
+    config = short_recipe().model
+    found = judge_recall(Tells(config), LONG, rows=4)
+    assert (found.accuracy, found.without_selection, found.without_choice) == (1.0, 0.0, 0.0)
+
+
+class Tells(LanguageModel):
+    """Answers rightly while its last layer has its selected gate and its own choice of blocks."""
+
+    def hidden(self, tokens_BT, packing=None):
+        attention = self.block_list[-1].attention
+        gate = attention.gate(torch.zeros(1, self.config.dim))[0, 0, 1]
+        is_whole = gate > 0 and attention.backends == self.backends
+        following = torch.zeros_like(tokens_BT)
+        for row, ids in enumerate(tokens_BT.tolist()):
+            for place, token in enumerate(ids):
+                following[row, place] = ids[ids.index(token) + 1] if ids.index(token) < place else 0
+        answers = following if is_whole else torch.zeros_like(tokens_BT)
+        return torch.nn.functional.one_hot(answers, self.config.vocab_size).float().flatten(0, 1)
+
+    @property
+    def head_weight(self):
+        return torch.eye(self.config.vocab_size)
 
 
 def test_a_cooling_stage_ends_with_almost_no_learning_rate():

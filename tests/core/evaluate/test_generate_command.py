@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from nsa_core.evaluate.generate import generate
-from nsa_core.generate import main
+from nsa_core.generate import main, rate_of
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.manifest import read_manifest
 from tests.core.evaluate.run_case import flip_a_bit, make_run, save
@@ -89,3 +89,20 @@ def test_a_run_whose_only_checkpoint_is_damaged_is_refused(tmp_path, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert "config.json does not have its sha256" in lines[0]
     assert lines[1].startswith("error: ")
+
+
+def test_the_rate_counts_the_tokens_after_the_first():
+    assert rate_of([10.0, 10.5, 11.0, 12.0]) == 1.5
+    assert rate_of([10.0]) is None
+    assert rate_of([]) is None
+    assert rate_of([10.0, 10.0]) is None
+
+
+def test_how_it_was_computed_and_how_fast_is_said_on_stderr_and_in_json(trained, capsys):
+    assert call(trained[0], "--prompt", "Wet", "--max-new-tokens", "3", "--json") == 0
+    output = capsys.readouterr()
+    found = json.loads(output.out)
+    assert found["decode"] == "gathered attention, no CUDA graph"
+    assert found["tokens_per_s"] is None or found["tokens_per_s"] > 0
+    rate = "" if found["tokens_per_s"] is None else f", {found['tokens_per_s']:.1f} tokens/s"
+    assert output.err.splitlines()[-1] == f"{found['num_tokens']} tokens{rate} ({found['decode']})"

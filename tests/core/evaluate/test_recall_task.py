@@ -1,5 +1,8 @@
 """Rows of the recall task ask only for what stands in them, and out of reach means out of reach."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +14,9 @@ from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.model.transformer import LanguageModel
 from tests.core.model.cases import small_config
 
-NSA = NSAConfig(compress_block=8, compress_stride=8, select_block=8, num_selected=6, window=4)
+NSA = NSAConfig(compress_block=8, compress_stride=8, select_block=8, num_selected=4, window=4)
+GEOMETRY = BlockGeometry.from_config(NSA)
+TASK = RecallTask(block=8, num_blocks=12, num_filled=6, num_queries=4).beyond(NSA)
 
 
 def draw(task, rows=4, seed=0):
@@ -19,53 +24,83 @@ def draw(task, rows=4, seed=0):
 
 
 @given(
-    clusters=st.integers(1, 4),
-    cluster=st.integers(1, 4),
-    queries=st.integers(1, 4),
+    blocks=st.integers(1, 5),
+    empty=st.integers(0, 3),
+    pairs=st.integers(1, 3),
+    repeats=st.integers(1, 2),
     spare=st.integers(0, 30),
     seed=st.integers(0, 99),
 )
-def test_every_query_has_one_pair_before_it_and_its_value_is_the_target(
-    clusters, cluster, queries, spare, seed
+def test_every_query_has_its_pair_before_it_and_the_value_is_the_target(
+    blocks, empty, pairs, repeats, spare, seed
 ):
-    queries = min(queries, clusters * cluster)
-    length = 2 * queries + 2 * clusters * cluster + spare
-    task = RecallTask(length, clusters, cluster, queries, margin=spare // 3, distance=spare // 3)
+    task = RecallTask(
+        block=12,
+        num_blocks=blocks + empty,
+        num_filled=blocks,
+        num_queries=max(1, blocks * pairs - 1),
+        pairs=pairs,
+        repeats=repeats,
+        margin=spare // 3,
+        distance=spare // 2,
+    )
     drawn = draw(task, seed=seed)
     for tokens, targets in zip(drawn.tokens_BT.tolist(), drawn.targets_BT.tolist(), strict=True):
-        asked = [place for place, target in enumerate(targets) if target >= 0]
-        assert asked == list(range(task.first_query, length, 2))
-        for place in asked:
-            key = tokens[place]
-            assert key < task.num_keys
-            (pair,) = [p for p in range(task.first_query) if tokens[p] == key]
-            assert tokens[pair + 1] == tokens[place + 1] == targets[place]
-            assert task.num_keys <= targets[place] < task.num_keys + task.num_values
-            assert task.margin <= pair < task.first_query - task.distance - 1
-        fillers = [token for token in tokens if token >= task.num_keys + task.num_values]
-        assert len(fillers) == length - 2 * task.num_pairs - 2 * queries
+        context, asked = tokens[: task.first_query], tokens[task.first_query :]
+        assert [place for place, target in enumerate(targets) if target >= 0] == list(
+            range(task.first_query, task.seq_len)
+        )
+        assert len(set(asked)) == len(asked) == task.num_queries
+        for key, value in zip(asked, targets[task.first_query :], strict=True):
+            assert key < task.num_keys <= value < task.num_keys + task.num_values
+            places = [place for place, token in enumerate(context) if token == key]
+            assert len(places) == repeats
+            assert all(context[place + 1] == value for place in places)
+            assert len({(place - task.margin) // task.block for place in places}) == 1
+        in_block = Counter(
+            (place - task.margin) // task.block
+            for place, token in enumerate(context)
+            if token < task.num_keys
+        )
+        assert sorted(in_block.values()) == [pairs * repeats] * blocks
+        assert 0 <= min(in_block) <= max(in_block) < task.num_blocks
 
 
 def test_rows_beyond_reach_have_no_pair_in_the_window_or_a_forced_block():
-    task = RecallTask(128, 6, 4, 16).beyond(NSA)
-    geometry = BlockGeometry.from_config(NSA)
-    assert task.is_beyond(geometry)
-    assert not RecallTask(128, 6, 4, 16).is_beyond(geometry)
-    drawn = draw(task, rows=16)
-    is_pair_BT = drawn.tokens_BT < task.num_keys + task.num_values
-    pairs = torch.nonzero(is_pair_BT[:, : task.first_query])[:, 1].tolist()
-    for query in range(task.first_query, task.seq_len, 2):
-        forced = geometry.forced_blocks(query)
+    assert TASK.is_beyond(GEOMETRY)
+    assert not replace(TASK, margin=0).is_beyond(GEOMETRY)
+    assert not replace(TASK, distance=7).is_beyond(GEOMETRY)
+    is_pair_BT = draw(TASK, rows=32).tokens_BT < TASK.num_keys + TASK.num_values
+    pairs = torch.nonzero(is_pair_BT[:, : TASK.first_query])[:, 1].tolist()
+    assert min(pairs) == 8
+    assert max(pairs) == TASK.first_query - TASK.distance - 1
+    for query in range(TASK.first_query, TASK.seq_len):
+        forced = GEOMETRY.forced_blocks(query)
         assert all(pair // NSA.select_block not in forced for pair in pairs)
         assert all(query - pair >= NSA.window for pair in pairs)
 
 
+def test_a_query_has_to_choose_where_its_free_blocks_cover_at_most_a_third_of_the_filled_ones():
+    assert TASK.has_to_choose(GEOMETRY)
+    assert replace(TASK, num_filled=3, num_queries=1).has_to_choose(GEOMETRY)
+    assert not replace(TASK, num_filled=2, num_queries=1).has_to_choose(GEOMETRY)
+    assert not TASK.has_to_choose(replace(GEOMETRY, num_selected=6))
+    assert not replace(TASK, margin=4).has_to_choose(GEOMETRY)
+
+
 @pytest.mark.parametrize(
-    ("sizes", "says"), [((20, 3, 4, 4), "room for 1 of 3"), ((64, 1, 4, 5), "queries 5 <= pairs 4")]
+    ("change", "says"),
+    [
+        ({"num_filled": 13}, "13 of 12 blocks"),
+        ({"num_queries": 7}, "queries 7 <= pairs 6"),
+        ({"num_keys": 5}, "pairs 6 <= keys 5"),
+        ({"repeats": 5}, "a block of 8 tokens must be even and hold 1 x 5 pairs"),
+        ({"block": 7}, "a block of 7 tokens must be even"),
+    ],
 )
-def test_a_row_that_cannot_hold_its_pairs_is_refused(sizes, says):
+def test_rows_that_cannot_be_drawn_are_refused(change, says):
     with pytest.raises(ValueError, match=says):
-        RecallTask(*sizes)
+        replace(TASK, **change)
 
 
 class Looks(LanguageModel):
@@ -85,7 +120,6 @@ class Looks(LanguageModel):
 
 
 def test_accuracy_is_one_for_a_model_that_looks_and_chance_for_one_that_guesses():
-    task = RecallTask(64, 3, 4, 8).beyond(NSA)
-    config = small_config(vocab_size=task.vocab_size)
-    assert recall_accuracy(Looks(config), task, rows=5, batch=2) == 1.0
-    assert recall_accuracy(LanguageModel(config), task, rows=40) < 0.2
+    config = small_config(vocab_size=TASK.vocab_size)
+    assert recall_accuracy(Looks(config), TASK, rows=5, batch=2) == 1.0
+    assert recall_accuracy(LanguageModel(config), TASK, rows=80) < 0.2

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nsa_core.evaluate.generate import Sampling, generate, pick_token
 from tests.core.model.cases import small_config, small_model
@@ -36,7 +37,7 @@ def test_the_same_seed_draws_the_same_text():
 def test_top_p_draws_only_from_the_smallest_set_that_is_likely_enough():
     logits = torch.tensor([0.1, 0.5, 0.15, 0.25]).log()
     generator = torch.Generator().manual_seed(0)
-    drawn = {pick_token(logits, Sampling(1.0, 0.7), generator) for _ in range(200)}
+    drawn = {pick_token(logits, Sampling(1.0, 0.7), generator).item() for _ in range(200)}
     assert drawn == {1, 3}
 
 
@@ -50,3 +51,12 @@ def test_a_prompt_without_ids_or_outside_the_vocabulary_is_refused(prompt):
 def test_sampling_values_without_meaning_are_refused(temperature, top_p):
     with pytest.raises(ValueError, match="temperature"):
         Sampling(temperature, top_p)
+
+
+def test_tokens_are_drawn_where_the_logits_are():
+    """No value is read back: tensors without data are enough."""
+    with FakeTensorMode():
+        logits = torch.zeros(31)
+        generator = torch.Generator()
+        for sampling in (Sampling(), Sampling(0.7, 0.9)):
+            assert pick_token(logits, sampling, generator).shape == (1,)

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from nsa_core.rundir.halt import HaltRequest, read_halt, write_halt
+from nsa_core.rundir.halt import HaltRequest, describe_halt_file, read_halt, write_halt
 from nsa_core.rundir.layout import RunDir, check_run_id
 
 
@@ -48,3 +48,12 @@ def test_an_unreadable_halt_file_still_stops_a_run_it_is_newer_than(tmp_path, co
 def test_a_run_id_that_cannot_be_a_folder_is_refused(bad):
     with pytest.raises(ValueError, match="run id"):
         check_run_id(bad)
+
+
+def test_a_stale_request_is_described_in_words(tmp_path):
+    run = RunDir(tmp_path)
+    assert describe_halt_file(run) is None
+    write_halt(run, HaltRequest(run_id="r1", attempt=2, reason="lunch", by="operator", at=1.0))
+    assert describe_halt_file(run).startswith("operator asked r1 attempt 2: lunch (written ")
+    run.halt.write_text("halt: by hand\n")
+    assert describe_halt_file(run).startswith("halt: by hand (written ")

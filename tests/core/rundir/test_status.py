@@ -83,3 +83,9 @@ def test_an_old_heartbeat_and_a_missing_watchdog_are_flags_and_not_states():
     status = derive_status(replace(GOING, last_beat=beat(ts=10.0), watchdog_alive=False))
     assert status.state == "running"
     assert status.flags == ["unwatched", "stale"]
+
+
+def test_a_run_that_crashed_after_it_was_asked_to_halt_says_both():
+    found = derive_status(replace(GOING, exit=ended(1), halt=HALT))
+    assert found.state == "failed"
+    assert found.why.endswith("because; operator had asked it to halt (enough)")

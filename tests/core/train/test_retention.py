@@ -1,5 +1,5 @@
 from nsa_core.config.training import CheckpointConfig
-from nsa_core.train.retention import find_known_good, plan_removal
+from nsa_core.train.retention import apply_retention, find_known_good, plan_removal
 
 
 def test_the_newest_are_kept():
@@ -25,3 +25,14 @@ def test_fifty_clean_steps_make_a_checkpoint_known_good():
 def test_an_anomaly_after_a_checkpoint_keeps_it_from_being_known_good():
     assert find_known_good([100, 120], 200, 110) == 120
     assert find_known_good([100], 200, 110) is None
+
+
+def test_an_abandoned_future_goes_once_a_known_good_checkpoint_has_passed_it(run):
+    for name in ("aside_attempt2_step_000040", "aside_attempt2_step_000040_again",
+                 "aside_attempt2_step_000060", "aside_of_mine"):  # fmt: skip
+        (run.checkpoints / name).mkdir(parents=True)
+    apply_retention(run, CheckpointConfig(keep_last=1), 30)
+    assert len(list(run.checkpoints.iterdir())) == 4
+    apply_retention(run, CheckpointConfig(keep_last=1), 50)
+    left = sorted(folder.name for folder in run.checkpoints.iterdir())
+    assert left == ["aside_attempt2_step_000060", "aside_of_mine"]

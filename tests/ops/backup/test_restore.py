@@ -8,11 +8,13 @@ from nsa_core.rundir.checkpoint import find_damage, list_checkpoints
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import begin_next_attempt, read_manifest
 from nsa_ops.errors import (
+    LocalResourceError,
     NotFoundError,
     PodUnreachableError,
     StateConflictError,
     VerificationError,
 )
+from nsa_ops.runs.backup import space
 from nsa_ops.runs.backup.pull import execute_pull, plan_pull
 from nsa_ops.runs.backup.restore import plan_restore, restore_here, restore_to_pod
 from tests.ops.backup.case import RUN_ID, Case, CutLink, flip_bit
@@ -83,13 +85,13 @@ def test_a_run_comes_back_to_a_new_pod(case: Case, tmp_path: Path) -> None:
     runs.mkdir(parents=True)
     link = case.link()
     planned = plan_restore(case.backup, PurePosixPath(runs), link=link)
-    restore_to_pod(link, planned)
+    restore_to_pod(link, planned, case.told.append)
     assert _contents(runs / RUN_ID) == _contents(case.run.root)
     assert [path.name for path in runs.iterdir()] == [RUN_ID]
     with pytest.raises(StateConflictError):
         plan_restore(case.backup, PurePosixPath(runs), link=link)
     with pytest.raises(StateConflictError):
-        restore_to_pod(link, planned)
+        restore_to_pod(link, planned, case.told.append)
 
 
 def test_a_link_lost_in_the_middle_leaves_no_run_on_the_pod(case: Case, tmp_path: Path) -> None:
@@ -97,9 +99,9 @@ def test_a_link_lost_in_the_middle_leaves_no_run_on_the_pod(case: Case, tmp_path
     runs.mkdir(parents=True)
     planned = plan_restore(case.backup, PurePosixPath(runs))
     with pytest.raises(PodUnreachableError):
-        restore_to_pod(case.link(CutLink(1500)), planned)
+        restore_to_pod(case.link(CutLink(1500)), planned, case.told.append)
     assert not (runs / RUN_ID).exists()
-    restore_to_pod(case.link(), planned)
+    restore_to_pod(case.link(), planned, case.told.append)
     assert _contents(runs / RUN_ID) == _contents(case.run.root)
 
 
@@ -115,5 +117,44 @@ def test_a_copy_that_arrives_damaged_gets_no_name(case: Case, tmp_path: Path) ->
 
     planned = plan_restore(case.backup, PurePosixPath(runs))
     with pytest.raises(VerificationError, match="was expected"):
-        restore_to_pod(case.link(FlippingLink(10**9)), planned)
+        restore_to_pod(case.link(FlippingLink(10**9)), planned, case.told.append)
     assert not (runs / RUN_ID).exists()
+
+
+def test_the_newest_whole_checkpoint_alone_goes_to_another_pod(case: Case, tmp_path: Path) -> None:
+    flip_bit(case.backup.run.checkpoint(40) / "model.safetensors")
+    runs = PurePosixPath(tmp_path / "new-pod" / "runs")
+    with pytest.raises(VerificationError):
+        plan_restore(case.backup, runs)
+    planned = plan_restore(case.backup, runs, newest_only=True)
+    assert planned.step == 20
+    assert "passed over" in planned.plan.notes[0]
+    restore_to_pod(case.link(), planned, case.told.append)
+    there = RunDir(Path(planned.target))
+    assert [one.step for one in list_checkpoints(there)] == [20]
+    flip_bit(case.backup.run.training_csv)
+    with pytest.raises(VerificationError):
+        plan_restore(case.backup, PurePosixPath(tmp_path / "x"), newest_only=True)
+
+
+def test_what_a_cut_restore_left_beside_the_run_does_not_come_into_it(
+    case: Case, tmp_path: Path
+) -> None:
+    runs = tmp_path / "new-pod" / "runs"
+    leftover = runs / f".restoring_{RUN_ID}" / "checkpoints" / "step_000099"
+    leftover.mkdir(parents=True)
+    (leftover / "half.bin").write_bytes(b"half")
+    planned = plan_restore(case.backup, PurePosixPath(runs))
+    restore_to_pod(case.link(), planned, case.told.append)
+    assert not (runs / RUN_ID / "checkpoints" / "step_000099" / "half.bin").exists()
+
+
+def test_a_full_disk_of_the_pod_is_named_before_anything_is_sent(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "RESERVE_BYTES", 2**62)
+    runs = tmp_path / "new-pod" / "runs"
+    planned = plan_restore(case.backup, PurePosixPath(runs))
+    with pytest.raises(LocalResourceError, match="on this machine has"):
+        restore_to_pod(case.link(), planned, case.told.append)
+    assert not runs.exists()

@@ -97,7 +97,7 @@ def test_a_halt_is_bound_to_the_attempt_and_recorded_once(run):
         assert (reply.code, reply.outcome) == (0, outcome)
     request = read_halt(run, run_id="run-1", attempt=1, started_unix_s=time.time())
     assert (request.reason, request.by) == ("enough", "operator")
-    assert [event.kind for event in read_events(run)] == ["halt_asked"]
+    assert [event.kind for event in read_events(run)] == ["launched", "halt_asked"]
 
 
 def test_a_halt_that_means_another_attempt_is_a_conflict(run):
@@ -143,7 +143,7 @@ def test_a_change_that_makes_no_manifest_is_refused_before_anything_moves(run, c
 def test_a_signal_without_a_recorded_trainer_finds_nobody(run):
     reply = do(SignalAction(run_dir=run.root, signal="TERM"))
     assert (reply.code, reply.outcome) == (6, "not_found")
-    assert read_events(run) == []
+    assert [event.kind for event in read_events(run)] == ["launched"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"action": "dance"}', b"\xff", b'{"action":'])

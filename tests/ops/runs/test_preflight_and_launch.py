@@ -14,6 +14,7 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.plan import Plan
+from nsa_ops.pod.cards import PodMark
 from nsa_ops.pod.messages import Reply, ReplyCode
 from nsa_ops.pod.verify import MISSING, Verification, VerifiedCheckpoint
 from nsa_ops.remote.snapshot import take_snapshot
@@ -197,6 +198,29 @@ def test_a_plan_names_every_file_and_command_and_changes_nothing(pod: Desk) -> N
     written = [words for words in pod.transport.asked if "tmux" in words or "tarfile" in words]
     assert written == []
     assert pod.store.runs() == []
+
+
+def test_a_pod_whose_cards_failed_a_run_is_refused_until_a_preflight_is_green(pod: Desk) -> None:
+    preflight(pod)
+    mark = PodMark(run_id="r0", rule="card_xid", sentence="Xid 79 on a card", at=1.0)
+    pod.transport.files["/pod/suspect.json"] = mark.model_dump_json().encode()
+    with pytest.raises(RefusedError, match="marked by the watchdog of `r0`: Xid 79") as refused:
+        launch_plan(pod)
+    assert "nsa-ops preflight a100-1" in refused.value.hint
+    overridden = LaunchRequest(Choice(), run_id="r1", overrides={"preflight": "a test"})
+    assert plan_launch(pod.operator, overridden).plan.changes
+    pod.transport.answers["rm -f -- /pod/suspect.json"] = completed()
+    preflight(pod)
+    assert ("rm", "-f", "--", "/pod/suspect.json") in pod.transport.asked
+    assert "the mark is taken away" in pod.story[-1]
+
+
+def test_a_plan_says_that_another_model_was_proven(pod: Desk) -> None:
+    preflight(pod)
+    assert not [note for note in launch_plan(pod).notes if "proved another model" in note]
+    choice = Choice("tiny-cpu", "", ("model.num_layers=3",))
+    planned = plan_launch(pod.operator, LaunchRequest(choice, run_id="r1"))
+    assert [note for note in planned.plan.notes if "proved another model" in note]
 
 
 def test_two_plans_of_one_launch_are_the_same_but_for_the_time(pod: Desk) -> None:

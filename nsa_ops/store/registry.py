@@ -5,14 +5,16 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from nsa_core.rundir.report import Report
-from nsa_ops.errors import LocalResourceError
+from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
+from nsa_ops.store.holds import is_held, take_hold
+from nsa_ops.store.records import Intent, PodRecord, Receipt, RunRecord
 
 _SCHEMA_VERSION = 2
 _BUSY_S = 10.0
@@ -37,80 +39,6 @@ CREATE TABLE IF NOT EXISTS intents (
   id INTEGER PRIMARY KEY, at REAL NOT NULL, act TEXT NOT NULL, subject TEXT NOT NULL,
   detail TEXT NOT NULL, ended_unix_s REAL, outcome TEXT);
 """
-
-
-@dataclass(frozen=True)
-class PodRecord:
-    """A pod this laptop knows.
-
-    Attributes:
-        name: The operator's name for it.
-        pod_id: Its identity; a recycled address is a new pod.
-        kind: Transport: `local`, `ssh` or `fabric`.
-        root: Absolute folder on the pod that holds code/, runs/ and data/.
-        python: Interpreter on the pod that trains.
-        profile: Hardware profile to use there; empty if the operator has to say.
-        added_unix_s: When it was added.
-        address: `user@host:port` or an alias of the ssh configuration; empty if it is local.
-    """
-
-    name: str
-    pod_id: str
-    kind: str
-    root: str
-    python: str
-    profile: str
-    added_unix_s: float
-    address: str = ""
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """A run that was launched from this laptop; its state is on the pod and never here."""
-
-    run_id: str
-    pod: str
-    recipe: str
-    profile: str
-    code_id: str
-    config_sha256: str
-    launched_unix_s: float
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """A checkpoint that was pulled, and when every hash of it last agreed.
-
-    Attributes:
-        run_id: Run.
-        step: Step of the checkpoint.
-        path: Folder on this machine.
-        total_bytes: Size of its files.
-        manifest_sha256: Hash of its checkpoint.json.
-        pulled_unix_s: When it arrived.
-        verified_unix_s: When all its hashes last agreed.
-    """
-
-    run_id: str
-    step: int
-    path: str
-    total_bytes: int
-    manifest_sha256: str
-    pulled_unix_s: float
-    verified_unix_s: float
-
-
-@dataclass(frozen=True)
-class Intent:
-    """An act that was begun; without an end it was cut off and has to be looked at."""
-
-    id: int
-    at: float
-    act: str
-    subject: str
-    detail: str
-    ended_unix_s: float | None
-    outcome: str | None
 
 
 RecordT = TypeVar("RecordT", PodRecord, RunRecord, Receipt, Intent)
@@ -284,30 +212,63 @@ class Store:
             row = self._connection.execute(statement, (pod_id,)).fetchone()
         return str(row[0]) if row else ""
 
+    def remove_receipt(self, run_id: str, step: int, path: str) -> None:
+        """Forget a receipt whose checkpoint was removed."""
+        statement = "DELETE FROM receipts WHERE run_id = ? AND step = ? AND path = ?"
+        self._execute(statement, (run_id, step, path))
+
     @contextmanager
     def intent(self, act: str, subject: str, **detail: object) -> Iterator[int]:
         """Write down what is about to be done, do it in the block, and write down how it ended.
 
-        A process that is killed in the block leaves the intent without an end.
+        It stays open where nobody knows how far the act came: a process killed in the block, a
+        link lost in it, Ctrl-C. `reconcile` looks at those; the same act done later closes them.
         """
+        number = self.leave_open(act, subject, **detail)
+        hold = take_hold(self._holds, number)
+        try:
+            yield number
+        except (PodUnreachableError, DeadlineError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.end_intent(number, f"{type(error).__name__}: {error}")
+            raise
+        else:
+            self.end_intent(number, "done")
+            self._end_earlier(act, subject, number)
+        finally:
+            hold.release()
+
+    @property
+    def _holds(self) -> Path:
+        return self.path.parent / "intents"
+
+    def leave_open(self, act: str, subject: str, **detail: object) -> int:
+        """Write down something that is still to be looked at; its number."""
         cursor = self._execute(
             "INSERT INTO intents (at, act, subject, detail) VALUES (?, ?, ?, ?)",
             (time.time(), act, subject, json.dumps(detail, default=str)),
         )
-        number = int(cursor.lastrowid or 0)
-        try:
-            yield number
-        except BaseException as error:
-            self._end_intent(number, f"{type(error).__name__}: {error}")
-            raise
-        self._end_intent(number, "done")
+        return int(cursor.lastrowid or 0)
 
-    def _end_intent(self, number: int, outcome: str) -> None:
+    def end_intent(self, number: int, outcome: str) -> None:
+        """Write down how an act ended."""
         self._execute(
             "UPDATE intents SET ended_unix_s = ?, outcome = ? WHERE id = ?",
             (time.time(), outcome, number),
         )
 
+    def _end_earlier(self, act: str, subject: str, number: int) -> None:
+        """What was cut off before is done now."""
+        for intent in self.open_intents():
+            same = (intent.act, intent.subject) == (act, subject)
+            if same and intent.id < number and not self.is_held(intent):
+                self.end_intent(intent.id, f"done by {number}")
+
     def open_intents(self) -> list[Intent]:
         """Acts that were begun and never ended, oldest first."""
         return self._select(Intent, "intents", "WHERE ended_unix_s IS NULL ORDER BY id")
+
+    def is_held(self, intent: Intent) -> bool:
+        """Whether the command that wrote an intent is still at work."""
+        return is_held(self._holds, intent.id)

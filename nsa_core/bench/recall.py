@@ -1,0 +1,174 @@
+"""Learned recall: an NSA model and a dense one after the same lessons, and what the first loses.
+
+Recipes and reasons: docs/learned-recall.md.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nsa_core.bench.command import Bench
+from nsa_core.checks.learning import (
+    Lesson,
+    Progress,
+    RecallFigures,
+    RecallRecipe,
+    as_dense,
+    judge_recall,
+    learn_recall,
+)
+from nsa_core.checks.recall_recipes import on_card, on_cpu, precision_on
+from nsa_core.config.training import RuntimeConfig
+from nsa_core.evaluate.device import choose_device
+from nsa_core.evaluate.forward import COMPUTE_DTYPE
+from nsa_core.evaluate.recall_task import RecallTask
+from nsa_core.kernels.dispatch import choose_backends, device_facts
+from nsa_core.rundir.bench_result import Machine
+
+#: Bars of the specification (what must be shown, 9).
+LEAST_ACCURACY, MOST_WITHOUT_SELECTION = 0.95, 0.5
+#: Questions that every figure counts, at least.
+LEAST_QUERIES = 1000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model on one kind of rows, after its lessons.
+
+    Attributes:
+        attention: `nsa`, or `dense` for the control.
+        seed: Of weights and rows.
+        seq_len: Tokens of a row.
+        accuracy: Share of right answers on fresh rows.
+        without_selection: The same with the gate of the selected branch at 0; None if dense.
+        without_choice: The same with the always selected blocks only; None if dense.
+        chance: Of guessing.
+        num_queries: Answers that were counted.
+        steps: Of training.
+        train_s: Seconds that they took.
+        backend: Of the selected branch, or of dense attention.
+    """
+
+    attention: str
+    seed: int
+    seq_len: int
+    accuracy: float
+    without_selection: float | None
+    without_choice: float | None
+    chance: float
+    num_queries: int
+    steps: int
+    train_s: float
+    backend: str
+
+
+def measure(options: argparse.Namespace, machine: Machine) -> Iterator[Row]:
+    """Teach and judge the NSA model and the dense one, seed by seed.
+
+    Raises:
+        ValueError: If there is no such device.
+    """
+    del machine
+    device = choose_device(options.device)
+    make_recipe = on_card if device.type == "cuda" else on_cpu
+    for seed in options.seeds:
+        recipe = make_recipe(seed)
+        yield from teach_and_judge(recipe, device)
+        yield from teach_and_judge(as_dense(recipe), device)
+
+
+def teach_and_judge(recipe: RecallRecipe, device: torch.device) -> Iterator[Row]:
+    """Rows of one model: one for each length that it is judged by."""
+    precision = precision_on(device)
+    facts = device_facts(device, COMPUTE_DTYPE[precision])
+    attention = recipe.model.attention
+    backends = choose_backends(RuntimeConfig(), facts, attention)
+    lesson = learn_recall(
+        recipe, device, backends=backends, precision=precision, on_progress=_tell_progress
+    )
+    for task in recipe.judged:
+        rows = -(-LEAST_QUERIES // task.num_queries)
+        found = judge_recall(lesson.model, task, rows=rows, batch=4, precision=precision)
+        yield _row(recipe, lesson, task, found, backends.choices[0].name)
+
+
+def _row(
+    recipe: RecallRecipe, lesson: Lesson, task: RecallTask, found: RecallFigures, backend: str
+) -> Row:
+    last = lesson.history[-1]
+    return Row(
+        attention=recipe.model.attention,
+        seed=recipe.seed,
+        seq_len=found.seq_len,
+        accuracy=found.accuracy,
+        without_selection=found.without_selection,
+        without_choice=found.without_choice,
+        chance=1 / task.num_values,
+        num_queries=found.num_queries,
+        steps=last.step,
+        train_s=last.seconds,
+        backend=backend,
+    )
+
+
+def judge(rows: Sequence[Any]) -> str | None:
+    """The first NSA row that misses a bar of the specification, as a sentence; pure."""
+    for row in rows:
+        name = f"{row.attention}, seed {row.seed}, {row.seq_len} tokens"
+        if row.without_selection is None:
+            continue
+        if row.accuracy < LEAST_ACCURACY:
+            return f"{name}: {row.accuracy:.1%} of the answers are right, and {_LEAST} are needed"
+        if row.without_selection > MOST_WITHOUT_SELECTION:
+            return (
+                f"{name}: {row.without_selection:.1%} are right without the selected branch, and "
+                f"{MOST_WITHOUT_SELECTION:.0%} is the limit"
+            )
+    return None
+
+
+_LEAST = f"{LEAST_ACCURACY:.0%}"
+HEADER = (
+    f"{'model':6}{'seed':>5}{'tokens':>8}{'right':>8}{'no selection':>14}{'forced blocks only':>20}"
+    f"{'chance':>8}{'answers':>9}{'steps':>7}{'train s':>9}  backend"
+)
+
+
+def as_line(row: Row) -> str:
+    """One line under `HEADER`."""
+    cut, forced = (
+        "-" if share is None else f"{share:.1%}"
+        for share in (row.without_selection, row.without_choice)
+    )
+    return (
+        f"{row.attention:6}{row.seed:>5}{row.seq_len:>8,}{row.accuracy:>8.1%}{cut:>14}{forced:>20}"
+        f"{row.chance:>8.1%}{row.num_queries:>9,}{row.steps:>7,}{row.train_s:>9.1f}  {row.backend}"
+    )
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N")
+
+
+def _tell_progress(progress: Progress) -> None:
+    line = (
+        f"lesson {progress.stage + 1}, {progress.seq_len:,} tokens, step {progress.step}: "
+        f"loss {progress.loss:.3f}, {progress.accuracy:.1%} right, {progress.seconds:.0f} s"
+    )
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - the story, beside the table
+
+
+BENCH = Bench(
+    summary="teach NSA and dense attention to recall, and cut the selected branch",
+    needs_card=False,
+    add_flags=_add_flags,
+    measure=measure,
+    header=HEADER,
+    format_row=as_line,
+    failure=judge,
+)

@@ -1,0 +1,293 @@
+"""Decode: one query per sequence, its keys split over programs, in four launches.
+
+1. `partial_cached_kernel`: slices of the compressed keys and of the window, with their own softmax;
+   the compressed scores are kept. 2. `rank_blocks_kernel`: normalisers, block scores (Eq. 8-10) and
+   the best blocks of each tile of blocks. 3. `partial_chosen_kernel`: the best of those, and slices
+   of their keys. 4. `merge_kernel`: all slices of a head, gated and summed.
+
+The h heads of a group are the rows of one tile of ROWS >= 16. A slice leaves its running maximum
+(base 2), its sum and its unnormalised output; one that saw nothing leaves LOWEST, 0 and 0, so
+nothing of an earlier step is ever read. Slices are cut on the device from each sequence's own
+position; the grids follow from the buffers, so a CUDA graph holds for every position.
+"""
+
+import triton
+import triton.language as tl
+
+from nsa_core.kernels.triton.rows import (
+    COMPRESSED,
+    INFINITY,
+    LOWEST,
+    matmul,
+    num_visible,
+    softmax_step,
+)
+from nsa_core.kernels.triton.topk import NONE
+
+
+@triton.jit
+def _query(Q, pair, HG: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
+    """Queries [ROWS, D] of one sequence and group."""
+    head = tl.arange(0, ROWS)
+    at = (pair.to(tl.int64) * HG + head)[:, None] * D + tl.arange(0, D)[None, :]
+    return tl.load(Q + at, mask=(head < HG)[:, None], other=0.0)
+
+
+@triton.jit
+def _load_row(X, row, seen, first_row, g, G: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows [keys, WIDTH] of a buffer [B * R, G, WIDTH]."""
+    at = ((first_row + row) * G + g)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    return tl.load(X + at, mask=seen[:, None], other=0.0)
+
+
+@triton.jit
+def _keep_slice(
+    PEAK, TOTAL, OUT, COUNT, slot, peak, total, out, count,
+    HG: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Leave one slice's softmax: PEAK, TOTAL [slots, HG], OUT [slots, HG, E], COUNT [slots]."""
+    head = tl.arange(0, ROWS)
+    row = slot.to(tl.int64) * HG + head
+    held = head < HG
+    tl.store(PEAK + row, peak, mask=held)
+    tl.store(TOTAL + row, total, mask=held)
+    tl.store(OUT + row[:, None] * E + tl.arange(0, E)[None, :], out, mask=held[:, None])
+    tl.store(COUNT + slot, count)
+
+
+@triton.jit(do_not_specialize=["rows", "window_rows", "num_slots", "span_slots", "window_slots"])
+def partial_cached_kernel(
+    Q, K, V, K_WINDOW, V_WINDOW, POSITION, SCORE, PEAK, TOTAL, OUT, COUNT,
+    rows, window_rows, num_slots, span_slots, window_slots, qk_scale,
+    SPAN: tl.constexpr, STRIDE: tl.constexpr, WINDOW: tl.constexpr,
+    G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One slice of the compressed keys (slots 0 .. span_slots - 1) or of the window (the next)."""
+    slot = tl.program_id(0)
+    pair = tl.program_id(1)
+    g = pair % G
+    sequence = (pair // G).to(tl.int64)
+    position = tl.load(POSITION + pair // G).to(tl.int32)
+    q = _query(Q, pair, HG, D, ROWS)
+    peak = tl.full([ROWS], LOWEST, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    out = tl.zeros([ROWS, E], tl.float32)
+    head = tl.arange(0, ROWS)
+    if slot < span_slots:
+        visible = num_visible(position, COMPRESSED, SPAN, STRIDE)
+        share = tl.cdiv(tl.cdiv(visible, KEYS), span_slots) * KEYS
+        first = tl.minimum(slot * share, visible)
+        last = tl.minimum(first + share, visible)
+        score_at = (pair.to(tl.int64) * HG + head)[:, None] * rows
+        for start in tl.range(first, last, KEYS, num_stages=STAGES):
+            row = start + tl.arange(0, KEYS)
+            seen = row < last
+            k = _load_row(K, row, seen, sequence * rows, g, G, D)
+            v = _load_row(V, row, seen, sequence * rows, g, G, E)
+            scores = matmul(q, tl.trans(k))
+            held = (head < HG)[:, None] & seen[None, :]
+            tl.store(SCORE + score_at + row[None, :], scores * qk_scale, mask=held)
+            scores = tl.where(seen[None, :], scores, -INFINITY)
+            peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, seen, False)
+    else:
+        oldest = tl.maximum(position - WINDOW + 1, 0)
+        visible = position + 1 - oldest
+        share = tl.cdiv(tl.cdiv(visible, KEYS), window_slots) * KEYS
+        first = tl.minimum((slot - span_slots) * share, visible)
+        last = tl.minimum(first + share, visible)
+        for start in tl.range(first, last, KEYS, num_stages=STAGES):
+            index = start + tl.arange(0, KEYS)
+            seen = index < last
+            row = (oldest + index) % window_rows
+            k = _load_row(K_WINDOW, row, seen, sequence * window_rows, g, G, D)
+            v = _load_row(V_WINDOW, row, seen, sequence * window_rows, g, G, E)
+            scores = tl.where(seen[None, :], matmul(q, tl.trans(k)), -INFINITY)
+            peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, seen, False)
+    _keep_slice(
+        PEAK, TOTAL, OUT, COUNT, pair * num_slots + slot, peak, total, out, last - first,
+        HG, E, ROWS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _log_normaliser(PEAK, TOTAL, first_slot, num_slots, HG: tl.constexpr, HEADS: tl.constexpr,
+                    SLOTS: tl.constexpr):  # fmt: skip
+    """Log2 of each head's normaliser over a range of slices: [HEADS], 0 for heads beyond HG."""
+    head = tl.arange(0, HEADS)
+    slot = tl.arange(0, SLOTS)
+    held = (head < HG)[:, None] & (slot < num_slots)[None, :]
+    row = (first_slot.to(tl.int64) + slot)[None, :] * HG + head[:, None]
+    peak = tl.load(PEAK + row, mask=held, other=LOWEST)
+    total = tl.load(TOTAL + row, mask=held, other=0.0)
+    top = tl.max(peak, 1)
+    weight = tl.sum(total * tl.exp2(peak - top[:, None]), 1)
+    return tl.where(weight > 0, top + tl.log2(tl.where(weight > 0, weight, 1.0)), 0.0)
+
+
+@triton.jit
+def _block_scores(
+    SCORE, PEAK, TOTAL, pair, block, position, rows, num_slots, span_slots,
+    SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, HG: tl.constexpr,
+    HEADS: tl.constexpr, SPAN_SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Importance of these selection blocks; equal blocks add equal terms in one order."""
+    REACH: tl.constexpr = SPAN // STRIDE
+    STEP: tl.constexpr = BLOCK // STRIDE
+    offset_h = _log_normaliser(PEAK, TOTAL, pair * num_slots, span_slots, HG, HEADS, SPAN_SLOTS)
+    visible = num_visible(position, COMPRESSED, SPAN, STRIDE)
+    head = tl.arange(0, HEADS)
+    score_at = SCORE + (pair.to(tl.int64) * HG + head)[:, None] * rows
+    by_head = tl.zeros([HEADS, block.shape[0]], tl.float32)
+    for offset in tl.static_range(1 - REACH, STEP):
+        row = block * STEP + offset
+        held = (head < HG)[:, None] & ((row >= 0) & (row < visible))[None, :]
+        score = tl.load(score_at + row[None, :], mask=held, other=-INFINITY)
+        strides = min(offset + REACH, STEP) - max(offset, 0)
+        by_head += strides * tl.exp2(score - offset_h[:, None])
+    return tl.sum(by_head, 0)
+
+
+@triton.jit(do_not_specialize=["rows", "num_slots", "span_slots"])
+def rank_blocks_kernel(
+    SCORE, PEAK, TOTAL, POSITION, BEST, rows, num_slots, span_slots,
+    SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
+    G: tl.constexpr, HG: tl.constexpr, HEADS: tl.constexpr, SPAN_SLOTS: tl.constexpr,
+    BLOCKS: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """The best KEEP of BLOCKS selection blocks, in order: BEST [B, G, tiles, KEEP], -1 at the end.
+
+    HEADS and SPAN_SLOTS are the powers of two that hold the heads and the slices. Forced blocks
+    are left out; where every block that has started is taken, nothing is ranked.
+    """
+    tile = tl.program_id(0)
+    pair = tl.program_id(1)
+    position = tl.load(POSITION + pair // G).to(tl.int32)
+    current = position // BLOCK
+    if current >= CHOSEN:
+        block = tile * BLOCKS + tl.arange(0, BLOCKS)
+        is_open = (block >= 1) & (block < current - 1)
+        score = _block_scores(
+            SCORE, PEAK, TOTAL, pair, block, position, rows, num_slots, span_slots,
+            SPAN, STRIDE, BLOCK, HG, HEADS, SPAN_SLOTS,
+        )  # fmt: skip
+        # No score is negative, so its bits order like an integer; below them, the lower index.
+        bits = score.to(tl.int32, bitcast=True).to(tl.int64)
+        key = tl.where(is_open, (bits << 32) | (NONE - block.to(tl.int64)), -1)
+        rank = tl.sum((key[None, :] > key[:, None]).to(tl.int32), 1)
+        target = BEST + (pair.to(tl.int64) * tl.num_programs(0) + tile) * KEEP
+        tl.store(target + rank, key, mask=is_open & (rank < KEEP))
+        column = tl.arange(0, KEEP)
+        none = tl.full([KEEP], -1, tl.int64)
+        tl.store(target + column, none, mask=column >= tl.sum(is_open.to(tl.int32), 0))
+
+
+@triton.jit
+def _choose(BEST, pair, current, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, RANKED: tl.constexpr):
+    """Ids [COLUMNS] of one sequence and group in any order; NONE and above are padding.
+
+    RANKED candidates are left by all tiles; the best one is taken until there are enough.
+    """
+    column = tl.arange(0, COLUMNS)
+    if current < CHOSEN:  # every block that has started
+        ids = tl.where(column <= current, column, NONE + column)
+    else:
+        key = tl.load(BEST + pair.to(tl.int64) * RANKED + tl.arange(0, RANKED))
+        ids = tl.where(column == CHOSEN - 1, 0, NONE + column)
+        ids = tl.where(column == CHOSEN - 2, current - 1, ids)
+        ids = tl.where(column == CHOSEN - 3, current, ids)
+        score = (key >> 32).to(tl.int32)  # -1 where there is none
+        block = NONE - (key & 0xFFFFFFFF).to(tl.int32)
+        for n in range(CHOSEN - 3):
+            best = score == tl.max(score, 0)
+            first = tl.min(tl.where(best, block, NONE), 0)
+            ids = tl.where(column == n, first, ids)
+            score = tl.where(best & (block == first), -1, score)
+    return ids
+
+
+@triton.jit(do_not_specialize=["rows", "num_slots", "first_slot"])
+def partial_chosen_kernel(
+    Q, K, V, POSITION, BEST, IDS, PEAK, TOTAL, OUT, COUNT, rows, num_slots, first_slot, qk_scale,
+    BLOCK: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, RANKED: tl.constexpr,
+    SHARE: tl.constexpr,
+    G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """SHARE keys of the chosen blocks laid end to end; padding and future keys are not read.
+
+    Every program finds the choice by itself, which is cheaper than a launch; the first one of a
+    sequence and group leaves it in IDS, ascending, -1 at the end.
+    """
+    slot = tl.program_id(0)
+    pair = tl.program_id(1)
+    g = pair % G
+    sequence = (pair // G).to(tl.int64)
+    position = tl.load(POSITION + pair // G).to(tl.int32)
+    q = _query(Q, pair, HG, D, ROWS)
+    ids = _choose(BEST, pair, position // BLOCK, CHOSEN, COLUMNS, RANKED)
+    if slot == 0:
+        place = tl.sum((ids[None, :] < ids[:, None]).to(tl.int32), 1)
+        target = IDS + pair.to(tl.int64) * CHOSEN + place
+        tl.store(target, tl.where(ids >= NONE, -1, ids), mask=place < CHOSEN)
+    peak = tl.full([ROWS], LOWEST, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    out = tl.zeros([ROWS, E], tl.float32)
+    count = tl.zeros([KEYS], tl.int32)
+    for start in tl.range(slot * SHARE, slot * SHARE + SHARE, KEYS, num_stages=STAGES):
+        index = start + tl.arange(0, KEYS)
+        nth = index // BLOCK
+        is_nth = nth[None, :] == tl.arange(0, COLUMNS)[:, None]
+        block = tl.sum(tl.where(is_nth, ids[:, None], 0), 0)
+        is_chosen = (nth < CHOSEN) & (block < NONE)
+        row = tl.where(is_chosen, block, 0) * BLOCK + index % BLOCK
+        seen = is_chosen & (row <= position)
+        k = _load_row(K, row, seen, sequence * rows, g, G, D)
+        v = _load_row(V, row, seen, sequence * rows, g, G, E)
+        scores = tl.where(seen[None, :], matmul(q, tl.trans(k)), -INFINITY)
+        peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, seen, False)
+        count += seen.to(tl.int32)
+    _keep_slice(
+        PEAK, TOTAL, OUT, COUNT, pair * num_slots + first_slot + slot, peak, total, out,
+        tl.sum(count, 0), HG, E, ROWS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _merge_branch(
+    PEAK, TOTAL, PART, first_slot, head, num_slots, HG: tl.constexpr, E: tl.constexpr,
+    SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Output [E] of one head over a range of slices; 0 where none saw a key."""
+    slot = tl.arange(0, SLOTS)
+    row = (first_slot + slot).to(tl.int64) * HG + head
+    held = slot < num_slots
+    peak = tl.load(PEAK + row, mask=held, other=LOWEST)
+    total = tl.load(TOTAL + row, mask=held, other=0.0)
+    weight = tl.exp2(peak - tl.max(peak, 0))
+    at = row[:, None] * E + tl.arange(0, E)[None, :]
+    part = tl.load(PART + at, mask=held[:, None], other=0.0)
+    divisor = tl.sum(weight * total, 0)
+    return tl.sum(part * weight[:, None], 0) / tl.where(divisor > 0, divisor, 1.0)
+
+
+@triton.jit(do_not_specialize=["num_slots", "span_slots", "window_slots", "chosen_slots"])
+def merge_kernel(
+    PEAK, TOTAL, PART, GATE, OUT, num_slots, span_slots, window_slots, chosen_slots,
+    HG: tl.constexpr, E: tl.constexpr,
+    SPAN_SLOTS: tl.constexpr, WINDOW_SLOTS: tl.constexpr, CHOSEN_SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Gated sum [E] of one head; GATE [B, H, 3] is (compressed, selected, window)."""
+    row = tl.program_id(0)
+    head = row % HG
+    slot = row // HG * num_slots
+    compressed = _merge_branch(PEAK, TOTAL, PART, slot, head, span_slots, HG, E, SPAN_SLOTS)
+    slot += span_slots
+    window = _merge_branch(PEAK, TOTAL, PART, slot, head, window_slots, HG, E, WINDOW_SLOTS)
+    slot += window_slots
+    chosen = _merge_branch(PEAK, TOTAL, PART, slot, head, chosen_slots, HG, E, CHOSEN_SLOTS)
+    at = row.to(tl.int64)
+    out = tl.load(GATE + at * 3).to(tl.float32) * compressed
+    out += tl.load(GATE + at * 3 + 1).to(tl.float32) * chosen
+    out += tl.load(GATE + at * 3 + 2).to(tl.float32) * window
+    tl.store(OUT + at * E + tl.arange(0, E), out.to(OUT.dtype.element_ty))

@@ -1,0 +1,63 @@
+"""Room on a disk, here or on a pod, before anything is written to it."""
+
+import re
+import shutil
+from pathlib import Path, PurePosixPath
+
+from nsa_ops.errors import LocalResourceError
+from nsa_ops.quantities import format_bytes
+from nsa_ops.remote.transport import QUICK_S, Transport
+
+#: Left free on a disk beyond what is written, so that a log line or a registry still fits.
+RESERVE_BYTES = 64 * 2**20
+
+# The file system that holds a path, or would hold it.
+_FREE = """
+p=$1
+while [ ! -e "$p" ]; do p=$(dirname -- "$p"); done
+df -Pk -- "$p"
+"""
+#: Blocks of 1024 bytes: all, used, available, and the share in use.
+_DF_LINE = re.compile(r"\s\d+\s+\d+\s+(?P<free>-?\d+)\s+(?:\d+%|-)\s")
+
+
+def read_free_bytes(path: Path) -> int:
+    """Bytes free for us on this machine's disk that holds a path, or would hold it."""
+    existing = next(one for one in (path, *path.parents) if one.exists())
+    return shutil.disk_usage(existing).free
+
+
+def read_free_bytes_there(transport: Transport, path: PurePosixPath) -> int | None:
+    """The same on a pod; None where its `df` says nothing that can be understood."""
+    done = transport.run(("sh", "-c", _FREE, "sh", str(path)), timeout_s=QUICK_S)
+    return parse_free_bytes(done.text)
+
+
+def parse_free_bytes(df: str) -> int | None:
+    """Available bytes from what `df -Pk` printed about one file system; pure."""
+    lines = df.strip().splitlines()
+    found = _DF_LINE.search(lines[-1]) if len(lines) > 1 else None
+    return max(0, int(found["free"])) * 1024 if found else None
+
+
+def check_space(root: Path, pending_bytes: int, free_bytes: int) -> None:
+    """Raise LocalResourceError unless this machine's disk has room for the bytes and a reserve."""
+    if free_bytes < pending_bytes + RESERVE_BYTES:
+        message = f"The disk of `{root}` has {_need(pending_bytes, free_bytes)}"
+        raise LocalResourceError(message, hint="Free space, or name another disk with `--dest`")
+
+
+def check_space_there(transport: Transport, path: PurePosixPath, pending_bytes: int) -> None:
+    """Raise LocalResourceError if a pod's disk is known to have no room for the bytes."""
+    free_bytes = read_free_bytes_there(transport, path)
+    if free_bytes is not None and free_bytes < pending_bytes + RESERVE_BYTES:
+        need = _need(pending_bytes, free_bytes)
+        message = f"The disk of `{path}` on {transport.where} has {need}"
+        raise LocalResourceError(message, hint="Free space there, or name another place")
+
+
+def _need(pending_bytes: int, free_bytes: int) -> str:
+    return (
+        f"{format_bytes(free_bytes)} free, and the backup needs {format_bytes(pending_bytes)} "
+        f"and {format_bytes(RESERVE_BYTES)} to spare"
+    )

@@ -1,0 +1,6 @@
+"""What this laptop knows, in one sqlite file; see registry.py."""
+
+from nsa_ops.store.records import Intent, PodRecord, Receipt, RunRecord
+from nsa_ops.store.registry import Store
+
+__all__ = ["Intent", "PodRecord", "Receipt", "RunRecord", "Store"]

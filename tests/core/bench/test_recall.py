@@ -1,0 +1,56 @@
+"""The recall bench judges by the bars of the specification and shows both models."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsa_core.bench.__main__ import load_bench, main, parse_arguments
+from nsa_core.bench.recall import HEADER, Row, as_line, judge, teach_and_judge
+from nsa_core.checks.learning import as_dense
+from tests.core.checks.test_learning import LONG, short_recipe
+
+NSA = Row("nsa", 3, 150, 0.97, 0.2, 0.25, 0.0625, 1008, 625, 90.0, "sdpa")
+DENSE = replace(NSA, attention="dense", accuracy=0.4, without_selection=None, without_choice=None)
+
+
+def test_a_model_that_meets_both_bars_passes_and_the_control_has_none():
+    assert judge([NSA, DENSE]) is None
+    assert judge([replace(NSA, accuracy=0.95, without_selection=0.5)]) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"accuracy": 0.949}, "nsa, seed 3, 150 tokens: 94.9% of the answers are right"),
+        ({"without_selection": 0.51}, "51.0% are right without the selected branch"),
+    ],
+)
+def test_a_missed_bar_is_named_with_its_value(change, says):
+    assert says in judge([DENSE, NSA, replace(NSA, **change)])
+
+
+def test_a_line_stands_under_its_heads_and_the_control_has_nothing_to_cut():
+    assert "97.0%" in as_line(NSA)
+    assert as_line(DENSE).split()[:6] == ["dense", "3", "150", "40.0%", "-", "-"]
+    assert len(as_line(NSA)) - len("sdpa") == HEADER.index("backend")
+
+
+def test_both_models_are_taught_the_same_and_counted_alike():
+    recipe = short_recipe()
+    (nsa,) = teach_and_judge(recipe, torch.device("cpu"))
+    (dense,) = teach_and_judge(as_dense(recipe), torch.device("cpu"))
+    assert (nsa.attention, dense.attention) == ("nsa", "dense")
+    assert (nsa.steps, dense.steps) == (5, 5)
+    assert nsa.num_queries == dense.num_queries >= 1000
+    assert nsa.seq_len == LONG.seq_len
+    assert dense.without_selection is None
+    assert nsa.without_selection is not None
+
+
+def test_seeds_and_device_are_flags_and_a_card_that_is_not_there_is_an_error(capsys, monkeypatch):
+    options = parse_arguments(["--seeds", "1", "2", "--device", "cpu"], "r", load_bench("recall"))
+    assert (options.seeds, options.device) == ([1, 2], "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["recall", "--device", "cuda"]) == 2
+    assert "torch sees no CUDA card" in capsys.readouterr().err

@@ -1,0 +1,40 @@
+"""A small NSA model learns to recall what no window sees (spec: what must be shown, 9).
+
+Coverage cannot do it: 14 blocks hold one pair each, the window and the always selected blocks hold
+none, and a query selects one block more. Blocks chosen without looking for the key hold 1 of the 14
+pairs. Two minutes of one core, dense control included; docs/learned-recall.md has more seeds.
+"""
+
+import pytest
+import torch
+
+from nsa_core.bench.recall import HEADER, as_line, judge, teach_and_judge
+from nsa_core.checks.learning import as_dense
+from nsa_core.checks.recall_recipes import CPU_NSA, CPU_TASK, on_cpu
+from nsa_core.kernels.geometry import BlockGeometry
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_far_pairs_are_recalled_and_not_without_the_selected_branch():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        (found,) = teach_and_judge(on_cpu(), CPU)
+        (dense,) = teach_and_judge(as_dense(on_cpu()), CPU)
+    finally:
+        torch.set_num_threads(threads)
+    print(HEADER, as_line(found), as_line(dense), sep="\n")  # noqa: T201 - the result
+    assert judge([found, dense]) is None
+    assert found.num_queries >= 1000
+    assert found.without_choice <= 0.5
+    assert found.chance <= 1 / 16
+
+
+def test_the_pairs_are_out_of_reach_and_have_to_be_chosen():
+    geometry = BlockGeometry.from_config(CPU_NSA)
+    assert CPU_TASK.is_beyond(geometry)
+    assert CPU_TASK.has_to_choose(geometry)
+    assert CPU_TASK.num_filled >= 3 * CPU_NSA.num_selected

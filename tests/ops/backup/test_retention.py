@@ -1,0 +1,124 @@
+"""Retention: what goes, and that the last verified copy and an unproven one never do."""
+
+from pathlib import Path
+
+import pytest
+
+from nsa_core.rundir.checkpoint import list_checkpoints
+from nsa_core.rundir.retention import plan_removal
+from nsa_ops.errors import PartialError
+from nsa_ops.runs.backup.policy import Policy
+from nsa_ops.runs.backup.pull import execute_pull, plan_pull
+from nsa_ops.runs.backup.retention import (
+    plan_prune_here,
+    plan_prune_there,
+    prune_here,
+    prune_there,
+)
+from nsa_ops.store import RunRecord
+from tests.ops.backup.case import RUN_ID, Case, flip_bit
+from tests.ops.cli_case import CommandLine
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    case = Case(tmp_path)
+    case.build(20, 40, 60, 80)
+    return case
+
+
+def pull(case: Case, which: str = "all") -> None:
+    link = case.link()
+    execute_pull(case.operator, link, plan_pull(link, RUN_ID, case.backup, which))
+
+
+def steps_of(case: Case, *, on_pod: bool = False) -> list[int]:
+    run = case.run if on_pod else case.backup.run
+    return [one.step for one in list_checkpoints(run)]
+
+
+def test_the_newest_every_mth_and_the_protected_stay() -> None:
+    steps = [10, 20, 30, 40, 50, 60]
+    assert plan_removal(steps, keep_last=2, keep_every=30) == [40, 20, 10]
+    assert plan_removal(steps, keep_last=1, keep_every=0, protected={10}) == [50, 40, 30, 20]
+    assert plan_removal([], keep_last=1, keep_every=5) == []
+
+
+def test_the_last_verified_checkpoint_stays_though_newer_ones_are_there(case: Case) -> None:
+    pull(case)
+    for step in (60, 80):
+        flip_bit(case.backup.run.checkpoint(step) / "checkpoint.json")
+    planned = plan_prune_here(case.operator, case.backup, RUN_ID, Policy(1))
+    assert 40 not in planned.pruned.removed_steps
+    assert 20 in planned.pruned.removed_steps
+
+
+def test_without_a_receipt_nothing_of_a_backup_goes(case: Case) -> None:
+    pull(case)
+    for one in case.operator.store.receipts(RUN_ID):
+        case.operator.store.remove_receipt(RUN_ID, one.step, one.path)
+    assert plan_prune_here(case.operator, case.backup, RUN_ID, Policy(1)).pruned.removed_steps == []
+
+
+def test_pruning_a_backup_removes_folders_and_receipts(case: Case) -> None:
+    pull(case)
+    pruned = prune_here(
+        case.operator,
+        case.backup,
+        plan_prune_here(case.operator, case.backup, RUN_ID, Policy(1, 40)),
+    )
+    assert (pruned.removed_steps, pruned.kept_steps) == ([60, 20], [40, 80])
+    assert steps_of(case) == [80, 40]
+    assert [one.step for one in case.operator.store.receipts(RUN_ID)] == [80, 40]
+    assert pruned.freed_bytes > 0
+
+
+def test_a_pod_loses_only_what_has_a_whole_copy_here(case: Case) -> None:
+    pull(case)
+    flip_bit(case.backup.run.checkpoint(40) / "model.safetensors")
+    link = case.link()
+    planned = plan_prune_there(case.operator, link, RUN_ID, case.backup, Policy(1))
+    assert planned.pruned.unproven_steps == [40]
+    prune_there(case.operator, link, planned)
+    assert steps_of(case, on_pod=True) == [80, 40]
+    assert not list(case.run.checkpoints.glob(".writing_removed_*"))
+
+
+def test_the_known_good_checkpoint_of_a_pod_stays(case: Case) -> None:
+    pull(case)
+    case.run.known_good.write_text("step_000040\n")
+    planned = plan_prune_there(case.operator, case.link(), RUN_ID, case.backup, Policy(1))
+    assert planned.pruned.removed_steps == [60, 20]
+
+
+def test_a_copy_without_a_receipt_proves_nothing(case: Case) -> None:
+    pull(case)
+    for one in case.operator.store.receipts(RUN_ID):
+        case.operator.store.remove_receipt(RUN_ID, one.step, one.path)
+    planned = plan_prune_there(case.operator, case.link(), RUN_ID, case.backup, Policy(1))
+    assert (planned.pruned.removed_steps, planned.pruned.unproven_steps) == ([], [60, 40, 20])
+
+
+def test_a_checkpoint_that_changed_after_the_plan_is_not_removed(case: Case) -> None:
+    pull(case)
+    link = case.link()
+    planned = plan_prune_there(case.operator, link, RUN_ID, case.backup, Policy(1))
+    manifest = case.run.checkpoint(60) / "checkpoint.json"
+    manifest.write_text(manifest.read_text() + "\n")
+    with pytest.raises(PartialError, match="step_000060 has changed"):
+        prune_there(case.operator, link, planned)
+    assert steps_of(case, on_pod=True) == [80, 60, 40, 20]
+
+
+def test_prune_asks_first_and_says_what_went(case: Case, cli: CommandLine) -> None:
+    case.operator.store.save_run(RunRecord(RUN_ID, "here", "tiny-cpu", "cpu", "code", "c", 1.0))
+    cli("backup", "pull", RUN_ID, "--checkpoint", "all")
+    assert cli("backup", "prune", RUN_ID).exit_code == 2
+    unasked = cli("backup", "prune", RUN_ID, "--keep", "2", "--no-input")
+    assert (unasked.exit_code, "cannot be undone" in unasked.err) == (2, True)
+    done = cli("backup", "prune", RUN_ID, "--keep", "2", "-y")
+    assert (done.exit_code, "checkpoints removed  40, 20" in done.out) == (0, True)
+    pod = cli("backup", "prune", RUN_ID, "--keep", "1", "--on-pod", "-y")
+    assert "checkpoints removed  60" in pod.out
+    assert "no verified copy here, so it stays: 40, 20" in pod.out
+    assert cli("backup", "pull", RUN_ID, "--keep-every", "5").exit_code == 2

@@ -1,0 +1,166 @@
+"""Acts that were cut off: each is compared with what is true, and settled once."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.halt import HaltRequest
+from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.errors import PodUnreachableError
+from nsa_ops.runs.reconcile import execute_reconcile, plan_reconcile, unsettled
+from nsa_ops.runs.reconcile_decide import Truth, decide
+from nsa_ops.store import Intent
+from tests.ops.cli_case import CommandLine
+from tests.ops.fakes import completed
+from tests.ops.operators import POD, Desk
+from tests.ops.runs.documents import RUN, answer, report
+
+HALT = HaltRequest(run_id="r1", attempt=1, reason="x", by="operator", at=1.0)
+
+
+def intent(act: str, **detail: Any) -> Intent:
+    return Intent(1, 1.0, act, "r1", json.dumps(detail), None, None)
+
+
+def truth(state: str = "", attempt: int = 1, pod_id: str = POD.pod_id, **more: Any) -> Truth:
+    if not state:
+        return Truth(pod=POD, run=RUN)
+    seen = report(state, **{k: more.pop(k) for k in ("halt",) if k in more})
+    manifest = seen.manifest.model_copy(update={"attempt": attempt, "pod_id": pod_id})
+    return Truth(
+        pod=POD, report=seen.model_copy(update={"manifest": manifest}), **({"run": RUN} | more)
+    )
+
+
+MOVED = {"pod": POD.name, "moved_from": "gone", "from_attempt": 1}
+
+
+@pytest.mark.parametrize(
+    ("begun", "true", "way"),
+    [
+        (intent("launch"), Truth(is_held=True), "wait"),
+        (intent("launch"), Truth(problem="no answer"), "wait"),
+        (intent("launch"), Truth(run=RUN), "rolled back"),
+        (intent("launch"), truth(), "rolled back"),
+        (intent("launch"), truth("planned"), "start"),
+        (intent("launch"), truth("running"), "done"),
+        (intent("launch"), truth("running", run=None), "adopt"),
+        (intent("launch"), truth("failed"), "done"),
+        (intent("resume", from_attempt=1), truth("halted", attempt=1), "rolled back"),
+        (intent("resume", from_attempt=1), truth("planned", attempt=2), "start"),
+        (intent("resume", from_attempt=1), truth("running", attempt=2), "done"),
+        (intent("resume", **MOVED), truth("preempted", pod_id="other"), "rolled back"),
+        (intent("resume", **MOVED), truth("planned", attempt=2), "start"),
+        (
+            intent("resume", **MOVED),
+            truth("running", attempt=2, run=replace(RUN, pod="gone")),
+            "adopt",
+        ),
+        (intent("halt"), truth("running"), "rolled back"),
+        (intent("halt"), truth("running", halt=HALT), "done"),
+        (intent("halt"), truth("halted"), "done"),
+        (intent("leave pod"), truth("running"), "halt"),
+        (intent("leave pod"), truth("preempted"), "done"),
+        (intent("leave pod"), truth(), "done"),
+        (intent("backup pull"), Truth(), "rolled back"),
+        (intent("pod add", pod_id="pod-1"), Truth(pod=POD), "done"),
+        (intent("pod add", pod_id="pod-9"), Truth(), "rolled back"),
+        (intent("pod rm"), Truth(), "done"),
+        (intent("pod rm"), Truth(pod=POD), "rolled back"),
+        (intent("pod trust", pod_id="pod-9"), Truth(pod=POD), "rolled back"),
+    ],
+)
+def test_an_act_is_settled_by_what_is_true(begun: Intent, true: Truth, way: str) -> None:
+    assert decide(begun, true).way == way
+
+
+def manifest_of(run_id: str) -> bytes:
+    manifest = RunManifest(
+        run_id=run_id, config=RunConfig(), config_sha256="s", profile="cpu", code_id="code-1",
+        pod_id=POD.pod_id, created_unix_s=5.0,
+    )  # fmt: skip
+    return manifest.model_dump_json().encode()
+
+
+def cut_off(desk: Desk, act: str, **detail: Any) -> None:
+    with (
+        pytest.raises(PodUnreachableError),
+        desk.store.intent(act, "r1", pod=POD.name, code_id="code-1", **detail),
+    ):
+        message = "the link was lost"
+        raise PodUnreachableError(message)
+
+
+def pod_shows(desk: Desk, state: str) -> None:
+    shown = report(state)
+    desk.transport.answers = {
+        "CODE_ID": completed(), "nsa_ops.pod.probe": answer(shown), "list-panes": completed(),
+        "new-session": completed(), "new-window": completed(),
+    }  # fmt: skip
+    desk.transport.files["/pod/runs/r1/manifest.json"] = manifest_of("r1")
+
+
+def started(desk: Desk) -> list[str]:
+    return [words[-1] for words in desk.transport.asked if "new-session" in words]
+
+
+def test_a_run_whose_answer_was_lost_is_adopted_and_not_started_again(desk: Desk) -> None:
+    cut_off(desk, "launch")
+    pod_shows(desk, "running")
+    (settled,) = execute_reconcile(desk.operator, plan_reconcile(desk.operator))
+    assert settled.way == "adopt"
+    assert started(desk) == []
+    found = desk.store.find_run("r1")
+    assert found is not None
+    assert (found.pod, found.code_id, found.launched_unix_s) == (POD.name, "code-1", 5.0)
+    assert execute_reconcile(desk.operator, plan_reconcile(desk.operator)) == []
+
+
+def test_a_prepared_run_is_started_with_the_module_that_was_asked_for(desk: Desk) -> None:
+    cut_off(desk, "launch", module="my.trainer")
+    pod_shows(desk, "planned")
+    (settled,) = execute_reconcile(desk.operator, plan_reconcile(desk.operator))
+    assert settled.way == "start"
+    assert started(desk) == ["my.trainer"]
+
+
+def test_a_pod_that_does_not_answer_leaves_the_act_open(desk: Desk) -> None:
+    cut_off(desk, "launch")
+    desk.transport.answers = {"CODE_ID": PodUnreachableError("it does not answer")}
+    settled = execute_reconcile(desk.operator, plan_reconcile(desk.operator))
+    assert [one.way for one in settled] == ["wait"]
+    refusal = unsettled(settled)
+    assert refusal is not None
+    assert refusal.exit_code == 10
+    assert len(desk.store.open_intents()) == 1
+
+
+def test_what_cannot_be_done_stays_open_and_the_next_act_is_settled(desk: Desk) -> None:
+    cut_off(desk, "launch")
+    pod_shows(desk, "planned")
+    desk.transport.answers["new-session"] = completed(exit_code=1, stderr="no room")
+    desk.store.leave_open("backup pull", "r1")
+    settled = execute_reconcile(desk.operator, plan_reconcile(desk.operator))
+    assert [one.way for one in settled] == ["wait", "rolled back"]
+    assert "no room" in settled[0].found
+    assert [one.act for one in desk.store.open_intents()] == ["launch"]
+
+
+def test_reconcile_shows_a_plan_and_ends_with_10_while_something_is_open(
+    cli: CommandLine, own_settings: Path
+) -> None:
+    assert cli("reconcile").out == "nothing was cut off\n"
+    from nsa_ops.store import Store
+
+    store = Store(own_settings / "state" / "registry.sqlite")
+    store.leave_open("backup pull", "r1")
+    planned = cli("reconcile", "--plan")
+    assert "backup pull r1" in planned.out
+    assert len(store.open_intents()) == 1
+    assert "repeat it, and it goes on there" in cli("reconcile", "-y").out
+    assert store.open_intents() == []
+    store.close()

@@ -1,0 +1,37 @@
+"""The tmux session of a run: made once, whoever else makes it at the same moment."""
+
+import pytest
+
+from nsa_ops.errors import StateConflictError
+from nsa_ops.runs.session import start_session
+from tests.ops.fakes import completed
+from tests.ops.operators import POD, Desk
+
+DUPLICATE = completed(exit_code=1, stderr="duplicate session: nsa-r1")
+
+
+def windows(desk: Desk, *lists: str) -> None:
+    """What tmux lists, one answer a look; the last one for ever."""
+    answers = list(lists)
+    desk.transport.answers["list-panes"] = lambda _words, _stdin: completed(
+        answers.pop(0) if len(answers) > 1 else answers[0]
+    )
+
+
+def started(desk: Desk) -> list[str]:
+    verbs = ("new-session", "new-window")
+    return [verb for words in desk.transport.asked for verb in verbs if verb in words]
+
+
+def test_a_session_that_somebody_made_meanwhile_is_listed_again_and_completed(desk: Desk) -> None:
+    windows(desk, "", "nsa-r1|train|7|0\n")
+    desk.transport.answers |= {"new-session": DUPLICATE, "new-window": completed()}
+    start_session(desk.operator.link(POD), "code", "r1")
+    assert started(desk) == ["new-session", "new-window"]
+
+
+def test_a_session_that_is_refused_and_never_listed_is_an_error(desk: Desk) -> None:
+    windows(desk, "")
+    desk.transport.answers["new-session"] = DUPLICATE
+    with pytest.raises(StateConflictError, match="refuses a session of `r1` and lists none"):
+        start_session(desk.operator.link(POD), "code", "r1")
