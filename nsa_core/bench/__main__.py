@@ -22,8 +22,10 @@ from nsa_core.rundir.bench_result import BenchResult, Machine
 
 #: Where each bench lives; only the one that is asked for is imported.
 BENCHES: Mapping[str, str] = {
+    "compare": "nsa_core.bench.compare",
     "decode": "nsa_core.bench.decode",
     "kernels": "nsa_core.bench.kernels",
+    "model": "nsa_core.bench.model",
     "validate": "nsa_core.bench.validate",
     "recall": "nsa_core.bench.recall",
 }

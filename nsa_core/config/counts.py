@@ -212,7 +212,8 @@ def estimate_memory(
         * _activation_bytes(config, 2 if half else 4, activation_checkpointing)
     )
     head_gradient = 4 * config.vocab_size * config.dim
-    logit_chunk = 3 * 4 * min(2**26, tokens * config.vocab_size)
+    logits = tokens * config.vocab_size  # half: one chunk of the Triton loss; else three of torch's
+    logit_chunk = 2 * min(2**29, logits) if half else 3 * 4 * min(2**26, logits)
     return MemoryEstimate(
         weights=4 * counts.total / MIB,
         gradients=4 * counts.total / MIB,

@@ -52,7 +52,7 @@ class Packing:
                 that would need a host synchronisation.
             max_seqlen: Upper bound of the document lengths.
             num_tokens: The last entry of `cu_seqlens`.
-            uniform_length: Set by `uniform` only.
+            uniform_length: Length of every document, where they are equally long.
         """
         rows = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device)
         document_N = torch.searchsorted(cu_seqlens, rows, right=True) - 1

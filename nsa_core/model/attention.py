@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nsa_core.config.model import ModelConfig
 from nsa_core.kernels.backend import BranchBackends
@@ -20,8 +21,20 @@ from nsa_core.model.layers import BranchGate
 from nsa_core.model.rotary import Rotary, rotate
 from nsa_core.model.statistics import measure
 
+#: Rows of a product in half precision begin at whole 16 bytes.
+_ALIGNED_ROWS = 8
 #: FlashAttention in torch shares key heads among query heads from this compute capability on.
 GROUPED_SDPA_CAPABILITY = (8, 0)
+
+#: From here on cuDNN's attention is the fastest in torch: 1.4 to 1.5 times flash at 65,536 tokens a
+#: call (bench/results/kernels-h100.json). torch itself would take flash.
+CUDNN_SDPA_CAPABILITY = (9, 0)
+HOPPER_SDPA = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,37 +108,48 @@ class NSAAttention(nn.Module):
     def forward(self, x_NW: Tensor, context: AttentionContext) -> Tensor:
         """Attend within each document; returns [N, W]."""
         geometry, packing = context.geometry, context.packing
-        pairs = self.project_keys_values(x_NW)
-        q_NHD = rotate(self.project_queries(x_NW), context.token_tables)
+        q_NX, kv_NX, gate_NX = self._project(x_NW)
+        pairs = self._split_keys_values(kv_NX)
+        q_NHD = q_NX.reshape(x_NW.shape[0], self.config.num_heads, self.config.head_dim_k)
+        q_NHD = rotate(q_NHD, context.token_tables)
+        k_CGD, v_CGE = self._compress(pairs, context)
         k_slc, k_win = (rotate(k, context.token_tables) for k in (pairs.k_slc, pairs.k_win))
-        read = (self._compress(pairs, context), (k_slc, pairs.v_slc), (k_win, pairs.v_win))
-        gate_NH3 = self.gate(x_NW)
-        fused = self.backends.fused
+        gate_NH3 = self.gate(x_NW, gate_NX)
+        branches, fused = self.backends, self.backends.fused
         if fused is not None:
-            mixed_NHE, ids_NGS = fused.attend(q_NHD, *read, gate_NH3, geometry, packing)
-            out_NW: Tensor = self.out(mixed_NHE.flatten(1))
+            mixed_NHE, ids_NGS = fused.attend(
+                q_NHD, (k_CGD, v_CGE), (k_slc, pairs.v_slc), (k_win, pairs.v_win), gate_NH3,
+                geometry, packing,
+            )  # fmt: skip
         else:
-            outs, ids_NGS = self._attend_by_branch(q_NHD, *read, context)
-            out_NW = self.mix(gate_NH3, outs)
+            out_cmp, lse_NH = branches.compressed.compressed(q_NHD, k_CGD, v_CGE, geometry, packing)
+            ids_NGS = branches.compressed.select(q_NHD, k_CGD, lse_NH, geometry, packing)
+            selected, sliding = branches.selected, branches.sliding
+            out_slc = selected.selected(q_NHD, k_slc, pairs.v_slc, ids_NGS, geometry, packing)
+            out_win = sliding.sliding(q_NHD, k_win, pairs.v_win, geometry, packing)
+            mixed_NHE = gated_sum(gate_NH3, (out_cmp, out_slc, out_win))
         if self.is_recording:
             self.figures = measure(gate_NH3, ids_NGS, packing.position_N, geometry.select_block)
-        return out_NW
+        result: Tensor = self.out(mixed_NHE.flatten(1))
+        return result
 
-    def _attend_by_branch(
-        self,
-        q_NHD: Tensor,
-        compressed: tuple[Tensor, Tensor],
-        selected: tuple[Tensor, Tensor],
-        sliding: tuple[Tensor, Tensor],
-        context: AttentionContext,
-    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-        """Outputs [N, H, E] of the three branches, each on its own backend, and ids [N, G, S]."""
-        geometry, packing, on = context.geometry, context.packing, self.backends
-        out_cmp, lse_NH = on.compressed.compressed(q_NHD, *compressed, geometry, packing)
-        ids_NGS = on.compressed.select(q_NHD, compressed[0], lse_NH, geometry, packing)
-        out_slc = on.selected.selected(q_NHD, *selected, ids_NGS, geometry, packing)
-        out_win = on.sliding.sliding(q_NHD, *sliding, geometry, packing)
-        return (out_cmp, out_slc, out_win), ids_NGS
+    def _project(self, x_NW: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries, keys with values, and the gate's product with x, by one matrix product.
+
+        The parameters stay apart, as checkpoints and decode know them. x is read once, its gradient
+        written once, and the few rows of the gate cost no product of their own, which the tensor
+        cores of no card like. A gate with a hidden layer makes its product itself: None.
+        """
+        weights = [self.q.weight, self.kv.weight]
+        if self.gate.hidden is None:
+            weights.append(self.gate.logits.weight)
+        rows = [len(weight) for weight in weights]
+        padding = -sum(rows) % _ALIGNED_ROWS
+        if padding:
+            weights.append(x_NW.new_zeros(padding, x_NW.shape[1], dtype=self.q.weight.dtype))
+        product_NX = F.linear(x_NW, torch.cat(weights))
+        q_NX, kv_NX, *gate = torch.split(product_NX[:, : sum(rows)], rows, dim=-1)
+        return q_NX, kv_NX, gate[0] if gate else None
 
     def project_queries(self, x_NW: Tensor) -> Tensor:
         """Queries [N, H, D], not rotated."""
@@ -134,31 +158,52 @@ class NSAAttention(nn.Module):
 
     def project_keys_values(self, x_NW: Tensor) -> KeysValues:
         """The six keys and values [N, G, .], not rotated."""
+        return self._split_keys_values(self.kv(x_NW))
+
+    def _split_keys_values(self, kv_NX: Tensor) -> KeysValues:
         groups = self.config.num_kv_groups
         widths = [groups * self.config.head_dim_k] * 3 + [groups * self.config.head_dim_v] * 3
-        parts = self.kv(x_NW).split(widths, dim=-1)
-        return KeysValues(*(part.reshape(x_NW.shape[0], groups, -1) for part in parts))
+        parts = torch.split(kv_NX, widths, dim=-1)
+        return KeysValues(*(part.reshape(kv_NX.shape[0], groups, -1) for part in parts))
 
     def mix(self, gate_NH3: Tensor, outs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """Sum of the gated branches in at least float32, then the output projection."""
+        """The output projection of the gated sum."""
         result: Tensor = self.out(gated_sum(gate_NH3, outs).flatten(1))
         return result
 
     def _compress(self, pairs: KeysValues, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Compressed keys (rotated at their first position) and values; 0 in unused slots."""
-        first_row_C = context.slots.first_row_C
-        offsets = torch.arange(self.config.nsa.compress_block, device=first_row_C.device)
-        row_CL = (first_row_C[:, None] + offsets).clamp_(max=context.packing.num_tokens - 1)
         exists_C11 = context.slots.exists_C[:, None, None]
-        k_CGD = self.phi_k(_gather_rows(pairs.k_cmp, row_CL))
-        v_CGE = self.phi_v(_gather_rows(pairs.v_cmp, row_CL))
+        k_CGD = self.phi_k(_blocks(pairs.k_cmp, context))
+        v_CGE = self.phi_v(_blocks(pairs.v_cmp, context))
         k_CGD = rotate(k_CGD, context.slot_tables)
         return torch.where(exists_C11, k_CGD, 0.0), torch.where(exists_C11, v_CGE, 0.0)
 
 
-def _gather_rows(x_NGD: Tensor, row_CL: Tensor) -> Tensor:
-    flat = x_NGD.index_select(0, row_CL.flatten())
-    return flat.view(*row_CL.shape, *x_NGD.shape[1:])
+def _blocks(x_NGD: Tensor, context: AttentionContext) -> Tensor:
+    """The tokens [C, L, G, D] of every compression block; anything in slots without one.
+
+    A block is l / d strides of its document that follow each other, and so do their slots: each
+    token is read once, as part of its stride, and neighbouring slots make the blocks. The gradient
+    is a sum of l / d slices, and of equally long documents of whole strides no gather at all.
+    """
+    stride = context.geometry.compress_stride
+    length = context.packing.uniform_length
+    if length is not None and length % stride == 0:
+        strides_CdGD = x_NGD.reshape(-1, stride, *x_NGD.shape[1:])
+    else:
+        offsets = torch.arange(stride, device=x_NGD.device)
+        row_Cd = context.slots.first_row_C[:, None] + offsets
+        flat = x_NGD.index_select(0, row_Cd.clamp_(max=len(x_NGD) - 1).flatten())
+        strides_CdGD = flat.view(*row_Cd.shape, *x_NGD.shape[1:])
+    num_strides = context.geometry.compress_block // stride
+    return torch.cat([_moved_up(strides_CdGD, by) for by in range(num_strides)], dim=1)
+
+
+def _moved_up(x_CdGD: Tensor, by: int) -> Tensor:
+    """Slot c holds what slot c + by held; zeros at the end."""
+    by = min(by, len(x_CdGD))
+    return F.pad(x_CdGD[by:], (0, 0, 0, 0, 0, 0, 0, by))
 
 
 class DenseAttention(nn.Module):
@@ -211,7 +256,11 @@ def _batched_sdpa(q_NHD: Tensor, k_NGD: Tensor, v_NGE: Tensor, length: int) -> T
     if is_grouped and q.is_cuda and not _shares_key_heads(q.device):
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         is_grouped = False
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+    if q.is_cuda and torch.cuda.get_device_capability(q.device) >= CUDNN_SDPA_CAPABILITY:
+        with sdpa_kernel(HOPPER_SDPA, set_priority=True):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
     return out.transpose(1, 2).flatten(0, 1)
 
 

@@ -71,11 +71,17 @@ class BranchGate(nn.Module):
             self.hidden = nn.Linear(dim, width)
         self.logits = nn.Linear(width, self.num_gates * NUM_BRANCHES)
 
-    def forward(self, x_XW: Tensor) -> Tensor:
-        """Gates [X, H, 3] in at least float32, order compressed, selected, sliding."""
-        if self.hidden is not None:
-            x_XW = F.silu(self.hidden(x_XW))
-        flat = widen(self.logits(x_XW))
+    def forward(self, x_XW: Tensor, product_XY: Tensor | None = None) -> Tensor:
+        """Gates [X, H, 3] in at least float32, order compressed, selected, sliding.
+
+        Args:
+            x_XW: Input of the layer.
+            product_XY: `x @ logits.weight.T`, where the caller has it already.
+        """
+        if product_XY is None:
+            inner_XW = x_XW if self.hidden is None else F.silu(self.hidden(x_XW))
+            product_XY = F.linear(inner_XW, self.logits.weight)
+        flat = widen(product_XY) + widen(self.logits.bias)
         logits = flat.view(*flat.shape[:-1], self.num_gates, NUM_BRANCHES)
         if self.config.kind == "softmax":
             gates = torch.softmax(logits / self.config.temperature, dim=-1)

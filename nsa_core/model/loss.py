@@ -1,6 +1,6 @@
 """Cross-entropy from hidden states in chunks, so that the logits never exist at once.
 
-Legend: N tokens, W model width, V vocabulary.
+Legend: N tokens, R tokens of a chunk, W model width, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Logits that exist at one time.
+#: Logits that exist at one time; the Triton kernel needs no second copy of them.
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
+CHUNK_LOGITS_IN_PLACE = 2**29
 IGNORED_TARGET = -1
 
 
@@ -27,14 +28,22 @@ class LossSum:
     count: Tensor
 
 
-def loss_sum(hidden_NW: Tensor, weight_VW: Tensor, target_N: Tensor) -> LossSum:
+def loss_sum(
+    hidden_NW: Tensor, weight_VW: Tensor, target_N: Tensor, *, in_place: bool = False
+) -> LossSum:
     """Cross-entropy of `hidden @ weight.T` against the targets; -1 is left out.
 
     The matrix products run in the autocast dtype, everything else in at least float32.
+
+    Args:
+        hidden_NW: Hidden states.
+        weight_VW: The head.
+        target_N: int64 ids.
+        in_place: Let a Triton kernel turn the logits into their gradient; speed and memory only.
     """
     needs_grad = torch.is_grad_enabled() and (hidden_NW.requires_grad or weight_VW.requires_grad)
     total: Tensor = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch's own
-        hidden_NW, weight_VW, target_N, needs_grad
+        hidden_NW, weight_VW, target_N, needs_grad, in_place
     )
     return LossSum(total, (target_N != IGNORED_TARGET).sum().float())
 
@@ -52,7 +61,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden_NW: Tensor,
         weight_VW: Tensor,
         target_N: Tensor,
-        needs_grad: bool,  # noqa: FBT001 - torch passes the arguments by position
+        needs_grad: bool,  # noqa: FBT001 - torch passes every input by its place
+        in_place: bool,  # noqa: FBT001 - torch passes every input by its place
     ) -> Tensor:
         """Sum of the losses."""
         device = hidden_NW.device.type
@@ -64,45 +74,83 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 weight_VW.to(compute),
                 target_N,
                 needs_grad=needs_grad,
+                in_place=in_place,
             )
         ctx.dtypes = (hidden_NW.dtype, weight_VW.dtype)
         ctx.save_for_backward(*grads)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         """Scale what the forward pass has computed."""
         grad_hidden, grad_weight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         scale = grads[0]
+        grad_hidden = grad_hidden.to(grad_weight.dtype) * scale
         return (
-            (grad_hidden * scale).to(hidden_dtype),
+            grad_hidden.to(hidden_dtype),
             (grad_weight * scale).to(weight_dtype),
+            None,
             None,
             None,
         )
 
 
 def _loss_and_gradients(
-    hidden_NW: Tensor, weight_VW: Tensor, target_N: Tensor, *, needs_grad: bool
+    hidden_NW: Tensor, weight_VW: Tensor, target_N: Tensor, *, needs_grad: bool, in_place: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     wide = torch.promote_types(hidden_NW.dtype, torch.float32)
     total = torch.zeros((), dtype=wide, device=hidden_NW.device)
     grad_weight = torch.zeros_like(weight_VW, dtype=wide) if needs_grad else total
     grads_hidden = []
-    size = max(1, CHUNK_LOGITS[hidden_NW.device.type] // weight_VW.shape[0])
+    size = _chunk_rows(hidden_NW, weight_VW.shape[0], in_place=in_place)
+    chunk_of = _chunk_in_place if in_place else _chunk
     for hidden, target in zip(
         torch.split(hidden_NW, size), torch.split(target_N, size), strict=True
     ):
-        logits = (hidden @ weight_VW.mT).to(wide)
-        is_used = target != IGNORED_TARGET
-        column = target.clamp_min(0).unsqueeze(-1)
-        lse = logits.logsumexp(dim=-1, keepdim=True)
-        total += ((lse - logits.gather(-1, column)).squeeze(-1) * is_used).sum()
+        loss_R, grad_logits = chunk_of(hidden @ weight_VW.mT, target, needs_grad=needs_grad)
+        total += loss_R.sum()
         if needs_grad:
-            grad_logits = logits.sub_(lse).exp_()
-            grad_logits.scatter_add_(-1, column, torch.full_like(lse, -1.0))
-            grad_logits = (grad_logits * is_used.unsqueeze(-1)).to(hidden.dtype)
-            grads_hidden.append((grad_logits @ weight_VW).to(wide))
-            grad_weight += grad_logits.mT @ hidden
+            grads_hidden.append(grad_logits @ weight_VW)
+            _add_product(grad_weight, grad_logits.mT, hidden)
     return total, ((torch.cat(grads_hidden), grad_weight) if needs_grad else ())
+
+
+def _chunk_rows(hidden_NW: Tensor, vocabulary: int, *, in_place: bool) -> int:
+    """Rows of a chunk, a power of two: whole tiles for the matrix products."""
+    limit = CHUNK_LOGITS_IN_PLACE if in_place else CHUNK_LOGITS[hidden_NW.device.type]
+    return 1 << (max(1, limit // vocabulary).bit_length() - 1)
+
+
+def _chunk(logits_RV: Tensor, target_R: Tensor, *, needs_grad: bool) -> tuple[Tensor, Tensor]:
+    """Losses [R], and the gradient of the logits in their own dtype if it is needed."""
+    dtype = logits_RV.dtype
+    logits_RV = logits_RV.to(torch.promote_types(dtype, torch.float32))
+    is_used_R1 = (target_R != IGNORED_TARGET).unsqueeze(-1)
+    column_R1 = target_R.clamp_min(0).unsqueeze(-1)
+    lse_R1 = logits_RV.logsumexp(dim=-1, keepdim=True)
+    loss_R1 = (lse_R1 - logits_RV.gather(-1, column_R1)) * is_used_R1
+    if needs_grad:
+        logits_RV = logits_RV.sub_(lse_R1).exp_()
+        logits_RV.scatter_add_(-1, column_R1, torch.full_like(lse_R1, -1.0))
+        logits_RV = (logits_RV * is_used_R1).to(dtype)
+    return loss_R1.squeeze(-1), logits_RV
+
+
+def _chunk_in_place(
+    logits_RV: Tensor, target_R: Tensor, *, needs_grad: bool
+) -> tuple[Tensor, Tensor]:
+    """Like `_chunk`, in one kernel and without a copy of the logits."""
+    from nsa_core.kernels.triton.cross_entropy import cross_entropy_  # Triton is optional
+
+    return cross_entropy_(logits_RV, target_R.contiguous(), with_gradient=needs_grad), logits_RV
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right to `total`, summed in its dtype."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif left.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right

@@ -25,6 +25,8 @@ from nsa_core.model.rotary import Rotary
 from nsa_core.model.statistics import AttentionStatistics, read_statistics
 
 ActivationCheckpointing = Literal["none", "full", "selective"]
+#: The Triton kernel needs a card and half precision; speed and memory only.
+LossKernel = Literal["torch", "triton"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +94,7 @@ class LanguageModel(nn.Module):
         self.geometry = BlockGeometry.from_config(config.nsa)
         self.backends = backends or BranchBackends.of(SdpaBackend(), "runs everywhere")
         self.activation_checkpointing: ActivationCheckpointing = "none"
+        self.loss_kernel: LossKernel = "torch"
         with torch.random.fork_rng(devices=[]):  # torch fills modules when it makes them
             self.embedding = nn.Embedding(config.vocab_size, config.dim)
             self.rotary = Rotary(config.rope, config.head_dim_k)
@@ -150,7 +153,15 @@ class LanguageModel(nn.Module):
     ) -> LossSum:
         """Summed cross-entropy and the number of targets; a target of -1 is ignored."""
         hidden_NW = self.hidden(tokens_BT, packing)
-        return loss_sum(hidden_NW, self.head_weight, targets_BT.reshape(-1))
+        in_place = self.loss_kernel == "triton"
+        return loss_sum(hidden_NW, self.head_weight, targets_BT.reshape(-1), in_place=in_place)
+
+    @property
+    def kernel_paths(self) -> dict[str, str]:
+        """Which code computes each branch and the loss; a field of every heartbeat."""
+        paths: dict[str, str] = {choice.branch: choice.name for choice in self.backends.choices}
+        paths["loss"] = self.loss_kernel
+        return paths
 
     def num_parameters(self) -> int:
         """Trained numbers; a tied head counts once."""

@@ -8,8 +8,8 @@ from torch.utils import deterministic
 from nsa_core.config.run import RunConfig
 from nsa_core.evaluate.forward import COMPUTE_DTYPE
 from nsa_core.kernels.backend import BranchBackends
-from nsa_core.kernels.dispatch import choose_backends, device_facts
-from nsa_core.model.transformer import LanguageModel
+from nsa_core.kernels.dispatch import choose_backends, device_facts, refusal
+from nsa_core.model.transformer import LanguageModel, LossKernel
 from nsa_core.train.failure import ConfigurationError
 from nsa_core.train.optimizer import OptimizerSet
 from nsa_core.train.random_state import seed_everything
@@ -93,6 +93,7 @@ def make_learner(
     ).to(device)
     if config.runtime.compile:
         _compile_blocks(model)
+    model.loss_kernel = choose_loss_kernel(config, device)
     model.activation_checkpointing = config.runtime.activation_checkpointing
     return Learner(
         model,
@@ -105,6 +106,13 @@ def make_learner(
             scaler=torch.amp.GradScaler(device.type) if precision == "fp16" else None,
         ),
     )
+
+
+def choose_loss_kernel(config: RunConfig, device: torch.device) -> LossKernel:
+    """Triton where its attention kernels may run and could, also for the dense control."""
+    facts = device_facts(device, COMPUTE_DTYPE[config.runtime.precision])
+    is_wanted = config.runtime.backend in ("auto", "triton")
+    return "triton" if is_wanted and refusal("triton", "compressed", facts) is None else "torch"
 
 
 def _compile_blocks(model: LanguageModel) -> None:

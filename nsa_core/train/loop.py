@@ -2,6 +2,8 @@
 
 import time
 
+import torch
+
 from nsa_core.data.batch import TokenBatch
 from nsa_core.data.errors import DataError
 from nsa_core.evaluate.perplexity import measure_perplexity
@@ -98,9 +100,18 @@ def _step(session: Session, batches: list[TokenBatch]) -> tuple[StepResult, floa
         session.stop.check()
 
     session.model.train()
-    with record_gates(session.model, is_wanted=gates_are_due(session.config, session.step + 1)):
+    with record_gates(session.model, is_wanted=_records_gates(session)):
         result = session.steps.run(batches, poll)
     return result, learning_rate
+
+
+def _records_gates(session: Session) -> bool:
+    """Where the figures will be logged, and once before: a step that records is compiled apart.
+
+    The compiler works in the last warm-up step then, not in a step that is timed and logged.
+    """
+    is_rehearsal = session.config.runtime.compile and session.meter.is_last_warmup
+    return is_rehearsal or gates_are_due(session.config, session.step + 1)
 
 
 def _judge(session: Session, result: StepResult, num_tokens: int) -> None:
@@ -152,7 +163,10 @@ def _end_if(session: Session, breach: str | None) -> None:
 
 
 def _evaluate_if_due(session: Session) -> None:
-    """Validate before the first step, every `eval_every` steps and at the end; once a step."""
+    """Validate before the first step, every `eval_every` steps and at the end; once a step.
+
+    As written, not compiled: a graph without gradients costs more seconds than it would save.
+    """
     every, step = session.config.evaluation.eval_every, session.step
     is_due = every > 0 and step % every == 0
     is_end = step == session.config.schedule.steps
@@ -164,7 +178,7 @@ def _evaluate_if_due(session: Session) -> None:
         session.stop.check()
 
     session.context.beats.enter("eval", session.config.watchdog.phase_limit_s)
-    with session.clock.within("eval"):
+    with session.clock.within("eval"), torch.compiler.set_stance("force_eager"):
         found = measure_perplexity(
             session.model, session.validation(), session.config.runtime.precision, poll
         )

@@ -40,6 +40,11 @@ class Meter:
         """Whether the next step is one of those that are not counted."""
         return self._num_left > 0
 
+    @property
+    def is_last_warmup(self) -> bool:
+        """Whether the next step is the last of those that are not counted."""
+        return self._num_left == 1
+
     def add(self, num_tokens: int, step_s: float, data_s: float) -> None:
         """One step: its tokens, the seconds of computing and of waiting for data."""
         self._last_step_s, self._last_data_s = step_s, data_s

@@ -51,9 +51,21 @@ class OptimizerSet:
                 group["lr"] = peak * scale
         return self._peaks[0][0] * scale
 
-    def step(self) -> None:
-        """Update the weights."""
+    @property
+    def can_hold_back(self) -> bool:
+        """Whether `step` can be told on the device to leave everything as it is."""
+        return all(group.get("fused") for o in self._optimizers for group in o.param_groups)
+
+    def step(self, hold_back: Tensor | None = None) -> None:
+        """Update the weights.
+
+        Args:
+            hold_back: One number on the device; unless it is 0, weights and state keep every bit.
+                torch's fused optimizers read it as the overflow flag of its gradient scaler. None
+                always updates.
+        """
         for optimizer in self._optimizers:
+            optimizer.found_inf = hold_back  # type: ignore[attr-defined]  # torch's own protocol
             optimizer.step()
 
     def zero_grad(self) -> None:

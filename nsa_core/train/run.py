@@ -115,13 +115,14 @@ def finish(session: Session) -> Outcome:
     """The schedule is done: the final weights beside the checkpoints, samples, and recall."""
     session.context.beats.enter("shutdown", session.config.watchdog.phase_limit_s)
     write_final_model(session.context.run, session)
-    write_samples(session)
-    session.recall = measure_recall(
-        session.model,
-        session.config.runtime.precision,
-        max_context=session.config.batch.seq_len,
-        poll=session.context.beats.advance,
-    )
+    with torch.compiler.set_stance("force_eager"):  # shapes that will not come again
+        write_samples(session)
+        session.recall = measure_recall(
+            session.model,
+            session.config.runtime.precision,
+            max_context=session.config.batch.seq_len,
+            poll=session.context.beats.advance,
+        )
     return Outcome(TrainerExit.FINISHED, f"finished {session.step} steps")
 
 

@@ -74,8 +74,8 @@ class Session:
 
     @property
     def kernel_paths(self) -> dict[str, str]:
-        """Name of the backend of each branch."""
-        return {choice.branch: choice.name for choice in self.kernels}
+        """Name of the backend of each branch, and of the kernel of the loss."""
+        return self.model.kernel_paths
 
     @property
     def step(self) -> int:

@@ -162,6 +162,25 @@ def validate(
     _show(session, found, out=out, plot=plot)
 
 
+@command(bench_group, "compare", path="bench")
+def compare(
+    session: Session,
+    pod: PodArgument = None,
+    recipe: RecipeOption = None,
+    sets: SetOption = None,
+    root: Annotated[
+        str | None,
+        typer.Option("--root", metavar="DIR", help="Folder on the pod for the text and both runs"),
+    ] = None,
+    read: FromOption = None,
+    out: OutOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Train NSA and the dense control on the same text, and set them side by side."""
+    words = [*_once("--recipe", recipe), *_once("--root", root), *_repeat("--set", sets)]
+    _bench(session, "compare", pod, words, read=read, out=out, plot=plot)
+
+
 _INTERRUPTED = "the bench was ended with it, and nothing was written"
 
 

@@ -23,6 +23,12 @@ _COLUMNS: Mapping[str, Mapping[str, str]] = {
         "tflops": "TFLOP/S", "mfu": "MFU", "peak_gib": "PEAK GIB", "spread": "SPREAD",
         "first_step_s": "FIRST STEP S", "first_loss": "FIRST LOSS", "last_loss": "LAST LOSS",
     },
+    "compare": {
+        "attention": "ATTENTION", "steps": "STEPS", "tokens": "TOKENS",
+        "num_parameters": "PARAMETERS", "tokens_per_s": "TOKENS/S", "mfu": "MFU",
+        "peak_mib": "PEAK MIB", "wall_s": "WALL S", "goodput": "GOODPUT",
+        "bits_per_byte": "BITS/BYTE",
+    },
     "decode": {
         "shape": "SHAPE", "T": "T", "batch": "BATCH", "nsa_ms": "NSA MS",
         "dense_cudnn_ms": "CUDNN MS", "dense_flash_ms": "FLASH MS", "ratio_to_cudnn": "RATIO",
@@ -76,7 +82,9 @@ def bench_cell(key: str, value: object) -> str:
         return "n/a"
     if "loss" in key and "gap" not in key and isinstance(value, float):
         return f"{value:.4f}"
-    if key in {"spread", "mfu"} and isinstance(value, float):
+    if key == "bits_per_byte" and isinstance(value, float):
+        return f"{value:.4f}"
+    if key in {"spread", "mfu", "goodput"} and isinstance(value, float):
         return f"{value:.1%}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

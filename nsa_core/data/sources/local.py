@@ -17,7 +17,6 @@ from nsa_core.data.sources.base import (
     skip_documents,
 )
 from nsa_core.data.sources.jsonl import read_jsonl
-from nsa_core.data.sources.parquet import read_parquet
 from nsa_core.data.sources.plain import piece_bytes, read_plain
 
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
@@ -92,6 +91,8 @@ class LocalSource:
         if found.kind == "jsonl":
             return read_jsonl(found.path, found.name, self._text_key, self.tallies)
         if found.kind == "parquet":
+            from nsa_core.data.sources.parquet import read_parquet  # only here: pyarrow is large
+
             return read_parquet(found.path, found.name, self._text_key, self.tallies)
         if found.kind == "plain":
             limit = piece_bytes(found.path.stat().st_size, is_alone=self._is_alone)

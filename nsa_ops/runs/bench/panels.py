@@ -1,11 +1,14 @@
 """Which lines a bench result is drawn as; pure."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from nsa_core.rundir.bench_result import BenchResult
+
+#: Tokens of a training curve, from one drawn point to the next.
+_FACTOR_OF_A_POINT = 1.6
 
 Row = dict[str, Any]
 Point = tuple[float, float]
@@ -92,6 +95,43 @@ def kernel_panels(result: BenchResult) -> list[Panel]:
             ]
             panels.append(_panel(f"Shape {shape}, {words}", "ms", lines))
     return panels
+
+
+def compare_panels(result: BenchResult) -> list[Panel]:
+    """Loss in training, and bits per byte on held-out documents, against the tokens seen."""
+    losses, bits = [], []
+    for attention, name, css in (("dense", "dense", "s2"), ("nsa", "NSA", "s1")):
+        for row in (row for row in result.rows if row.get("attention") == attention):
+            curve = [(float(tokens), float(loss)) for _, tokens, loss in row["loss_curve"]]
+            losses.append(Line(name, tuple(_averaged(_drawable(curve))), css))
+            held_out = [
+                (float(step * row["tokens_per_step"]), float(found))
+                for step, _, found in row["validation"]
+            ]
+            bits.append(Line(name, _drawable(held_out), css))
+    x_label = "tokens seen"
+    return [
+        Panel("Training loss", "nats", x_label, tuple(line for line in losses if line.points)),
+        Panel(
+            "Held-out documents", "bits per byte", x_label,
+            tuple(line for line in bits if len(line.points) > 1),
+        ),
+    ]  # fmt: skip
+
+
+def _averaged(points: Sequence[Point]) -> Iterator[Point]:
+    """One point for every factor of 1.6 in x: the last x, and the mean of y; x ascends."""
+    group: list[Point] = []
+    for number, point in enumerate(points):
+        group.append(point)
+        is_last = number + 1 == len(points)
+        if is_last or points[number + 1][0] >= _FACTOR_OF_A_POINT * group[0][0]:
+            yield point[0], sum(y for _, y in group) / len(group)
+            group = []
+
+
+def _drawable(points: Sequence[Point]) -> tuple[Point, ...]:
+    return tuple(sorted((x, y) for x, y in points if _is_positive(x) and _is_positive(y)))
 
 
 def model_panels(result: BenchResult) -> list[Panel]:
@@ -194,11 +234,13 @@ def remark_of(result: BenchResult) -> str:
 _TITLES = {
     "kernels": "One attention layer: NSA and dense attention",
     "model": "Whole training steps: NSA and dense attention",
+    "compare": "NSA and dense trained on the same text",
     "decode": "One decoded token: NSA and dense attention",
     "validate": "Training steps by length and selection path",
 }
 _PANELS: Mapping[str, Callable[[BenchResult], list[Panel]]] = {
     "kernels": kernel_panels,
+    "compare": compare_panels,
     "model": model_panels,
     "decode": decode_panels,
     "validate": validation_panels,

@@ -243,7 +243,7 @@ def gradient_of_a_key_overwritten_instead_of_added(monkeypatch):
 
 def gates_in_the_wrong_order(monkeypatch):
     plain = BranchGate.forward
-    monkeypatch.setattr(BranchGate, "forward", lambda self, x: plain(self, x).flip(-1))
+    monkeypatch.setattr(BranchGate, "forward", lambda self, *x: plain(self, *x).flip(-1))
 
 
 def scores_without_scale(monkeypatch):

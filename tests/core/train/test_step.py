@@ -50,6 +50,46 @@ def test_the_logged_norm_is_the_one_before_clipping():
     assert loud.grad_norm == free.grad_norm > 1e-3
 
 
+def as_on_a_card(steps):
+    """Let AdamW be fused, as on a card: the step is then queued before its numbers are read."""
+    for optimizer in steps.optimizers.torch_optimizers:
+        for group in optimizer.param_groups:
+            group["fused"] = True
+    assert steps.optimizers.can_hold_back
+    return steps
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, 0.0])
+def test_a_step_that_is_held_back_on_the_device_changes_no_bit_of_weights_or_state(factor):
+    model = make_model()
+    steps = as_on_a_card(make_steps(model))
+    assert steps.run(make_batches(1), no_poll).fault is None
+    sound = steps.loss
+    before = weights(model), {k: v.clone() for k, v in steps.optimizers.state_tensors().items()}
+
+    def broken(*inputs):
+        found = sound(*inputs)
+        return LossSum(found.sum * factor, found.count)
+
+    steps.loss = broken
+    assert steps.run(make_batches(1), no_poll).fault is not None
+    assert same(weights(model), before[0])
+    assert same(steps.optimizers.state_tensors(), before[1])
+
+
+def test_a_held_back_step_is_as_if_it_had_not_been():
+    plain, faulty = make_model(), make_model()
+    first, second = (as_on_a_card(make_steps(model)) for model in (plain, faulty))
+    sound = second.loss
+    for number in range(3):
+        first.run(make_batches(1, seed=number), no_poll)
+        second.loss = lambda *inputs: LossSum(sound(*inputs).sum * math.nan, None)
+        second.run(make_batches(1), no_poll)
+        second.loss = sound
+        second.run(make_batches(1, seed=number), no_poll)
+    assert same(weights(plain), weights(faulty))
+
+
 @pytest.mark.parametrize("factor", [math.nan, math.inf, 0.0])
 def test_a_step_without_a_usable_loss_leaves_every_weight_alone(factor):
     model = make_model()

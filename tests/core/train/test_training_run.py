@@ -1,11 +1,15 @@
 """The loop of the trainer on a tiny run, in this process: what it logs is what was asked for."""
 
+from contextlib import contextmanager
+
 import pytest
 
 from nsa_core.env import RankEnvironment
 from nsa_core.rundir.manifest import read_manifest
+from nsa_core.train import learner, loop
 from nsa_core.train.context import AttemptContext
 from nsa_core.train.disk import LossyWrites
+from nsa_core.train.gates import record_gates
 from nsa_core.train.heartbeat import HeartbeatWriter
 from nsa_core.train.log import RunLog
 from nsa_core.train.run import run_training
@@ -55,3 +59,29 @@ def test_the_logged_rate_is_that_of_the_optimizer_step_and_not_of_the_micro_step
     expected = [1e-3 * learning_rate_scale(step, schedule) for step in range(STEPS)]
     assert logged == pytest.approx(expected, rel=1e-6)
     assert logged[-1] == pytest.approx(0.1 * 1e-3, rel=1e-6)
+
+
+def test_a_compiled_run_records_its_gates_once_before_it_is_timed(tmp_path, monkeypatch):
+    """A step that records is compiled apart; that must not happen in a step that is logged."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    run = make_run(
+        tmp_path,
+        cache,
+        schedule={"steps": 8, "warmup_steps": 2},
+        telemetry={"log_every": 6, "gate_every": 6},
+        evaluation={"eval_every": 0, "sample_tokens": 0},
+        runtime={"compile": True},
+    )
+    monkeypatch.setattr(learner, "_compile_blocks", lambda model: None)
+    wanted = []
+
+    @contextmanager
+    def noted(model, *, is_wanted):
+        wanted.append(is_wanted)
+        with record_gates(model, is_wanted=is_wanted):
+            yield
+
+    monkeypatch.setattr(loop, "record_gates", noted)
+    assert train(run).code == 0
+    assert [step for step, is_wanted in enumerate(wanted, start=1) if is_wanted] == [3, 6]

@@ -1,0 +1,292 @@
+"""Time whole training steps of a model, NSA beside its dense control, with the trainer's own step.
+
+Legend: B rows of a step, T tokens of a row.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from nsa_core.bench.command import Bench
+from nsa_core.config.counts import count_flops
+from nsa_core.config.model import ModelConfig
+from nsa_core.config.recipe import resolve
+from nsa_core.config.run import RunConfig
+from nsa_core.config.training import BatchConfig, DataConfig, Precision, RuntimeConfig
+from nsa_core.data.batch import TokenBatch
+from nsa_core.rundir.bench_result import Machine
+from nsa_core.train.card import peak_flops_per_s
+from nsa_core.train.learner import Learner, choose_device, make_learner, set_up_torch
+from nsa_core.train.step import StepResult
+
+Attention = Literal["nsa", "dense"]
+ATTENTIONS: tuple[Attention, ...] = ("nsa", "dense")
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """What to time.
+
+    Attributes:
+        model: Sizes; `attention` is replaced by each of `attentions`.
+        attentions: Kinds of attention, timed one after the other at each length.
+        lengths: Tokens of a row.
+        tokens: Tokens of a step; a multiple of every length.
+        warmup_steps: Steps before the first timed one; they compile.
+        steps: Steps of one repetition.
+        runs: Repetitions behind each median.
+        compile: Compile the blocks, as `runtime.compile` does.
+        precision: As `runtime.precision`.
+        device: As `runtime.device`.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    attentions: tuple[Attention, ...] = ATTENTIONS
+    lengths: tuple[int, ...] = (2048, 32768, 65536)
+    tokens: int = 65536
+    warmup_steps: int = 3
+    steps: int = 5
+    runs: int = 3
+    compile: bool = True
+    precision: Precision = "bf16"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse what would time something else.
+
+        Raises:
+            ValueError: If a step holds no whole number of rows.
+        """
+        for length in self.lengths:
+            if length < 1 or self.tokens % length:
+                message = f"a step of {self.tokens} tokens is no whole number of rows of {length}"
+                raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One kind of attention at one length.
+
+    Attributes:
+        attention: `nsa` or `dense`.
+        T: Tokens of a row.
+        tokens: Tokens of a step.
+        num_parameters: Trained numbers.
+        train_flops_per_token: Own FLOPs of this attention, forward and backward.
+        tokens_per_s: Median over the repetitions.
+        step_ms: One step at that rate.
+        mfu: Share of the card's data-sheet peak; None on an unknown card or a CPU.
+        tflops: Own FLOPs per second / 1e12.
+        peak_gib: Most memory allocated in the timed steps; None on a CPU.
+        spread: (fastest - slowest repetition) / median.
+        first_step_s: Seconds of the first step, which compiles.
+        first_loss: Loss of the first step, in nats.
+        last_loss: Loss of the last timed step; the batch is always the same, so it must be lower.
+        kernels: Which code computes each branch and the loss.
+    """
+
+    attention: Attention
+    T: int
+    tokens: int
+    num_parameters: int
+    train_flops_per_token: float
+    tokens_per_s: float
+    step_ms: float
+    mfu: float | None
+    tflops: float
+    peak_gib: float | None
+    spread: float
+    first_step_s: float
+    first_loss: float
+    last_loss: float
+    kernels: dict[str, str]
+
+
+def measure_model(request: ModelRequest) -> Iterator[ModelRow]:
+    """Time every kind of attention at every length.
+
+    Raises:
+        ConfigurationError: If the device or the precision does not exist here.
+        NoGoodStepError: If a step gave no usable loss or gradient.
+    """
+    for length in request.lengths:
+        for attention in request.attentions:
+            yield _measure_row(request, attention, length)
+
+
+def run_config(request: ModelRequest, attention: Attention, length: int) -> RunConfig:
+    """The configuration that the trainer would be given."""
+    return RunConfig(
+        recipe="bench",
+        model=request.model.model_copy(update={"attention": attention}),
+        data=DataConfig(source="synthetic", tokenizer="byte", pack_documents=False),
+        batch=BatchConfig(seq_len=length, micro_batch=request.tokens // length),
+        runtime=RuntimeConfig(
+            device=request.device, precision=request.precision, compile=request.compile
+        ),
+    )
+
+
+def random_batch(config: RunConfig) -> TokenBatch:
+    """Uniform random ids, every row one document, every position with a target."""
+    batch, generator = config.batch, torch.Generator().manual_seed(config.seed)
+    ids = torch.randint(
+        config.model.vocab_size, (batch.micro_batch, batch.seq_len + 1), generator=generator
+    )
+    num_targets = batch.micro_batch * batch.seq_len
+    return TokenBatch(
+        tokens_BT=ids[:, :-1].contiguous(),
+        targets_BT=ids[:, 1:].contiguous(),
+        cu_seqlens=batch.seq_len * torch.arange(batch.micro_batch + 1, dtype=torch.int32),
+        max_seqlen=batch.seq_len,
+        num_targets=num_targets,
+        num_text_bytes=num_targets,
+    )
+
+
+class NoGoodStepError(RuntimeError):
+    """A timed step updated nothing, so its time means nothing."""
+
+
+def run_steps(learner: Learner, batch: TokenBatch, count: int) -> StepResult:
+    """Take optimizer steps on one batch; returns the last.
+
+    Raises:
+        NoGoodStepError: If a step was skipped.
+    """
+    result = StepResult(float("nan"), float("nan"), "no step was taken")
+    for _ in range(count):
+        learner.model.train()
+        result = learner.steps.run([batch], lambda _: None)
+        if result.fault is not None:
+            message = f"a step was skipped: {result.fault}"
+            raise NoGoodStepError(message)
+    return result
+
+
+def _measure_row(request: ModelRequest, attention: Attention, length: int) -> ModelRow:
+    config = run_config(request, attention, length)
+    device = choose_device(config)
+    set_up_torch(config, device)
+    torch.compiler.reset()  # or the next length gets a graph for any length, as no run does
+    learner = make_learner(config, device)
+    batch = random_batch(config)
+    began = time.perf_counter()
+    first = run_steps(learner, batch, 1)
+    first_step_s = time.perf_counter() - began
+    last = run_steps(learner, batch, request.warmup_steps) if request.warmup_steps else first
+    _reset_peak(device)
+    rates = []
+    for _ in range(request.runs):
+        began = _now(device)
+        last = run_steps(learner, batch, request.steps)
+        rates.append(request.steps * request.tokens / (_now(device) - began))
+    rate = statistics.median(rates)
+    flops = count_flops(config.model, length).train
+    peak = peak_flops_per_s(device, request.precision)
+    return ModelRow(
+        attention=attention,
+        T=length,
+        tokens=request.tokens,
+        num_parameters=learner.model.num_parameters(),
+        train_flops_per_token=flops,
+        tokens_per_s=rate,
+        step_ms=1e3 * request.tokens / rate,
+        mfu=rate * flops / peak if peak is not None else None,
+        tflops=rate * flops / 1e12,
+        peak_gib=_peak_gib(device),
+        spread=(max(rates) - min(rates)) / rate,
+        first_step_s=first_step_s,
+        first_loss=first.loss,
+        last_loss=last.loss,
+        kernels=learner.model.kernel_paths,
+    )
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak_gib(device: torch.device) -> float | None:
+    return torch.cuda.max_memory_allocated(device) / _GIB if device.type == "cuda" else None
+
+
+MODEL_HEADER = (
+    f"{'model':>6} {'T':>6} {'tokens/s':>9} {'step ms':>8} {'TFLOP/s':>8} {'MFU':>6} {'GiB':>6} "
+    f"{'spread':>6} {'first step s':>12}  loss first -> last"
+)
+
+
+def format_model_row(row: ModelRow) -> str:
+    """One line of the table."""
+    mfu = "n/a" if row.mfu is None else f"{row.mfu:.1%}"
+    peak = "n/a" if row.peak_gib is None else f"{row.peak_gib:.1f}"
+    return (
+        f"{row.attention:>6} {row.T:>6} {row.tokens_per_s:>9,.0f} {row.step_ms:>8.1f} "
+        f"{row.tflops:>8.1f} {mfu:>6} {peak:>6} {row.spread:>6.1%} {row.first_step_s:>12.1f}  "
+        f"{row.first_loss:.3f} -> {row.last_loss:.3f}"
+    )
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of this bench."""
+    add = parser.add_argument
+    add("--attention", action="append", choices=ATTENTIONS, help="repeatable; default: both")
+    add("--length", action="append", type=int, metavar="T", help="tokens of a row; repeatable")
+    add("--tokens", type=int, default=65536, metavar="N", help="tokens of a step")
+    add("--runs", type=int, default=3, metavar="N", help="repetitions behind each median")
+    add("--steps", type=int, default=5, metavar="N", help="steps of a repetition")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="sizes, as in a run")
+
+
+def measure(options: argparse.Namespace, machine: Machine) -> Iterator[ModelRow]:
+    """Rows of the command line; on a CPU in float32 and as written, without the compiler."""
+    is_card = machine.card != "cpu"
+    return measure_model(
+        ModelRequest(
+            model=resolve("m7c-125m", sets=options.set).config.model,
+            attentions=tuple(options.attention or ATTENTIONS),
+            lengths=tuple(options.length or (2048, 32768, 65536)),
+            tokens=options.tokens,
+            steps=options.steps,
+            runs=options.runs,
+            compile=is_card,
+            precision="bf16" if is_card else "fp32",
+        )
+    )
+
+
+def find_untrained(rows: Sequence[Any]) -> str | None:
+    """A model that cannot learn one batch by heart did not train: its speed says nothing."""
+    for row in rows:
+        if not row.last_loss < row.first_loss:
+            return (
+                f"{row.attention} at {row.T} tokens did not learn: the loss of one batch went from "
+                f"{row.first_loss:.4f} to {row.last_loss:.4f}"
+            )
+    return None
+
+
+BENCH = Bench(
+    summary="whole training steps of the main model, NSA beside its dense control",
+    needs_card=False,
+    add_flags=add_flags,
+    measure=measure,
+    header=MODEL_HEADER,
+    format_row=format_model_row,
+    failure=find_untrained,
+)

@@ -1,0 +1,128 @@
+"""The comparison of NSA and dense on a CPU: five steps of the real trainer each."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from nsa_core.bench.__main__ import main
+from nsa_core.bench.compare import find_excess, format_row
+from nsa_core.bench.run_row import RunRow
+from nsa_core.rundir.bench_result import read_bench_result
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import read_manifest
+from tests.integration.trainer_runs import write_text_once
+
+STEPS = 5
+
+
+def flags(root, text):
+    values = {
+        "data.source": "fineweb_edu_local", "data.path": text, "data.validation_fraction": 0.1,
+        "model.dim": 16, "model.num_layers": 1, "model.num_heads": 2, "model.num_kv_groups": 1,
+        "model.head_dim_k": 8, "model.head_dim_v": 8, "model.mlp_width": 32, "batch.seq_len": 64,
+        "batch.micro_batch": 2, "optimizer.learning_rate": 1e-4,
+        "schedule.steps": STEPS, "schedule.warmup_steps": 1,
+        "telemetry.log_every": 1, "telemetry.tensorboard": "false", "checkpoint.save_every": 0,
+        "evaluation.eval_every": STEPS, "evaluation.eval_batches": 2, "evaluation.sample_tokens": 0,
+        "runtime.threads": 1,
+    }  # fmt: skip
+    sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    return ["compare", "--root", str(root), "--recipe", "tiny-cpu", *sets]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    root = tmp_path_factory.mktemp("compare")
+    text = write_text_once(root / "text.jsonl")
+    code = main([*flags(root, text), "--json", str(root / "result.json"), "--commit", "abc"])
+    return root, text, code, read_bench_result(root / "result.json")
+
+
+def test_both_runs_saw_the_same_text_and_only_the_attention_differs(compared):
+    root, _, code, result = compared
+    assert code == 0
+    assert [row["attention"] for row in result.rows] == ["nsa", "dense"]
+    nsa, dense = (
+        read_manifest(RunDir(root / "runs" / f"compare-{name}")).config.model_dump()
+        for name in ("nsa", "dense")
+    )
+    nsa["model"]["attention"] = "dense"
+    assert nsa == dense
+    assert result.rows[0]["data"] == result.rows[1]["data"]
+
+
+def test_the_held_out_documents_are_in_no_training_shard(compared):
+    data = compared[3].rows[0]["data"]
+    assert data["shared_documents"] == 0
+    assert data["held_out_documents"] > 0
+    assert data["held_out_bytes"] > 0
+
+
+def test_the_result_is_what_the_run_directories_say(compared):
+    root, _, _, result = compared
+    for row in result.rows:
+        run = RunDir(root / "runs" / f"compare-{row['attention']}")
+        metrics = json.loads(run.metrics.read_text())
+        assert row["bits_per_byte"] == metrics["validation_last"]["bits_per_byte"]
+        assert [step for step, _, _ in row["loss_curve"]] == [1, 2, 3, 4, 5]
+        assert [step for step, _, _ in row["validation"]] == [0, 5]
+        assert row["tokens"] == STEPS * 2 * 64
+        assert sum(row["buckets_s"].values()) == pytest.approx(row["wall_s"], abs=1)
+
+
+def test_the_file_names_the_command_without_the_folder_of_the_file(compared):
+    _, _, _, result = compared
+    assert result.bench == "compare"
+    assert result.commit == "abc"
+    assert "--json result.json" in result.command
+
+
+def test_a_folder_that_holds_such_runs_is_refused(compared, capsys):
+    root, text, *_ = compared
+    assert main(flags(root, text)) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_text_that_is_not_there_is_said_in_one_line(tmp_path, capsys):
+    assert main(flags(tmp_path, tmp_path / "missing.jsonl")) == 2
+    error = capsys.readouterr().err
+    assert "does not exist; correct data.path" in error
+    assert "Traceback" not in error
+
+
+def test_a_run_that_fails_ends_the_comparison_with_the_end_of_its_log(compared, tmp_path, capsys):
+    _, text, *_ = compared
+    words = [*flags(tmp_path, text), "--set", "runtime.device=cuda"]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "compare-nsa ended with code" in error
+    assert "torch sees no CUDA card here" in error
+
+
+def rows_of(compared):
+    rows = []
+    for values in compared[3].rows:
+        data = type("Data", (), values["data"])
+        rows.append(RunRow(**{**values, "data": data}))
+    return rows
+
+
+def test_nsa_that_is_clearly_worse_fails_the_comparison(compared):
+    nsa, dense = rows_of(compared)
+    level = replace(nsa, bits_per_byte=dense.bits_per_byte + 0.019)
+    worse = replace(nsa, bits_per_byte=dense.bits_per_byte + 0.021)
+    assert find_excess([level, dense]) is None
+    assert "+0.0210 bits per byte" in find_excess([worse, dense])
+    assert find_excess([worse]) is None
+
+
+def test_text_that_was_not_held_out_fails_the_comparison(compared):
+    nsa, dense = rows_of(compared)
+    shared = type("Data", (), {"shared_documents": 1})
+    assert "in the training split as well" in find_excess([replace(nsa, data=shared), dense])
+
+
+def test_a_row_is_one_line(compared):
+    line = format_row(rows_of(compared)[0])
+    assert line.split()[:3] == ["nsa", "5", "640"]

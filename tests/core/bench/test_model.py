@@ -1,0 +1,81 @@
+"""The whole-step bench on a CPU: it trains, counts what it says, and refuses what means nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from nsa_core.bench.model import (
+    MODEL_HEADER,
+    ModelRequest,
+    NoGoodStepError,
+    format_model_row,
+    measure_model,
+    random_batch,
+    run_config,
+    run_steps,
+)
+from nsa_core.config.counts import count_flops
+from nsa_core.config.model import ModelConfig
+from nsa_core.config.nsa import NSAConfig
+from nsa_core.train.learner import choose_device, make_learner
+
+TINY = ModelConfig(
+    vocab_size=300,
+    dim=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_groups=2,
+    head_dim_k=16,
+    head_dim_v=16,
+    mlp_width=64,
+    nsa=NSAConfig(compress_block=8, compress_stride=4, select_block=8, num_selected=3, window=16),
+)
+REQUEST = ModelRequest(
+    model=TINY, lengths=(32, 64), tokens=128, steps=2, runs=3, compile=False,
+    precision="fp32", device="cpu",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return list(measure_model(REQUEST))
+
+
+def test_nsa_and_dense_stand_side_by_side_at_every_length(rows):
+    assert [(row.attention, row.T) for row in rows] == [
+        ("nsa", 32), ("dense", 32), ("nsa", 64), ("dense", 64),
+    ]  # fmt: skip
+
+
+def test_the_timed_steps_train(rows):
+    for row in rows:
+        assert row.last_loss < row.first_loss - 0.1
+
+
+def test_rates_and_flops_belong_to_the_attention_that_was_timed(rows):
+    for row in rows:
+        config = TINY.model_copy(update={"attention": row.attention})
+        assert row.train_flops_per_token == count_flops(config, row.T).train
+        assert row.step_ms == pytest.approx(1e3 * row.tokens / row.tokens_per_s)
+        assert row.tflops == pytest.approx(row.tokens_per_s * row.train_flops_per_token / 1e12)
+        assert row.mfu is None  # a CPU has no data sheet here
+
+
+def test_a_row_is_one_line_under_the_header(rows):
+    line = format_model_row(rows[0])
+    assert "\n" not in line
+    assert line.split()[:2] == ["nsa", "32"]
+    assert MODEL_HEADER.split()[:3] == ["model", "T", "tokens/s"]
+
+
+def test_a_step_that_holds_no_whole_rows_is_refused():
+    with pytest.raises(ValueError, match="128 tokens is no whole number of rows of 48"):
+        replace(REQUEST, lengths=(48,))
+
+
+def test_a_skipped_step_is_no_timing():
+    config = run_config(REQUEST, "nsa", 32)
+    learner = make_learner(config, choose_device(config))
+    learner.model.norm.weight.data.fill_(float("nan"))
+    with pytest.raises(NoGoodStepError, match="skipped"):
+        run_steps(learner, random_batch(config), 1)
