@@ -15,6 +15,8 @@ LEFT, RIGHT, TOP, BOTTOM = 50, 118, 40, 42
 HEAD, EDGE, LINE_HEIGHT, LETTER = 48, 12, 16, 6.6
 COLUMNS = 2
 LABEL_HEIGHT = 13.0
+#: What the name of a tick takes.
+TICK_WIDTH = 40.0
 
 #: The colours of the report, in light and in dark.
 STYLE = """
@@ -84,12 +86,22 @@ def _axes(lines: Sequence[Line]) -> _Axes:
     if low == high:
         low, high = low / 2, high * 2
     ticks = decade_ticks(min(ys), max(ys))
+    x = Scale(math.log(low), math.log(high), LEFT, WIDTH - RIGHT)
     return _Axes(
-        x=Scale(math.log(low), math.log(high), LEFT, WIDTH - RIGHT),
+        x=x,
         y=Scale(math.log(ticks[0]), math.log(ticks[-1]), HEIGHT - BOTTOM, TOP),
-        x_ticks=xs,
+        x_ticks=readable_ticks(xs, x),
         y_ticks=ticks,
     )
+
+
+def readable_ticks(values: Sequence[float], scale: Scale) -> list[float]:
+    """Values whose names do not run into each other; ascending, and the last one is kept."""
+    kept: list[float] = []
+    for value in reversed(values):
+        if not kept or scale(math.log(kept[-1])) - scale(math.log(value)) >= TICK_WIDTH:
+            kept.append(value)
+    return kept[::-1]
 
 
 def decade_ticks(low: float, high: float) -> list[float]:
@@ -131,7 +143,9 @@ def _grid(panel: Panel, axes: _Axes) -> list[str]:
 
 
 def tokens_text(tokens: float) -> str:
-    """`512`, `2k`, `64k`: in units of 1,024, as lengths are spoken of."""
+    """`512`, `2k`, `64k`: in units of 1,024, as lengths are spoken of; `20.1M` of a whole run."""
+    if tokens >= 1e6 and not math.log2(tokens).is_integer():
+        return f"{tokens / 1e6:.3g}M"
     return f"{tokens / 1024:g}k" if tokens >= 1024 and tokens % 1024 == 0 else f"{tokens:g}"
 
 

@@ -1,6 +1,7 @@
 """The picture of a result: what is drawn where, and that it stands alone."""
 
 import itertools
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -8,7 +9,15 @@ import pytest
 
 from nsa_core.rundir.bench_result import parse_bench_result
 from nsa_ops.runs.bench.panels import panels_of
-from nsa_ops.runs.bench.plot import decade_ticks, draw_panels, spread_apart
+from nsa_ops.runs.bench.plot import (
+    TICK_WIDTH,
+    decade_ticks,
+    draw_panels,
+    readable_ticks,
+    spread_apart,
+    tokens_text,
+)
+from nsa_ops.runs.report.scale import Scale
 from tests.ops.bench.results import LONG_ROW, ROW, document
 
 
@@ -118,3 +127,20 @@ def test_decode_is_drawn_by_the_number_of_sequences() -> None:
     assert [panel.title for panel in panels] == ["Shape A, 1 sequence", "Shape A, 16 sequences"]
     assert all(len(line.points) == 2 for panel in panels for line in panel.lines)
     ElementTree.fromstring(draw_panels(panels_of(result)))
+
+
+def test_the_names_of_ticks_do_not_run_into_each_other_and_the_last_is_there():
+    scale = Scale(math.log(192e3), math.log(20e6), 50, 402)
+    seen = [196_608, 589_824, 9_792_000, 15_936_000, 19_584_000, 20_054_016]
+    kept = readable_ticks(seen, scale)
+    assert kept[-1] == seen[-1]
+    assert len(kept) == 4
+    pixels = [scale(math.log(value)) for value in kept]
+    assert all(b - a >= TICK_WIDTH for a, b in itertools.pairwise(pixels))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"), [(512, "512"), (65_536, "64k"), (20_054_016, "20.1M"), (3000, "3000")]
+)
+def test_lengths_and_tokens_of_a_run_are_named_as_they_are_spoken_of(tokens, text):
+    assert tokens_text(tokens) == text
