@@ -164,13 +164,15 @@ def push(
 ) -> None:
     """Copy a verified backup to another host or disk, and hash every file of it there."""
     from nsa_ops.cli.render_backup import draw_pushed
-    from nsa_ops.runs.backup.locate import find_backup
+    from nsa_ops.runs.backup.locate import check_destination_word, find_backup
     from nsa_ops.runs.backup.push import execute_push, parse_destination, plan_push
 
     session.interrupt_note = "what has arrived is kept, and the next push continues there"
     if len(words) > 2:
         message = f"A push takes a run and one destination, and {len(words)} words were given"
         raise ConfigurationError(message, hint="See `nsa-ops backup push --help`")
+    if len(words) == 1:
+        check_destination_word(session.operator, words[0])
     folder = find_backup(session.operator, words[0] if len(words) > 1 else None)
     planned = plan_push(session.operator, folder, parse_destination(session.operator, words[-1]))
     session.agree(planned.plan)

@@ -69,8 +69,14 @@ def pod_add(
 
     where = choose_address(address, from_ssh_config)
     if is_local(where):
+        _refuse_ssh_flags(transport=transport, fingerprint=fingerprint, password=password_from)
         pod, plan = plan_add(
-            session.operator, name, where, profile=profile or "", python=python or ""
+            session.operator,
+            name,
+            where,
+            root=root or "",
+            profile=profile or "",
+            python=python or "",
         )
         session.agree(plan)
         session.show(execute_add(session.operator, pod, plan), draw_pod)
@@ -89,6 +95,18 @@ def pod_add(
     session.agree(planned.plan, is_reversible=planned.is_agreed)
     password = _password(session, password_from) if planned.public_key else ""
     session.show(execute_add_ssh(session.operator, planned, password), draw_pod)
+
+
+def _refuse_ssh_flags(*, transport: str, fingerprint: str | None, password: str | None) -> None:
+    """Raise ConfigurationError at a flag that means nothing for this machine."""
+    given = {
+        "--transport": transport != "ssh",
+        "--fingerprint": fingerprint is not None,
+        "--password-from": password is not None,
+    }
+    for flag in (flag for flag, is_given in given.items() if is_given):
+        message = f"`{flag}` is for a pod behind ssh, and `local` is this machine"
+        raise ConfigurationError(message, hint=f"Leave `{flag}` out, or give `user@host[:port]`")
 
 
 def _password(session: Session, source: str | None) -> str:

@@ -37,7 +37,13 @@ class PodDetails:
 
 
 def plan_add(
-    operator: Operator, name: str, address: str, *, profile: str = "", python: str = ""
+    operator: Operator,
+    name: str,
+    address: str,
+    *,
+    root: str = "",
+    profile: str = "",
+    python: str = "",
 ) -> tuple[PodRecord, Plan]:
     """The record of a new pod and what adding it does.
 
@@ -45,6 +51,7 @@ def plan_add(
         operator: Who asks.
         name: Name to give it.
         address: `local` or `local:ROOT`.
+        root: ROOT, where the address names none.
         profile: Hardware profile to use there.
         python: Interpreter on the pod; for `local` the one that runs this command.
 
@@ -53,13 +60,13 @@ def plan_add(
         StateConflictError: If the name is taken by another pod.
     """
     check_name(name)
-    root = _local_root(address)
+    folder = _local_root(address, root)
     check_profile(profile)
     pod = PodRecord(
         name=name,
         pod_id=new_pod_id(),
         kind="local",
-        root=str(root),
+        root=str(folder),
         python=_check_python(python or sys.executable),
         profile=profile,
         added_unix_s=operator.clock.unix_s(),
@@ -68,7 +75,7 @@ def plan_add(
     if known is not None:
         return known, _plan_known(known, pod)
     step = Step(
-        "register", f"remember `{name}` as this machine with root `{root}`", files=(str(root),)
+        "register", f"remember `{name}` as this machine with root `{folder}`", files=(str(folder),)
     )
     return pod, plan_of(f"Add pod `{name}`", [step])
 
@@ -158,12 +165,15 @@ def is_local(address: str) -> bool:
     return address == LOCAL or address.startswith(f"{LOCAL}:")
 
 
-def _local_root(address: str) -> Path:
+def _local_root(address: str, asked: str) -> Path:
     match = _LOCAL.fullmatch(address)
     if match is None:
         message = f"Pod address `{address}` is not `local` or `local:ROOT`"
         raise ConfigurationError(message, hint="See `nsa-ops pod add --help`")
-    root = Path(match["root"] or _LOCAL_ROOT).expanduser().absolute()
+    if match["root"] and asked:
+        message = f"Pod address `{address}` names a root, and `--root {asked}` another one"
+        raise ConfigurationError(message, hint="Give one of them")
+    root = Path(match["root"] or asked or _LOCAL_ROOT).expanduser().absolute()
     if root.exists() and not root.is_dir():
         message = f"Pod root `{root}` is a file, and it must be a folder"
         raise ConfigurationError(message)

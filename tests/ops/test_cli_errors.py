@@ -200,3 +200,22 @@ def test_what_this_machine_refuses_is_one_line_and_11(cli: CommandLine, tmp_path
     assert outcome.exit_code == 11
     assert "Not a directory" in outcome.err
     assert cli("pod", "ls", "--json").out.count("here") == 0
+
+
+def test_the_root_of_a_local_pod_may_be_a_flag(cli: CommandLine, tmp_path: Path) -> None:
+    root = str(tmp_path / "asked")
+    said = cli("pod", "add", "here", "local", "--root", root, "--json")
+    assert (said.exit_code, json.loads(said.out)["data"]["root"]) == (0, root)
+    both = cli("pod", "add", "two", f"local:{tmp_path / 'other'}", "--root", root)
+    assert (both.exit_code, "names a root" in both.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--transport", "fabric"), ("--fingerprint", "SHA256:x"), ("--password-from", "-")],
+)
+def test_a_flag_of_ssh_is_refused_for_this_machine(
+    cli: CommandLine, flags: tuple[str, str]
+) -> None:
+    said = cli("pod", "add", "here", "local", *flags)
+    assert (said.exit_code, f"`{flags[0]}` is for a pod behind ssh" in said.err) == (2, True)

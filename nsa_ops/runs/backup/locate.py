@@ -29,19 +29,21 @@ def backup_folder(operator: Operator, run_id: str, dest: Path | None = None) -> 
 def find_backup(operator: Operator, text: str | None) -> BackupFolder:
     """The backup that RUN or PATH means; the only one here if nothing is said.
 
+    A known backup goes before a folder of the same name, which `./NAME` means.
+
     Raises:
         NotFoundError: If there is no such backup.
         ConfigurationError: If several would fit.
     """
     if text is None:
         return _only_backup(operator)
-    path = Path(text).expanduser()
-    if path.is_dir():
-        return BackupFolder(path.absolute())
     known = known_backups(operator)
     for folder in known:
         if folder.root.name == text:
             return folder
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return BackupFolder(path.absolute())
     near = get_close_matches(text, [folder.root.name for folder in known], n=1)
     meant = f"; did you mean `{near[0]}`?" if near else ""
     message = f"`{text}` is no folder and no backup that is known here{meant}"
@@ -58,6 +60,14 @@ def _only_backup(operator: Operator) -> BackupFolder:
     names = ", ".join(folder.root.name for folder in known[:4])
     message = f"{len(known)} backups are here; say which: {names}"
     raise ConfigurationError(message, hint="See `nsa-ops backup ls`")
+
+
+def check_destination_word(operator: Operator, word: str) -> None:
+    """Raise ConfigurationError if the only word of a push is a backup: no destination was said."""
+    if word in {folder.root.name for folder in known_backups(operator)}:
+        message = f"`{word}` is a backup, and no destination was given"
+        hint = f"Say `nsa-ops backup push {word} DEST`; a folder of that name here is `./{word}`"
+        raise ConfigurationError(message, hint=hint)
 
 
 def known_backups(operator: Operator) -> list[BackupFolder]:

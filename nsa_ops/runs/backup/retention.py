@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.retention import plan_removal
+from nsa_ops.errors import NotFoundError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.transport import QUICK_S
@@ -83,8 +84,15 @@ def removable_here(
 def plan_prune_here(
     operator: Operator, folder: BackupFolder, run_id: str, policy: Policy
 ) -> PrunePlan:
-    """What would go of the backup on this machine."""
+    """What would go of the backup on this machine.
+
+    Raises:
+        NotFoundError: If the folder holds neither a checkpoint nor a backup record.
+    """
     found = {one.step: one for one in list_checkpoints(folder.run)}
+    if not found and not folder.record.exists():
+        message = f"`{folder.root}` holds no backup: no {folder.record.name} and no checkpoint"
+        raise NotFoundError(message, hint="See `nsa-ops backup ls`")
     receipts = operator.store.receipts(run_id)
     going = removable_here(folder, list(found), policy, receipts)
     freed = sum(found[step].manifest.total_bytes for step in going)

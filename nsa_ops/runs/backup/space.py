@@ -44,7 +44,7 @@ def check_space(root: Path, pending_bytes: int, free_bytes: int) -> None:
     """Raise LocalResourceError unless this machine's disk has room for the bytes and a reserve."""
     if free_bytes < pending_bytes + RESERVE_BYTES:
         message = f"The disk of `{root}` has {_need(pending_bytes, free_bytes)}"
-        raise LocalResourceError(message, hint="Free space, or name another disk with `--dest`")
+        raise LocalResourceError(message, hint="Free space, or name a folder on another disk")
 
 
 def check_space_there(transport: Transport, path: PurePosixPath, pending_bytes: int) -> None:

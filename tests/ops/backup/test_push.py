@@ -143,3 +143,22 @@ def test_push_and_drill_on_the_command_line(case: Case, cli: CommandLine) -> Non
     assert (drilled.exit_code, "continue from step 40" in drilled.out) == (0, True)
     assert not list(case.backup.root.parent.glob(".drill_*"))
     assert cli("backup", "restore", RUN_ID, "--drill", "--pod", "here").exit_code == 2
+
+
+def test_a_push_of_a_run_to_nowhere_is_refused(
+    case: Case, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(case.root)
+    said = cli("backup", "push", RUN_ID)
+    assert (said.exit_code, "no destination was given" in said.err) == (2, True)
+    assert not (case.root / RUN_ID).exists()
+
+
+def test_a_folder_of_the_same_name_does_not_hide_a_backup(
+    case: Case, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (case.root / "elsewhere" / RUN_ID).mkdir(parents=True)
+    monkeypatch.chdir(case.root / "elsewhere")
+    assert cli("backup", "verify", RUN_ID).exit_code == 0
+    assert cli("backup", "verify", f"./{RUN_ID}").exit_code == 6
+    assert cli("backup", "prune", f"./{RUN_ID}", "--keep", "1", "-y").exit_code == 6
