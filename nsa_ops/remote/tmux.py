@@ -1,13 +1,18 @@
 """tmux as a pure mapping: what to run, as argument lists, and what its answers mean."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Stands between the fields of a line. It must be printable: outside a UTF-8 locale, as on a pod
 #: that is reached by ssh, tmux prints `_` for a tab.
 _BETWEEN = "|"
-#: One line a window: session, window, pid of its first process, dead or not.
-_LIST_FORMAT = _BETWEEN.join(("#{session_name}", "#{window_name}", "#{pane_pid}", "#{pane_dead}"))
+#: One line a window: session, window, pid of its first process, dead or not, folder of the session.
+_LIST_FORMAT = _BETWEEN.join(
+    ("#{session_name}", "#{window_name}", "#{pane_pid}", "#{pane_dead}", "#{session_path}")
+)
+#: What tmux prints as it is in every locale; for anything else it may print `_`.
+_UNCERTAIN = re.compile(r"[^ -^`-~]")
 
 
 @dataclass(frozen=True)
@@ -19,12 +24,18 @@ class Window:
         name: `train` or `watchdog`.
         pid: First process in it.
         is_dead: The process ended and tmux kept the window.
+        folder: Where its session was started.
     """
 
     session: str
     name: str
     pid: int
     is_dead: bool
+    folder: str
+
+    def is_of(self, folder: str) -> bool:
+        """Whether its session was started in this folder, as far as tmux can print it."""
+        return _UNCERTAIN.sub("", self.folder) == _UNCERTAIN.sub("", folder)
 
 
 @dataclass(frozen=True)
@@ -74,9 +85,10 @@ def parse_windows(stdout: str) -> list[Window]:
     """Windows from the output of `list_windows`; lines of another form are passed over."""
     windows = []
     for line in stdout.splitlines():
-        fields = line.split(_BETWEEN)
+        fields = line.split(_BETWEEN, 4)
         if len(fields) == len(_LIST_FORMAT.split(_BETWEEN)) and fields[2].isdigit():
-            windows.append(Window(fields[0], fields[1], int(fields[2]), fields[3] == "1"))
+            is_dead = fields[3] == "1"
+            windows.append(Window(fields[0], fields[1], int(fields[2]), is_dead, fields[4]))
     return windows
 
 

@@ -23,7 +23,7 @@ from nsa_ops.runs.old_pod import OldPod, allow_leaving, look_at_old_pod
 from nsa_ops.runs.pods import choose_pod
 from nsa_ops.runs.probed import note_another_probed
 from nsa_ops.runs.resume import Difference, Resumed
-from nsa_ops.runs.session import TRAINER_MODULE, start_session, train_command
+from nsa_ops.runs.session import TRAINER_MODULE, list_windows, start_session, train_command
 from nsa_ops.runs.wait import FirstBeat, await_first_beat
 from nsa_ops.store import RunRecord
 
@@ -104,6 +104,7 @@ def plan_move(operator: Operator, request: MoveRequest) -> MovePlan:
     folder = newest_backup(operator, run.run_id)
     old = _read_backed_up(folder)
     code = _choose_code(link, old)
+    list_windows(link, run.run_id)  # refused here if a run of this id in another directory has it
     there = _look_there(link, code.code_id if code else old.code_id, run.run_id)
     receipts = operator.store.receipts()
     restore = (

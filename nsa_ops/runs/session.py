@@ -100,6 +100,7 @@ def list_windows(link: PodLink, run_id: str) -> list[Window]:
 
     Raises:
         LocalResourceError: If tmux cannot be asked.
+        StateConflictError: If a run of the same id in another directory has the session.
     """
     done = link.transport.run(link.tmux.list_windows(), timeout_s=QUICK_S)
     stderr = done.stderr.decode(errors="replace")
@@ -107,7 +108,19 @@ def list_windows(link: PodLink, run_id: str) -> list[Window]:
         message = f"tmux on pod `{link.record.name}` cannot be asked: {done.last_error_line}"
         raise LocalResourceError(message, hint=f"Try `nsa-ops preflight {link.record.name}`")
     session = session_name(run_id)
-    return [window for window in parse_windows(done.text) if window.session == session]
+    windows = [window for window in parse_windows(done.text) if window.session == session]
+    foreign = [window for window in windows if not window.is_of(str(link.run_dir(run_id)))]
+    if foreign:
+        message = (
+            f"tmux on the machine of pod `{link.record.name}` has a session `{session}` of "
+            f"`{foreign[0].folder}`, which is not the directory of `{run_id}` on this pod"
+        )
+        raise StateConflictError(message, hint=f"Halt that run, or end it: {_end(link, session)}")
+    return windows
+
+
+def _end(link: PodLink, session: str) -> str:
+    return f"`tmux -L {link.tmux.socket} kill-session -t ={session}`"
 
 
 def _tmux(link: PodLink, argv: Sequence[str]) -> Completed:

@@ -48,6 +48,21 @@ def test_windows_are_found_in_every_locale(tmux: Tmux, monkeypatch, locale: str)
     assert [(window.session, window.name) for window in _windows(tmux)] == [("nsa-r1", "train")]
 
 
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_a_session_knows_the_folder_that_it_was_started_in(
+    tmux: Tmux, monkeypatch, tmp_path, locale: str
+) -> None:
+    monkeypatch.setenv("LC_ALL", locale)
+    monkeypatch.delenv("LANG", raising=False)
+    folder, other = tmp_path / "run_\u00fc|1", tmp_path / "run_2"
+    for each in (folder, other):
+        each.mkdir()
+    _run(tmux.new_session("nsa-r1", "train", str(folder), ("sleep", "60")))
+    _run(tmux.new_window("nsa-r1", "watchdog", str(other), ("sleep", "60")))
+    assert [window.is_of(str(folder)) for window in _windows(tmux)] == [True, True]
+    assert not any(window.is_of(str(other)) for window in _windows(tmux))
+
+
 def test_a_server_that_was_ended_leaves_no_socket(tmux: Tmux) -> None:
     _run(tmux.new_session("a", "train", "/", ("sleep", "60")))
     assert socket_path(tmux.socket).exists()

@@ -281,7 +281,7 @@ def test_a_resume_that_was_cut_before_the_start_only_starts(pod: Desk) -> None:
     pod.transport.answers |= {
         "nsa_ops.pod.verify": completed('{"checkpoints": []}'),
         "nsa_ops.pod.probe": Sequence(answer(report("planned")), answer(report(last_beat=beat(1)))),
-        "list-panes": completed("nsa-r1|watchdog|5|0\n"),
+        "list-panes": completed("nsa-r1|watchdog|5|0|/pod/runs/r1\n"),
         "new-window": completed(),
     }
     pod.store.save_run(RUN)
@@ -304,7 +304,7 @@ def test_a_resume_says_which_damaged_checkpoint_it_passed_over(pod: Desk) -> Non
         ),
         "nsa_ops.pod.act": completed(reply()),
         "nsa_ops.pod.probe": Sequence(answer(report("failed")), answer(report(last_beat=beat(1)))),
-        "list-panes": completed("nsa-r1|watchdog|5|0\n"),
+        "list-panes": completed("nsa-r1|watchdog|5|0|/pod/runs/r1\n"),
         "new-window": completed(),
     }
     pod.store.save_run(RUN)

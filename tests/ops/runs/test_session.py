@@ -24,7 +24,7 @@ def started(desk: Desk) -> list[str]:
 
 
 def test_a_session_that_somebody_made_meanwhile_is_listed_again_and_completed(desk: Desk) -> None:
-    windows(desk, "", "nsa-r1|train|7|0\n")
+    windows(desk, "", "nsa-r1|train|7|0|/pod/runs/r1\n")
     desk.transport.answers |= {"new-session": DUPLICATE, "new-window": completed()}
     start_session(desk.operator.link(POD), "code", "r1")
     assert started(desk) == ["new-session", "new-window"]
@@ -35,3 +35,11 @@ def test_a_session_that_is_refused_and_never_listed_is_an_error(desk: Desk) -> N
     desk.transport.answers["new-session"] = DUPLICATE
     with pytest.raises(StateConflictError, match="refuses a session of `r1` and lists none"):
         start_session(desk.operator.link(POD), "code", "r1")
+
+
+def test_a_session_of_another_directory_is_not_taken_for_this_run(desk: Desk) -> None:
+    windows(desk, "nsa-r1|train|7|0|/other/runs/r1\nnsa-r1|watchdog|8|0|/other/runs/r1\n")
+    with pytest.raises(StateConflictError, match="session `nsa-r1` of `/other/runs/r1`") as no:
+        start_session(desk.operator.link(POD), "code", "r1")
+    assert "kill-session -t =nsa-r1" in no.value.hint
+    assert started(desk) == []
