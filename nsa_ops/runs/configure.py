@@ -1,6 +1,5 @@
 """Resolve what to run: the configuration with its origins, and what profiles say and why."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -150,11 +149,6 @@ def explain_profile(settings: Settings, choice: Choice) -> list[Value]:
         for value in list_values(settings, choice)
         if value.origin == f"profile {choice.profile}" or value.key in kernels
     ]
-
-
-def split_sets(sets: Sequence[str] | None) -> tuple[str, ...]:
-    """The `--set` flags as given."""
-    return tuple(sets or ())
 
 
 def _sentence(text: str) -> str:

@@ -5,8 +5,7 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from nsa_core.rundir.process import is_alive
 from nsa_ops.pod.processes import read_processes
 from nsa_ops.remote.audit import first_broken_line
 from tests.integration.local_pod import CANARY, LocalPod
+from tests.integration.pod_runs import wait_for
 
 pytestmark = pytest.mark.integration
 LONG = "schedule.steps=4000"
@@ -31,13 +31,6 @@ def pod(tmp_path: Path) -> Iterator[LocalPod]:
     local.add()
     yield local
     local.stop()
-
-
-def wait_for(what: Callable[[], object], timeout_s: float = 30.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.05)
 
 
 def test_launch_halt_and_resume_go_on_where_the_run_stopped(pod: LocalPod) -> None:
@@ -99,12 +92,12 @@ def test_a_killed_command_line_leaves_a_run_that_the_next_launch_finds(pod: Loca
         "launch", "--run-id", "r1", "--trainer", "tests.integration.steady_trainer",
         "--override", "preflight=a test", "--set", LONG,
     )  # fmt: skip
-    wait_for(pod.run_dir("r1").manifest.exists)
+    wait_for(pod.run_dir("r1").manifest.exists, timeout_s=30)
     launching.kill()
     launching.communicate()
     said = pod.launch("r1", LONG)
     assert said.exit_code == 0, said
-    wait_for(pod.run_dir("r1").heartbeat().exists)
+    wait_for(pod.run_dir("r1").heartbeat().exists, timeout_s=30)
     beats = read_records(pod.run_dir("r1").heartbeat(), Heartbeat).records
     assert len({beat.pid for beat in beats}) == 1
 
@@ -114,14 +107,14 @@ def test_the_run_outlives_tmux_its_runner_and_its_watchdog(pod: LocalPod) -> Non
     record = read_processes(pod.run_dir("r1"))
     assert record is not None
     assert record.trainer is not None
-    wait_for(pod.run_dir("r1").watchdog.exists)
+    wait_for(pod.run_dir("r1").watchdog.exists, timeout_s=30)
     pod.tmux("kill-server")
     watched = pod.must("status", "--json").data["report"]
     assert (watched["runner_alive"], watched["watchdog_alive"]) == (True, True)
     watchdog = watched["watchdog"]["identity"]["pid"]
     for pid in (watchdog, record.runner.pid):
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not is_alive(record.runner))
+    wait_for(lambda: not is_alive(record.runner), timeout_s=30)
     assert is_alive(record.trainer)
     alone = pod.must("status", "--json").data["report"]
     assert (alone["state"], alone["flags"]) == ("running", ["unwatched"])
@@ -133,9 +126,9 @@ def test_after_kill_9_of_the_trainer_resume_goes_on_from_the_newest_checkpoint(
     sets = (LONG, "checkpoint.save_every=5", "watchdog.restart_budget=0")
     assert pod.launch("r1", *sets).exit_code == 0
     run = pod.run_dir("r1")
-    wait_for(lambda: run.checkpoint(10).exists())
+    wait_for(lambda: run.checkpoint(10).exists(), timeout_s=30)
     pod.kill_trainer("r1")
-    wait_for(lambda: read_exit(run) is not None)
+    wait_for(lambda: read_exit(run) is not None, timeout_s=30)
     assert pod("status", "--exit-code").exit_code == 20
     resumed = pod.must("resume", "--json").data
     assert resumed["from_step"] >= 10
@@ -145,13 +138,13 @@ def test_after_kill_9_of_the_trainer_resume_goes_on_from_the_newest_checkpoint(
 def test_a_halt_before_the_watchdog_restarts_a_crashed_run_keeps_it_stopped(pod: LocalPod) -> None:
     assert pod.launch("r1", LONG, "watchdog.interval_s=20").exit_code == 0
     run = pod.run_dir("r1")
-    wait_for(run.watchdog.exists)
+    wait_for(run.watchdog.exists, timeout_s=30)
     pod.kill_trainer("r1")
-    wait_for(lambda: read_exit(run) is not None)
+    wait_for(lambda: read_exit(run) is not None, timeout_s=30)
     assert pod("status", "--exit-code").exit_code == 21
     halted = pod.must("halt", "--json").data
     assert (halted["state"], halted["was_running"], halted["attempt"]) == ("failed", True, 1)
-    wait_for(lambda: "not_restarted" in [event.kind for event in read_events(run)])
+    wait_for(lambda: "not_restarted" in [event.kind for event in read_events(run)], timeout_s=30)
     assert read_manifest(run).attempt == 1
     assert pod("status", "--exit-code").exit_code == 20
 
