@@ -18,7 +18,7 @@ def audit(
     session: Session,
     pod: Annotated[str, typer.Option("--pod", metavar="POD", help="Only of this pod")] = "",
     call: Annotated[
-        str, typer.Option("--call", metavar="run|put|get|tail|rsync", help="Only such calls")
+        str, typer.Option("--call", metavar="run|put|get|stream|tail|rsync", help="Only such calls")
     ] = "",
     text: Annotated[
         str, typer.Option("--text", metavar="TEXT", help="Only what has this text in it")

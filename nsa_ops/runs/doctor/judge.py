@@ -98,7 +98,7 @@ def _intents(facts: LaptopFacts) -> CheckResult:
     some = ", ".join(f"{one.act} {one.subject}" for one in cut[:3])
     more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
     message = f"begun and never ended: {some}{more}"
-    hint = "See what came of it with `nsa-ops status`; repeating the same command goes on there"
+    hint = "Settle it with `nsa-ops reconcile`, or repeat the same command: it goes on there"
     return checked(name, "warn", message, measured=str(len(cut)), limit="0", hint=hint)
 
 
@@ -110,7 +110,10 @@ def _audit(facts: LaptopFacts) -> CheckResult:
         return checked(name, "pass", f"{facts.audit_lines} lines, and the chain holds")
     path = facts.state_dir / "audit.jsonl"
     message = f"the chain breaks at line {facts.audit_broken_line} of {facts.audit_lines}"
-    hint = f"A kill or a full disk tears one line; an edit changes it: see `{path}`, keep a copy"
+    hint = (
+        "A kill or a full disk tears one line, an edit changes it: see `nsa-ops audit --last 0`, "
+        f"and keep a copy of `{path}`"
+    )
     return checked(name, "fail", message, hint=hint)
 
 

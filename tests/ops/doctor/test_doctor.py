@@ -114,12 +114,12 @@ def set_clock_back(settings: Settings) -> None:
     [
         (damage_registry, "state.registry", "fail", "damaged", ".recover"),
         (empty_registry, "state.registry", "fail", "file is not a database", ".recover"),
-        (edit_audit, "state.audit", "fail", "breaks at line 2 of 3", "audit.jsonl"),
+        (edit_audit, "state.audit", "fail", "breaks at line 2 of 3", "nsa-ops audit"),
         (tear_audit, "state.audit", "fail", "breaks at line 3 of 3", "audit.jsonl"),
         (leave_socket, "links.stale", "warn", "1 sockets that nobody listens on", "rm "),
         (open_folder, "links.folder", "fail", "others may enter", "chmod 700"),
         (lose_pin, "pods.gpu", "fail", "no pinned host key", "nsa-ops pod trust gpu"),
-        (cut_an_act, "state.intents", "warn", "launch r1", "nsa-ops status"),
+        (cut_an_act, "state.intents", "warn", "launch r1", "nsa-ops reconcile"),
         (set_clock_back, "clock.order", "warn", "in the future", "time server"),
     ],
 )
