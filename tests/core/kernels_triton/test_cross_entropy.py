@@ -1,11 +1,5 @@
 """The cross-entropy kernel: right under the interpreter, and compiled for the cards we name."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,8 +7,8 @@ pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
 from nsa_core.kernels.triton.cross_entropy import cross_entropy_
 from tests.core.kernels_triton.compiling import compile_launch, recording
+from tests.core.kernels_triton.interpreter_process import run_interpreted
 
-ROOT = Path(__file__).resolve().parents[3]
 # A score of 130 in base 2 carries a rounding error of 8e-6; gradients are shares of 1.
 TOLERANCE = 1e-5
 
@@ -22,16 +16,7 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, float]]:
     """Errors of all cases, from one interpreter process."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.core.kernels_triton.interpreted_loss"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    return json.loads(finished.stdout)
+    return run_interpreted("interpreted_loss")
 
 
 @pytest.mark.slow

@@ -1,11 +1,5 @@
 """The decode kernels: under the interpreter beside plain PyTorch, and compiled for every card."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -19,8 +13,8 @@ from nsa_core.kernels.triton.backend import TritonBackend
 from nsa_core.kernels.triton.decode_host import TritonDecode, plan_slices
 from nsa_core.kernels.triton.launch import MAX_SHARED_BYTES
 from tests.core.kernels_triton.compiling import Recorded, compile_launch, recording
+from tests.core.kernels_triton.interpreter_process import run_interpreted
 
-ROOT = Path(__file__).resolve().parents[3]
 CASES = (
     "heads-6", "heads-5", "heads-1", "heads-16", "one-block", "fine", "short-cache", "float16",
     "ties", "alone",
@@ -35,16 +29,7 @@ GEOMETRY = BlockGeometry(32, 16, 64, 16, 512)
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, float]]:
     """Errors of all cases, from one interpreter process."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.core.kernels_triton.interpreted_decode"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    return json.loads(finished.stdout)
+    return run_interpreted("interpreted_decode")
 
 
 @pytest.mark.slow

@@ -1,16 +1,11 @@
 """Every Triton kernel under the interpreter, against an oracle in float64."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.core.kernels_triton.interpreter_process import run_interpreted
+
 CASES = (
     "compressed-6", "compressed-5", "compressed-1", "compressed-nothing",
     "pool",
@@ -25,16 +20,7 @@ TOLERANCE = 3e-6
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, float]]:
     """Errors of all cases, from one interpreter process."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.core.kernels_triton.interpreted"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    return json.loads(finished.stdout)
+    return run_interpreted("interpreted")
 
 
 @pytest.mark.slow

@@ -1,16 +1,11 @@
 """A whole model on the Triton kernels, under the interpreter: causal, and every weight trained."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.core.kernels_triton.interpreter_process import run_interpreted
+
 # float32 on both sides, sums in another order: 2e-6 is four times what was seen.
 TOLERANCE = 2e-6
 
@@ -18,16 +13,7 @@ TOLERANCE = 2e-6
 @pytest.fixture(scope="module")
 def found():
     """What one interpreter process found."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.core.kernels_triton.interpreted_model"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    return json.loads(finished.stdout)
+    return run_interpreted("interpreted_model")
 
 
 @pytest.mark.slow
