@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
 from nsa_core.config.training import DataConfig
 from nsa_core.rundir.layout import check_run_id, new_run_id
-from nsa_core.rundir.manifest import KernelChoice, RunManifest
-from nsa_core.rundir.report import CheckResult, Report
+from nsa_core.rundir.manifest import RunManifest
+from nsa_core.rundir.report import CheckResult
 from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError
 from nsa_ops.facts.hardware import HardwareFacts, read_cards
 from nsa_ops.facts.host import read_host
@@ -31,17 +30,16 @@ from nsa_ops.runs.guardrails import (
     apply_overrides,
     check_guardrails,
 )
-from nsa_ops.runs.kernels import proven_kernels, require_proven
 from nsa_ops.runs.marked import refuse_marked
 from nsa_ops.runs.pods import choose_pod
 from nsa_ops.runs.preflight import (
     PodFacts,
-    require_green,
     require_profile,
     resolve_for,
     subject_of,
 )
 from nsa_ops.runs.probed import note_another_probed
+from nsa_ops.runs.proof import Proof, find_proof
 from nsa_ops.runs.session import (
     TRAINER_MODULE,
     require_tmux,
@@ -121,23 +119,6 @@ class Launched:
     first_beat_after_s: float | None
 
 
-@dataclass(frozen=True)
-class _Proof:
-    """What the newest preflight of the pod, code and profile says.
-
-    Attributes:
-        sha256: Hash of the report that allows the launch; empty if it was overridden.
-        pod_facts: What was read of the pod.
-        kernels: Backends that it proved for this configuration, by branch.
-        report: The report itself; None if there is none.
-    """
-
-    sha256: str
-    pod_facts: dict[str, Any]
-    kernels: dict[str, KernelChoice]
-    report: Report | None
-
-
 def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     """Everything that can be refused is refused here, before anything changes.
 
@@ -159,7 +140,10 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     findings = apply_overrides(findings, request.overrides)
     refuse_failures(findings)
     snapshot = take_snapshot()
-    proof = _preflight(operator, request, link, snapshot, resolved)
+    proof = find_proof(
+        operator, link, snapshot.code_id, resolved.profile, resolved.config,
+        is_overridden=PREFLIGHT in request.overrides,
+    )  # fmt: skip
     require_data(link, resolved.config.data)
     manifest = _manifest(operator, request, link, resolved, snapshot, proof)
     manifest = with_parent_as_planned(link, manifest)
@@ -196,27 +180,6 @@ def refuse_failures(findings: Sequence[CheckResult]) -> None:
     raise RefusedError(message, hint=first.hint)
 
 
-def _preflight(
-    operator: Operator,
-    request: LaunchRequest,
-    link: PodLink,
-    snapshot: Snapshot,
-    resolved: ResolvedConfig,
-) -> _Proof:
-    pod, code_id, profile = link.record, snapshot.code_id, resolved.profile
-    is_overridden = PREFLIGHT in request.overrides
-    sha256 = (
-        "" if is_overridden else require_green(operator, pod.pod_id, pod.name, code_id, profile)
-    )
-    stored = operator.store.newest_report(pod.pod_id, code_id, profile)
-    report = stored[1] if stored else None
-    kernels = proven_kernels(resolved.config, report)
-    if not is_overridden:
-        require_proven(resolved.config, kernels)
-    facts = (report.model_extra or {}).get("facts", {}) if report else {}
-    return _Proof(sha256, facts, kernels, report)
-
-
 def require_data(link: PodLink, data: DataConfig) -> None:
     """A local data set must be on the pod before anything is started.
 
@@ -241,7 +204,7 @@ def _manifest(
     link: PodLink,
     resolved: ResolvedConfig,
     snapshot: Snapshot,
-    proof: _Proof,
+    proof: Proof,
 ) -> RunManifest:
     now_unix_s = operator.clock.unix_s()
     run_id = _run_id(request.run_id, resolved.config.recipe, now_unix_s)

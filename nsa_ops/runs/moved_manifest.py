@@ -14,11 +14,11 @@ from nsa_ops.runs.configure import Choice, load_hardware
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.estimate import estimate_run
 from nsa_ops.runs.guardrails import PREFLIGHT, Subject, apply_overrides, check_guardrails
-from nsa_ops.runs.kernels import proven_kernels, require_proven
 from nsa_ops.runs.launch import read_live_facts, refuse_failures, require_data
 from nsa_ops.runs.marked import refuse_marked
 from nsa_ops.runs.overlay import overlay
-from nsa_ops.runs.preflight import PodFacts, require_green, require_profile
+from nsa_ops.runs.preflight import PodFacts, require_profile
+from nsa_ops.runs.proof import find_proof
 from nsa_ops.runs.resume import Difference, changed_config, differing_values
 from nsa_ops.runs.session import require_tmux
 
@@ -61,29 +61,22 @@ def next_manifest(
     _check_guardrails(config, hardware, facts, {**old.overrides, **overrides})
     require_data(link, config.data)
     code_id = code.code_id if code else old.code_id
-    preflight_sha256 = (
-        ""
-        if PREFLIGHT in overrides
-        else require_green(operator, pod.pod_id, pod.name, code_id, hardware.name)
+    proof = find_proof(
+        operator, link, code_id, hardware.name, config, is_overridden=PREFLIGHT in overrides
     )
-    stored = operator.store.newest_report(pod.pod_id, code_id, hardware.name)
-    report = stored[1] if stored else None
-    kernels = proven_kernels(config, report)
-    if PREFLIGHT not in overrides:
-        require_proven(config, kernels)
     values: dict[str, Any] = {
         "attempt": old.attempt + 1,
         "parent": Parent(run_id=old.run_id, step=step),
         "pod_id": pod.pod_id,
-        "pod_facts": (report.model_extra or {}).get("facts", {}) if report else {},
+        "pod_facts": proof.pod_facts,
         "profile": hardware.name,
-        "preflight_sha256": preflight_sha256,
+        "preflight_sha256": proof.sha256,
         "overrides": {**old.overrides, **overrides},
         "resume": "auto",
         "command": sys.argv,
         **_code_fields(code),
         **changed_config(old, config, differing_values(old.config, config)),
-        "kernels": kernels,
+        "kernels": proof.kernels,
     }
     return RunManifest.model_validate({**old.model_dump(mode="python"), **values})
 
