@@ -1,13 +1,12 @@
 """What a bench runs on: card, clocks, versions, and the matrix product it reaches."""
 
 import importlib.metadata
-import shutil
-import subprocess
 
 import torch
 
 from nsa_core.bench.measure import time_runs
 from nsa_core.rundir.bench_result import Machine
+from nsa_core.train.card import card_uuid, number_of, query_card
 
 _QUERY = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
 _QUERY_S = 10.0
@@ -23,7 +22,8 @@ def describe_machine() -> Machine:
     if not torch.cuda.is_available():
         return Machine(card="cpu", torch=torch_version, triton=triton_version)
     matmul_tflops = round(measure_matmul_tflops(), 1)
-    card = torch.cuda.get_device_properties(0)
+    device = torch.device("cuda", 0)
+    card = torch.cuda.get_device_properties(device)
     return Machine(
         card=card.name,
         multiprocessors=card.multi_processor_count,
@@ -32,7 +32,7 @@ def describe_machine() -> Machine:
         triton=triton_version,
         cuda=torch.version.cuda,
         matmul_tflops=matmul_tflops,
-        **parse_clocks(_ask_card(f"GPU-{card.uuid}")),
+        **parse_clocks(query_card(card_uuid(device), ",".join(_QUERY), _QUERY_S)),
     )
 
 
@@ -52,27 +52,7 @@ def parse_clocks(line: str) -> dict[str, str | float | None]:
         cells = [""] * len(_QUERY)
     driver = cells[0] if cells[0][:1].isdigit() else None
     names = ("clock_mhz", "max_clock_mhz", "memory_clock_mhz", "power_limit_w")
-    return {"driver": driver} | dict(zip(names, map(_number, cells[1:]), strict=True))
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:  # N/A in one of its spellings
-        return None
-
-
-def _ask_card(uuid: str) -> str:
-    """What nvidia-smi says of a card; empty without it or in time."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ""
-    words = [tool, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits", "-i", uuid]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_QUERY_S, check=True)
-    except (subprocess.SubprocessError, OSError):
-        return ""
-    return done.stdout.strip()
+    return {"driver": driver} | dict(zip(names, map(number_of, cells[1:]), strict=True))
 
 
 def _version(package: str) -> str | None:

@@ -1,7 +1,6 @@
 """How fast one card computes, copies and is fed, each part really done on the card."""
 
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from nsa_core.rundir.speed import CardSpeed
+from nsa_core.train.card import ask_nvidia_smi
 
 #: Side of the matrix product: large enough to fill every card of a profile.
 GEMM_SIZE = 8192
@@ -128,9 +128,4 @@ def _timed(call: Callable[[], object], count: int) -> float:
 def ask_smi(uuid: str) -> str:
     """Everything nvidia-smi says of a card once it is loaded; empty without it or in time."""
     time.sleep(SETTLE_S)
-    words = ["nvidia-smi", "-q", "-x", "-i", uuid]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=SMI_S, check=True)
-    except (subprocess.SubprocessError, OSError):
-        return ""
-    return done.stdout
+    return ask_nvidia_smi(("-q", "-x", "-i", uuid), SMI_S)

@@ -1,7 +1,7 @@
 """What the card says about itself: peak rate, memory, power; None wherever it cannot tell."""
 
-import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,40 +68,50 @@ class CardState:
     throttle: str | None = None
 
 
-def parse_card_state(line: str) -> CardState:
-    """One line of `nvidia-smi --format=csv,noheader,nounits`; pure."""
-    cells = [cell.strip() for cell in line.split(",")]
-    if len(cells) != len(_QUERY.split(",")):
-        return CardState()
-    load, power, heat = (_number(cell) for cell in cells[:3])
-    throttle = cells[3] if cells[3].startswith("0x") else None
-    return CardState(load, power, heat, throttle)
+def card_uuid(device: torch.device) -> str:
+    """Name of a CUDA card as nvidia-smi takes it."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
-def _number(cell: str) -> float | None:
+def ask_nvidia_smi(words: Sequence[str], timeout_s: float) -> str:
+    """What nvidia-smi prints; empty where it is missing, fails or does not answer in time."""
+    argv = ["nvidia-smi", *words]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=True)
+    except (subprocess.SubprocessError, OSError):
+        return ""
+    return done.stdout
+
+
+def query_card(uuid: str, fields: str, timeout_s: float) -> str:
+    """One line of values for these fields, with commas between; empty if nothing is known."""
+    words = (f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-i", uuid)
+    return ask_nvidia_smi(words, timeout_s).strip()
+
+
+def number_of(cell: str) -> float | None:
+    """A value; None for N/A in one of its spellings."""
     try:
         return float(cell)
     except ValueError:
         return None
 
 
+def parse_card_state(line: str) -> CardState:
+    """One line of `nvidia-smi --format=csv,noheader,nounits`; pure."""
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != len(_QUERY.split(",")):
+        return CardState()
+    load, power, heat = (number_of(cell) for cell in cells[:3])
+    throttle = cells[3] if cells[3].startswith("0x") else None
+    return CardState(load, power, heat, throttle)
+
+
 def read_card_state(device: torch.device, timeout_s: float = 5.0) -> CardState:
     """Ask nvidia-smi; slow, so never from the loop. Nothing is known without it or in time."""
-    tool = shutil.which("nvidia-smi")
-    if device.type != "cuda" or tool is None:
+    if device.type != "cuda":
         return CardState()
-    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    try:
-        answer = subprocess.run(
-            [tool, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits", "-i", uuid],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=True,
-        )
-    except (subprocess.SubprocessError, OSError):
-        return CardState()
-    return parse_card_state(answer.stdout.strip())
+    return parse_card_state(query_card(card_uuid(device), _QUERY, timeout_s))
 
 
 class CardSampler:

@@ -1,6 +1,13 @@
+import pytest
 import torch
 
-from nsa_core.train.card import CardState, parse_card_state, peak_flops_per_s, read_memory
+from nsa_core.train.card import (
+    CardState,
+    parse_card_state,
+    peak_flops_per_s,
+    query_card,
+    read_memory,
+)
 from nsa_core.train.meter import Meter
 
 
@@ -51,3 +58,22 @@ def test_steps_that_compile_are_not_in_the_rate():
     assert not meter.is_warming_up
     meter.add(100, 1.0, 0.0)
     assert meter.take().tokens_per_s == 100
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ('echo "550.1, $1"', "550.1, --query-gpu=driver_version,clocks.sm"),
+        ("echo half; exit 9", ""),
+        ("exec sleep 30", ""),
+        (None, ""),
+    ],
+    ids=["answers", "fails", "hangs", "missing"],
+)
+def test_nvidia_smi_that_gives_no_answer_says_nothing(tmp_path, monkeypatch, script, said):
+    if script is not None:
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\n{script}\n")
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if script else str(tmp_path))
+    assert query_card("GPU-1", "driver_version,clocks.sm", timeout_s=1.0) == said
