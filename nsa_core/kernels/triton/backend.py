@@ -175,7 +175,7 @@ class TritonBackend:
             geometry.compress_block, geometry.compress_stride, geometry.select_block,
             geometry.num_selected, _span(geometry.window, packing),
         ]  # fmt: skip
-        out_NHE, *_, ids_NGS = ops.attend(
+        out_NHE, *_saved, ids_NGS, _words = ops.attend(
             *_contiguous(q_NHD, *compressed, *selected, *sliding, gate_NH3),
             packing.cu_seqlens, packing.max_seqlen, sizes,
             self._is_dense(q_NHD, selected[1], packing), _wants_determinism(),

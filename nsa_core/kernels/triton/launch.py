@@ -156,8 +156,13 @@ def device_architecture(device: torch.device) -> int:
     return _card_architecture(device)
 
 
-@cache
+@torch.compiler.assume_constant_result  # a compiler that traces into a cache warns of it
 def _card_architecture(device: torch.device) -> int:
+    return _cached_architecture(device)
+
+
+@cache
+def _cached_architecture(device: torch.device) -> int:
     return architecture(*torch.cuda.get_device_capability(device))
 
 

@@ -3,6 +3,7 @@
 A process of its own, because TRITON_INTERPRET has to be set before the kernels are imported.
 """
 
+import dataclasses
 import json
 import sys
 
@@ -53,6 +54,15 @@ def gradient_errors() -> dict[str, float]:
     }
 
 
+def statistics(backend) -> dict[str, float]:
+    """What a step records of its gates and of its choice."""
+    model, row = model_on(backend), tokens(1, 67)
+    with torch.no_grad(), model.recording_statistics():
+        model.loss(row, row.roll(-1, dims=1), Packing.from_lengths([19, 1, 47]))
+    found = dataclasses.asdict(model.gate_statistics().worst)
+    return found | dict(zip(("cmp", "slc", "win"), found.pop("branch_shares"), strict=True))
+
+
 def main() -> None:
     """All findings of one process."""
     model = model_on(TritonBackend())
@@ -63,6 +73,7 @@ def main() -> None:
         "moved": [f"{leak.change} at {leak.token}" for leak in change.leaks],
         "reached": slope.leaks,
         "gradient_errors": gradient_errors(),
+        "statistics": [statistics(TritonBackend()), statistics(ReferenceBackend())],
     }
     sys.stdout.write(json.dumps(found))
 

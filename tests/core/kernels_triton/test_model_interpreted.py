@@ -31,3 +31,10 @@ def test_the_gradient_of_an_output_by_later_inputs_is_exactly_zero(found):
 def test_every_parameter_has_the_gradient_of_the_reference_and_none_is_zero(found):
     assert len(found["gradient_errors"]) > 10
     assert max(found["gradient_errors"].values()) <= TOLERANCE
+
+
+@pytest.mark.slow
+def test_a_step_records_the_gates_and_the_choice_that_the_reference_has(found):
+    ours, expected = found["statistics"]
+    assert expected["selected_blocks"] > 1
+    assert ours == pytest.approx(expected, rel=1e-5)
