@@ -153,7 +153,8 @@ def device_architecture(device: torch.device) -> int:
     """Architecture of the table for a device; a CPU can only interpret the kernels."""
     if device.type == "cpu":
         return INTERPRETER
-    return _card_architecture(device)
+    found: int = _card_architecture(device)  # its decorator has no types
+    return found
 
 
 @torch.compiler.assume_constant_result  # a compiler that traces into a cache warns of it
