@@ -69,7 +69,7 @@ _SM90_64: dict[Kernel, Launch] = {
     "score": Launch(64, 64, 4, 2),
     "item_forward": Launch(64, 64, 4, 1, 80),
     "item_backward": Launch(64, 64, 4, 1),
-    "merge": Launch(64, 64, 4, 3, 128),
+    "merge": Launch(64, 64, 4, 4, 128),
     "band": Launch(64, 64, 4, 1),
 }
 _SM90_128: dict[Kernel, Launch] = {
@@ -114,7 +114,7 @@ _POLICIES = {
         partial_dq=False,
     ),
     128: Policy(
-        dense_until=3328, chunk_tokens=4096, item_queries=64, segment_tokens=1024, partial_dq=True
+        dense_until=3328, chunk_tokens=8192, item_queries=64, segment_tokens=1024, partial_dq=True
     ),
 }
 _INTERPRETED = Launch(32, 16, 4, 1)
