@@ -146,11 +146,20 @@ def _chunk_in_place(
     return cross_entropy_(logits_RV, target_R.contiguous(), with_gradient=needs_grad), logits_RV
 
 
+@torch.library.custom_op("nsa::add_product", mutates_args=("total",))
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to `total`, summed in its dtype."""
+    """Add left @ right to `total`, summed in its dtype.
+
+    An operator, because torch 2.11 cannot trace `addmm` with `out_dtype` and `out`.
+    """
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     elif left.is_cuda:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total += left @ right
+
+
+@_add_product.register_fake
+def _fake_add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    del total, left, right

@@ -150,7 +150,7 @@ def one_step(config: ModelConfig, backends: BranchBackends, how: str = "eager") 
     (result.sum / result.count).backward()
     grads = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert all(grad is not None and grad.norm() > 0 for grad in grads.values())
-    return Trained(float(result.sum), grads, model.gate_statistics())
+    return Trained(float(result.sum.detach()), grads, model.gate_statistics())
 
 
 def distance(a: Trained, b: Trained) -> float:

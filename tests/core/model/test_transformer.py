@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from nsa_core.config.counts import count_flops, count_parameters, estimate_memory
@@ -213,3 +214,19 @@ def test_a_loss_compiled_as_a_whole_keeps_its_gradients():
         grads.append([parameter.grad for parameter in model.parameters()])
     assert all(grad.norm() > 0 for grad in grads[0])
     torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_the_product_that_sums_in_float32_can_be_traced_for_a_card():
+    # torch 2.11 has no shape rule of its own for it, and a loss compiled as a whole ended there
+    with FakeTensorMode():
+        left, right = (torch.empty(8, 8, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        total = torch.empty(8, 8, device="cuda")
+        torch.ops.nsa.add_product(total, left, right)
+
+
+def test_the_product_adds_to_what_is_there_in_float32():
+    left, right = (torch.full((4, 300), 1.0, dtype=torch.bfloat16) for _ in range(2))
+    total = torch.full((4, 4), 0.25)
+    torch.ops.nsa.add_product(total, left, right.mT)
+    assert total.dtype == torch.float32
+    torch.testing.assert_close(total, torch.full((4, 4), 300.25))
