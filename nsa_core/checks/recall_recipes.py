@@ -51,19 +51,19 @@ def on_cpu(seed: int = 0) -> RecallRecipe:
 
 def on_card(seed: int = 0) -> RecallRecipe:
     """4,112 tokens, then 16,400: for a card, with its kernels."""
-    task = CARD_TASK
+    task, long = CARD_TASK, LONG_CARD_TASK
     return RecallRecipe(
-        _model(CARD_NSA, task, dim=64, rope_base=1e8),
+        _model(CARD_NSA, task, dim=64, rope_base=1e10),
         stages=(
             Stage(_side_by_side(task, pairs=4), batch=256, steps=1000, enough=0.99),
             _rarer(replace(task, num_blocks=20), 32, batch=32),
-            *(_rarer(task, repeats, batch=16, rate=0.4) for repeats in (32, 8, 4, 2)),
-            _last(task, batch=16, steps=400, rate=0.4),
-            _last(LONG_CARD_TASK, batch=8, steps=250, rate=0.2),
+            *(_rarer(task, repeats, batch=16, rate=0.4) for repeats in (32, 8, 4, 2, 1)),
+            *(_rarer(long, repeats, batch=8, rate=0.4, steps=100) for repeats in (4, 2)),
+            _last(long, batch=16, steps=600, rate=0.4),
         ),
-        judged=(task, LONG_CARD_TASK),
+        judged=(task, long),
         seed=seed,
-        limit_s=75.0,
+        limit_s=150.0,
     )
 
 
@@ -103,9 +103,11 @@ def _side_by_side(task: RecallTask, *, pairs: int) -> RecallTask:
     )
 
 
-def _rarer(task: RecallTask, repeats: int, *, batch: int, rate: float = 1.0) -> Stage:
+def _rarer(
+    task: RecallTask, repeats: int, *, batch: int, rate: float = 1.0, steps: int = 300
+) -> Stage:
     rows = replace(task, repeats=repeats)
-    return Stage(rows, batch, steps=300, rate=rate, trains_last_layer_only=True)
+    return Stage(rows, batch, steps, rate=rate, trains_last_layer_only=True)
 
 
 def _last(task: RecallTask, *, batch: int, steps: int, rate: float = 1.0) -> Stage:
