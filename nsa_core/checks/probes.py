@@ -35,6 +35,8 @@ _ALSO = "python -m nsa_core.checks"
 _LEAK_HINT = "do not train with this code: a token sees its future; compare the kernels' masks"
 #: Tokens of the long row of the full tier.
 LONG_TOKENS = {"cpu": 2**13, "cuda": 2**16}
+#: How many blocks a token has chosen follows from its position: only the mean's rounding is left.
+_BLOCKS_LIMIT = 1e-4
 #: Vocabulary and layers of the models that the probes build: the widths are the run's own.
 _PROBE_SIZE = {"vocab_size": 64, "num_layers": 2}
 
@@ -151,6 +153,33 @@ class _Probes:
             hint="a branch or its compression is cut off from the loss" if dead else "",
         )
 
+    def statistics(self) -> Iterator[CheckResult]:
+        """A step must record the choice that plain PyTorch records; nothing for a dense model."""
+        found = self._recorded_blocks(self.model())
+        if not found:
+            return
+        plain = LanguageModel(self.model_config, BranchBackends.of(SdpaBackend()), seed=1)
+        expected = self._recorded_blocks(plain.to(self.device))
+        gap = max(abs(a - b) for a, b in zip(found, expected, strict=True))
+        is_same = gap <= _BLOCKS_LIMIT
+        yield CheckResult(
+            name="statistics",
+            status="pass" if is_same else "fail",
+            message=f"chosen blocks a token in layer 0: {found[0]:.2f}, recorded with the gates",
+            measured=f"{gap:.1e} blocks from plain PyTorch",
+            limit=f"{_BLOCKS_LIMIT:.0e}",
+            hint="" if is_same else "what the heartbeat says of gates and choice is not so",
+        )
+
+    def _recorded_blocks(self, model: LanguageModel) -> list[float]:
+        """Chosen blocks a token, layer by layer, as a training step records them."""
+        length = 2 * self.model_config.nsa.window + 7
+        row = torch.arange(length, device=self.device)[None] % self.model_config.vocab_size
+        with self.autocast(), torch.no_grad(), model.recording_statistics():
+            model.loss(row, row)
+        recorded = model.gate_statistics()
+        return [layer.selected_blocks for layer in recorded.layers] if recorded else []
+
     def sentinel(self) -> Iterator[CheckResult]:
         """Random tokens cannot be predicted by a model that sees only the past."""
         settings = SentinelSettings() if self.is_full else _sentinel_settings(self.device)
@@ -266,6 +295,7 @@ def run_probes(config: RunConfig, device: str, tier: str) -> Report:
         probes.parity,
         probes.choice,
         probes.gradients,
+        probes.statistics,
         probes.perturbation,
         probes.decode,
     ]

@@ -12,6 +12,7 @@ from nsa_core.checks.__main__ import main
 from nsa_core.config.recipe import resolve
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.flash import FlashBackend
+from nsa_core.kernels.mixing import gated_sum
 from nsa_core.kernels.sdpa import SdpaBackend
 from tests.core.kernels import flash_package
 
@@ -71,6 +72,20 @@ class TrainsNoCompressedKey(SdpaBackend):
         return super().compressed(q_NHD, k_CGD.detach(), v_CGE.detach(), geometry, packing)
 
 
+class RecordsOtherBlocks(SdpaBackend):
+    """One operator for all branches, right but for the ids that it says it chose."""
+
+    def attend(self, q_NHD, compressed, selected, sliding, gate_NH3, geometry, packing):
+        out_cmp, lse_NH = self.compressed(q_NHD, *compressed, geometry, packing)
+        ids_NGS = self.select(q_NHD, compressed[0], lse_NH, geometry, packing)
+        branches = (
+            out_cmp,
+            self.selected(q_NHD, *selected, ids_NGS, geometry, packing),
+            self.sliding(q_NHD, *sliding, geometry, packing),
+        )
+        return gated_sum(gate_NH3, branches), torch.zeros_like(ids_NGS)
+
+
 def run(monkeypatch, backend, tier="quick"):
     monkeypatch.setattr(probes, "choose_backends", lambda *_: BranchBackends.of(backend))
     return probes.run_probes(CONFIG, "cpu", tier)
@@ -83,6 +98,11 @@ def test_the_product_passes_every_probe_on_this_machine():
         statuses(report)
     )
     assert report.verdict == "pass"
+
+
+def test_statistics_of_blocks_that_were_not_chosen_fail_alone(monkeypatch):
+    found = statuses(run(monkeypatch, RecordsOtherBlocks()))
+    assert {name for name, status in found.items() if status != "pass"} == {"statistics"}
 
 
 def test_a_planted_view_of_the_next_token_fails_perturbation_sentinel_and_parity(monkeypatch):
