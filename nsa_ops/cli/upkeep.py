@@ -30,11 +30,14 @@ def audit(
 ) -> None:
     """Show the log of every command on a pod, and check its chain; exit code 9 if it is broken."""
     from nsa_ops.cli.render_upkeep import draw_audit
-    from nsa_ops.runs.audit_log import AuditQuery, read_audit, refusal_of
+    from nsa_ops.runs.audit_log import AuditQuery, is_pod_unseen, read_audit, refusal_of
     from nsa_ops.runs.context import AUDIT_NAME
+    from nsa_ops.runs.pods import choose_pod
 
-    query = AuditQuery(pod, call, text, failed, last)
-    view = read_audit(session.settings.state_dir / AUDIT_NAME, query)
+    path = session.settings.state_dir / AUDIT_NAME
+    view = read_audit(path, AuditQuery(pod, call, text, failed, last))
+    if not view.entries and is_pod_unseen(path, pod):
+        choose_pod(session.operator.store, pod)  # refuses a name that is no pod's
     session.show(view, draw_audit, failure=refusal_of(view))
 
 

@@ -13,6 +13,8 @@ from typing import Any
 from nsa_ops.errors import OpsError
 from nsa_ops.remote.transport import Completed, Transport
 
+#: What an entry may be about: a call of the door, or a copy of whole folders.
+CALLS = ("run", "put", "get", "stream", "tail", "rsync")
 _GENESIS = "0" * 64
 _LAST_LINE_BYTES = 65_536
 _MAX_ARGUMENT = 2_000

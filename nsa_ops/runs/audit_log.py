@@ -5,11 +5,12 @@ import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from nsa_ops.errors import VerificationError
-from nsa_ops.remote.audit import first_broken_line
+from nsa_ops.errors import ConfigurationError, VerificationError
+from nsa_ops.remote.audit import CALLS, first_broken_line
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class AuditQuery:
 
     Attributes:
         pod: Of this pod; empty for all.
-        call: `run`, `put`, `get`, `tail` or `rsync`; empty for all.
+        call: One of `CALLS`; empty for all.
         text: With this text in what was done; empty for all.
         failed_only: Only what failed, or ended with another code than 0.
         last: The newest ones of these; 0 for all.
@@ -79,7 +80,12 @@ class AuditView:
 
 
 def read_audit(path: Path, query: AuditQuery) -> AuditView:
-    """Check the chain of the whole log and pick entries; a log that is not there is empty."""
+    """Check the chain of the whole log and pick entries; a log that is not there is empty.
+
+    Raises:
+        ConfigurationError: If there is no such call: nothing could ever be found.
+    """
+    _check_call(query.call)
     if not path.exists():
         return AuditView(path, 0, None, [])
     with path.open("rb") as file:
@@ -100,6 +106,20 @@ def refusal_of(view: AuditView) -> VerificationError | None:
     )
     hint = "What stands before it is as it was written; compare the rest with a copy of the log"
     return VerificationError(message, hint=hint)
+
+
+def is_pod_unseen(path: Path, pod: str) -> bool:
+    """Whether a pod is named of which the log has no entry at all."""
+    return pod != "" and not read_audit(path, AuditQuery(pod=pod, last=1)).entries
+
+
+def _check_call(call: str) -> None:
+    if call in {"", *CALLS}:
+        return
+    near = get_close_matches(call, CALLS, n=1)
+    hint = f"Did you mean `{near[0]}`?" if near else f"Known: {', '.join(CALLS)}"
+    message = f"`--call {call}` is no call that is logged"
+    raise ConfigurationError(message, hint=hint)
 
 
 def _parse(lines: list[bytes]) -> Iterator[AuditEntry]:

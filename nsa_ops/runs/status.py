@@ -10,6 +10,7 @@ from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost
 from nsa_ops.runs.backup.receipts import newest_held
 from nsa_ops.runs.choose import PodRuns, choose_record, find_run, link_of, look_at_pods
 from nsa_ops.runs.context import Operator
+from nsa_ops.runs.pods import choose_pod
 from nsa_ops.store import RunRecord
 
 #: `status --exit-code`
@@ -39,8 +40,14 @@ class RunStatusLine:
 
 
 def list_runs(operator: Operator, pod: str | None = None) -> list[RunStatusLine]:
-    """Every run that was launched from here, newest first; one round trip a pod."""
+    """Every run that was launched from here, newest first; one round trip a pod.
+
+    Raises:
+        NotFoundError: If a pod is named that is not known and never had a run.
+    """
     runs = operator.store.runs(pod)
+    if pod is not None and not runs:
+        choose_pod(operator.store, pod)
     looked = look_at_pods(operator, runs)
     return [_line_among(operator, run, looked) for run in runs]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nsa_ops.errors import NotFoundError
-from nsa_ops.remote.audit import AuditedTransport, AuditLog
+from nsa_ops.remote.audit import CALLS, AuditedTransport, AuditLog
 from nsa_ops.runs.audit_log import AuditQuery, read_audit, refusal_of
 from tests.ops.cli_case import CommandLine
 from tests.ops.fakes import FakeTransport, completed
@@ -56,6 +56,46 @@ def test_an_entry_says_what_was_done_and_how_it_ended(log: AuditLog) -> None:
         ("missing", "error: `missing` does not exist on a fake pod"),
         ("/f", "2 bytes"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("call", "hint"), [("tial", "Did you mean `tail`?"), ("nosuch", "Known: run, put, get")]
+)
+@pytest.mark.usefixtures("log")
+def test_a_call_that_does_not_exist_is_usage_and_names_the_nearest(
+    cli: CommandLine, call: str, hint: str
+) -> None:
+    said = cli("audit", "--call", call)
+    assert (said.exit_code, said.out) == (2, "")
+    assert said.err.startswith(f"error: `--call {call}` is no call that is logged\n")
+    assert hint in said.err
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.usefixtures("log")
+def test_a_call_without_entries_is_no_error(cli: CommandLine, call: str) -> None:
+    said = cli("audit", "--call", call)
+    assert (said.exit_code, "of 8 entries" in said.out) == (0, True)
+    assert call in cli("audit", "--help").out
+
+
+@pytest.mark.usefixtures("log")
+def test_a_pod_that_nobody_knows_is_not_found_and_a_quiet_or_forgotten_one_is(
+    cli: CommandLine, own_settings: Path
+) -> None:
+    said = cli("audit", "--pod", "c")
+    assert (said.exit_code, said.out) == (6, "")
+    assert "There is no pod `c`" in said.err
+    assert cli("pod", "add", "c", f"local:{own_settings / 'pod'}").exit_code == 0
+    assert cli("audit", "--pod", "c").exit_code == 0
+    forgotten = cli("audit", "--pod", "a", "--text", "never done")
+    assert (forgotten.exit_code, "0 of" in forgotten.out) == (0, True)
+
+
+def test_runs_of_a_pod_that_nobody_knows_are_not_found(cli: CommandLine) -> None:
+    said = cli("run", "ls", "--pod", "nope")
+    assert (said.exit_code, said.out) == (6, "")
+    assert "There is no pod `nope`" in said.err
 
 
 def test_a_log_that_is_not_there_is_empty(cli: CommandLine) -> None:
