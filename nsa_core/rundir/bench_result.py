@@ -1,6 +1,5 @@
 """BenchResult: what a bench measured, on which card, with which versions and command."""
 
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -77,19 +76,16 @@ def parse_bench_result(content: bytes | str, where: str) -> BenchResult:
         BenchResultError: If it is no bench result.
     """
     try:
-        return BenchResult.model_validate_json(content)
+        result = BenchResult.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
         message = f"{where} is no bench result: {at + ': ' if at else ''}{first['msg']}"
         raise BenchResultError(message) from error
-
-
-def read_bench_result(path: Path) -> BenchResult:
-    """Read a file of bench/results.
-
-    Raises:
-        BenchResultError: If it is no bench result.
-        OSError: If it cannot be read.
-    """
-    return parse_bench_result(path.read_bytes(), str(path))
+    if result.schema_version > SCHEMA_VERSION:
+        message = (
+            f"{where} was written by a newer version "
+            f"(schema {result.schema_version}, this one reads {SCHEMA_VERSION})"
+        )
+        raise BenchResultError(message)
+    return result

@@ -16,6 +16,7 @@ from nsa_ops.remote.ssh_target import Address, SshSettings
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.context import Operator
 from nsa_ops.runs.doors import target_of
+from nsa_ops.runs.named_file import read_named
 from nsa_ops.store import PodRecord
 
 STDIN = "-"
@@ -37,22 +38,24 @@ def read_password(source: str, stdin: TextIO) -> str:
     """The password in a file that nobody else may read, or in the first line of stdin.
 
     Raises:
-        NotFoundError: If there is no such file.
         LocalResourceError: If others may read it.
-        ConfigurationError: If it is empty.
+        ConfigurationError: If it is empty, or no text.
+        OpsError: As `read_named`.
     """
     if source == STDIN:
         password = stdin.readline().rstrip("\n")
     else:
         path = Path(source).expanduser()
-        if not path.is_file():
-            message = f"Password file `{source}` does not exist"
-            raise NotFoundError(message)
+        content = read_named(path, "Password file")
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             message = f"Password file `{source}` has mode {mode:o}, so others may read it"
             raise LocalResourceError(message, hint=f"Run `chmod 600 {source}`")
-        password = path.read_text().partition("\n")[0]
+        try:
+            password = content.decode().partition("\n")[0].rstrip("\r")
+        except UnicodeDecodeError as error:
+            message = f"Password file `{source}` is no UTF-8 text"
+            raise ConfigurationError(message, hint="Write it anew in UTF-8") from error
     if not password:
         message = f"`--password-from {source}` gave no password"
         raise ConfigurationError(message, hint="It is the first line")

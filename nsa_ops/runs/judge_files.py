@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from nsa_core.rundir.report import CheckResult, verdict_of
-from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError
+from nsa_ops.errors import ConfigurationError, RefusedError
 from nsa_ops.runs.configure import all_hardware, load_hardware
 from nsa_ops.runs.judge_evidence import judge_evidence
+from nsa_ops.runs.named_file import read_named
 
 #: More of a kernel log is no more evidence; the newest lines are at its end.
 MAX_BYTES = 16 * 2**20
@@ -42,7 +43,7 @@ def judge_files(paths: Sequence[Path], profile: str, pod: str | None = None) -> 
 
     Raises:
         ConfigurationError: If a pod is named too, or there is no such profile.
-        NotFoundError: If a file cannot be read.
+        OpsError: As `read_named`.
     """
     if pod is not None:
         message = f"`--evidence` judges files, and pod `{pod}` cannot be asked at once"
@@ -66,10 +67,6 @@ def refusal_by_evidence(judged: Judgement) -> RefusedError | None:
 
 def _read(path: Path) -> str:
     """The text of a file, whatever wrote it; bytes that are none are shown as replacements."""
-    try:
-        content = path.read_bytes()[-MAX_BYTES:]
-    except OSError as error:
-        message = f"Evidence `{path}` cannot be read: {error.strerror}"
-        raise NotFoundError(message, hint="Check the path") from error
+    content = read_named(path, "Evidence")[-MAX_BYTES:]
     is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return content.decode("utf-16" if is_wide else "utf-8-sig", errors="replace")

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_core.config.training import WatchdogLimits
-from nsa_ops.errors import ConfigurationError, NotFoundError
+from nsa_ops.errors import ConfigurationError
 from nsa_ops.pod.foreign_logs import parse_log
 from nsa_ops.pod.replay import Replay, replay
 from nsa_ops.pod.verdict import Level
+from nsa_ops.runs.named_file import read_named
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,12 @@ def judge_log(path: Path, run_id: str | None = None) -> LogHealth:
 
     Raises:
         ConfigurationError: If a run is named as well, or the file has no record that is understood.
-        NotFoundError: If the file cannot be read.
+        OpsError: As `read_named`.
     """
     if run_id is not None:
         message = f"Run `{run_id}` and `--log {path}` cannot be judged at once"
         raise ConfigurationError(message, hint="Leave one of the two out")
-    try:
-        text = path.read_text(errors="replace")
-    except OSError as error:
-        message = f"Log `{path}` cannot be read: {error.strerror}"
-        raise NotFoundError(message, hint="Check the path") from error
-    log = parse_log(text)
+    log = parse_log(read_named(path, "Log").decode(errors="replace"))
     if not log.beats and not log.error:
         message = f"Log `{path}` has no line that tells of a training step"
         raise ConfigurationError(message, hint="A line needs a step and a loss")

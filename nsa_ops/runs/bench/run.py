@@ -9,26 +9,26 @@ from nsa_core.rundir.bench_result import (
     BenchResult,
     BenchResultError,
     parse_bench_result,
-    read_bench_result,
 )
 from nsa_ops.errors import (
     ConfigurationError,
     LocalResourceError,
-    NotFoundError,
     OpsError,
     VerificationError,
 )
 from nsa_ops.remote.snapshot import Snapshot, ship, take_snapshot
 from nsa_ops.remote.transport import Completed
-from nsa_ops.runs.bench.panels import panels_of
+from nsa_ops.runs.bench.panels import Panels, panels_of
 from nsa_ops.runs.bench.plot import draw_panels
 from nsa_ops.runs.configure import Choice, resolve_choice
 from nsa_ops.runs.context import Operator, PodLink
+from nsa_ops.runs.named_file import check_writable_place, read_named
 from nsa_ops.runs.pods import choose_pod
 
 BENCH_S, VALIDATE_S = 1800.0, 7200.0
 #: Exit codes of `python -m nsa_core.bench` with a result, and of one that could not begin.
 _FAILED = 9
+_WHERE = "Results are in bench/results"
 _ERRORS: Mapping[int, type[OpsError]] = {2: ConfigurationError, 11: LocalResourceError}
 
 
@@ -148,22 +148,29 @@ def read_benched(path: Path, bench: str) -> Benched:
     """What a bench found before.
 
     Raises:
-        NotFoundError: If there is no such file.
         ConfigurationError: If it is no result of this bench.
+        OpsError: As `read_named`.
     """
+    content = read_named(path, "Result", hint=_WHERE)
     try:
-        result = read_bench_result(path)
-    except FileNotFoundError as error:
-        message = f"There is no file `{path}`"
-        raise NotFoundError(message, hint="Results are in bench/results") from error
+        result = parse_bench_result(content, f"`{path}`")
     except BenchResultError as error:
-        raise ConfigurationError(
-            _sentence(str(error)), hint="Results are in bench/results"
-        ) from error
+        raise ConfigurationError(_sentence(str(error)), hint=_WHERE) from error
     if result.bench != bench:
         message = f"`{path}` is a result of `bench {result.bench}`"
         raise ConfigurationError(message, hint=f"Show it with `bench {result.bench}`")
     return Benched(str(path), result)
+
+
+def check_places(*, out: Path | None, plot: Path | None) -> None:
+    """Refuse files that `keep` could never write, before anything is measured.
+
+    Raises:
+        OpsError: As `check_writable_place`.
+    """
+    for path, flag in ((out, "--out"), (plot, "--plot")):
+        if path is not None:
+            check_writable_place(path, flag)
 
 
 def keep(found: Benched, *, out: Path | None, plot: Path | None) -> Benched:
@@ -178,13 +185,29 @@ def keep(found: Benched, *, out: Path | None, plot: Path | None) -> Benched:
         write_text(out, found.result.model_dump_json(indent=1) + "\n")
         kept.append(out)
     if plot is not None:
-        panels = panels_of(found.result)
+        panels = _drawable(found)
         if not panels.panels:
             message = f"The result of `bench {found.result.bench}` has no rows that can be drawn"
             raise ConfigurationError(message, hint="Look at it without `--plot`")
         write_text(plot, draw_panels(panels))
         kept.append(plot)
     return Benched(found.source, found.result, found.failure, tuple(kept))
+
+
+def _drawable(found: Benched) -> Panels:
+    """The picture of rows that may come from any file.
+
+    Raises:
+        ConfigurationError: If they are not such as this bench writes.
+    """
+    try:
+        return panels_of(found.result)
+    except (KeyError, TypeError, ValueError) as error:
+        message = (
+            f"The rows of {found.source} are not those of `bench {found.result.bench}`: "
+            f"{type(error).__name__}: {error}"
+        )
+        raise ConfigurationError(message, hint="Look at it without `--plot`") from error
 
 
 def _sentence(text: str) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from nsa_core.bench import __main__ as entry
 from nsa_core.bench.command import Bench
-from nsa_core.rundir.bench_result import parse_bench_result, read_bench_result
+from nsa_core.rundir.bench_result import parse_bench_result
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def test_the_table_is_the_result_and_the_file_holds_machine_command_and_rows(tmp
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("card ")
     assert lines[1:] == ["T ms", "8 0.5", "16 1.0"]
-    result = read_bench_result(path)
+    result = parse_bench_result(path.read_bytes(), "it")
     assert (result.bench, result.commit, result.torch) == ("fake", "abc", torch.__version__)
     assert result.rows == [{"T": 8, "fwd_ms": 0.5}, {"T": 16, "fwd_ms": 1.0}]
 
@@ -68,7 +68,7 @@ def test_the_table_is_the_result_and_the_file_holds_machine_command_and_rows(tmp
 def test_the_recorded_command_names_no_folder_of_the_machine(tmp_path):
     path = tmp_path / "result.json"
     entry.main(["fake", "--json", str(path), "--commit", "abc"])
-    assert read_bench_result(path).command == (
+    assert parse_bench_result(path.read_bytes(), "it").command == (
         "python -m nsa_core.bench fake --json result.json --commit abc"
     )
 

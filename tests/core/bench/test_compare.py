@@ -8,7 +8,7 @@ import pytest
 from nsa_core.bench.__main__ import main
 from nsa_core.bench.compare import find_excess, format_row
 from nsa_core.bench.run_row import RunRow
-from nsa_core.rundir.bench_result import read_bench_result
+from nsa_core.rundir.bench_result import parse_bench_result
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import read_manifest
 from tests.integration.trainer_runs import write_text_once
@@ -36,7 +36,7 @@ def compared(tmp_path_factory):
     root = tmp_path_factory.mktemp("compare")
     text = write_text_once(root / "text.jsonl")
     code = main([*flags(root, text), "--json", str(root / "result.json"), "--commit", "abc"])
-    return root, text, code, read_bench_result(root / "result.json")
+    return root, text, code, parse_bench_result((root / "result.json").read_bytes(), "it")
 
 
 def test_both_runs_saw_the_same_text_and_only_the_attention_differs(compared):

@@ -46,6 +46,10 @@ def test_a_result_can_be_copied(cli: CommandLine, result: Path, tmp_path: Path) 
     [
         ("{}", "is no bench result: card: "),
         ("no JSON", "is no bench result: "),
+        ("\udcff\udcfe", "is no bench result: Invalid JSON"),
+        ("[]", "is no bench result: Input should be an object"),
+        ('{"schema": "nsa-ops/audit/1", "ok": true, "data": null, "errors": []}', "card: "),
+        (document([ROW]).replace("{", '{"schema_version": 2, ', 1), "written by a newer version"),
         (document([ROW], bench="decode"), "is a result of `bench decode`"),
     ],
 )
@@ -53,15 +57,70 @@ def test_a_file_that_is_no_result_of_this_bench_is_usage(
     cli: CommandLine, tmp_path: Path, content: str, says: str
 ) -> None:
     path = tmp_path / "other.json"
-    path.write_text(content)
+    path.write_bytes(content.encode(errors="surrogateescape"))
     outcome = cli("bench", "kernels", "--from", str(path))
-    assert outcome.exit_code == 2
+    assert (outcome.exit_code, outcome.out) == (2, "")
     assert says in outcome.err
+    assert "hint: " in outcome.err
 
 
-def test_a_missing_file_is_not_found(cli: CommandLine, tmp_path: Path) -> None:
-    outcome = cli("bench", "kernels", "--from", str(tmp_path / "no.json"))
-    assert outcome.exit_code == 6
+FILE_FLAGS = [
+    pytest.param(["bench", "kernels", "--from"], id="a result"),
+    pytest.param(["bench", "validate", "--from"], id="a matrix"),
+    pytest.param(["preflight", "--evidence"], id="evidence"),
+    pytest.param(["health", "--log"], id="a log"),
+]
+
+
+@pytest.mark.parametrize("words", FILE_FLAGS)
+def test_a_file_that_is_not_there_is_not_found(
+    cli: CommandLine, result: Path, words: list[str]
+) -> None:
+    for path in (result.parent / "no.json", result / "below-a-file.json"):
+        outcome = cli(*words, str(path))
+        assert (outcome.exit_code, outcome.out) == (6, "")
+        assert f"`{path}` does not exist" in outcome.err
+
+
+@pytest.mark.parametrize("words", FILE_FLAGS)
+def test_a_folder_where_a_file_is_needed_is_usage(
+    cli: CommandLine, tmp_path: Path, words: list[str]
+) -> None:
+    outcome = cli(*words, str(tmp_path))
+    assert (outcome.exit_code, outcome.out) == (2, "")
+    assert f"`{tmp_path}` is a folder, and a file is needed" in outcome.err
+
+
+@pytest.mark.parametrize("words", FILE_FLAGS)
+def test_a_file_that_may_not_be_read_is_a_lack_of_this_machine(
+    cli: CommandLine, result: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))  # as root, chmod refuses nothing
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    outcome = cli(*words, str(result))
+    assert (outcome.exit_code, outcome.out) == (11, "")
+    assert f"`{result}` cannot be read: Permission denied" in outcome.err
+
+
+@pytest.mark.parametrize("flag", ["--out", "--plot"])
+@pytest.mark.parametrize("bench", ["kernels", "validate"])
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    cli: CommandLine, result: Path, flag: str, bench: str
+) -> None:
+    folder = cli("bench", bench, flag, str(result.parent))
+    assert (folder.exit_code, "is a folder, and a file is needed" in folder.err) == (2, True)
+    nowhere = cli("bench", bench, flag, str(result.parent / "no" / "x"))
+    assert (nowhere.exit_code, "there is no folder" in nowhere.err) == (6, True)
+
+
+def test_rows_of_another_kind_are_not_drawn(cli: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "compare.json"
+    path.write_text(document([{"attention": "nsa"}], bench="compare"))
+    outcome = cli("bench", "compare", "--from", str(path), "--plot", str(tmp_path / "x.svg"))
+    assert outcome.exit_code == 2
+    assert "are not those of `bench compare`: KeyError: 'loss_curve'" in outcome.err
 
 
 def test_a_result_without_rows_is_not_drawn(cli: CommandLine, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_a_file_that_is_no_log_or_is_not_there_is_said_so(tmp_path):
     prose.write_text("It was a dark and stormy night.")
     with pytest.raises(ConfigurationError, match="no line that tells"):
         judge_log(prose)
-    with pytest.raises(NotFoundError, match="cannot be read"):
+    with pytest.raises(NotFoundError, match="does not exist"):
         judge_log(tmp_path / "absent.log")
     with pytest.raises(ConfigurationError, match="at once"):
         judge_log(prose, "run-1")
