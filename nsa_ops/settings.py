@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
 
 from nsa_core.config.base import FrozenModel
 
@@ -53,10 +55,10 @@ class OperatorSettings(FrozenModel):
     pod: str = ""
     profile: str = ""
     recipe: str = ""
-    timeout_s: float = 0.0
+    timeout_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     tmux_socket: str = "nsa"
     ssh_config: str = ""
-    color: str = "auto"
+    color: Literal["auto", "always", "never"] = "auto"
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,13 @@ def _settings_of(
             values[name], origins[name] = value, origin
     try:
         settings = OperatorSettings.model_validate(values)
-    except ValueError as error:
-        message = f"A setting cannot be used: {str(error).splitlines()[2].strip()}"
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        message = (
+            f"Setting `{name}` from {origins[name]} cannot be used: {first['msg']}, "
+            f"and it is {first['input']!r}"
+        )
         raise SettingsError(message) from error
     state_dir = Path(settings.state_dir or _platform_state_dir(found)).expanduser().absolute()
     return Settings(

@@ -45,7 +45,12 @@ CommandFunction = Callable[..., None]
 
 
 def command(
-    group: typer.Typer, name: str, *, path: str = "", changes: bool = False
+    group: typer.Typer,
+    name: str,
+    *,
+    path: str = "",
+    changes: bool = False,
+    is_without_settings: bool = False,
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Register a function as a command; its first parameter receives the `Session`.
 
@@ -54,17 +59,23 @@ def command(
         name: Its word.
         path: Words before it, such as `pod`; they name the JSON schema.
         changes: It changes something: it takes `--yes` and `--plan` too.
+        is_without_settings: It goes on where the settings cannot be used; every other command is
+            refused then, before it does or shows anything.
     """
     words = f"{path} {name}".strip()
 
     def register(function: CommandFunction) -> CommandFunction:
-        group.command(name, help=inspect.getdoc(function))(_in_session(function, words, changes))
+        group.command(name, help=inspect.getdoc(function))(
+            _in_session(function, words, changes, is_without_settings)
+        )
         return function
 
     return register
 
 
-def _in_session(function: CommandFunction, words: str, changes: bool) -> CommandFunction:
+def _in_session(
+    function: CommandFunction, words: str, changes: bool, is_without_settings: bool
+) -> CommandFunction:
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     shared = _COMMON | (_CHANGING if changes else {})
 
@@ -72,6 +83,8 @@ def _in_session(function: CommandFunction, words: str, changes: bool) -> Command
     def run(**values: Any) -> None:
         session = Session(words, _options({name: values.pop(name) for name in shared}))
         try:
+            if not is_without_settings:
+                session.check_settings()
             function(session, **values)
         except KeyboardInterrupt as error:
             message = f"Stopped by Ctrl-C: {session.interrupt_note}"

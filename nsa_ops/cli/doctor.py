@@ -9,7 +9,7 @@ from nsa_ops.errors import ConfigurationError
 
 def register(app: typer.Typer) -> None:
     """Add the command to the root command."""
-    command(app, "doctor")(doctor)
+    command(app, "doctor", is_without_settings=True)(doctor)
 
 
 def doctor(session: Session) -> None:

@@ -56,8 +56,16 @@ class Session:
         try:
             return read_settings()
         except SettingsError as error:
-            hint = "See docs/variables.md, and what applies with `nsa-ops config show --operator`"
+            hint = "See docs/variables.md; `nsa-ops doctor` goes on without the settings"
             raise ConfigurationError(str(error), hint=hint) from error
+
+    def check_settings(self) -> None:
+        """Refuse settings that cannot be used.
+
+        Raises:
+            ConfigurationError: As `settings`.
+        """
+        _ = self.settings
 
     def use_built_in_settings(self) -> "Settings":
         """Go on without the configured settings, which cannot be used; the caller says why."""

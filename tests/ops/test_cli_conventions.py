@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,26 @@ def test_every_command_and_option_says_what_it_is_for(words: str) -> None:
     command = COMMANDS[words]
     assert command.help
     assert command.help.splitlines()[0].endswith(".")
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_settings_are_checked_before_anything_is_shown_or_done(
+    words: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch, own_settings: Path
+) -> None:
+    monkeypatch.setenv("NSA_OPS_TIMEOUT_S", "soon")
+    monkeypatch.chdir(own_settings)
+    needed = ["x" for parameter in COMMANDS[words].params if parameter.required]
+    before = sorted(own_settings.rglob("*"))
+    outcome = cli(*words.split(), *needed)
+    if words == "doctor":  # its work is to name what is wrong
+        assert "soon" in outcome.out
+        return
+    assert (outcome.exit_code, outcome.out) == (2, "")
+    assert outcome.err.startswith(
+        "error: Setting `timeout_s` from NSA_OPS_TIMEOUT_S cannot be used: "
+    )
+    assert "'soon'" in outcome.err
+    assert sorted(own_settings.rglob("*")) == before
 
 
 def _run_fresh(code: str) -> dict[str, Any]:

@@ -48,7 +48,10 @@ def test_secrets_do_not_reach_a_local_pod(home: Path) -> None:
     [
         ("pod = ", "not valid TOML"),
         ("pdo = 1", "did you mean `pod`"),
-        ("timeout_s = 'x'", "number"),
+        ("timeout_s = 'x'", r"`timeout_s` from .*nsa-ops.toml cannot be used: .* number, .*'x'"),
+        ("timeout_s = -1", "greater than or equal to 0"),
+        ("timeout_s = nan", "finite"),
+        ("color = 'blue'", "'auto', 'always' or 'never'"),
     ],
 )
 def test_a_settings_file_that_cannot_be_used_says_why(
