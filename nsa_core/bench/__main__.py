@@ -1,7 +1,7 @@
 """`python -m nsa_core.bench WHAT`: measure on the device that is here, as a table and as JSON.
 
 Exit code 0, 2 for flags that cannot be used, 9 where the rows prove something wrong, 11 without the
-card that a bench needs.
+card that a bench needs, or the disk.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from nsa_core.bench.command import Bench
-from nsa_core.config.errors import ConfigError
+from nsa_core.config.errors import ConfigError, one_line
 from nsa_core.env import set_before_torch
-from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.atomic import check_place, write_text
 from nsa_core.rundir.bench_result import BenchResult, Machine
 
 #: Where each bench lives; only the one that is asked for is imported.
@@ -29,7 +29,7 @@ BENCHES: Mapping[str, str] = {
     "validate": "nsa_core.bench.validate",
     "recall": "nsa_core.bench.recall",
 }
-EXIT_USAGE, EXIT_FAILED, EXIT_NO_CARD = 2, 9, 11
+EXIT_USAGE, EXIT_FAILED, EXIT_LACKING = 2, 9, 11
 _PROGRAM = "python -m nsa_core.bench"
 
 
@@ -65,16 +65,28 @@ def main(argv: Sequence[str]) -> int:
 
     if bench.needs_card and not torch.cuda.is_available():
         tell(f"error: `bench {name}` needs a CUDA card, and torch sees none here")
-        return EXIT_NO_CARD
+        return EXIT_LACKING
+    try:
+        if options.json not in {"", "-"}:
+            _prepare_place(Path(options.json))
+    except OSError as error:
+        tell(f"error: --json {one_line(error)}")
+        return EXIT_USAGE
     try:
         return _run(bench, name, options, shown_command(argv, options.json))
     except (ConfigError, ValueError) as error:
         tell(f"error: {error}")
         return EXIT_USAGE
+    except OSError as error:
+        tell(f"error: {one_line(error)}; free space or change the rights, then repeat it")
+        return EXIT_LACKING
 
 
 def _run(bench: Bench, name: str, options: argparse.Namespace, command: str) -> int:
-    """Measure row by row; what was measured before a crash is in the file already."""
+    """Measure row by row; what was measured before a crash is in the file already.
+
+    Nothing is printed before the first row: flags that cannot be used show when it is asked for.
+    """
     from nsa_core.bench.machine import describe_machine
 
     result = BenchResult(
@@ -86,9 +98,10 @@ def _run(bench: Bench, name: str, options: argparse.Namespace, command: str) -> 
         rows=[],
     )
     story = sys.stderr if options.json == "-" else sys.stdout
-    print(machine_line(result), bench.header, sep="\n", file=story, flush=True)  # the table
     rows: list[Any] = []
     for row in bench.measure(options, result):
+        if not rows:
+            print(machine_line(result), bench.header, sep="\n", file=story)  # the table
         rows.append(row)
         print(bench.format_row(row), file=story, flush=True)  # the table
         result = result.model_copy(update={"rows": [*result.rows, asdict(row)]})
@@ -116,8 +129,13 @@ def machine_line(machine: Machine) -> str:
     return "  ".join(f"{name} {value}" for name, value in known.items())
 
 
-def _keep(path: Path, result: BenchResult) -> None:
+def _prepare_place(path: Path) -> None:
+    """Make the folder of the result, and refuse a place where none can be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    check_place(path)
+
+
+def _keep(path: Path, result: BenchResult) -> None:
     write_text(path, _as_json(result) + "\n")
 
 

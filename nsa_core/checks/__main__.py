@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from nsa_core.config.errors import ConfigError
+from nsa_core.config.errors import ConfigError, one_line
 from nsa_core.config.recipe import resolve
 from nsa_core.config.run import RunConfig
 from nsa_core.env import set_before_torch
@@ -42,7 +42,10 @@ def read_config(source: str | None, device: str) -> RunConfig:
         text = sys.stdin.read() if source == "-" else Path(source).read_text()
         return RunConfig.model_validate_json(text)
     except (OSError, ValueError) as error:
-        message = f"--config {source}: not a configuration: {str(error).splitlines()[0]}"
+        message = (
+            f"--config {source}: not a configuration: {one_line(error)}; a checkpoint of a run "
+            "holds one as config.json"
+        )
         raise ConfigError(message) from error
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from nsa_core.config.errors import one_line
 from nsa_core.config.training import DataConfig
 from nsa_core.data.errors import DataError
 from nsa_core.data.progress import StageProgress
@@ -28,12 +29,16 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         config, seed = _read_config(parsed.run_dir, parsed.seed)
-        staged = stage(config, parsed.root or Path.cwd(), seed, _Printer())
-    except (ManifestError, ValidationError) as error:
-        print(f"error: {_one_line(error)}", file=sys.stderr)  # noqa: T201 - this is the terminal
+    except (ManifestError, OSError) as error:
+        _complain(f"{one_line(error)}; `nsa-ops run show` names the directory of a run")
         return TrainerExit.CONFIGURATION
+    except ValidationError as error:
+        _complain(f"data.{one_line(error)}; `nsa-ops config show` lists the keys of data")
+        return TrainerExit.CONFIGURATION
+    try:
+        staged = stage(config, parsed.root or Path.cwd(), seed, _Printer())
     except DataError as error:
-        print(f"error: {error.message}; {error.hint}", file=sys.stderr)  # noqa: T201
+        _complain(f"{error.message}; {error.hint}")
         return TrainerExit.DATA
     print(json.dumps(summary(staged)))  # noqa: T201 - the result
     return TrainerExit.FINISHED
@@ -78,11 +83,8 @@ def _read_config(run_dir: Path | None, seed: int) -> tuple[DataConfig, int]:
     return config.data, config.seed
 
 
-def _one_line(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    return f"data.{'.'.join(map(str, first['loc']))}: {first['msg']}"
+def _complain(sentence: str) -> None:
+    print(f"error: {sentence}", file=sys.stderr)  # noqa: T201 - this is the terminal
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsa_core.config.errors import one_line
 from nsa_core.env import set_before_torch
-from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.atomic import check_place, write_text
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.layout import RunDir
 
@@ -54,6 +55,8 @@ def main(argv: list[str] | None = None) -> int:
     from nsa_core.evaluate.run_model import RunModelError
 
     try:
+        if arguments.picture:
+            check_place(arguments.picture)
         table, weights = measure(arguments)
         if arguments.picture:
             write_text(arguments.picture, picture(table, is_cut=arguments.cut))
@@ -62,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         tell(f"error: {error}")
         return error.code
     except (ValueError, OSError) as error:
-        tell(f"error: {error}")
+        tell(f"error: {one_line(error)}")
         return TrainerExit.CONFIGURATION
     if arguments.json:
         found = {"weights": weights, "is_cut": arguments.cut, "cells": table.as_json()}

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from nsa_core.config.backend_policy import ALL_BRANCHES
+from nsa_core.config.errors import one_line
 from nsa_core.config.run import RunConfig
 from nsa_core.data.errors import DataError
 from nsa_core.data.manifest import MANIFEST_NAME as STAGED_NAME
@@ -132,8 +133,9 @@ def find_weights(run: RunDir, *, tell: Tell, step: int | None = None) -> Weights
     """
     try:
         manifest = read_manifest(run)
-    except ManifestError as error:
-        raise RunModelError(str(error), TrainerExit.CONFIGURATION) from error
+    except (ManifestError, OSError) as error:
+        message = f"{one_line(error)}; `nsa-ops run show` names the directory of a run"
+        raise RunModelError(message, TrainerExit.CONFIGURATION) from error
     known = list_checkpoints(run)
     for checkpoint in known:
         if step is not None and checkpoint.step != step:
@@ -160,7 +162,7 @@ def _from_checkpoint(checkpoint: Checkpoint) -> WeightsFile:
     try:
         config = RunConfig.model_validate_json((checkpoint.path / CONFIG_FILE).read_bytes())
     except (OSError, ValueError) as error:
-        message = f"{checkpoint.path / CONFIG_FILE} cannot be read: {str(error).splitlines()[0]}"
+        message = f"{checkpoint.path / CONFIG_FILE} cannot be read: {one_line(error)}"
         raise RunModelError(message, TrainerExit.CHECKPOINT) from error
     return WeightsFile(
         checkpoint.path / MODEL_FILE,

@@ -1,5 +1,6 @@
 """Write a file whole or not at all, and append whole lines, so that a kill leaves nothing torn."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -18,6 +19,19 @@ def fsync_file(path: Path) -> None:
     """Make the content of a file durable, whoever wrote it."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def check_place(path: Path) -> None:
+    """Refuse a file that could never be written, before its content is made.
+
+    Raises:
+        IsADirectoryError: If it is a folder.
+        FileNotFoundError: If the folder it would be in does not exist.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder, and a file is needed", str(path))
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}", str(path))
 
 
 def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nsa_core.config.base import FrozenModel, TolerantModel
+from nsa_core.config.errors import one_line
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.atomic import fsync_dir, write_text
 from nsa_core.rundir.exit import keep_exit
@@ -82,16 +83,18 @@ def read_manifest(run: RunDir) -> RunManifest:
 
     Raises:
         ManifestError: If it is missing or damaged; the message says which.
+        OSError: If it may not or cannot be read.
     """
     try:
         return RunManifest.model_validate_json(run.manifest.read_bytes())
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         message = f"{run.manifest} does not exist: this is not a run directory"
         raise ManifestError(message) from error
+    except IsADirectoryError as error:
+        message = f"{run.manifest} is a folder: this is not a run directory"
+        raise ManifestError(message) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        message = f"{run.manifest} cannot be used: {where}: {first['msg']}"
+        message = f"{run.manifest} cannot be used: {one_line(error)}"
         raise ManifestError(message) from error
 
 

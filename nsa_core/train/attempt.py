@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from nsa_core.config.errors import one_line
 from nsa_core.env import read_rank
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import ExitRecord, TrainerExit, read_exit, write_exit
@@ -51,8 +52,8 @@ def take_run(run: RunDir) -> RunManifest:
     """
     try:
         manifest = read_manifest(run)
-    except ManifestError as error:
-        raise ConfigurationError(str(error), hint="Launch with `nsa-ops launch`") from error
+    except (ManifestError, OSError) as error:
+        raise ConfigurationError(one_line(error), hint="Launch with `nsa-ops launch`") from error
     descriptor = os.open(run.root, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from nsa_core.rundir.atomic import check_place
 from nsa_ops.errors import ConfigurationError, LocalResourceError, NotFoundError
 
 
@@ -38,9 +39,11 @@ def check_writable_place(path: Path, flag: str) -> None:
         ConfigurationError: If it is a folder.
         NotFoundError: If the folder it would be in does not exist.
     """
-    if path.is_dir():
-        message = f"`{flag} {path}` is a folder, and a file is needed"
-        raise ConfigurationError(message, hint=f"Name a file in it: `{flag} {path / 'NAME'}`")
-    if not path.parent.is_dir():
-        message = f"`{flag} {path}` cannot be written: there is no folder `{path.parent}`"
-        raise NotFoundError(message, hint=f"Make it: `mkdir -p {path.parent}`")
+    try:
+        check_place(path)
+    except IsADirectoryError as error:
+        message = f"`{flag} {path}` {error.strerror}"
+        raise ConfigurationError(message, hint=f"Write `{flag} {path / 'NAME'}`") from error
+    except FileNotFoundError as error:
+        message = f"`{flag} {path}` cannot be written: {error.strerror}"
+        raise NotFoundError(message, hint=f"Make it: `mkdir -p {path.parent}`") from error
