@@ -19,6 +19,7 @@ from nsa_core.config.errors import ConfigError, one_line
 from nsa_core.env import set_before_torch
 from nsa_core.rundir.atomic import check_place, write_text
 from nsa_core.rundir.bench_result import BenchResult, Machine
+from nsa_core.rundir.redaction import redact
 
 #: Where each bench lives; only the one that is asked for is imported.
 BENCHES: Mapping[str, str] = {
@@ -117,10 +118,10 @@ def _run(bench: Bench, name: str, options: argparse.Namespace, command: str) -> 
 
 
 def shown_command(argv: Sequence[str], target: str) -> str:
-    """The command as it is recorded: paths without the folders of this machine."""
+    """The command as it is recorded: paths without the folders of this machine, no secrets."""
     words = [word.replace(target, Path(target).name) if target else word for word in argv]
     shown = (Path(word).name if Path(word).is_absolute() else word for word in words)
-    return " ".join([_PROGRAM, *shown])
+    return redact(" ".join([_PROGRAM, *shown]))
 
 
 def machine_line(machine: Machine) -> str:

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.redaction import FreeText, redact
 
 
 class HaltRequest(TolerantModel):
@@ -16,7 +17,7 @@ class HaltRequest(TolerantModel):
     Attributes:
         run_id: Run it is meant for.
         attempt: Attempt it is meant for.
-        reason: Why, in one line; a watchdog's rule id comes first.
+        reason: Why, in one line, redacted; a watchdog's rule id comes first.
         by: Who asks: `operator`, `watchdog` or `file` (a plain line written by hand).
         at: Unix seconds.
         grace_s: Seconds the trainer has before it is told by signal.
@@ -25,7 +26,7 @@ class HaltRequest(TolerantModel):
 
     run_id: str
     attempt: int
-    reason: str
+    reason: FreeText
     by: str
     at: float
     grace_s: float = 60.0
@@ -79,7 +80,7 @@ def describe_halt_file(run: RunDir) -> str | None:
     try:
         request = HaltRequest.model_validate_json(text)
     except ValidationError:
-        meant = text.strip()[:120]
+        meant = redact(text.strip())[:120]
     else:
         meant = f"{request.by} asked {request.run_id} attempt {request.attempt}: {request.reason}"
     return f"{meant} (written {written:%Y-%m-%d %H:%M:%S} UTC)"

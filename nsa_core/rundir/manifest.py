@@ -10,6 +10,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.rundir.atomic import fsync_dir, write_text
 from nsa_core.rundir.exit import keep_exit
 from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.redaction import FreeText
 
 
 class Parent(FrozenModel):
@@ -46,9 +47,9 @@ class RunManifest(TolerantModel):
         preflight_sha256: Report that allowed the launch; empty if it was overridden.
         kernels: By branch, the backend that the preflight proved on this pod. The trainer refuses
             to use another one. A branch that was not proven under this configuration is absent.
-        overrides: Guardrails that were overridden, with the reason given.
+        overrides: Guardrails that were overridden, with the reason given, redacted.
         resume: `auto`, or the path of the checkpoint to begin from.
-        command: Exact command that launched it.
+        command: Command that launched it, word for word but redacted.
         created_unix_s: When.
     """
 
@@ -68,9 +69,9 @@ class RunManifest(TolerantModel):
     pod_facts: dict[str, Any] = {}
     preflight_sha256: str = ""
     kernels: dict[str, KernelChoice] = {}
-    overrides: dict[str, str] = {}
+    overrides: dict[str, FreeText] = {}
     resume: str = "auto"
-    command: list[str] = []
+    command: list[FreeText] = []
     created_unix_s: float
 
 

@@ -21,7 +21,9 @@ from nsa_ops.errors import ConfigurationError
 OverrideOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--override", metavar="NAME=REASON", help="Pass a guardrail; the reason is recorded"
+        "--override",
+        metavar="NAME=REASON",
+        help="Pass a guardrail; the reason is recorded, no secrets",
     ),
 ]
 TrainerOption = Annotated[
@@ -135,7 +137,7 @@ def halt(
     session: Session,
     run: RunArgument = None,
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why; recorded with the run")
+        str, typer.Option("--reason", metavar="TEXT", help="Why; recorded with the run, no secrets")
     ] = "asked by the operator",
 ) -> None:
     """Halt a run; returns when a verified checkpoint exists, or says there is none."""

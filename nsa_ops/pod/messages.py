@@ -13,6 +13,7 @@ from nsa_core.rundir.halt import HaltRequest
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.manifest import Parent, RunManifest
 from nsa_core.rundir.process import ProcessIdentity
+from nsa_core.rundir.redaction import FreeText
 from nsa_core.rundir.status import State
 from nsa_ops.pod.processes import RunProcesses
 from nsa_ops.pod.verdict import Verdict
@@ -45,7 +46,7 @@ class HaltAction(FrozenModel):
     action: Literal["halt"] = "halt"
     run_dir: Path
     attempt: int | None = None
-    reason: str
+    reason: FreeText
     by: str = "operator"
     grace_s: float = 60.0
     save_checkpoint: bool = True
@@ -58,7 +59,7 @@ class SignalAction(FrozenModel):
     run_dir: Path
     attempt: int | None = None
     signal: SignalName
-    reason: str = ""
+    reason: FreeText = ""
     by: str = "operator"
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nsa_core.rundir.redaction import redact
 from nsa_ops.errors import OpsError
 from nsa_ops.remote.transport import Completed, Transport
 
@@ -99,7 +100,7 @@ class AuditedTransport:
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
         """Run a command and record it, also when it fails."""
         started = time.monotonic()
-        facts: dict[str, Any] = {"argv": [_clip(word) for word in argv], "stdin_bytes": len(stdin)}
+        facts: dict[str, Any] = {"argv": list(argv), "stdin_bytes": len(stdin)}
         try:
             done = self._inner.run(argv, stdin=stdin, timeout_s=timeout_s)
         except OpsError as error:
@@ -156,8 +157,9 @@ class AuditedTransport:
         return content
 
     def record(self, call: str, started: float, facts: dict[str, Any]) -> None:
-        """Write one call to the log; `started` is monotonic."""
+        """Write one call to the log, every word of it redacted; `started` is monotonic."""
         seconds = round(time.monotonic() - started, 3)
+        facts = {key: _redacted(value) for key, value in facts.items()}
         entry = {"at": time.time(), "pod": self._pod, "call": call, "seconds": seconds, **facts}
         self._log.append(entry)
         if self._tell is not None:
@@ -174,9 +176,17 @@ def _narrate(call: str, seconds: float, facts: dict[str, Any]) -> str:
     return f"{call}: {' '.join(line.split())} ({ended}, {seconds:g} s)"
 
 
+def _redacted(value: Any) -> Any:
+    """Words without secrets; a size or a code as it is."""
+    if isinstance(value, list):
+        return [_clip(word) for word in value]
+    return redact(value) if isinstance(value, str) else value
+
+
 def _clip(word: str) -> str:
-    """A long argument (a script) by its beginning and its hash."""
+    """A word without secrets; a long one (a script) by its beginning and the hash of all of it."""
+    shown = redact(word)
     if len(word) <= _MAX_ARGUMENT:
-        return word
+        return shown
     digest = hashlib.sha256(word.encode()).hexdigest()
-    return f"{word[:80]}… ({len(word)} characters, sha256 {digest})"
+    return f"{shown[:80]}… ({len(word)} characters, sha256 {digest})"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
+from nsa_core.rundir.redaction import redact
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.errors import ConfigurationError
 from nsa_ops.quantities import format_bytes
@@ -162,7 +163,7 @@ def _check(rail: Guardrail, subject: Subject, *, is_long: bool) -> CheckResult:
 
 
 def parse_overrides(flags: Sequence[str], more: Sequence[str] = ()) -> dict[str, str]:
-    """Names and reasons of `--override NAME=REASON`.
+    """Names and reasons of `--override NAME=REASON`; the reasons redacted.
 
     Args:
         flags: As they were typed.
@@ -183,7 +184,7 @@ def parse_overrides(flags: Sequence[str], more: Sequence[str] = ()) -> dict[str,
         if not reason.strip():
             message = f"`--override {name}` needs a reason, which is recorded with the run"
             raise ConfigurationError(message, hint=f"Write `--override {name}='why it is fine'`")
-        overrides[name] = reason.strip()
+        overrides[name] = redact(reason.strip())
     return overrides
 
 

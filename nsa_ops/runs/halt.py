@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsa_core.rundir.redaction import redact
 from nsa_ops.errors import DeadlineError, StateConflictError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import HaltAction, RunReport, SignalAction, SignalName
@@ -65,7 +66,7 @@ def plan_halt(operator: Operator, run_id: str | None, reason: str) -> tuple[Foun
     steps = [
         Step(
             "ask",
-            f"write a stop request for attempt {report.manifest.attempt}: {reason}",
+            f"write a stop request for attempt {report.manifest.attempt}: {redact(reason)}",
             files=(f"{report.run_dir}/.HALT",),
             is_done=ended,
         ),

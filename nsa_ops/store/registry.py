@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from nsa_core.rundir.redaction import redact
 from nsa_core.rundir.report import Report
 from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
 from nsa_ops.store.holds import is_held, take_hold
@@ -244,10 +245,13 @@ class Store:
         return self.path.parent / "intents"
 
     def leave_open(self, act: str, subject: str, **detail: object) -> int:
-        """Write down something that is still to be looked at; its number."""
+        """Write down something that is still to be looked at, redacted; its number."""
+        kept = {
+            key: redact(value) if isinstance(value, str) else value for key, value in detail.items()
+        }
         cursor = self._execute(
             "INSERT INTO intents (at, act, subject, detail) VALUES (?, ?, ?, ?)",
-            (time.time(), act, subject, json.dumps(detail, default=str)),
+            (time.time(), act, subject, json.dumps(kept, default=str)),
         )
         return int(cursor.lastrowid or 0)
 
@@ -255,7 +259,7 @@ class Store:
         """Write down how an act ended."""
         self._execute(
             "UPDATE intents SET ended_unix_s = ?, outcome = ? WHERE id = ?",
-            (time.time(), outcome, number),
+            (time.time(), redact(outcome), number),
         )
 
     def _end_earlier(self, act: str, subject: str, number: int) -> None:

@@ -247,13 +247,20 @@ def test_halting_twice_and_halting_nothing_are_both_clear(pod: LocalPod) -> None
 
 
 def test_secrets_of_the_laptop_are_nowhere_on_the_pod_and_the_audit_holds(pod: LocalPod) -> None:
-    assert pod.launch("r1", LONG).exit_code == 0
+    """Neither those of the environment nor those that somebody typed into a reason."""
+    said = pod.launch("r1", LONG, more=["--override", f"recipe=with HF_TOKEN={CANARY}"])
+    assert said.exit_code == 0
     record = read_processes(pod.run_dir("r1"))
     assert record is not None
     assert record.trainer is not None
     server = pod.tmux("display-message", "-p", "#{pid}").strip()
     for pid in (record.trainer.pid, record.runner.pid, server):
         assert CANARY.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+    halted = pod.must("halt", "--reason", f"the password is {CANARY}, rotate it", "--json")
+    for one in (said, halted, pod.must("events", "--json"), pod.must("report")):
+        assert CANARY.encode() not in one.out
+        assert CANARY not in one.err
+    assert "the password is [redacted] rotate it" in halted.err
     found = [
         path
         for folder in (pod.folder / "state", pod.root)

@@ -53,3 +53,17 @@ def test_two_writers_at_once_keep_one_chain(log: AuditLog) -> None:
         writer.join()
     assert len(log.path.read_text().splitlines()) == 200
     assert first_broken_line(log.path) is None
+
+
+def test_a_secret_in_a_word_or_an_error_is_not_in_the_log_and_not_told(log: AuditLog) -> None:
+    told: list[str] = []
+    transport = FakeTransport({"bench": completed()})
+    audited = AuditedTransport(transport, log, "p", told.append)
+    audited.run(["bench", "--set", "data.url=https://me:c4n4ry@host"], timeout_s=1)
+    with pytest.raises(NotFoundError):
+        audited.run(["password=c4n4ry"], timeout_s=1)
+    long_script = "token=c4n4ry0" + "x" * 3000
+    audited.run(["bench", long_script], timeout_s=1)
+    assert "c4n4ry" not in log.path.read_text() + "".join(told)
+    assert log.path.read_text().count("[redacted]") == 4
+    assert first_broken_line(log.path) is None
