@@ -7,22 +7,16 @@ pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
 from nsa_core.kernels.triton.cross_entropy import cross_entropy_
 from tests.core.kernels_triton.compiling import compile_launch, recording
-from tests.core.kernels_triton.interpreter_process import run_interpreted
 
+INTERPRETED = "interpreted_loss"
 # A score of 130 in base 2 carries a rounding error of 8e-6; gradients are shares of 1.
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, dict[str, float]]:
-    """Errors of all cases, from one interpreter process."""
-    return run_interpreted("interpreted_loss")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["kernel-64", "kernel-50", "kernel-9000", "whole"])
-def test_loss_and_gradient_are_those_of_plain_cross_entropy(results, case):
-    for quantity, error in results[case].items():
+def test_loss_and_gradient_are_those_of_plain_cross_entropy(interpreted, case):
+    for quantity, error in interpreted[case].items():
         assert error <= TOLERANCE, f"{case}: {quantity} is off by {error}"
 
 

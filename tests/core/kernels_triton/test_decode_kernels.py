@@ -13,8 +13,8 @@ from nsa_core.kernels.triton.backend import TritonBackend
 from nsa_core.kernels.triton.decode_host import TritonDecode, plan_slices
 from nsa_core.kernels.triton.launch import MAX_SHARED_BYTES
 from tests.core.kernels_triton.compiling import Recorded, compile_launch, recording
-from tests.core.kernels_triton.interpreter_process import run_interpreted
 
+INTERPRETED = "interpreted_decode"
 CASES = (
     "heads-6", "heads-5", "heads-1", "heads-16", "one-block", "fine", "short-cache", "float16",
     "ties", "alone",
@@ -26,23 +26,19 @@ TOLERANCE = 1e-6
 GEOMETRY = BlockGeometry(32, 16, 64, 16, 512)
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, dict[str, float]]:
-    """Errors of all cases, from one interpreter process."""
-    return run_interpreted("interpreted_decode")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_kernels_agree_with_plain_pytorch(results: dict[str, dict[str, float]], case: str) -> None:
-    for quantity, error in results[case].items():
+def test_kernels_agree_with_plain_pytorch(
+    interpreted: dict[str, dict[str, float]], case: str
+) -> None:
+    for quantity, error in interpreted[case].items():
         limit = TOLERANCES.get(case, TOLERANCE) if quantity == "out" else 0.0
         assert error <= limit, f"{case}: {quantity} is off by {error}"
 
 
 @pytest.mark.slow
-def test_no_case_is_left_out(results: dict[str, dict[str, float]]) -> None:
-    assert set(results) == set(CASES)
+def test_no_case_is_left_out(interpreted: dict[str, dict[str, float]]) -> None:
+    assert set(interpreted) == set(CASES)
 
 
 def inputs(batch, heads, groups, width, *, capacity=65_536, dtype=torch.bfloat16, value_width=None):

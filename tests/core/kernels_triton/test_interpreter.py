@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
-from tests.core.kernels_triton.interpreter_process import run_interpreted
 
+INTERPRETED = "interpreted"
 CASES = (
     "compressed-6", "compressed-5", "compressed-1", "compressed-nothing",
     "pool",
@@ -17,19 +17,13 @@ CASES = (
 TOLERANCE = 3e-6
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, dict[str, float]]:
-    """Errors of all cases, from one interpreter process."""
-    return run_interpreted("interpreted")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_kernels_agree_with_the_oracle(results: dict[str, dict[str, float]], case: str) -> None:
-    for quantity, error in results[case].items():
+def test_kernels_agree_with_the_oracle(interpreted: dict[str, dict[str, float]], case: str) -> None:
+    for quantity, error in interpreted[case].items():
         assert error <= TOLERANCE, f"{case}: {quantity} is off by {error}"
 
 
 @pytest.mark.slow
-def test_no_case_is_left_out(results: dict[str, dict[str, float]]) -> None:
-    assert set(results) == set(CASES)
+def test_no_case_is_left_out(interpreted: dict[str, dict[str, float]]) -> None:
+    assert set(interpreted) == set(CASES)
