@@ -24,6 +24,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--tier", default="standard", choices=["quick", "standard", "full"])
     parser.add_argument(
+        "--full", dest="tier", action="store_const", const="full", help="same as --tier full"
+    )
+    parser.add_argument(
         "--config", metavar="FILE", help="RunConfig as JSON, `-` for stdin; a recipe without it"
     )
     return parser.parse_args(argv)

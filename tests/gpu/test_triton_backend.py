@@ -136,6 +136,7 @@ SHAPES = (
     ([640], 4, 4, 128, 64, torch.bfloat16),
     ([900, 20], 32, 2, 64, 64, torch.float16),
     ([450, 449], 14, 2, 64, 64, torch.bfloat16),
+    ([40, 2600], 6, 1, 64, 64, torch.bfloat16),  # a mask of two words: more than 32 blocks
 )
 
 

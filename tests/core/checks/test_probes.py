@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nsa_core.checks import probes
-from nsa_core.checks.__main__ import main
+from nsa_core.checks.__main__ import main, parse_arguments
 from nsa_core.config.recipe import resolve
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.flash import FlashBackend
@@ -225,3 +225,10 @@ def test_a_backend_that_cannot_run_here_ends_the_probes_with_code_2(capsys, monk
     monkeypatch.setattr("sys.stdin", io.StringIO(config.model_dump_json()))
     assert main(["--device", "cpu", "--config", "-"]) == 2
     assert "flash cannot run the selected branch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "tier"), [([], "standard"), (["--full"], "full"), (["--tier", "quick"], "quick")]
+)
+def test_the_tier_is_standard_unless_another_one_is_named(words, tier):
+    assert parse_arguments(words).tier == tier
