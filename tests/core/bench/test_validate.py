@@ -92,6 +92,14 @@ def test_a_final_loss_that_drifts_or_is_nan_fails(rows):
     assert "nan nats" in failure([replace(rows[1], final_loss_gap=float("nan"))])
 
 
+@pytest.mark.parametrize("loss", ["first_loss", "final_loss"])
+@pytest.mark.parametrize("shift", [-0.03, 0.03], ids=["lower", "higher"])
+def test_a_loss_beyond_the_limit_fails_on_either_side_of_the_first_path(rows, loss, shift):
+    first, other = rows[:2]
+    moved = replace(other, **{loss: getattr(first, loss) + shift})
+    assert f"its {loss.replace('_', ' ')}" in failure([with_gaps(moved, first)])
+
+
 def test_running_out_of_memory_is_a_row_and_not_the_end(monkeypatch, root):
     def small_card(*_):
         raise torch.OutOfMemoryError

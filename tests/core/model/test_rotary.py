@@ -51,6 +51,12 @@ def test_yarn_keeps_short_wavelengths_and_stretches_long_ones():
     assert amplitude(config) == pytest.approx(0.1 * math.log(8) + 1)
 
 
+def test_yarn_blends_a_wavelength_between_one_and_32_turns_in_proportion():
+    """One radian a position in 104 positions: 16.5521 turns, (16.5521 - 1) / 31 = 0.501681 kept."""
+    config = RopeConfig(scaling="yarn", scale=8.0, trained_context=104)
+    assert frequencies(config, 2).item() == pytest.approx(0.501681 + 0.498319 / 8, abs=2e-6)
+
+
 @pytest.mark.parametrize("scaling", ["linear", "yarn"])
 def test_scaling_by_one_is_no_scaling(scaling):
     config = RopeConfig(scaling=scaling, scale=1.0)

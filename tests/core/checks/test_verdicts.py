@@ -1,0 +1,228 @@
+"""What a probe measured decides its verdict: the judging functions alone, faults planted."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from nsa_core.checks import __main__ as command
+from nsa_core.checks import decoding, probes
+from nsa_core.checks.causality import gradient_probe
+from nsa_core.checks.decoding import DecodeResult, decode_probe
+from nsa_core.checks.long_context import LongContextResult, angle_error
+from nsa_core.checks.numerics import _follows_the_rules, parity_probe
+from nsa_core.checks.probes import _is_trained, _Probes
+from nsa_core.config.model import RopeConfig
+from nsa_core.config.recipe import resolve
+from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.reference import choose
+from nsa_core.kernels.sdpa import SdpaBackend
+from nsa_core.model.decode_loop import DecodeLoop
+from nsa_core.model.rotary import Rotary
+from nsa_core.rundir.report import CheckResult, Report
+from tests.core.checks.test_probes import SeesTheNextKey
+from tests.core.model.cases import small_config, small_model
+
+CPU = torch.device("cpu")
+CONFIG = resolve("tiny-cpu", "cpu").config
+
+
+def long_row(growth=1.0, moved_token=None):
+    return LongContextResult(8192, memory_mib=1.0, growth=growth, moved_token=moved_token)
+
+
+@pytest.mark.parametrize(
+    ("check", "measure", "found", "status"),
+    [
+        ("decode", "decode_probe", DecodeResult(93, 0.9e-5), "pass"),
+        ("decode", "decode_probe", DecodeResult(93, 1.1e-5), "fail"),
+        ("decode", "decode_probe", DecodeResult(93, math.nan), "fail"),
+        ("angles", "angle_error", 0.009, "pass"),
+        ("angles", "angle_error", 0.011, "fail"),
+        ("angles", "angle_error", math.nan, "fail"),
+        ("packing", "packing_error", 1.9e-5, "pass"),
+        ("packing", "packing_error", 2.1e-5, "fail"),
+        ("packing", "packing_error", math.nan, "fail"),
+        ("long_context", "long_context_probe", long_row(growth=1.19), "pass"),
+        ("long_context", "long_context_probe", long_row(growth=1.21), "fail"),
+        ("long_context", "long_context_probe", long_row(moved_token=0), "fail"),
+    ],
+)
+def test_a_verdict_follows_the_measurement_and_its_limit(
+    monkeypatch, check, measure, found, status
+):
+    monkeypatch.setattr(probes, measure, lambda *_, **__: found)
+    (line,) = getattr(_Probes(CONFIG, "cpu", "full"), check)()
+    assert line.status == status
+    assert bool(line.hint) == (status == "fail")
+
+
+def decoded():
+    model = small_model(dtype=torch.float32)
+    return decode_probe(model, num_tokens=14, prompt=9)
+
+
+def test_one_wrong_logit_of_the_last_token_is_a_difference_of_decode(monkeypatch):
+    class LastStepIsOff(DecodeLoop):
+        def step(self, token_B):
+            made = super().step(token_B)
+            made.logits_BV[0, 7] += 3e-5 if self.cache.length == 14 else 0
+            return made
+
+    assert decoded().is_equal
+    monkeypatch.setattr(decoding, "DecodeLoop", LastStepIsOff)
+    assert decoded().difference == pytest.approx(3e-5, rel=0.4)
+    assert not decoded().is_equal
+
+
+def test_a_wrong_prompt_is_a_difference_of_decode(monkeypatch):
+    right = decoding.logits
+    monkeypatch.setattr(decoding, "logits", lambda *inputs: right(*inputs) + 3e-5)
+    assert not decoded().is_equal
+
+
+class BendsOneGradient(SdpaBackend):
+    """Right outputs; the gradient of one of q, k and v is 1 % too large."""
+
+    def __init__(self, bent):
+        super().__init__()
+        self.bent = bent
+
+    def bend(self, inputs):
+        inputs = [tensor.clone() for tensor in inputs]
+        if inputs[self.bent].requires_grad:
+            inputs[self.bent].register_hook(lambda grad: grad * 1.01)
+        return inputs
+
+    def compressed(self, q_NHD, k_CGD, v_CGE, geometry, packing):
+        return super().compressed(*self.bend((q_NHD, k_CGD, v_CGE)), geometry, packing)
+
+    def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
+        return super().selected(*self.bend((q_NHD, k_NGD, v_NGE)), ids_NGS, geometry, packing)
+
+    def sliding(self, q_NHD, k_NGD, v_NGE, geometry, packing):
+        return super().sliding(*self.bend((q_NHD, k_NGD, v_NGE)), geometry, packing)
+
+
+class BendsTheSecondDocument(SdpaBackend):
+    """Right in the first document of a row; 1 % too large in those after it."""
+
+    def bend(self, out_NHE, packing):
+        first = int(packing.cu_seqlens[1])
+        return torch.cat((out_NHE[:first], out_NHE[first:] * 1.01))
+
+    def compressed(self, q_NHD, k_CGD, v_CGE, geometry, packing):
+        out_NHE, lse_NH = super().compressed(q_NHD, k_CGD, v_CGE, geometry, packing)
+        return self.bend(out_NHE, packing), lse_NH
+
+    def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
+        out_NHE = super().selected(q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing)
+        return self.bend(out_NHE, packing)
+
+    def sliding(self, q_NHD, k_NGD, v_NGE, geometry, packing):
+        return self.bend(super().sliding(q_NHD, k_NGD, v_NGE, geometry, packing), packing)
+
+
+def parity(backend):
+    return parity_probe(small_config(), BranchBackends.of(backend), CPU, torch.float32)
+
+
+@pytest.mark.parametrize(("bent", "worst"), [(0, "dq"), (1, "dk"), (2, "dv")])
+def test_a_wrong_gradient_fails_the_parity_of_every_branch(bent, worst):
+    found = parity(BendsOneGradient(bent))
+    assert [(one.branch, one.worst) for one in found] == [
+        ("compressed", worst), ("selected", worst), ("sliding", worst),
+    ]  # fmt: skip
+    for one in found:
+        assert one.error == pytest.approx(0.01, rel=0.01)
+        assert not one.is_close
+
+
+def test_a_fault_of_later_documents_alone_fails_the_parity_of_every_branch():
+    assert all(one.is_close for one in parity(SdpaBackend()))
+    assert not any(one.is_close for one in parity(BendsTheSecondDocument()))
+
+
+FOUR_OF_FIVE = BlockGeometry(
+    compress_block=4, compress_stride=2, select_block=4, num_selected=4, window=5
+)
+
+
+def judged(row):
+    """Whether a choice is accepted in which one group of the last token has this row."""
+    chosen_TGS = torch.full((20, 2, 4), -1)
+    for position in range(20):
+        blocks = choose([0.0] * 5, position, FOUR_OF_FIVE)
+        chosen_TGS[position, :, : len(blocks)] = torch.tensor(blocks)
+    exact_TGS = chosen_TGS.clone()
+    chosen_TGS[-1, 1] = torch.tensor(row)
+    return _follows_the_rules(chosen_TGS, exact_TGS, FOUR_OF_FIVE)
+
+
+def test_another_block_among_the_free_ones_breaks_no_rule():
+    assert judged([0, 1, 3, 4])
+    assert judged([0, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param([0, 3, 4, -1], id="one-too-few"),
+        pytest.param([1, 0, 3, 4], id="not-ascending"),
+        pytest.param([0, 3, 3, 4], id="one-twice"),
+        pytest.param([0, 3, 4, 5], id="of-the-future"),
+        pytest.param([1, 2, 3, 4], id="without-the-first"),
+        pytest.param([0, 1, 2, 4], id="without-the-one-before"),
+        pytest.param([0, 1, 2, 3], id="without-the-current-one"),
+    ],
+)
+def test_a_choice_that_breaks_one_rule_is_refused(row):
+    assert not judged(row)
+
+
+@pytest.mark.parametrize(
+    ("grad", "is_trained"),
+    [
+        (None, False),
+        ([0.0, 0.0], False),
+        ([math.nan, 1.0], False),
+        ([1.0, math.inf], False),
+        ([0.0, -1e-30], True),
+    ],
+)
+def test_a_parameter_is_trained_by_a_finite_gradient_that_is_not_zero(grad, is_trained):
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = None if grad is None else torch.tensor(grad)
+    assert _is_trained(parameter) is is_trained
+
+
+class ExactAngles(Rotary):
+    """The same frequencies, and everything after them in float64."""
+
+    def tables(self, position_R):
+        angle = position_R.double()[:, None] * self.frequency.double()
+        return angle.cos()[:, None], angle.sin()[:, None]
+
+
+def test_angles_are_held_against_float64():
+    assert angle_error(ExactAngles(RopeConfig(), 64), CPU) == 0
+    assert 1e-4 < angle_error(Rotary(RopeConfig(), 64), CPU) < 1e-2
+
+
+def test_a_gradient_from_the_very_next_token_is_a_leak():
+    config = small_config(num_layers=1)
+    model = small_model(config, backends=BranchBackends.of(SeesTheNextKey()))
+    assert gradient_probe(model, length=14, outputs=(3, 9)).leaks == ((3, 4), (9, 10))
+
+
+@pytest.mark.parametrize(("status", "code"), [("pass", 0), ("warn", 0), ("fail", 9)])
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["lines", "json"])
+def test_the_exit_code_of_the_command_is_the_verdict(monkeypatch, capsys, form, status, code):
+    checks = [CheckResult(name=name, status="pass", message="") for name in ("first", "last")]
+    checks.insert(1, CheckResult(name="planted", status=status, message=""))
+    report = Report(at=0.0, checks=checks)
+    monkeypatch.setattr(probes, "run_probes", lambda *_: report)
+    assert command.main(["--device", "cpu", *form]) == code
+    assert "planted" in capsys.readouterr().out
