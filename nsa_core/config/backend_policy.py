@@ -5,18 +5,13 @@ from typing import Literal, Self
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
-from nsa_core.config.training import RuntimeConfig
+from nsa_core.config.training import NOT_BY_FLASH, RuntimeConfig
 
 #: The three branches of NSA, and the attention of the dense control.
 Branch = Literal["compressed", "selected", "sliding", "dense"]
 Backend = Literal["sdpa", "triton", "flash"]
 NSA_BRANCHES: tuple[Branch, ...] = ("compressed", "selected", "sliding")
 ALL_BRANCHES: tuple[Branch, ...] = (*NSA_BRANCHES, "dense")
-
-#: What flash-attn cannot compute, whatever the card.
-NOT_BY_FLASH = {
-    "selected": "flash-attn masks by position, and here every token chooses its own blocks",
-}
 
 
 @dataclass(frozen=True)

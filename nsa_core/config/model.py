@@ -29,14 +29,24 @@ class RopeConfig(FrozenModel):
     Attributes:
         base: Base of the geometric series of wavelengths.
         scaling: `none`, `linear` (positions divided by `scale`) or `yarn` (arXiv 2309.00071).
-        scale: Target context over trained context; 1 changes nothing.
+        scale: Target context over trained context; 1 changes nothing, more needs a `scaling`.
         trained_context: Tokens the model was trained with; `yarn` needs it.
     """
 
-    base: float = Field(10_000.0, gt=1)
+    base: float = Field(10_000.0, gt=1, allow_inf_nan=False)
     scaling: Literal["none", "linear", "yarn"] = "none"
-    scale: float = Field(1.0, ge=1)
+    scale: float = Field(1.0, ge=1, allow_inf_nan=False)
     trained_context: int = Field(2048, ge=1)
+
+    @model_validator(mode="after")
+    def _check_scale(self) -> Self:
+        if self.scaling == "none" and self.scale != 1:
+            message = (
+                f"scale {self.scale:g} does nothing while scaling is none; "
+                "set model.rope.scaling to linear or yarn, or model.rope.scale to 1"
+            )
+            raise ValueError(message)
+        return self
 
 
 class ModelConfig(FrozenModel):

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from nsa_core.config.base import FrozenModel
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.training import (
+    NOT_BY_FLASH,
     BatchConfig,
     CheckpointConfig,
     DataConfig,
@@ -60,6 +61,18 @@ class RunConfig(FrozenModel):
             message = (
                 f"data.synthetic_on_fail is for smoke runs of at most {limit} steps, "
                 f"and schedule.steps is {self.schedule.steps}"
+            )
+            raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _check_selected_backend(self) -> Self:
+        own = self.runtime.backend_selected
+        key = "backend" if own == "auto" else "backend_selected"
+        if self.model.attention == "nsa" and getattr(self.runtime, key) == "flash":
+            message = (
+                f"flash cannot run the selected branch (runtime.{key}): "
+                f"{NOT_BY_FLASH['selected']}; set runtime.backend_selected to auto, triton or sdpa"
             )
             raise ValueError(message)
         return self

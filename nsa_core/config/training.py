@@ -10,6 +10,11 @@ from nsa_core.config.base import FrozenModel
 Precision = Literal["bf16", "fp16", "fp32"]
 BackendName = Literal["auto", "sdpa", "triton", "flash"]
 
+#: What flash-attn cannot compute, whatever the card.
+NOT_BY_FLASH = {
+    "selected": "flash-attn masks by position, and here every token chooses its own blocks",
+}
+
 
 class DataConfig(FrozenModel):
     """Where the text comes from and how it becomes batches.

@@ -21,7 +21,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nsa_core.config.backend_policy import NOT_BY_FLASH, Branch
+from nsa_core.config.backend_policy import Branch
+from nsa_core.config.training import NOT_BY_FLASH
 from nsa_core.kernels.backend import AttentionBackend, DeviceFacts
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing

@@ -42,12 +42,27 @@ def test_every_recipe_resolves_on_every_profile(recipe, profile):
         ("schedule.steps=abc", "abc"),
         ("model.nsa.compress_stride=7", "compress_stride 7"),
         ("data.tokenizer=gpt2", "vocab_size 320"),
+        (
+            "model.rope.scale=4",
+            "scale 4 does nothing while scaling is none; set model.rope.scaling",
+        ),
+        ("model.rope.scale=.inf", "model.rope.scale: Input should be a finite number"),
+        ("model.rope.scale=.nan", "model.rope.scale: Input should be a finite number"),
+        ("model.rope.base=.inf", "model.rope.base: Input should be a finite number"),
     ],
 )
 def test_a_bad_flag_is_one_line_that_names_the_nearest_key_or_both_values(flag, says):
     with pytest.raises(ConfigError, match=r"^[^\n]+$") as caught:
         resolve("tiny-cpu", "cpu", [flag])
     assert says in str(caught.value)
+
+
+def test_a_scale_with_its_scaling_is_taken_and_a_scaling_may_wait_for_its_scale():
+    sets = ["model.rope.scale=4", "model.rope.scaling=linear"]
+    rope = resolve("tiny-cpu", "cpu", sets).config.model.rope
+    assert (rope.scale, rope.scaling) == (4, "linear")
+    assert resolve("tiny-cpu", "cpu", ["model.rope.scaling=yarn"]).config.model.rope.scale == 1
+    assert resolve("tiny-cpu", "cpu", [], {"NSA_ROPE_SCALE": "2"}).config.model.rope.scale == 2
 
 
 def test_an_unknown_variable_is_an_error_with_the_nearest_name():
@@ -87,6 +102,26 @@ def test_a_switch_that_is_off_wins_over_a_length(variables, sliding, origin):
     found = resolve("m7c-125m", "a100", environment=variables)
     assert found.config.runtime.flash_min_len_sliding == sliding
     assert found.origin("runtime.flash_min_len_sliding") == origin
+
+
+@pytest.mark.parametrize("profile", ["a100", None])
+@pytest.mark.parametrize("key", ["runtime.backend_selected", "runtime.backend"])
+def test_flash_for_the_selected_branch_is_refused_where_the_configuration_is_made(profile, key):
+    with pytest.raises(ConfigError, match=r"^[^\n]+$") as caught:
+        resolve("m7c-125m", profile, [f"{key}=flash"])
+    assert f"flash cannot run the selected branch ({key})" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["runtime.backend=flash", "runtime.backend_selected=triton"],
+        ["runtime.backend=flash", "model.attention=dense"],
+        ["runtime.backend_compressed=flash", "runtime.backend_sliding=flash"],
+    ],
+)
+def test_flash_may_be_named_for_every_branch_that_it_can_run(sets):
+    assert "flash" in resolve("m7c-125m", "a100", sets).config.runtime.model_dump().values()
 
 
 @pytest.mark.parametrize(
