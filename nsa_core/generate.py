@@ -2,7 +2,7 @@
 
 Loads the newest whole checkpoint after verifying its hashes. The text goes to stdout as it is
 drawn, everything else to stderr. Exit code 2 for flags that cannot be used, 14 without the run's
-tokenizer, 15 without whole weights.
+tokenizer, 15 without whole weights, 141 when the reader of the text leaves.
 """
 
 import argparse
@@ -15,12 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa_core.env import set_before_torch
+from nsa_core.reader import run_to_exit_code
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.layout import RunDir
 
 if TYPE_CHECKING:
     from nsa_core.evaluate.generate import Sampling
     from nsa_core.evaluate.run_model import RunModel
+    from nsa_core.model.transformer import LanguageModel
+
+#: Memory of the decode cache is reserved for all of them at once.
+MAX_NEW_TOKENS = 2**20
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -55,14 +60,10 @@ def main(argv: list[str] | None = None) -> int:
     set_before_torch("OMP_WAIT_POLICY", "PASSIVE")
     # torch reads the variable when it is imported, so it is imported after it.
     from nsa_core.evaluate.device import choose_device
-    from nsa_core.evaluate.generate import Sampling
     from nsa_core.evaluate.run_model import RunModelError, open_run_model
 
     try:
-        if arguments.max_new_tokens < 1:
-            message = f"--max-new-tokens must be at least 1, got {arguments.max_new_tokens}"
-            raise ValueError(message)
-        sampling = Sampling(arguments.temperature, arguments.top_p, arguments.seed)
+        sampling = read_sampling(arguments)
         opened = open_run_model(
             RunDir(arguments.run.resolve()),
             choose_device(arguments.device),
@@ -86,6 +87,28 @@ def main(argv: list[str] | None = None) -> int:
     return TrainerExit.FINISHED
 
 
+def read_sampling(arguments: argparse.Namespace) -> "Sampling":
+    """How to draw, once the flags have been found usable.
+
+    Raises:
+        ValueError: If one is not; the message names it.
+    """
+    from nsa_core.evaluate.generate import Sampling
+
+    if not 1 <= arguments.max_new_tokens <= MAX_NEW_TOKENS:
+        message = (
+            f"--max-new-tokens must be at least 1 and at most {MAX_NEW_TOKENS:,}, "
+            f"got {arguments.max_new_tokens}"
+        )
+        raise ValueError(message)
+    temperature, top_p, seed = arguments.temperature, arguments.top_p, arguments.seed
+    try:
+        return Sampling(temperature, top_p, seed)
+    except ValueError as error:
+        message = f"--temperature {temperature} --top-p {top_p} --seed {seed}: {error}"
+        raise ValueError(message) from error
+
+
 @dataclass(frozen=True)
 class Written:
     """What the model wrote; it ended by itself if it drew the end token before the limit.
@@ -104,6 +127,28 @@ class Written:
     decode: str
 
 
+def check_memory(model: "LanguageModel", num_tokens: int) -> None:
+    """Refuse a text whose decode cache this machine or its card could never hold.
+
+    Raises:
+        ValueError: If so; the message has both sizes.
+    """
+    from nsa_core.evaluate.device import memory_bytes
+    from nsa_core.model.cache import DecodeCache
+
+    weight = model.embedding.weight
+    needed = DecodeCache.allocate(
+        model.config, batch=1, capacity=num_tokens, dtype=weight.dtype, device="meta"
+    ).num_bytes
+    limit = memory_bytes(weight.device)
+    if needed > limit:
+        message = (
+            f"a decode cache of {num_tokens:,} tokens takes {needed >> 20:,} MiB, and "
+            f"{weight.device} has {limit >> 20:,}; give a smaller --max-new-tokens"
+        )
+        raise ValueError(message)
+
+
 def write(
     opened: "RunModel", prompt: str, sampling: "Sampling", max_new_tokens: int, *, is_quiet: bool
 ) -> Written:
@@ -114,6 +159,7 @@ def write(
 
     tokenizer = opened.tokenizer
     ids = [int(token) for token in tokenizer.encode(prompt)]
+    check_memory(opened.model, max(1, len(ids)) + max_new_tokens)
     arrived_s: list[float] = []
 
     def timed(token: int) -> int:
@@ -169,4 +215,4 @@ def describe(
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_to_exit_code(main))

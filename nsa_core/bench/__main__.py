@@ -17,6 +17,7 @@ from typing import Any
 from nsa_core.bench.command import Bench
 from nsa_core.config.errors import ConfigError, one_line
 from nsa_core.env import set_before_torch
+from nsa_core.reader import run_to_exit_code
 from nsa_core.rundir.atomic import check_place, write_text
 from nsa_core.rundir.bench_result import BenchResult, Machine
 from nsa_core.rundir.redaction import redact
@@ -78,6 +79,8 @@ def main(argv: Sequence[str]) -> int:
     except (ConfigError, ValueError) as error:
         tell(f"error: {error}")
         return EXIT_USAGE
+    except BrokenPipeError:
+        raise  # the reader of the table left, and no disk is to blame
     except OSError as error:
         tell(f"error: {one_line(error)}; free space or change the rights, then repeat it")
         return EXIT_LACKING
@@ -150,4 +153,4 @@ def tell(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_to_exit_code(lambda: main(sys.argv[1:])))

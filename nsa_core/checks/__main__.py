@@ -12,6 +12,7 @@ from nsa_core.config.errors import ConfigError, one_line
 from nsa_core.config.recipe import resolve
 from nsa_core.config.run import RunConfig
 from nsa_core.env import set_before_torch
+from nsa_core.reader import run_to_exit_code
 
 EXIT_FAILED = 9
 EXIT_USAGE = 2
@@ -77,4 +78,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_to_exit_code(main))

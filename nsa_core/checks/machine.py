@@ -17,6 +17,7 @@ from nsa_core.checks.__main__ import read_config
 from nsa_core.config.errors import ConfigError
 from nsa_core.config.run import RunConfig
 from nsa_core.env import set_before_torch
+from nsa_core.reader import run_to_exit_code
 from nsa_core.rundir.speed import MachineSpeed
 
 EXIT_USAGE = 2
@@ -117,4 +118,4 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     # A reader that hangs in the network must not keep the interpreter from ending.
-    os._exit(main())
+    os._exit(run_to_exit_code(main))

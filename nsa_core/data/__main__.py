@@ -13,6 +13,7 @@ from nsa_core.config.training import DataConfig
 from nsa_core.data.errors import DataError
 from nsa_core.data.progress import StageProgress
 from nsa_core.data.staging import StagedData, stage
+from nsa_core.reader import run_to_exit_code
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, read_manifest
@@ -88,4 +89,4 @@ def _complain(sentence: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_to_exit_code(main))

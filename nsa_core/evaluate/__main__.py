@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from nsa_core.config.errors import one_line
 from nsa_core.env import set_before_torch
+from nsa_core.reader import run_to_exit_code
 from nsa_core.rundir.atomic import check_place, write_text
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.layout import RunDir
@@ -153,4 +154,4 @@ def picture(table: "NeedleTable", *, is_cut: bool) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_to_exit_code(main))

@@ -1,4 +1,6 @@
-"""The device of an evaluation."""
+"""The device of an evaluation, and how much it holds."""
+
+import os
 
 import torch
 
@@ -14,3 +16,10 @@ def choose_device(wanted: str) -> torch.device:
         message = "--device cuda: torch sees no CUDA card here; `nvidia-smi` says why"
         raise ValueError(message)
     return torch.device("cuda" if has_card and wanted != "cpu" else "cpu")
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Memory of the card, or of this machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

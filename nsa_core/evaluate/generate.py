@@ -14,6 +14,9 @@ from nsa_core.model.decode import logits, prefill
 from nsa_core.model.decode_loop import DecodeLoop
 from nsa_core.model.transformer import LanguageModel
 
+#: Beyond these a float32 logit over it may not be finite, and no draw could tell them apart.
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -30,12 +33,16 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing."""
-        if self.temperature < 0 or not 0 < self.top_p <= 1:
-            message = (
-                f"temperature must be at least 0 and top_p in (0, 1], got {self.temperature} "
-                f"and {self.top_p}"
-            )
+        """Refuse values that mean nothing, NaN among them."""
+        limits = f"0, or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
+        if self.temperature != 0 and not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
+            message = f"temperature must be {limits}, got {self.temperature}"
+            raise ValueError(message)
+        if not 0 < self.top_p <= 1:
+            message = f"top_p must be above 0 and at most 1, got {self.top_p}"
+            raise ValueError(message)
+        if not 0 <= self.seed < 2**64:
+            message = f"seed must be 0 or more and below 2^64, got {self.seed}"
             raise ValueError(message)
 
 

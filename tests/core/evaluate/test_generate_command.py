@@ -3,9 +3,13 @@
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
+from nsa_core.evaluate import device
+from nsa_core.evaluate import generate as evaluate
 from nsa_core.evaluate.generate import generate
 from nsa_core.generate import main, rate_of
 from nsa_core.rundir.exit import TrainerExit
@@ -60,9 +64,15 @@ def test_the_text_is_the_greedy_continuation_and_only_ids_of_the_tokenizer(tmp_p
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--max-new-tokens", "0"), "at least 1, got 0"),
+        (("--max-new-tokens", "0"), "--max-new-tokens must be at least 1"),
+        (("--max-new-tokens", "100000000000"), "at most 1,048,576, got 100000000000"),
         (("--temperature", "-1"), "temperature"),
+        (("--temperature", "nan"), "--temperature nan"),
+        (("--temperature", "inf"), "--temperature inf"),
+        (("--temperature", "1e-40"), "0, or 1e-06 to 1e+06, got 1e-40"),
         (("--top-p", "0"), "top_p"),
+        (("--seed", "18446744073709551616"), "--seed 18446744073709551616"),
+        (("--seed", "-1"), "--seed -1"),
         (("--step", "3"), "steps there: 5"),
     ],
 )
@@ -106,3 +116,36 @@ def test_how_it_was_computed_and_how_fast_is_said_on_stderr_and_in_json(trained,
     assert found["tokens_per_s"] is None or found["tokens_per_s"] > 0
     rate = "" if found["tokens_per_s"] is None else f", {found['tokens_per_s']:.1f} tokens/s"
     assert output.err.splitlines()[-1] == f"{found['num_tokens']} tokens{rate} ({found['decode']})"
+
+
+def test_a_text_whose_cache_no_memory_here_could_hold_is_refused_with_both_sizes(
+    trained, capsys, monkeypatch
+):
+    monkeypatch.setattr(device, "memory_bytes", lambda _: 5 << 20)
+    assert call(trained[0], "--prompt", "x", "--max-new-tokens", "100000") == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    # 16 numbers of 4 bytes for a token, and the same for a compressed block every 2 tokens
+    assert "a decode cache of 100,001 tokens takes 9 MiB, and cpu has 5;" in output.err
+    assert call(trained[0], "--prompt", "x", "--max-new-tokens", "10") == 0
+
+
+def test_the_memory_of_this_machine_is_what_linux_says():
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    total_kib = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal"))
+    assert device.memory_bytes(torch.device("cpu")) == total_kib << 10
+
+
+def test_ids_that_only_pad_the_vocabulary_are_never_drawn(trained, capsys, monkeypatch):
+    run, model = trained
+    known = {"byte": 257, "bpe": 320}[read_manifest(run).config.data.tokenizer]
+    assert model.config.vocab_size == 340
+    widths, pick = set(), evaluate.pick_token
+
+    def spy(logits_V, *rest):
+        widths.add(len(logits_V))
+        return pick(logits_V, *rest)
+
+    monkeypatch.setattr(evaluate, "pick_token", spy)
+    assert call(run, "--prompt", "x", "--temperature", "1000", "--max-new-tokens", "9") == 0
+    assert widths == {known}

@@ -1,10 +1,20 @@
 """Generation continues a prompt as repeated whole forward passes would."""
 
+import math
+import re
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from nsa_core.evaluate.generate import Sampling, generate, pick_token
+from nsa_core.evaluate.generate import (
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
+    Sampling,
+    generate,
+    pick_token,
+    stream,
+)
 from tests.core.model.cases import small_config, small_model
 
 
@@ -47,10 +57,52 @@ def test_a_prompt_without_ids_or_outside_the_vocabulary_is_refused(prompt):
         generate(small_model(), prompt, max_new_tokens=1)
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(-1.0, 1.0), (1.0, 0.0), (1.0, 1.5)])
-def test_sampling_values_without_meaning_are_refused(temperature, top_p):
-    with pytest.raises(ValueError, match="temperature"):
-        Sampling(temperature, top_p)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("temperature", value) for value in (-1.0, math.nan, math.inf, 1e-40, 9.9e-7, 1.1e6)),
+        *(("top_p", value) for value in (0.0, 1.5, math.nan)),
+        *(("seed", value) for value in (-1, 2**64)),
+    ],
+)
+def test_sampling_values_without_meaning_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"^{name} must be .*, got {re.escape(str(value))}$"):
+        Sampling(**{name: value})
+
+
+def drawn_shares(logits_V, sampling, *, draws=6000):
+    """Share of the draws that each id had."""
+    generator = torch.Generator().manual_seed(sampling.seed)
+    ids = torch.cat([pick_token(logits_V, sampling, generator) for _ in range(draws)])
+    return torch.bincount(ids, minlength=len(logits_V)) / draws
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_tokens_are_drawn_as_often_as_the_softmax_of_logits_over_temperature_says(temperature):
+    logits = torch.tensor([1.0, -0.5, 2.0, 0.0])
+    found = drawn_shares(logits, Sampling(temperature, seed=5))
+    # Four standard deviations of a share are at most 4 * sqrt(1/4 / 6000) = 0.026.
+    torch.testing.assert_close(found, torch.softmax(logits / temperature, 0), atol=0.026, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "wanted"),
+    [(MIN_TEMPERATURE, [0.0, 1.0, 0.0]), (MAX_TEMPERATURE, [1 / 3, 1 / 3, 1 / 3])],
+)
+def test_the_least_temperature_is_greedy_and_the_greatest_is_even(temperature, wanted):
+    found = drawn_shares(torch.tensor([-80.0, 90.0, 89.0]), Sampling(temperature))
+    torch.testing.assert_close(found, torch.tensor(wanted), atol=0.026, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, MAX_TEMPERATURE])
+def test_ids_beyond_num_ids_are_never_drawn(temperature):
+    model = small_model()
+    sampling = Sampling(temperature)
+    kept = {"prompt": [1, 2], "max_new_tokens": 120, "sampling": sampling}
+    assert max(stream(model, **kept)) >= 5
+    drawn = set(stream(model, **kept, num_ids=5))
+    assert drawn <= set(range(5))
+    assert temperature == 0 or drawn == set(range(5))
 
 
 def test_tokens_are_drawn_where_the_logits_are():
