@@ -8,13 +8,14 @@ import torch
 
 from nsa_core.data.tokenizer import ByteTokenizer
 from nsa_core.evaluate.__main__ import default_lengths, main
+from nsa_core.evaluate.ablation import cut_branches
 from nsa_core.evaluate.heat_map import HeatMap, draw
 from nsa_core.evaluate.needle import DEPTHS, measure_needles, write_text
 from nsa_core.model.transformer import LanguageModel
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.manifest import read_manifest
 from tests.core.evaluate.run_case import make_run, save
-from tests.core.model.cases import small_config
+from tests.core.model.cases import SIZES, small_config
 
 BYTES = ByteTokenizer()
 
@@ -71,8 +72,37 @@ def test_a_model_that_reads_the_needle_is_right_and_saves_nats():
     assert {cell.accuracy for cell in table.cells} == {1.0}
     assert all(cell.saved_nats > 5 for cell in table.cells)
     assert table.lengths == (100, 200)
-    beyond = {cell.depth: cell.is_beyond_window for cell in table.cells}
-    assert beyond[0.0]
+
+
+def judge(**sizes):
+    """Whether each depth is beyond the window of a 200 token text, and the texts it was told of."""
+    model = Reader(small_config(vocab_size=257, **sizes))
+    table = measure_needles(model, BYTES, "fp32", lengths=[200], num_trials=6)
+    texts = {d: [write_text(BYTES, 200, d, seed) for seed in range(6)] for d in DEPTHS}
+    return {cell.depth: cell.is_beyond_window for cell in table.cells}, texts
+
+
+@pytest.mark.parametrize("window", [1, 30, 60, 80, 120, 200])
+def test_beyond_the_window_is_a_needle_that_the_first_asked_token_cannot_see(window):
+    beyond, texts = judge(nsa=SIZES | {"window": window})
+    for depth, told in texts.items():
+        # The token before the answer sees itself and the window - 1 tokens before it.
+        seen = [
+            text.needle_end - 1 >= len(text.with_needle) - text.num_answer - window
+            for text in told
+        ]  # fmt: skip
+        assert beyond[depth] == (not any(seen))
+
+
+def test_a_cell_is_beyond_the_window_only_if_every_text_of_it_is():
+    """Names of places differ in length: at this window some texts of one cell are, others not."""
+    _, texts = judge()
+    ends = {text.needle_end for text in texts[0.5]}
+    assert len(ends) > 1
+    answer_at = 200 - texts[0.5][0].num_answer
+    for end, expected in ((min(ends), False), (max(ends), True)):
+        beyond, _ = judge(nsa=SIZES | {"window": answer_at - end})
+        assert beyond[0.5] is expected
 
 
 def test_a_model_that_cannot_read_saves_nothing():
@@ -111,6 +141,25 @@ def test_the_command_prints_cells_and_draws_a_picture(run, tmp_path, capsys):
     table = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["depth", "96", "128"]
     assert len(table) == 2 + len(DEPTHS)
+
+
+def test_cut_measures_a_model_without_the_selected_branch_and_says_so(run, tmp_path, capsys):
+    picture = tmp_path / "needle.svg"
+    words = ["needle", "--run", str(run.root), "--lengths", "96", "--trials", "2", "--json"]
+
+    def measured(*more):
+        assert main([*words, "--device", "cpu", "--picture", str(picture), *more]) == 0
+        found = json.loads(capsys.readouterr().out)
+        return found["is_cut"], found["cells"], "selected branch cut" in picture.read_text()
+
+    config = read_manifest(run).config
+    model = LanguageModel(config.model, seed=5).eval()
+    with cut_branches(model, "selected"):
+        wanted = measure_needles(model, BYTES, "fp32", lengths=[96], num_trials=2).as_json()
+    whole = measured()
+    assert measured("--cut") == (True, wanted, True)
+    assert (whole[0], whole[2]) == (False, False)
+    assert whole[1] != wanted
 
 
 @pytest.mark.parametrize(
