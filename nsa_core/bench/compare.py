@@ -16,6 +16,7 @@ from nsa_core.bench.command import Bench
 from nsa_core.bench.run_row import RunRow, read_data_facts, read_run_row
 from nsa_core.config.errors import ConfigError
 from nsa_core.config.recipe import ResolvedConfig, resolve
+from nsa_core.config.run import RunConfig
 from nsa_core.data.errors import DataError
 from nsa_core.data.staging import stage
 from nsa_core.env import trainer_environment
@@ -61,6 +62,7 @@ def measure(options: argparse.Namespace, machine: Machine) -> Iterator[RunRow]:
         for attention in ATTENTIONS
     }
     config = chosen["nsa"][1].config
+    check_curve(config)
     try:
         data = read_data_facts(stage(config.data, root, config.seed))
     except DataError as error:
@@ -70,6 +72,21 @@ def measure(options: argparse.Namespace, machine: Machine) -> Iterator[RunRow]:
         write_run(run, resolved)
         train(run, resolved.config.runtime.allocator)
         yield read_run_row(run, data, tuple(options.set))
+
+
+def check_curve(config: RunConfig) -> None:
+    """Refuse runs that would log no step: they would have no losses to compare.
+
+    Raises:
+        ConfigError: If so.
+    """
+    steps, every = config.schedule.steps, config.telemetry.log_every
+    if steps < every:
+        message = (
+            f"schedule.steps {steps} is below telemetry.log_every {every}: no step would be "
+            "logged, and none compared; add --set telemetry.log_every=1"
+        )
+        raise ConfigError(message)
 
 
 def _resolve(options: argparse.Namespace, attention: str) -> ResolvedConfig:

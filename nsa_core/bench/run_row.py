@@ -123,15 +123,15 @@ def read_run_row(run: RunDir, data: DataFacts, overrides: tuple[str, ...]) -> Ru
     """Read a run that has finished.
 
     Raises:
-        ValueError: If the run left no validation or no account of its time.
+        ValueError: If the run left no logged step, no validation or no account of its time.
     """
     config = read_manifest(run).config
     metrics: dict[str, Any] = json.loads(run.metrics.read_bytes())
     curve = [(int(r["step"]), int(r["tokens"]), float(r["loss"])) for r in _rows(run.training_csv)]
     validations = list(_rows(run.validation_csv))
     goodput = read_goodput(run)
-    if goodput is None or not validations:
-        message = f"{run.root} has no goodput.json or no row in val.csv"
+    if goodput is None or not validations or not curve:
+        message = f"{run.root} has no goodput.json, or no row in training.csv or val.csv"
         raise ValueError(message)
     last = validations[-1]
     return RunRow(
@@ -162,6 +162,8 @@ def read_run_row(run: RunDir, data: DataFacts, overrides: tuple[str, ...]) -> Ru
 
 
 def _rows(table: Path) -> Iterator[dict[str, str]]:
+    if not table.exists():  # it begins with its first row
+        return
     with table.open(newline="") as file:
         yield from csv.DictReader(file)
 

@@ -1,13 +1,14 @@
 """The comparison of NSA and dense on a CPU: five steps of the real trainer each."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from nsa_core.bench.__main__ import main
 from nsa_core.bench.compare import find_excess, format_row
-from nsa_core.bench.run_row import RunRow
+from nsa_core.bench.run_row import RunRow, read_run_row
 from nsa_core.rundir.bench_result import parse_bench_result
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import read_manifest
@@ -89,6 +90,28 @@ def test_text_that_is_not_there_is_said_in_one_line(tmp_path, capsys):
     error = capsys.readouterr().err
     assert "does not exist; correct data.path" in error
     assert "Traceback" not in error
+
+
+def test_steps_of_which_none_is_logged_are_refused_before_anything_is_staged(
+    compared, tmp_path, capsys
+):
+    _, text, *_ = compared
+    root = tmp_path / "root"
+    words = [*flags(root, text), "--set", f"telemetry.log_every={STEPS + 1}"]
+    assert main(words) == 2
+    output = capsys.readouterr()
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    assert "schedule.steps 5 is below telemetry.log_every 6" in output.err
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("table", ["training_csv", "validation_csv"])
+def test_a_run_without_a_row_in_a_table_is_said_to_lack_it(compared, tmp_path, table):
+    root, *_ = compared
+    run = RunDir(shutil.copytree(root / "runs" / "compare-nsa", tmp_path / "run"))
+    getattr(run, table).unlink()
+    with pytest.raises(ValueError, match=r"no row in training\.csv or val\.csv"):
+        read_run_row(run, rows_of(compared)[0].data, ())
 
 
 def test_a_run_that_fails_ends_the_comparison_with_the_end_of_its_log(compared, tmp_path, capsys):
