@@ -40,7 +40,7 @@ def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     Raises:
         OSError: If the disk is full or not writable; the old file is then untouched.
     """
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    descriptor, temporary = _begin_beside(path)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -52,6 +52,14 @@ def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
         Path(temporary).unlink(missing_ok=True)
         raise
     fsync_dir(path.parent)
+
+
+def _begin_beside(path: Path) -> tuple[int, str]:
+    """Descriptor and name of a new temporary file; an error names the file that was asked for."""
+    try:
+        return tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_text(path: Path, content: str, *, mode: int = 0o644) -> None:

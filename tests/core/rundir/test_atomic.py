@@ -22,6 +22,13 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
     assert [entry.name for entry in tmp_path.iterdir()] == ["value.json"]
 
 
+def test_a_file_that_cannot_be_begun_is_named_and_not_the_temporary_one(tmp_path):
+    asked = tmp_path / "absent" / "result.json"
+    with pytest.raises(FileNotFoundError) as caught:
+        atomic.write_text(asked, "{}")
+    assert caught.value.filename == str(asked)
+
+
 def test_an_append_after_a_torn_line_starts_on_its_own_line(tmp_path):
     path = tmp_path / "lines"
     path.write_bytes(b'{"whole": 1}\n{"to')
