@@ -69,16 +69,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         is_half = torch.is_autocast_enabled(device)
         compute = torch.get_autocast_dtype(device) if is_half else hidden_NW.dtype
         with torch.autocast(device, enabled=False):
-            total, grads = _loss_and_gradients(
-                hidden_NW.to(compute),
-                weight_VW.to(compute),
-                target_N,
-                needs_grad=needs_grad,
-                in_place=in_place,
+            found: tuple[Tensor, Tensor, Tensor] = _cross_entropy(
+                hidden_NW.to(compute), weight_VW.to(compute), target_N, needs_grad, in_place
             )
         ctx.dtypes = (hidden_NW.dtype, weight_VW.dtype)
-        ctx.save_for_backward(*grads)
-        return total
+        ctx.save_for_backward(*found[1:])
+        return found[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
@@ -96,24 +92,60 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         )
 
 
-def _loss_and_gradients(
-    hidden_NW: Tensor, weight_VW: Tensor, target_N: Tensor, *, needs_grad: bool, in_place: bool
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+@torch.library.custom_op("nsa::cross_entropy", mutates_args=())
+def _cross_entropy(
+    hidden_NW: Tensor,
+    weight_VW: Tensor,
+    target_N: Tensor,
+    needs_grad: bool,  # noqa: FBT001 - torch passes every input by its place
+    in_place: bool,  # noqa: FBT001 - torch passes every input by its place
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum of the losses, and its gradients by both matrices; empty ones if not needed.
+
+    One operator, so that a compiler has nothing to trace in it: traced by torch 2.11, the gradient
+    of the hidden states came out as zeros.
+    """
     wide = torch.promote_types(hidden_NW.dtype, torch.float32)
     total = torch.zeros((), dtype=wide, device=hidden_NW.device)
-    grad_weight = torch.zeros_like(weight_VW, dtype=wide) if needs_grad else total
-    grads_hidden = []
+    grad_hidden, grad_weight = _new_gradients(hidden_NW, weight_VW, needs_grad=needs_grad)
+    grad_weight.zero_()
     size = _chunk_rows(hidden_NW, weight_VW.shape[0], in_place=in_place)
     chunk_of = _chunk_in_place if in_place else _chunk
-    for hidden, target in zip(
-        torch.split(hidden_NW, size), torch.split(target_N, size), strict=True
-    ):
-        loss_R, grad_logits = chunk_of(hidden @ weight_VW.mT, target, needs_grad=needs_grad)
+    for start in range(0, hidden_NW.shape[0], size):
+        rows = slice(start, start + size)
+        hidden = hidden_NW[rows]
+        loss_R, grad_logits = chunk_of(hidden @ weight_VW.mT, target_N[rows], needs_grad=needs_grad)
         total += loss_R.sum()
         if needs_grad:
-            grads_hidden.append(grad_logits @ weight_VW)
+            torch.mm(grad_logits, weight_VW, out=grad_hidden[rows])
             _add_product(grad_weight, grad_logits.mT, hidden)
-    return total, ((torch.cat(grads_hidden), grad_weight) if needs_grad else ())
+    return total, grad_hidden, grad_weight
+
+
+@_cross_entropy.register_fake
+def _fake_cross_entropy(
+    hidden_NW: Tensor,
+    weight_VW: Tensor,
+    target_N: Tensor,
+    needs_grad: bool,  # noqa: FBT001 - see above
+    in_place: bool,  # noqa: FBT001 - see above
+) -> tuple[Tensor, Tensor, Tensor]:
+    del target_N, in_place
+    total = hidden_NW.new_empty((), dtype=torch.promote_types(hidden_NW.dtype, torch.float32))
+    return total, *_new_gradients(hidden_NW, weight_VW, needs_grad=needs_grad)
+
+
+def _new_gradients(
+    hidden_NW: Tensor, weight_VW: Tensor, *, needs_grad: bool
+) -> tuple[Tensor, Tensor]:
+    """Memory for both gradients, the one that is summed in at least float32."""
+    if not needs_grad:
+        return hidden_NW.new_empty(0), hidden_NW.new_empty(0)
+    wide = torch.promote_types(hidden_NW.dtype, torch.float32)
+    return (
+        torch.empty_like(hidden_NW, memory_format=torch.contiguous_format),
+        weight_VW.new_empty(weight_VW.shape, dtype=wide),
+    )
 
 
 def _chunk_rows(hidden_NW: Tensor, vocabulary: int, *, in_place: bool) -> int:
@@ -146,20 +178,11 @@ def _chunk_in_place(
     return cross_entropy_(logits_RV, target_R.contiguous(), with_gradient=needs_grad), logits_RV
 
 
-@torch.library.custom_op("nsa::add_product", mutates_args=("total",))
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to `total`, summed in its dtype.
-
-    An operator, because torch 2.11 cannot trace `addmm` with `out_dtype` and `out`.
-    """
+    """Add left @ right to `total`, summed in its dtype."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     elif left.is_cuda:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total += left @ right
-
-
-@_add_product.register_fake
-def _fake_add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    del total, left, right
