@@ -33,7 +33,8 @@ _NAME = (
     r"|(?:api|access|private|secret)[ _-]?key))"
 )
 _COUNT = re.compile(r"[\d.,_]{1,12}[;:)]?")
-_VALUE = r"""(?P<value>"[^"]*(?:"|\Z)|'[^']*(?:'|\Z)|\S+)"""
+#: What was hidden before, or quoted pieces with what is joined to them, or a word.
+_VALUE = r"""(?P<value>\[redacted\]|(?:(?:"[^"]*(?:"|\Z)|'[^']*(?:'|\Z))[^\s"'.,;:)}\]]*)+|\S+)"""
 _NAMED = re.compile(rf"""(?<![\w-]){_NAME}\b(?P<by>["']?\s*[=:]\s*|\s+is\s+){_VALUE}""")
 _FLAG = re.compile(rf"(?<!\S)--?{_NAME}(?P<by>\s+)(?!-){_VALUE}")
 

@@ -22,6 +22,8 @@ KEY = f"-----BEGIN OPENSSH PRIVATE KEY-----\n{CANARY}\n"
         (f"the password is {CANARY}, oops", "the password is [redacted] oops"),
         (f'password="two words {CANARY}" ok', "password=[redacted] ok"),
         (f"secret='{CANARY} never closed", "secret=[redacted]"),
+        (f"the token is ''{CANARY}\"{CANARY} \"{CANARY}", "the token is [redacted]"),
+        (f'password="{CANARY}", then', "password=[redacted], then"),
         (f'{{"api-key": "{CANARY}"}}', '{"api-key": [redacted]}'),
         (f"it ran with --db-password {CANARY} -v", "it ran with --db-password [redacted] -v"),
         (f"Authorization: Basic {CANARY}==", "Authorization: Basic [redacted]"),
@@ -42,6 +44,7 @@ KEY = f"-----BEGIN OPENSSH PRIVATE KEY-----\n{CANARY}\n"
 )
 def test_a_secret_is_hidden_and_the_words_around_it_are_kept(text: str, kept: str) -> None:
     assert redact(text) == kept
+    assert redact(kept) == kept
     assert CANARY not in kept
 
 
@@ -65,9 +68,9 @@ def test_what_is_no_secret_is_kept_as_it_is(text: str) -> None:
 
 
 @given(
-    st.lists(st.sampled_from([*"ab1:=@/-'\" .,\n", "token", "password", " is ", "://"])).map(
-        "".join
-    )
+    st.lists(
+        st.sampled_from([*"ab1:=@/-'\" .,\n", "[redacted]", "token", "password", " is ", "://"])
+    ).map("".join)
 )
 def test_hiding_twice_hides_nothing_more(text: str) -> None:
     assert redact(redact(text)) == redact(text)
@@ -75,7 +78,18 @@ def test_hiding_twice_hides_nothing_more(text: str) -> None:
 
 def test_a_long_text_takes_no_time() -> None:
     began_s = time.process_time()
-    for piece in ("token-", "-", "a_", "password is ", "eyJ.", "eyJ-", "'", "-----BEGIN ", "://a:"):
+    for piece in (
+        "token-",
+        "-",
+        "a_",
+        "password is ",
+        "eyJ.",
+        "eyJ-",
+        "'",
+        "password=''a",
+        "-----BEGIN ",
+        "://a:",
+    ):
         redact(piece * 20_000)
     assert time.process_time() - began_s < 5
 
