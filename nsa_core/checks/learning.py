@@ -6,6 +6,7 @@ which scores the blocks and is trained by the same question. Recipes are in `rec
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -38,6 +39,8 @@ class Stage:
         rate: Share of the recipe's learning rate.
         is_cooling: The learning rate falls linearly to 0 over the steps of this stage.
         trains_last_layer_only: All else keeps its weights, the embedding too.
+        cut_every: Without the selected branch in each of so many steps; 0 for never. The compressed
+            branch then has to help to answer, and learns which block is the right one.
     """
 
     task: RecallTask
@@ -47,6 +50,7 @@ class Stage:
     rate: float = 1.0
     is_cooling: bool = False
     trains_last_layer_only: bool = False
+    cut_every: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,8 @@ class _Training:
             self.model.block_list[-1].requires_grad_(requires_grad=True)
         for step in count(1):
             cooled = 1 - (step - 1) / stage.steps if stage.is_cooling else 1.0
-            loss = self._step(stage, stage.rate * cooled)
+            with self._cut(stage, step):
+                loss = self._step(stage, stage.rate * cooled)
             is_last = step >= stage.steps or self._seconds() >= self.recipe.limit_s
             if is_last or step % MEASURE_EVERY == 0:
                 progress = self._measure(number, stage, float(loss))
@@ -175,6 +180,11 @@ class _Training:
     def train_all(self) -> None:
         """Every weight learns again."""
         self.model.requires_grad_(requires_grad=True)
+
+    def _cut(self, stage: Stage, step: int) -> AbstractContextManager[None]:
+        is_cut = stage.cut_every and step % stage.cut_every == 0
+        is_cut = is_cut and self.model.config.attention == "nsa"
+        return cut_branches(self.model, "selected") if is_cut else nullcontext()
 
     def _step(self, stage: Stage, share: float) -> torch.Tensor:
         drawn = draw_recall(stage.task, stage.batch, self.generator)

@@ -5,7 +5,9 @@ Both teach in the same order; what each part is for is in docs/learned-recall.md
 1. A few pairs side by side and their keys, all within reach: the first layer tells each token what
    stood before it, the second finds the pair.
 2. From here on only the last layer learns. Many blocks with one pair each, first repeated until it
-   fills its block, then rarer and rarer: the compressed branch learns to score the block.
+   fills its block, then rarer and rarer: the compressed branch learns to score the block. On a card
+   the selected branch is cut in every fourth step, at 4,112 tokens and below: where it answers
+   alone, nothing teaches the other one to score.
 3. Each pair once, while the learning rate falls to 0.
 """
 
@@ -56,10 +58,13 @@ def on_card(seed: int = 0) -> RecallRecipe:
         _model(CARD_NSA, task, dim=64, rope_base=1e10),
         stages=(
             Stage(_side_by_side(task, pairs=4), batch=256, steps=1000, enough=0.99),
-            _rarer(replace(task, num_blocks=20), 32, batch=32),
-            *(_rarer(task, repeats, batch=16, rate=0.4) for repeats in (32, 8, 4, 2, 1)),
+            _rarer(replace(task, num_blocks=20), 32, batch=32, cut_every=4),
+            *(
+                _rarer(task, repeats, batch=16, rate=0.4, cut_every=4)
+                for repeats in (32, 8, 4, 2, 1)
+            ),
             *(_rarer(long, repeats, batch=8, rate=0.4, steps=100) for repeats in (4, 2)),
-            _last(long, batch=16, steps=600, rate=0.4),
+            _last(long, batch=16, steps=200, rate=0.4),
         ),
         judged=(task, long),
         seed=seed,
@@ -104,10 +109,22 @@ def _side_by_side(task: RecallTask, *, pairs: int) -> RecallTask:
 
 
 def _rarer(
-    task: RecallTask, repeats: int, *, batch: int, rate: float = 1.0, steps: int = 300
+    task: RecallTask,
+    repeats: int,
+    *,
+    batch: int,
+    rate: float = 1.0,
+    steps: int = 300,
+    cut_every: int = 0,
 ) -> Stage:
-    rows = replace(task, repeats=repeats)
-    return Stage(rows, batch, steps, rate=rate, trains_last_layer_only=True)
+    return Stage(
+        replace(task, repeats=repeats),
+        batch,
+        steps,
+        rate=rate,
+        trains_last_layer_only=True,
+        cut_every=cut_every,
+    )
 
 
 def _last(task: RecallTask, *, batch: int, steps: int, rate: float = 1.0) -> Stage:

@@ -95,8 +95,24 @@ def test_the_rate_of_a_stage_is_a_share_of_the_learning_rate():
     assert not any(torch.equal(halved[name], full[name]) for name in halved)
 
 
+def test_the_selected_branch_is_cut_in_every_so_many_steps_and_never_where_it_is_measured(
+    monkeypatch,
+):
+    seen, hidden = [], LanguageModel.hidden
+
+    def watched(model, tokens_BT, packing=None):
+        gate = model.block_list[-1].attention.gate(torch.zeros(1, model.config.dim))
+        seen.append(bool((gate[0, :, 1] > 0).all()))
+        return hidden(model, tokens_BT, packing)
+
+    monkeypatch.setattr(LanguageModel, "hidden", watched)
+    learn_recall(short_recipe(stages=(Stage(SHORT, batch=128, steps=5, cut_every=2),)), CPU)
+    assert seen == [True, False, True, False, True, True]
+
+
 def test_the_dense_control_has_the_same_lessons_and_nothing_to_cut():
-    lesson = learn_recall(as_dense(short_recipe()), CPU)
+    stages = tuple(replace(stage, cut_every=1) for stage in short_recipe().stages)
+    lesson = learn_recall(as_dense(short_recipe(stages=stages)), CPU)
     found = judge_recall(lesson.model, LONG, rows=2)
     assert (found.without_selection, found.without_choice) == (None, None)
     assert found.num_queries == 2 * LONG.num_queries
