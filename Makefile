@@ -15,7 +15,7 @@ demo:  ## Run the whole path on this machine, on real text: under two minutes on
 test:  ## Run every check and every test that needs no GPU
 	@tools/setup.sh dev
 	@tools/check.sh
-	@.venv/bin/python -m pytest -rs $(ARGS)
+	@.venv/bin/python -m pytest -rs -n 2 --dist loadfile $(ARGS)
 
 check:  ## Format, lint, types, layers, shell scripts and the image, without the tests
 	@tools/setup.sh dev

@@ -1,6 +1,8 @@
 """What every test shares: a quiet, offline process and the place of the shared cases."""
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def repository() -> Path:
     """Root of the working tree."""
     return REPOSITORY
@@ -28,6 +30,13 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A new folder with a name short enough for a unix socket, unlike `tmp_path`."""
+    with tempfile.TemporaryDirectory(prefix="nsa-") as name:
+        yield Path(name)
+
+
 NOT_RUN = pytest.StashKey[int]()
 
 
@@ -36,6 +45,19 @@ def pytest_deselected(items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.config.stash[NOT_RUN] = item.config.stash.get(NOT_RUN, 0) + 1
+
+
+def pytest_sessionfinish(session):
+    """A worker of pytest-xdist tells its count to the process that prints."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["not_run"] = session.config.stash.get(NOT_RUN, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Every worker collects all tests, so each count is the whole one; a crashed one has none."""
+    if output := getattr(node, "workeroutput", None):
+        node.config.stash[NOT_RUN] = output["not_run"]
 
 
 def pytest_terminal_summary(terminalreporter):

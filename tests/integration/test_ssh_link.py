@@ -415,10 +415,10 @@ def test_a_stale_socket_is_replaced(server: SshServer, tmp_path: Path) -> None:
 
 
 def test_a_socket_folder_that_others_may_enter_is_refused(
-    server: SshServer, tmp_path: Path
+    server: SshServer, short_path: Path
 ) -> None:
-    target = server.target(tmp_path / "s")
-    open_folder = tmp_path / "o"
+    target = server.target(short_path / "s")
+    open_folder = short_path / "o"
     open_folder.mkdir(mode=0o755)
     target = replace(target, settings=replace(target.settings, socket_dirs=(open_folder,)))
     with pytest.raises(LocalResourceError, match="others may enter it"):

@@ -1,28 +1,25 @@
-"""The interpreter processes of the tests here: all that are needed at once, a core each."""
+"""Run a module under the Triton interpreter, in a process of its own: kernels ask on import."""
 
-from collections.abc import Iterator, Mapping
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.core.kernels_triton.interpreter_process import Interpreting
-
-
-@pytest.fixture(scope="session")
-def interpreting(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Interpreting]]:
-    """By name, every module that a selected test wants to be run."""
-    wanted = {
-        item.module.INTERPRETED
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and "interpreted" in item.fixturenames
-    }
-    started = {name: Interpreting(name) for name in sorted(wanted)}
-    yield started
-    for one in started.values():
-        one.end()
-
 
 @pytest.fixture(scope="module")
-def interpreted(request: pytest.FixtureRequest, interpreting: Mapping[str, Interpreting]) -> Any:
-    """What the module named by `INTERPRETED` of a test module found."""
-    return interpreting[request.module.INTERPRETED].result()
+def interpreted(request: pytest.FixtureRequest, repository: Path) -> Any:
+    """What the module named by `INTERPRETED` of a test module printed as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.core.kernels_triton.{request.module.INTERPRETED}"],
+        cwd=repository,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)

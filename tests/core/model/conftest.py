@@ -1,18 +1,23 @@
 """Prints, at the end of a run, which check noticed which planted fault."""
 
-import pytest
+from itertools import chain
 
-NOTICED = pytest.StashKey[list[tuple[str, list[str]]]]()
+import pytest
 
 
 @pytest.fixture
-def planted_faults(request):
+def planted_fault(record_property):
     """Where a test says which checks noticed the fault it planted: (fault, checks)."""
-    return request.config.stash.setdefault(NOTICED, [])
+    return lambda fault, checks: record_property("planted fault", (fault, checks))
 
 
 def pytest_terminal_summary(terminalreporter):
-    noticed = terminalreporter.config.stash.get(NOTICED, [])
+    noticed = [
+        value
+        for report in chain.from_iterable(terminalreporter.stats.values())
+        for name, value in getattr(report, "user_properties", ())
+        if name == "planted fault" and report.when == "call"
+    ]
     if noticed:
         terminalreporter.section(f"{len(noticed)} planted faults and the checks that noticed them")
         for fault, checks in noticed:

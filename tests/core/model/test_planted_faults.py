@@ -341,11 +341,11 @@ def test_without_a_fault_every_check_is_green(check):
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_a_planted_fault_turns_its_checks_red(plant, monkeypatch, planted_faults):
+def test_a_planted_fault_turns_its_checks_red(plant, monkeypatch, planted_fault):
     expected_layer()
     plant(monkeypatch)
     caught_by = [check.__name__ for check in CHECKS if is_red(check)]
-    planted_faults.append((plant.__name__, caught_by))
+    planted_fault(plant.__name__, caught_by)
     assert {check.__name__ for check in FAULTS[plant]} <= set(caught_by)
 
 

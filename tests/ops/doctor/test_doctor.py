@@ -24,7 +24,7 @@ KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Iterator[Settings]:
+def settings(tmp_path: Path, short_path: Path) -> Iterator[Settings]:
     """A laptop with a pod, an audit log of three lines, and a short folder for sockets."""
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
     found = read_settings(
@@ -37,7 +37,7 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
     for number in range(3):
         log.append({"call": "run", "number": number})
     pin(found, GPU.pod_id)
-    yield replace(found, socket_dirs=(tmp_path / "s",))
+    yield replace(found, socket_dirs=(short_path / "s",))
 
 
 def pin(settings: Settings, pod_id: str) -> None:
