@@ -12,7 +12,7 @@ from nsa_core.checks.learning import as_dense
 from nsa_core.checks.recall_recipes import CARD_NSA, CARD_TASK, LONG_CARD_TASK, on_card
 from nsa_core.kernels.geometry import BlockGeometry
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
