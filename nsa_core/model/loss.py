@@ -38,7 +38,9 @@ def loss_sum(
     Args:
         hidden_NW: Hidden states.
         weight_VW: The head.
-        target_N: int64 ids.
+        target_N: int64 ids, each -1 or 0 .. V - 1. Asking for them would stop a card, so another
+            one ends in torch's index error on a processor, in its assertion on a card, and is
+            undefined with `in_place`; `train.prepare` refuses a tokenizer with more ids than V.
         in_place: Let a Triton kernel turn the logits into their gradient; speed and memory only.
     """
     needs_grad = torch.is_grad_enabled() and (hidden_NW.requires_grad or weight_VW.requires_grad)
@@ -78,7 +80,17 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        """Scale what the forward pass has computed."""
+        """Scale what the forward pass has computed.
+
+        Raises:
+            NotImplementedError: Under create_graph. `once_differentiable` would not notice: it asks
+                whether the scale needs a gradient, and here the constants are the other factor.
+        """
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            message = (
+                "the loss has no second derivative: its gradients are made with it, as numbers"
+            )
+            raise NotImplementedError(message)
         grad_hidden, grad_weight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         scale = grads[0]
@@ -159,7 +171,7 @@ def _chunk(logits_RV: Tensor, target_R: Tensor, *, needs_grad: bool) -> tuple[Te
     dtype = logits_RV.dtype
     logits_RV = logits_RV.to(torch.promote_types(dtype, torch.float32))
     is_used_R1 = (target_R != IGNORED_TARGET).unsqueeze(-1)
-    column_R1 = target_R.clamp_min(0).unsqueeze(-1)
+    column_R1 = target_R.masked_fill(target_R == IGNORED_TARGET, 0).unsqueeze(-1)
     lse_R1 = logits_RV.logsumexp(dim=-1, keepdim=True)
     loss_R1 = (lse_R1 - logits_RV.gather(-1, column_R1)) * is_used_R1
     if needs_grad:
