@@ -40,9 +40,10 @@ class CachedPairs:
 
 @dataclass(frozen=True, eq=False)
 class CountedReads:
-    """Keys that the new token read, as counted where they were read.
+    """Keys that the new token read.
 
-    Each is [B, G or 1, parts], of booleans (one a key) or of counts (one a program).
+    Each is [B, G or 1, parts]: booleans, which keys the mask showed (`GatheredDecode`), or counts
+    of the keys that each program loaded (Triton).
     """
 
     compressed: Tensor
@@ -97,7 +98,11 @@ class DecodeAttention(Protocol):
 
 
 class GatheredDecode:
-    """Plain PyTorch on whole buffers: runs everywhere, in any dtype."""
+    """Plain PyTorch on whole buffers: runs everywhere, in any dtype.
+
+    It gathers the chosen blocks and touches every row of the two other buffers, all under masks. So
+    its `CountedReads` say what the token may see, not what moved through memory.
+    """
 
     name = "gathered"
 

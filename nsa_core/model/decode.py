@@ -26,8 +26,9 @@ from nsa_core.model.transformer import LanguageModel
 
 @dataclass(frozen=True, eq=False)
 class LayerReads:
-    """Keys that each new token read, counted from the gathers; int64 [B, m].
+    """Keys that each new token read, int64 [B, m].
 
+    `extend` counts the keys that its masks show; for a single token it gathers those and no others.
     A dense layer reads all of its keys as `selected`.
     """
 
