@@ -117,12 +117,12 @@ def default_lengths(trained: int) -> list[int]:
 
 
 def as_text(table: "NeedleTable") -> str:
-    """Right answers and the nats that the needle saves; a star where the window cannot see it."""
+    """Right answers and the nats the needle saves; a star where no chain of windows reaches it."""
     lines = [f"{'depth':>8}" + "".join(f"{length:>18}" for length in table.lengths)]
     for depth in table.depths:
         cells = (table.cell(length, depth) for length in table.lengths)
         lines.append(f"{depth:>8.0%}" + "".join(_cell_text(cell) for cell in cells))
-    lines.append("right answers, and nats per token the needle saves; * beyond the window")
+    lines.append("right answers, and nats per token the needle saves; * beyond all layers' windows")
     return "\n".join(lines)
 
 
@@ -139,7 +139,7 @@ def picture(table: "NeedleTable", *, is_cut: bool) -> str:
     cut = ", selected branch cut" if is_cut else ""
     return draw(
         HeatMap(
-            title=f"Needle: right answers{cut} (* beyond the window)",
+            title=f"Needle: right answers{cut} (* beyond all layers' windows)",
             row_title="depth",
             column_title="tokens",
             rows=[f"{depth:.0%}" for depth in table.depths],

@@ -76,7 +76,10 @@ class RecallTask:
             raise ValueError(message)
 
     def beyond(self, nsa: NSAConfig) -> Self:
-        """The same rows with no pair in the window of a query or in an always selected block."""
+        """The same rows with no pair in a query's window or always selected blocks in one layer.
+
+        `is_beyond` tells whether that is still so through all layers of a model.
+        """
         distance = max(nsa.window, 2 * nsa.select_block)
         return replace(self, margin=nsa.select_block, distance=distance)
 
@@ -100,15 +103,17 @@ class RecallTask:
         """T."""
         return self.first_query + self.num_queries
 
-    def is_beyond(self, geometry: BlockGeometry) -> bool:
-        """No query can see a pair but through the compressed branch or a free choice of blocks."""
+    def is_beyond(self, geometry: BlockGeometry, num_layers: int) -> bool:
+        """No pair reaches a query but through the compressed branch or a free choice of blocks.
+
+        A token of one layer reads what its window and its always selected blocks hold, and hands it
+        on in the next, so the first query, which stands nearest, looks back once for each layer.
+        """
+        position, block = self.first_query, geometry.select_block
+        for _ in range(num_layers):
+            position = min(position - geometry.window + 1, (position // block - 1) * block)
         last_pair = self.first_query - self.distance - 1
-        block = geometry.select_block
-        return (
-            self.first_query - last_pair >= geometry.window
-            and self.margin >= block
-            and self.first_query // block - last_pair // block >= 2
-        )
+        return self.margin >= block and last_pair < position
 
     def has_to_choose(self, geometry: BlockGeometry) -> bool:
         """A query can select at most a third of the blocks that hold pairs, wherever it looks.

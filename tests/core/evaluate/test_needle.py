@@ -20,6 +20,13 @@ from tests.core.model.cases import SIZES, small_config
 BYTES = ByteTokenizer()
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    made = make_run(tmp_path_factory.mktemp("run"))
+    save(made, read_manifest(made).config, 5)
+    return made
+
+
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("num_tokens", [96, 200, 513])
 def test_a_text_has_its_needle_at_its_depth_and_asks_for_it_at_the_end(num_tokens, depth):
@@ -82,27 +89,71 @@ def judge(**sizes):
     return {cell.depth: cell.is_beyond_window for cell in table.cells}, texts
 
 
-@pytest.mark.parametrize("window", [1, 30, 60, 80, 120, 200])
-def test_beyond_the_window_is_a_needle_that_the_first_asked_token_cannot_see(window):
-    beyond, texts = judge(nsa=SIZES | {"window": window})
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@pytest.mark.parametrize("window", [1, 2, 8, 20, 60, 200])
+def test_beyond_the_window_is_a_needle_that_no_chain_of_windows_carries_to_the_question(
+    window, num_layers
+):
+    beyond, texts = judge(nsa=SIZES | {"window": window}, num_layers=num_layers)
     for depth, told in texts.items():
-        # The token before the answer sees itself and the window - 1 tokens before it.
-        seen = [
-            text.needle_end - 1 >= len(text.with_needle) - text.num_answer - window
-            for text in told
-        ]  # fmt: skip
-        assert beyond[depth] == (not any(seen))
+        carried = []
+        for text in told:
+            question_start = BYTES.decode(text.with_needle).rindex("\n")
+            reach = question_start  # each layer reads itself and the window - 1 tokens before
+            for _ in range(num_layers):
+                reach -= window - 1
+            carried.append(text.needle_end - 1 >= reach)
+        assert beyond[depth] == (not any(carried))
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_needle_beyond_the_window_changes_nothing_that_windows_alone_tell_the_question(depth):
+    """The star is held against what a model really computes with its two other branches cut."""
+    text = write_text(BYTES, 200, depth, seed=2)
+    start = len(text.with_needle) - text.num_answer - text.num_question
+    assert bytes(text.with_needle[start:]).startswith(b"\nThe number of the ")
+    twin = list(text.with_needle)
+    twin[text.needle_end - 1] += 1
+    rows = torch.tensor([text.with_needle, twin])
+    gap = start - text.needle_end
+    for window in sorted({1, 2, gap // 3 + 1, gap // 3 + 2, gap}):
+        if window < 1:
+            continue
+        model = LanguageModel(
+            small_config(vocab_size=257, num_layers=3, nsa=SIZES | {"window": window}), seed=0
+        ).double()
+        with torch.no_grad(), cut_branches(model, "compressed", "selected"):
+            one, other = model.hidden(rows).view(2, 200, -1)[:, start:]
+        is_changed = bool((one - other).abs().max() > 1e-12)  # sums are rounded to 1e-15
+        assert text.is_beyond(3 * (window - 1)) == (not is_changed)
+
+
+def test_a_needle_right_before_the_question_has_no_star(run, capsys):
+    """The window of this run is 8 and the question longer, but its first tokens see the needle."""
+    config = read_manifest(run).config.model
+    assert (config.nsa.window, config.num_layers) == (8, 1)
+    assert main(["needle", "--run", str(run.root), "--lengths", "128", "--trials", "2"]) == 0
+    *rows, legend = capsys.readouterr().out.splitlines()[1:]
+    assert [row.endswith("*") for row in rows] == [True, True, True, True, False]
+    assert legend.endswith("* beyond all layers' windows")
+
+
+def test_nothing_is_beyond_the_window_of_a_dense_model():
+    beyond, _ = judge(attention="dense", nsa=SIZES | {"window": 1})
+    assert not any(beyond.values())
 
 
 def test_a_cell_is_beyond_the_window_only_if_every_text_of_it_is():
     """Names of places differ in length: at this window some texts of one cell are, others not."""
     _, texts = judge()
-    ends = {text.needle_end for text in texts[0.5]}
-    assert len(ends) > 1
-    answer_at = 200 - texts[0.5][0].num_answer
-    for end, expected in ((min(ends), False), (max(ends), True)):
-        beyond, _ = judge(nsa=SIZES | {"window": answer_at - end})
-        assert beyond[0.5] is expected
+    gaps = {
+        len(text.with_needle) - text.num_answer - text.num_question - text.needle_end
+        for text in texts[0.0]
+    }
+    assert len(gaps) > 1
+    for gap, expected in ((min(gaps), True), (max(gaps), False)):
+        beyond, _ = judge(nsa=SIZES | {"window": gap + 1}, num_layers=1)
+        assert beyond[0.0] is expected
 
 
 def test_a_model_that_cannot_read_saves_nothing():
@@ -117,13 +168,6 @@ def test_a_model_that_cannot_read_saves_nothing():
 def test_default_lengths_leave_out_what_a_needle_does_not_fit():
     assert default_lengths(128) == [128]
     assert default_lengths(1024) == [256, 512, 1024]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    made = make_run(tmp_path_factory.mktemp("run"))
-    save(made, read_manifest(made).config, 5)
-    return made
 
 
 def test_the_command_prints_cells_and_draws_a_picture(run, tmp_path, capsys):
