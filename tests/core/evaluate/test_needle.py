@@ -1,16 +1,17 @@
 """Needle texts say what they promise, and the command measures a run with them."""
 
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from nsa_core.data.tokenizer import ByteTokenizer
-from nsa_core.evaluate.__main__ import default_lengths, main
+from nsa_core.evaluate.__main__ import as_text, default_lengths, main, picture
 from nsa_core.evaluate.ablation import cut_branches
-from nsa_core.evaluate.heat_map import HeatMap, draw
-from nsa_core.evaluate.needle import DEPTHS, measure_needles, write_text
+from nsa_core.evaluate.heat_map import LEFT, TOP, HeatMap, draw
+from nsa_core.evaluate.needle import DEPTHS, NeedleCell, NeedleTable, measure_needles, write_text
 from nsa_core.model.transformer import LanguageModel
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.manifest import read_manifest
@@ -48,6 +49,14 @@ def test_the_twin_without_the_needle_says_the_number_only_as_the_answer():
     without = BYTES.decode(text.without)
     assert without.count(without[-5:]) == 1
     assert text.without[-60:] == text.with_needle[-60:]
+
+
+def test_texts_of_different_seeds_ask_for_different_numbers():
+    numbers = {
+        BYTES.decode(write_text(BYTES, 200, 0.5, seed).with_needle)[-5:] for seed in range(9)
+    }
+    assert len(numbers) == 9
+    assert all(10_000 <= int(number) < 100_000 for number in numbers)
 
 
 def test_a_text_too_short_for_its_needle_is_refused():
@@ -185,6 +194,48 @@ def test_the_command_prints_cells_and_draws_a_picture(run, tmp_path, capsys):
     table = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["depth", "96", "128"]
     assert len(table) == 2 + len(DEPTHS)
+
+
+@pytest.fixture
+def distinct():
+    """A table whose every cell has its own accuracy, and stars above the diagonal."""
+    return NeedleTable(
+        tuple(
+            NeedleCell(length, depth, (10 * row + column) / 100, 5.0, 5.0 + row, 8, row < column)
+            for column, length in enumerate((100, 2000))
+            for row, depth in enumerate(DEPTHS)
+        )
+    )
+
+
+def wanted_label(row, column):
+    return f"{10 * row + column}%{' *' if row < column else ''}"
+
+
+def test_each_cell_of_the_picture_stands_in_the_row_and_column_of_its_labels(distinct):
+    """Labels are found by their place alone, as a reader finds them."""
+    nodes = ElementTree.fromstring(picture(distinct, is_cut=False)).iter()
+    at = {(float(n.get("x")), float(n.get("y"))): n.text for n in nodes if n.tag.endswith("text")}
+    depth_y = {text: y for (x, y), text in at.items() if x == LEFT - 10 and text != "depth"}
+    length_x = {text: x for (x, y), text in at.items() if y == TOP - 8 and text != "depth"}
+    assert list(depth_y) == ["0%", "25%", "50%", "75%", "100%"]
+    assert list(length_x) == ["100", "2,000"]
+    for row, y in enumerate(depth_y.values()):
+        for column, x in enumerate(length_x.values()):
+            near = [t for (a, b), t in at.items() if abs(a - x) <= 1 and abs(b - y) <= 1]
+            assert near == [wanted_label(row, column)]
+
+
+def test_each_cell_of_the_table_stands_in_the_row_and_column_of_its_labels(distinct):
+    heads, *rows, _ = as_text(distinct).splitlines()
+    assert heads.split() == ["depth", "100", "2000"]
+    for row, (depth, line) in enumerate(zip(DEPTHS, rows, strict=True)):
+        first, *cells = re.findall(r"\d+%(?:\s+[+]\d\.\d\d)?(?: \*)?", line)
+        assert first == f"{depth:.0%}"
+        for column, cell in enumerate(cells):
+            star = " *" if row < column else ""
+            assert cell.split() == f"{10 * row + column}% +{row}.00{star}".split()
+        assert len(cells) == 2
 
 
 def test_cut_measures_a_model_without_the_selected_branch_and_says_so(run, tmp_path, capsys):
