@@ -17,6 +17,9 @@ from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.model.loss import IGNORED_TARGET
 from nsa_core.model.transformer import LanguageModel
 
+#: Of the rows that a model is judged by; a recipe may not train with it.
+JUDGED_SEED = 10**6
+
 
 @dataclass(frozen=True)
 class RecallTask:
@@ -165,9 +168,7 @@ def _choose(of: int, count: int, shape: tuple[int, ...], generator: torch.Genera
 
 
 @torch.no_grad()
-def recall_accuracy(
-    model: LanguageModel, task: RecallTask, *, rows: int, batch: int = 8, seed: int = 10**6
-) -> float:
+def recall_accuracy(model: LanguageModel, task: RecallTask, *, rows: int, batch: int = 8) -> float:
     """Share of the queries whose likeliest next token is the value; chance is 1 / num_values.
 
     Args:
@@ -175,9 +176,8 @@ def recall_accuracy(
         task: Which rows.
         rows: How many, each with `task.num_queries` queries.
         batch: Rows of one pass.
-        seed: Of the rows; keep it apart from the seed of training.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(JUDGED_SEED)
     device = model.embedding.weight.device
     num_right = num_asked = 0
     for first in range(0, rows, batch):
