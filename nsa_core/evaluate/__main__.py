@@ -20,7 +20,7 @@ from nsa_core.rundir.layout import RunDir
 if TYPE_CHECKING:
     from nsa_core.evaluate.needle import NeedleCell, NeedleTable
 
-#: Every needle with its question fits into so many bytes.
+#: Every needle with its question fits into so many bytes, and so into as many tokens of any kind.
 LEAST_TOKENS = 96
 
 
@@ -85,9 +85,7 @@ def measure(arguments: argparse.Namespace) -> "tuple[NeedleTable, str]":
     from nsa_core.evaluate.needle import measure_needles
     from nsa_core.evaluate.run_model import open_run_model
 
-    if arguments.trials < 1:
-        message = f"--trials must be at least 1, got {arguments.trials}"
-        raise ValueError(message)
+    check_sizes(arguments)
     opened = open_run_model(
         RunDir(arguments.run.resolve()),
         choose_device(arguments.device),
@@ -109,6 +107,23 @@ def measure(arguments: argparse.Namespace) -> "tuple[NeedleTable, str]":
             num_trials=arguments.trials,
         )
     return table, str(opened.weights.path)
+
+
+def check_sizes(arguments: argparse.Namespace) -> None:
+    """Refuse what could never be measured, before anything is loaded.
+
+    Raises:
+        ValueError: If so; the message names the flag and its value.
+    """
+    shortest = min(arguments.lengths or [LEAST_TOKENS])
+    if shortest < LEAST_TOKENS:
+        message = (
+            f"--lengths must be at least {LEAST_TOKENS}, or a needle may not fit, got {shortest}"
+        )
+        raise ValueError(message)
+    if arguments.trials < 1:
+        message = f"--trials must be at least 1, got {arguments.trials}"
+        raise ValueError(message)
 
 
 def default_lengths(trained: int) -> list[int]:

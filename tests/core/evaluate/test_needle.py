@@ -259,14 +259,25 @@ def test_cut_measures_a_model_without_the_selected_branch_and_says_so(run, tmp_p
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(("--trials", "0"), "at least 1"), (("--lengths", "40"), "at least")],
+    [
+        (("--trials", "0"), "--trials must be at least 1, got 0"),
+        (("--lengths", "10"), "--lengths must be at least 96, or a needle may not fit, got 10"),
+        (
+            ("--lengths", "0", "-5"),
+            "--lengths must be at least 96, or a needle may not fit, got -5",
+        ),
+        (("--lengths", "128", "95"), "or a needle may not fit, got 95"),
+    ],
 )
-def test_bad_input_is_one_line(run, capsys, words, says):
+def test_sizes_that_mean_nothing_are_one_line_before_the_weights_are_loaded(
+    run, capsys, words, says
+):
     code = main(["needle", "--run", str(run.root), *words])
     output = capsys.readouterr()
     assert code == TrainerExit.CONFIGURATION
-    assert output.out == ""
-    assert says in output.err.splitlines()[-1]
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    assert output.err.startswith("error: ")
+    assert output.err.endswith(f"{says}\n")
 
 
 def test_dark_squares_mean_more_and_say_their_number():
