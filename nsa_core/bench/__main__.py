@@ -14,6 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from nsa_core.bench.command import Bench
 from nsa_core.config.errors import ConfigError, one_line
 from nsa_core.env import set_before_torch
@@ -76,6 +78,9 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_USAGE
     try:
         return _run(bench, name, options, shown_command(argv, options.json))
+    except ValidationError as error:
+        tell(f"error: {one_line(error)}")
+        return EXIT_USAGE
     except (ConfigError, ValueError) as error:
         tell(f"error: {error}")
         return EXIT_USAGE

@@ -70,13 +70,12 @@ def measure(options: argparse.Namespace, machine: Machine) -> Iterator[Row]:
     """Teach and judge the NSA model and the dense one, seed by seed.
 
     Raises:
-        ValueError: If there is no such device.
+        ValueError: If there is no such device, or a seed cannot be used.
     """
     del machine
     device = choose_device(options.device)
     make_recipe = on_card if device.type == "cuda" else on_cpu
-    for seed in options.seeds:
-        recipe = make_recipe(seed)
+    for recipe in [make_recipe(seed) for seed in options.seeds]:  # all, before one is learned
         yield from teach_and_judge(recipe, device)
         yield from teach_and_judge(as_dense(recipe), device)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from nsa_core.bench.command import check_at_least
 from nsa_core.bench.paths import PATHS, paths_on
 from nsa_core.config.run import RunConfig
 from nsa_core.config.training import BatchConfig, Precision, ScheduleConfig
@@ -102,9 +103,8 @@ class ValidationRequest:
         if self.config.model.attention != "nsa":
             message = f"recipe {self.config.recipe} has dense attention: it selects nothing"
             raise ValueError(message)
-        if self.steps < 1 or min(self.lengths) < 2:
-            message = f"--steps {self.steps} and --length {min(self.lengths)} are too small"
-            raise ValueError(message)
+        check_at_least(1, {"--steps": (self.steps,)})
+        check_at_least(2, {"--length": self.lengths})
 
 
 def cell_config(request: ValidationRequest, length: int) -> RunConfig:
