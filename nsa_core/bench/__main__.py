@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nsa_core.bench.command import Bench
+from nsa_core.bench.command import Bench, tell
 from nsa_core.config.errors import ConfigError, one_line
 from nsa_core.env import set_before_torch
 from nsa_core.reader import run_to_exit_code
@@ -150,11 +150,6 @@ def _keep(path: Path, result: BenchResult) -> None:
 
 def _as_json(result: BenchResult) -> str:
     return json.dumps(result.model_dump(mode="json"), indent=1)
-
-
-def tell(line: str) -> None:
-    """One line of the story, on stderr."""
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal
 
 
 if __name__ == "__main__":

@@ -164,6 +164,14 @@ def test_the_command_reads_a_configuration_and_says_what_it_did_not_run(root, ca
     document = json.loads(out)
     assert [row["path"] for row in document["rows"]] == ["sdpa-masked", "sdpa-gathered"]
     assert "not run: triton-items: triton needs a CUDA device" in err
+    assert (
+        err.index("not run: ")
+        < err.index(
+            "training 2 steps on cpu for each of sdpa-masked, sdpa-gathered at 32 tokens; "
+            f"the text is staged below {root / 'data'}\n"
+        )
+        < err.index("sdpa-masked   ")
+    )
     assert str(root) not in document["command"]
 
 
