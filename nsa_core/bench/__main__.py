@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(bench: Bench, name: str, options: argparse.Namespace, command: str) -> int:
     """Measure row by row; what was measured before a crash is in the file already.
 
-    Nothing is printed before the first row: flags that cannot be used show when it is asked for.
+    No table begins before its first row: flags that cannot be used show when it is asked for.
     """
     from nsa_core.bench.machine import describe_machine
 
