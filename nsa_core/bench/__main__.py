@@ -14,7 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nsa_core.bench.command import Bench
+from pydantic import ValidationError
+
+from nsa_core.bench.command import Bench, tell
 from nsa_core.config.errors import ConfigError, one_line
 from nsa_core.env import set_before_torch
 from nsa_core.reader import run_to_exit_code
@@ -76,6 +78,9 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_USAGE
     try:
         return _run(bench, name, options, shown_command(argv, options.json))
+    except ValidationError as error:
+        tell(f"error: {one_line(error)}")
+        return EXIT_USAGE
     except (ConfigError, ValueError) as error:
         tell(f"error: {error}")
         return EXIT_USAGE
@@ -89,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(bench: Bench, name: str, options: argparse.Namespace, command: str) -> int:
     """Measure row by row; what was measured before a crash is in the file already.
 
-    Nothing is printed before the first row: flags that cannot be used show when it is asked for.
+    No table begins before its first row: flags that cannot be used show when it is asked for.
     """
     from nsa_core.bench.machine import describe_machine
 
@@ -145,11 +150,6 @@ def _keep(path: Path, result: BenchResult) -> None:
 
 def _as_json(result: BenchResult) -> str:
     return json.dumps(result.model_dump(mode="json"), indent=1)
-
-
-def tell(line: str) -> None:
-    """One line of the story, on stderr."""
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal
 
 
 if __name__ == "__main__":

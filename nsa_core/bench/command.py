@@ -1,7 +1,8 @@
 """What `python -m nsa_core.bench` needs of every bench: flags, rows, a table, a verdict."""
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,27 @@ def accept(rows: Sequence[Any]) -> str | None:
     """The verdict of a bench that only measures."""
     del rows
     return None
+
+
+def tell(line: str) -> None:
+    """One line of the story, on stderr."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal
+
+
+def check_at_least(least: int, flags: Mapping[str, Sequence[int]]) -> None:
+    """Refuse sizes that would measure nothing; pure.
+
+    Args:
+        least: Limit of all of them.
+        flags: Values by the name of their flag.
+
+    Raises:
+        ValueError: If one is smaller; the message names its flag.
+    """
+    for flag, values in flags.items():
+        if min(values) < least:
+            message = f"{flag} must be at least {least}, got {min(values)}"
+            raise ValueError(message)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nsa_core.bench.command import Bench
+from nsa_core.bench.command import Bench, tell
 from nsa_core.bench.run_row import RunRow, read_data_facts, read_run_row
 from nsa_core.config.errors import ConfigError
 from nsa_core.config.recipe import ResolvedConfig, resolve
@@ -63,6 +63,7 @@ def measure(options: argparse.Namespace, machine: Machine) -> Iterator[RunRow]:
     }
     config = chosen["nsa"][1].config
     check_curve(config)
+    tell(f"staging the text below {root / config.data.cache_dir}")
     try:
         data = read_data_facts(stage(config.data, root, config.seed))
     except DataError as error:
@@ -70,6 +71,7 @@ def measure(options: argparse.Namespace, machine: Machine) -> Iterator[RunRow]:
         raise ValueError(message) from error
     for run, resolved in chosen.values():
         write_run(run, resolved)
+        tell(f"training {run.run_id} to step {config.schedule.steps}; its log is {run.log}")
         train(run, resolved.config.runtime.allocator)
         yield read_run_row(run, data, tuple(options.set))
 

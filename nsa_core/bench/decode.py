@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nsa_core.bench.cases import DENSE_BACKENDS, GEOMETRY, SHAPES, Shape
-from nsa_core.bench.command import Bench
+from nsa_core.bench.command import Bench, check_at_least
 from nsa_core.bench.measure import Timing, time_runs
 from nsa_core.kernels.cuda_graph import capture
 from nsa_core.kernels.decode import CachedPairs, Pair
@@ -70,11 +70,9 @@ class Request:
         Raises:
             ValueError: If a size is below 1.
         """
-        flags = {"--length": self.lengths, "--batch": self.batches, "--runs": (self.runs,)}
-        for flag, values in flags.items():
-            if min(values) < 1:
-                message = f"{flag} must be at least 1, got {min(values)}"
-                raise ValueError(message)
+        check_at_least(
+            1, {"--length": self.lengths, "--batch": self.batches, "--runs": (self.runs,)}
+        )
 
 
 def floor_bytes(shape: Shape, length: int, batch: int, element_size: int) -> int:

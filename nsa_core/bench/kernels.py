@@ -15,7 +15,7 @@ from nsa_core.bench.cases import (
     dense_case,
     nsa_cases,
 )
-from nsa_core.bench.command import Bench
+from nsa_core.bench.command import Bench, check_at_least
 from nsa_core.bench.floor import Floor, attention_floor
 from nsa_core.bench.measure import forward_backward, peak_gib, time_runs
 from nsa_core.config.model import ModelConfig
@@ -84,16 +84,16 @@ class Request:
         Raises:
             ValueError: If a call holds no whole number of documents, or nothing would be run.
         """
+        check_at_least(
+            1, {"--length": self.lengths, "--tokens": (self.tokens,), "--runs": (self.runs,)}
+        )
         for length in self.lengths:
-            if length < 1 or self.tokens % length:
+            if self.tokens % length:
                 message = (
                     f"--length {length}: a call of {self.tokens} tokens is no whole number of such "
                     "documents; change one of `--length` and `--tokens`"
                 )
                 raise ValueError(message)
-        if self.runs < 1:
-            message = f"--runs must be at least 1, got {self.runs}"
-            raise ValueError(message)
 
 
 def run_case(case: Case, runs: int) -> CaseResult:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from nsa_core.bench.command import Bench
+from nsa_core.bench.command import Bench, check_at_least
 from nsa_core.config.counts import count_flops
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.recipe import resolve
@@ -61,10 +61,19 @@ class ModelRequest:
         """Refuse what would time something else.
 
         Raises:
-            ValueError: If a step holds no whole number of rows.
+            ValueError: If a step holds no whole number of rows, or nothing would be timed.
         """
+        check_at_least(
+            1,
+            {
+                "--length": self.lengths,
+                "--tokens": (self.tokens,),
+                "--steps": (self.steps,),
+                "--runs": (self.runs,),
+            },
+        )
         for length in self.lengths:
-            if length < 1 or self.tokens % length:
+            if self.tokens % length:
                 message = f"a step of {self.tokens} tokens is no whole number of rows of {length}"
                 raise ValueError(message)
 

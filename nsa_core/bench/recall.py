@@ -4,14 +4,13 @@ Recipes and reasons: docs/learned-recall.md.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from nsa_core.bench.command import Bench
+from nsa_core.bench.command import Bench, tell
 from nsa_core.checks.learning import (
     Lesson,
     Progress,
@@ -70,13 +69,12 @@ def measure(options: argparse.Namespace, machine: Machine) -> Iterator[Row]:
     """Teach and judge the NSA model and the dense one, seed by seed.
 
     Raises:
-        ValueError: If there is no such device.
+        ValueError: If there is no such device, or a seed cannot be used.
     """
     del machine
     device = choose_device(options.device)
     make_recipe = on_card if device.type == "cuda" else on_cpu
-    for seed in options.seeds:
-        recipe = make_recipe(seed)
+    for recipe in [make_recipe(seed) for seed in options.seeds]:  # all, before one is learned
         yield from teach_and_judge(recipe, device)
         yield from teach_and_judge(as_dense(recipe), device)
 
@@ -156,11 +154,10 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _tell_progress(progress: Progress) -> None:
-    line = (
+    tell(
         f"lesson {progress.stage + 1}, {progress.seq_len:,} tokens, step {progress.step}: "
         f"loss {progress.loss:.3f}, {progress.accuracy:.1%} right, {progress.seconds:.0f} s"
     )
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - the story, beside the table
 
 
 BENCH = Bench(

@@ -6,7 +6,6 @@ differ by rounding only. Legend: T tokens of a row.
 
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from nsa_core.bench.command import check_at_least, tell
 from nsa_core.bench.paths import PATHS, paths_on
 from nsa_core.config.run import RunConfig
 from nsa_core.config.training import BatchConfig, Precision, ScheduleConfig
@@ -102,9 +102,8 @@ class ValidationRequest:
         if self.config.model.attention != "nsa":
             message = f"recipe {self.config.recipe} has dense attention: it selects nothing"
             raise ValueError(message)
-        if self.steps < 1 or min(self.lengths) < 2:
-            message = f"--steps {self.steps} and --length {min(self.lengths)} are too small"
-            raise ValueError(message)
+        check_at_least(1, {"--steps": (self.steps,)})
+        check_at_least(2, {"--length": self.lengths})
 
 
 def cell_config(request: ValidationRequest, length: int) -> RunConfig:
@@ -130,6 +129,11 @@ def measure_cells(request: ValidationRequest) -> Iterator[ValidationRow]:
     config = request.config
     device = choose_device(config)
     paths = wanted_paths(request, device)
+    tell(
+        f"training {request.steps} steps on {device} for each of {', '.join(paths)} at "
+        f"{', '.join(map(str, request.lengths))} tokens; the text is staged below "
+        f"{request.root / config.data.cache_dir}"
+    )
     staged = stage(config.data, request.root, config.seed)
     for length in request.lengths:
         first: ValidationRow | None = None
@@ -157,7 +161,7 @@ def wanted_paths(request: ValidationRequest, device: torch.device) -> list[str]:
         return list(request.paths)
     for name, why in found.items():
         if why is not None:
-            print(f"not run: {name}: {why}", file=sys.stderr)  # noqa: T201 - the tool's story
+            tell(f"not run: {name}: {why}")
     return [name for name, why in found.items() if why is None]
 
 

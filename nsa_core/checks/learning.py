@@ -16,7 +16,7 @@ from nsa_core.config.model import ModelConfig
 from nsa_core.config.training import Precision
 from nsa_core.evaluate.ablation import cut_branches, only_forced_blocks
 from nsa_core.evaluate.forward import autocast
-from nsa_core.evaluate.recall_task import RecallTask, draw_recall, recall_accuracy
+from nsa_core.evaluate.recall_task import JUDGED_SEED, RecallTask, draw_recall, recall_accuracy
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.model.initialise import WEIGHT_STD
 from nsa_core.model.transformer import LanguageModel
@@ -63,7 +63,7 @@ class RecallRecipe:
         judged: Rows that the model is judged by afterwards.
         learning_rate: After the warm-up, and until a stage cools.
         warmup_steps: Linear, at the very beginning.
-        seed: Of weights and rows.
+        seed: Of weights and rows, below `JUDGED_SEED`: the rows of the judgement are never learned.
         limit_s: Seconds after which each stage left takes one step more: a runaway ends, and a
             machine that is merely busy learns the same as an idle one.
     """
@@ -75,6 +75,18 @@ class RecallRecipe:
     warmup_steps: int = 50
     seed: int = 0
     limit_s: float = 240.0
+
+    def __post_init__(self) -> None:
+        """Refuse a seed that could draw the rows of the judgement.
+
+        Raises:
+            ValueError: If so.
+        """
+        if not 0 <= self.seed < JUDGED_SEED:
+            message = (
+                f"the seed of a recipe must be 0 or more and below {JUDGED_SEED:,}, not {self.seed}"
+            )
+            raise ValueError(message)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from nsa_core.rundir.layout import RunDir
 if TYPE_CHECKING:
     from nsa_core.evaluate.needle import NeedleCell, NeedleTable
 
-#: Every needle with its question fits into so many bytes.
+#: Every needle with its question fits into so many bytes, and so into as many tokens of any kind.
 LEAST_TOKENS = 96
 
 
@@ -85,9 +85,7 @@ def measure(arguments: argparse.Namespace) -> "tuple[NeedleTable, str]":
     from nsa_core.evaluate.needle import measure_needles
     from nsa_core.evaluate.run_model import open_run_model
 
-    if arguments.trials < 1:
-        message = f"--trials must be at least 1, got {arguments.trials}"
-        raise ValueError(message)
+    check_sizes(arguments)
     opened = open_run_model(
         RunDir(arguments.run.resolve()),
         choose_device(arguments.device),
@@ -111,18 +109,35 @@ def measure(arguments: argparse.Namespace) -> "tuple[NeedleTable, str]":
     return table, str(opened.weights.path)
 
 
+def check_sizes(arguments: argparse.Namespace) -> None:
+    """Refuse what could never be measured, before anything is loaded.
+
+    Raises:
+        ValueError: If so; the message names the flag and its value.
+    """
+    shortest = min(arguments.lengths or [LEAST_TOKENS])
+    if shortest < LEAST_TOKENS:
+        message = (
+            f"--lengths must be at least {LEAST_TOKENS}, or a needle may not fit, got {shortest}"
+        )
+        raise ValueError(message)
+    if arguments.trials < 1:
+        message = f"--trials must be at least 1, got {arguments.trials}"
+        raise ValueError(message)
+
+
 def default_lengths(trained: int) -> list[int]:
     """A quarter, a half and all of the trained length, as far as a needle fits."""
     return [length for length in (trained // 4, trained // 2) if length >= LEAST_TOKENS] + [trained]
 
 
 def as_text(table: "NeedleTable") -> str:
-    """Right answers and the nats that the needle saves; a star where the window cannot see it."""
+    """Right answers and the nats the needle saves; a star where no chain of windows reaches it."""
     lines = [f"{'depth':>8}" + "".join(f"{length:>18}" for length in table.lengths)]
     for depth in table.depths:
         cells = (table.cell(length, depth) for length in table.lengths)
         lines.append(f"{depth:>8.0%}" + "".join(_cell_text(cell) for cell in cells))
-    lines.append("right answers, and nats per token the needle saves; * beyond the window")
+    lines.append("right answers, and nats per token the needle saves; * beyond all layers' windows")
     return "\n".join(lines)
 
 
@@ -139,7 +154,7 @@ def picture(table: "NeedleTable", *, is_cut: bool) -> str:
     cut = ", selected branch cut" if is_cut else ""
     return draw(
         HeatMap(
-            title=f"Needle: right answers{cut} (* beyond the window)",
+            title=f"Needle: right answers{cut} (* beyond all layers' windows)",
             row_title="depth",
             column_title="tokens",
             rows=[f"{depth:.0%}" for depth in table.depths],

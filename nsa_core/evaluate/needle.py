@@ -43,7 +43,10 @@ class NeedleCell:
         nats_with: Mean nats per answer token.
         nats_without: The same with the needle replaced by hay of as many tokens.
         num_trials: Texts.
-        is_beyond_window: The needle ends before the window of the question begins.
+        is_beyond_window: In no text can the windows alone carry the needle to the question. Each
+            layer hands on what stands up to `window - 1` tokens before, and the question's own
+            tokens may read the needle for its last one, so it ends before the first token of the
+            question less `num_layers * (window - 1)`. Never of a dense model, which sees all.
     """
 
     num_tokens: int
@@ -99,14 +102,21 @@ class NeedleText:
     Attributes:
         with_needle: The needle stands at its depth.
         without: The same hay all through.
+        num_question: Ids of the question, before the answer.
         num_answer: Ids of the answer, at the end.
         needle_end: Position after the needle.
     """
 
     with_needle: list[int]
     without: list[int]
+    num_question: int
     num_answer: int
     needle_end: int
+
+    def is_beyond(self, reach: int) -> bool:
+        """No token of question or answer is within `reach` tokens after one of the needle."""
+        question_start = len(self.with_needle) - self.num_answer - self.num_question
+        return self.needle_end <= question_start - reach
 
 
 def write_text(tokenizer: Tokenizer, num_tokens: int, depth: float, seed: int) -> NeedleText:
@@ -129,7 +139,8 @@ def write_text(tokenizer: Tokenizer, num_tokens: int, depth: float, seed: int) -
     begin = round(depth * (room - len(needle)))
     body = [*hay[:begin], *needle, *hay[begin + len(needle) :]]
     end = [*question, *answer]
-    return NeedleText([*body, *end], [*hay, *end], len(answer), begin + len(needle))
+    needle_end = begin + len(needle)
+    return NeedleText([*body, *end], [*hay, *end], len(question), len(answer), needle_end)
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -179,8 +190,8 @@ def _measure(
     model: LanguageModel, texts: list[NeedleText], depth: float, precision: Precision
 ) -> NeedleCell:
     right, with_needle, without = zip(*_score(model, texts, precision), strict=True)
-    first_of_question = len(texts[0].with_needle) - texts[0].num_answer
-    window = model.config.nsa.window
+    config = model.config
+    reach = config.num_layers * (config.nsa.window - 1)
     return NeedleCell(
         num_tokens=len(texts[0].with_needle),
         depth=depth,
@@ -188,7 +199,7 @@ def _measure(
         nats_with=sum(with_needle) / len(right),
         nats_without=sum(without) / len(right),
         num_trials=len(texts),
-        is_beyond_window=all(text.needle_end <= first_of_question - window for text in texts),
+        is_beyond_window=config.attention == "nsa" and all(text.is_beyond(reach) for text in texts),
     )
 
 

@@ -17,6 +17,9 @@ from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.model.loss import IGNORED_TARGET
 from nsa_core.model.transformer import LanguageModel
 
+#: Of the rows that a model is judged by; a recipe may not train with it.
+JUDGED_SEED = 10**6
+
 
 @dataclass(frozen=True)
 class RecallTask:
@@ -76,7 +79,10 @@ class RecallTask:
             raise ValueError(message)
 
     def beyond(self, nsa: NSAConfig) -> Self:
-        """The same rows with no pair in the window of a query or in an always selected block."""
+        """The same rows with no pair in a query's window or always selected blocks in one layer.
+
+        `is_beyond` tells whether that is still so through all layers of a model.
+        """
         distance = max(nsa.window, 2 * nsa.select_block)
         return replace(self, margin=nsa.select_block, distance=distance)
 
@@ -100,15 +106,17 @@ class RecallTask:
         """T."""
         return self.first_query + self.num_queries
 
-    def is_beyond(self, geometry: BlockGeometry) -> bool:
-        """No query can see a pair but through the compressed branch or a free choice of blocks."""
+    def is_beyond(self, geometry: BlockGeometry, num_layers: int) -> bool:
+        """No pair reaches a query but through the compressed branch or a free choice of blocks.
+
+        A token of one layer reads what its window and its always selected blocks hold, and hands it
+        on in the next, so the first query, which stands nearest, looks back once for each layer.
+        """
+        position, block = self.first_query, geometry.select_block
+        for _ in range(num_layers):
+            position = min(position - geometry.window + 1, (position // block - 1) * block)
         last_pair = self.first_query - self.distance - 1
-        block = geometry.select_block
-        return (
-            self.first_query - last_pair >= geometry.window
-            and self.margin >= block
-            and self.first_query // block - last_pair // block >= 2
-        )
+        return self.margin >= block and last_pair < position
 
     def has_to_choose(self, geometry: BlockGeometry) -> bool:
         """A query can select at most a third of the blocks that hold pairs, wherever it looks.
@@ -160,9 +168,7 @@ def _choose(of: int, count: int, shape: tuple[int, ...], generator: torch.Genera
 
 
 @torch.no_grad()
-def recall_accuracy(
-    model: LanguageModel, task: RecallTask, *, rows: int, batch: int = 8, seed: int = 10**6
-) -> float:
+def recall_accuracy(model: LanguageModel, task: RecallTask, *, rows: int, batch: int = 8) -> float:
     """Share of the queries whose likeliest next token is the value; chance is 1 / num_values.
 
     Args:
@@ -170,9 +176,8 @@ def recall_accuracy(
         task: Which rows.
         rows: How many, each with `task.num_queries` queries.
         batch: Rows of one pass.
-        seed: Of the rows; keep it apart from the seed of training.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(JUDGED_SEED)
     device = model.embedding.weight.device
     num_right = num_asked = 0
     for first in range(0, rows, batch):

@@ -203,6 +203,8 @@ def _tokenizer_of(folder: Path, name: str, wanted: str) -> Tokenizer | None:
             if record.fingerprint != wanted and (wanted or record.name != name):
                 return None
             name = record.name
+        elif name == "byte":
+            return None  # bytes leave no file, so only a manifest can say that they are meant
         tokenizer = load_tokenizer(name, folder)
     except (DataError, OSError):
         return None

@@ -149,13 +149,20 @@ def validate(
     plot: PlotOption = None,
 ) -> None:
     """Train a few steps at several lengths on every path of the selected branch, and compare."""
-    from nsa_ops.runs.bench.run import check_places, read_benched, run_validation
+    from nsa_ops.runs.bench.run import (
+        check_only_shown,
+        check_places,
+        read_benched,
+        run_validation,
+    )
     from nsa_ops.runs.configure import Choice
 
     words = [*_repeat("--length", length), *_repeat("--path", path), *_once("--steps", steps)]
+    chosen = [*_once("--recipe", recipe), *_once("--profile", profile), *_repeat("--set", sets)]
     choice = Choice(recipe or "", profile or "", tuple(sets or ()))
     session.interrupt_note = _INTERRUPTED
-    check_places(out=out, plot=plot)
+    check_only_shown(read, pod, [*chosen, *words])
+    check_places(read=read, out=out, plot=plot)
     if read is not None:
         found = read_benched(read, "validate")
     else:
@@ -218,10 +225,17 @@ def _bench(
     plot: Path | None,
 ) -> None:
     """Measure or read, then show it."""
-    from nsa_ops.runs.bench.run import BenchRequest, check_places, read_benched, run_bench
+    from nsa_ops.runs.bench.run import (
+        BenchRequest,
+        check_only_shown,
+        check_places,
+        read_benched,
+        run_bench,
+    )
 
     session.interrupt_note = _INTERRUPTED
-    check_places(out=out, plot=plot)
+    check_only_shown(read, pod, words)
+    check_places(read=read, out=out, plot=plot)
     if read is not None:
         found = read_benched(read, bench)
     else:

@@ -29,7 +29,7 @@ def learned():
 def test_far_pairs_are_recalled_and_not_without_the_selected_branch(learned, task):
     geometry = BlockGeometry.from_config(CARD_NSA)
     assert task.seq_len >= 4096
-    assert task.is_beyond(geometry)
+    assert task.is_beyond(geometry, on_card().model.num_layers)
     assert task.has_to_choose(geometry)
     row = learned[task.seq_len]
     assert row.num_queries >= 1000

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from nsa_core.bench.__main__ import load_bench, parse_arguments
+from nsa_core.config.training import DataConfig
+
 #: Written in two halves, so that this file does not name them either.
 HOSTS = [
     "pypi" + ".org", "python" + "hosted.org", "download.py" + "torch.org", "deb.deb" + "ian.org",
@@ -19,6 +22,20 @@ FORBIDDEN = {
         r"(?<![\w.$}])/(wo" + r"rk/(env|wt|main|shared)|home/[a-z]+/|Us" + r"ers/[A-Za-z]+/)"
     ),
 }
+
+
+def test_what_a_bench_writes_without_flags_is_not_offered_to_git() -> None:
+    root = Path(__file__).parents[2]
+    validate, compare = (
+        parse_arguments([], name, load_bench(name)).root for name in ("validate", "compare")
+    )
+    for place in (validate / DataConfig().cache_dir / "x", compare / "x"):
+        ignored = subprocess.run(
+            ["git", "check-ignore", "--quiet", place], cwd=root, capture_output=True, check=False
+        )
+        if ignored.returncode == 128:
+            pytest.skip("not a git checkout, so nothing is tracked")
+        assert ignored.returncode == 0, place
 
 
 @pytest.fixture(scope="module")

@@ -162,15 +162,36 @@ def read_benched(path: Path, bench: str) -> Benched:
     return Benched(str(path), result)
 
 
-def check_places(*, out: Path | None, plot: Path | None) -> None:
-    """Refuse files that `keep` could never write, before anything is measured.
+def check_places(*, read: Path | None, out: Path | None, plot: Path | None) -> None:
+    """Refuse files that `keep` could never write or must not, before anything is measured.
 
     Raises:
+        ConfigurationError: If the picture would take the place of a result.
         OpsError: As `check_writable_place`.
     """
     for path, flag in ((out, "--out"), (plot, "--plot")):
         if path is not None:
             check_writable_place(path, flag)
+    for path, flag in ((out, "--out"), (read, "--from")):
+        if path is not None and plot is not None and path.resolve() == plot.resolve():
+            message = f"`{flag} {path}` and `--plot {plot}` are the same file"
+            raise ConfigurationError(message, hint="Draw into a file of its own, such as `F.svg`")
+
+
+def check_only_shown(read: Path | None, pod: str | None, words: Sequence[str]) -> None:
+    """Refuse what would measure beside a result that is only shown; pure.
+
+    Raises:
+        ConfigurationError: If so; the message names all of it.
+    """
+    flags = dict.fromkeys(word for word in words if word.startswith("--"))
+    ignored = [*([pod] if pod else []), *flags]
+    if read is not None and ignored:
+        named = ", ".join(f"`{word}`" for word in ignored)
+        message = f"`--from {read}` measures nothing, so {named} cannot stand beside it"
+        raise ConfigurationError(
+            message, hint="Leave out `--from` to measure, or the others to read"
+        )
 
 
 def keep(found: Benched, *, out: Path | None, plot: Path | None) -> Benched:

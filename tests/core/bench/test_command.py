@@ -3,13 +3,14 @@
 import argparse
 import json
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from nsa_core.bench import __main__ as entry
 from nsa_core.bench.command import Bench
+from nsa_core.config.training import BatchConfig
 from nsa_core.rundir.bench_result import parse_bench_result
 
 
@@ -93,6 +94,19 @@ def test_rows_before_a_crash_are_kept(tmp_path):
 def test_flags_that_cannot_be_used_end_with_code_2_and_one_line(capsys):
     assert entry.main(["fake", "--length", "0"]) == 2
     assert capsys.readouterr().err == "error: --length must be at least 1, got 0\n"
+
+
+@pytest.mark.usefixtures("bench")
+def test_a_record_that_does_not_hold_is_one_line_too(capsys, monkeypatch):
+    def refuse(_options, _machine):
+        BatchConfig(seq_len=0, micro_batch=0)
+
+    bench = entry.load_bench("fake")
+    monkeypatch.setattr(entry, "load_bench", lambda _: replace(bench, measure=refuse))
+    assert entry.main(["fake"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("error: seq_len: Input should be greater than or equal to")
 
 
 def test_rows_that_prove_something_wrong_end_with_code_9_after_the_result(bench, capsys):

@@ -85,11 +85,13 @@ def test_a_folder_that_holds_such_runs_is_refused(compared, capsys):
     assert "exists already" in capsys.readouterr().err
 
 
-def test_text_that_is_not_there_is_said_in_one_line(tmp_path, capsys):
+def test_text_that_is_not_there_is_said_in_one_line_after_where_it_was_to_be_staged(
+    tmp_path, capsys
+):
     assert main(flags(tmp_path, tmp_path / "missing.jsonl")) == 2
-    error = capsys.readouterr().err
+    staging, error = capsys.readouterr().err.splitlines()
+    assert staging == f"staging the text below {tmp_path / 'data'}"
     assert "does not exist; correct data.path" in error
-    assert "Traceback" not in error
 
 
 def test_steps_of_which_none_is_logged_are_refused_before_anything_is_staged(
@@ -119,6 +121,8 @@ def test_a_run_that_fails_ends_the_comparison_with_the_end_of_its_log(compared, 
     words = [*flags(tmp_path, text), "--set", "runtime.device=cuda"]
     assert main(words) == 2
     error = capsys.readouterr().err
+    log = RunDir(tmp_path / "runs" / "compare-nsa").log
+    assert f"training compare-nsa to step {STEPS}; its log is {log}\n" in error
     assert "compare-nsa ended with code" in error
     assert "torch sees no CUDA card here" in error
 

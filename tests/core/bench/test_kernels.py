@@ -1,5 +1,7 @@
 """What a row of the kernel bench says of its timings, with the timings planted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -36,6 +38,14 @@ def test_the_ratio_is_of_forward_with_backward_and_below_one_where_nsa_is_faster
     assert (row.dense_flash_fwd_ms, row.dense_flash_fwd_bwd_ms) == (5, 20)
     assert (row.peak_gib, row.dense_cudnn_peak_gib) == (0.5, 0.7)
     assert row.branches_ms == {"compressed": (0.1, 0.6)}
+
+
+@pytest.mark.parametrize("flag", ["length", "tokens", "runs"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_sizes_below_one_are_refused(flag, value):
+    planted = {"lengths": (value,)} if flag == "length" else {flag: value}
+    with pytest.raises(ValueError, match=rf"^--{flag} must be at least 1, got {value}$"):
+        replace(REQUEST, **planted)
 
 
 @pytest.mark.parametrize(("nsa", "cudnn"), [(0.02, 0.05), (0.05, 0.02)])

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from nsa_core.bench import model as bench_model
+from nsa_core.bench.__main__ import main
 from nsa_core.bench.model import (
     MODEL_HEADER,
     ModelRequest,
@@ -71,6 +73,22 @@ def test_a_row_is_one_line_under_the_header(rows):
 def test_a_step_that_holds_no_whole_rows_is_refused():
     with pytest.raises(ValueError, match="128 tokens is no whole number of rows of 48"):
         replace(REQUEST, lengths=(48,))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--steps", "-3"), ("--steps", "0"), ("--runs", "0"), ("--tokens", "0"), ("--length", "0"),
+        ("--length", "-1"),
+    ],
+)  # fmt: skip
+def test_sizes_that_would_time_nothing_are_one_line_before_anything_is_timed(
+    flag, value, capsys, monkeypatch
+):
+    monkeypatch.setattr(bench_model, "make_learner", None)
+    assert main(["model", flag, value]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"error: {flag} must be at least 1, got {value}\n")
 
 
 def test_a_skipped_step_is_no_timing():

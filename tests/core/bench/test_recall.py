@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nsa_core.bench import recall
 from nsa_core.bench.__main__ import load_bench, main, parse_arguments
 from nsa_core.bench.recall import HEADER, Row, as_line, judge, teach_and_judge
 from nsa_core.checks.learning import as_dense
@@ -46,6 +47,14 @@ def test_both_models_are_taught_the_same_and_counted_alike():
     assert nsa.seq_len == LONG.seq_len
     assert dense.without_selection is None
     assert nsa.without_selection is not None
+
+
+def test_a_seed_that_cannot_be_used_is_one_line_before_the_first_is_learned(capsys, monkeypatch):
+    monkeypatch.setattr(recall, "teach_and_judge", None)
+    assert main(["recall", "--device", "cpu", "--seeds", "0", "-1"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "error: the seed of a recipe must be 0 or more and below 1,000,000, not -1\n"
 
 
 def test_seeds_and_device_are_flags_and_a_card_that_is_not_there_is_an_error(capsys, monkeypatch):

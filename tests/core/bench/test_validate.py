@@ -137,6 +137,19 @@ def test_a_dense_model_has_nothing_to_validate():
         ValidationRequest(dense)
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--steps", "0"), "--steps must be at least 1, got 0"),
+        (("--steps", "-2"), "--steps must be at least 1, got -2"),
+        (("--length", "512", "--length", "1"), "--length must be at least 2, got 1"),
+    ],
+)
+def test_sizes_that_train_nothing_are_one_line_that_names_the_one_flag(words, says, capsys, root):
+    assert entry.main(["validate", *words, "--root", str(root)]) == 2
+    assert capsys.readouterr() == ("", f"error: {says}\n")
+
+
 def test_the_spread_is_that_of_the_medians_of_three_runs():
     assert spread_of_runs([10, 10, 99, 20, 20, 1, 30, 30, 30]) == pytest.approx(20 / 20)
     assert spread_of_runs([5.0]) == 0.0
@@ -151,6 +164,14 @@ def test_the_command_reads_a_configuration_and_says_what_it_did_not_run(root, ca
     document = json.loads(out)
     assert [row["path"] for row in document["rows"]] == ["sdpa-masked", "sdpa-gathered"]
     assert "not run: triton-items: triton needs a CUDA device" in err
+    assert (
+        err.index("not run: ")
+        < err.index(
+            "training 2 steps on cpu for each of sdpa-masked, sdpa-gathered at 32 tokens; "
+            f"the text is staged below {root / 'data'}\n"
+        )
+        < err.index("sdpa-masked   ")
+    )
     assert str(root) not in document["command"]
 
 

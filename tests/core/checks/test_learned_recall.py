@@ -10,7 +10,7 @@ import torch
 
 from nsa_core.bench.recall import HEADER, as_line, judge, teach_and_judge
 from nsa_core.checks.learning import as_dense
-from nsa_core.checks.recall_recipes import CPU_NSA, CPU_TASK, on_cpu
+from nsa_core.checks.recall_recipes import CARD_NSA, CPU_NSA, CPU_TASK, on_card, on_cpu
 from nsa_core.kernels.geometry import BlockGeometry
 
 CPU = torch.device("cpu")
@@ -33,8 +33,17 @@ def test_far_pairs_are_recalled_and_not_without_the_selected_branch():
     assert found.chance <= 1 / 16
 
 
-def test_the_pairs_are_out_of_reach_and_have_to_be_chosen():
-    geometry = BlockGeometry.from_config(CPU_NSA)
-    assert CPU_TASK.is_beyond(geometry)
-    assert CPU_TASK.has_to_choose(geometry)
+@pytest.mark.parametrize(
+    "recipe, nsa",
+    [pytest.param(on_cpu(), CPU_NSA, id="cpu"), pytest.param(on_card(), CARD_NSA, id="card")],
+)
+def test_the_pairs_are_out_of_reach_of_all_layers_and_have_to_be_chosen(recipe, nsa):
+    geometry = BlockGeometry.from_config(nsa)
+    assert recipe.model.num_layers == 2
+    for task in recipe.judged:
+        assert task.is_beyond(geometry, recipe.model.num_layers)
+        assert task.has_to_choose(geometry)
+
+
+def test_nearly_as_many_blocks_hold_a_pair_as_there_are():
     assert CPU_TASK.num_filled >= 3 * CPU_NSA.num_selected

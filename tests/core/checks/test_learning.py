@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nsa_core.checks import learning
 from nsa_core.checks.learning import (
     RecallRecipe,
     Stage,
@@ -14,6 +15,7 @@ from nsa_core.checks.learning import (
 )
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.nsa import NSAConfig
+from nsa_core.evaluate import recall_task
 from nsa_core.evaluate.recall_task import RecallTask
 from nsa_core.model.transformer import LanguageModel
 
@@ -56,6 +58,65 @@ def test_the_stages_follow_each_other_and_every_end_is_measured():
 def test_training_ends_when_its_time_is_up():
     lesson = learn_recall(short_recipe(limit_s=0.0), CPU)
     assert [progress.step for progress in lesson.history] == [1, 2]
+
+
+def test_a_stage_ends_at_the_first_measurement_that_is_enough():
+    known, unknown = (Stage(SHORT, batch=4, steps=60, enough=enough) for enough in (0.0, 1.5))
+    lesson = learn_recall(short_recipe(stages=(known, unknown)), CPU)
+    ends = [(progress.stage, progress.step) for progress in lesson.history]
+    assert ends == [(0, 25), (1, 50), (1, 75), (1, 85)]
+
+
+def test_no_step_is_taken_with_a_gradient_longer_than_one(monkeypatch):
+    lengths, step = [], torch.optim.AdamW.step
+
+    def watched(optimizer, *arguments):
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        lengths.append(torch.stack([g.norm() for g in gradients if g is not None]).norm().item())
+        return step(optimizer, *arguments)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    learn_recall(short_recipe(), CPU)
+    assert len(lengths) == 5
+    assert max(lengths) == pytest.approx(1.0, abs=1e-3)  # they would be longer than that
+
+
+def test_the_matrices_begin_at_one_over_the_root_of_the_width():
+    model = learn_recall(short_recipe(learning_rate=0.0), CPU).model
+    matrices = {i.name: i.parameter for i in model.parameter_infos() if i.parameter.ndim == 2}
+    assert len(matrices) > 10
+    for name, matrix in matrices.items():
+        # What is added to the residual stream is 1 / sqrt(2 num_layers) of the others.
+        share = 0.5 if name.endswith(("attention.out.weight", "mlp.down.weight")) else 1.0
+        assert matrix.std().item() == pytest.approx(share * model.config.dim**-0.5, rel=0.2), name
+
+
+def test_the_rows_of_the_judgement_are_never_rows_of_training(monkeypatch):
+    drawn = {"learned": [], "judged": []}
+
+    def watch(module, kind):
+        draw = recall_task.draw_recall
+
+        def watched(task, batch, generator):
+            made = draw(task, batch, generator)
+            drawn[kind].extend(map(tuple, made.tokens_BT.tolist()))
+            return made
+
+        monkeypatch.setattr(module, "draw_recall", watched)
+
+    watch(learning, "learned")
+    watch(recall_task, "judged")
+    recipe = short_recipe(stages=(Stage(LONG, batch=4, steps=3),))
+    judge_recall(learn_recall(recipe, CPU).model, LONG, rows=12, batch=4)
+    assert len(drawn["learned"]) == 12
+    assert len(drawn["judged"]) >= 12
+    assert set(drawn["learned"]).isdisjoint(drawn["judged"])
+
+
+@pytest.mark.parametrize("seed", [-1, recall_task.JUDGED_SEED, 2**64])
+def test_a_seed_that_could_draw_the_rows_of_the_judgement_is_refused(seed):
+    with pytest.raises(ValueError, match=rf"0 or more and below 1,000,000, not {seed}$"):
+        short_recipe(seed=seed)
 
 
 def test_the_same_seed_learns_the_same():

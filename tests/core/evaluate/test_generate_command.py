@@ -86,6 +86,27 @@ def test_bad_input_is_one_line_on_stderr(trained, capsys, words, says):
     assert says in output.err
 
 
+@pytest.mark.parametrize("folder", ["nope", "."], ids=["missing", "holds no tokenizer"])
+def test_a_tokenizer_folder_without_the_tokenizer_is_refused_for_bytes_as_well(
+    trained, tmp_path, capsys, folder
+):
+    place = tmp_path / folder
+    code = call(trained[0], "--prompt", "x", "--tokenizer", str(place))
+    output = capsys.readouterr()
+    assert (code, output.out) == (TrainerExit.DATA, "")
+    assert output.err.startswith("error: ")
+    assert f"is not in {place}; name the run's staged data folder with --tokenizer" in output.err
+    assert output.err.count("\n") == 1
+
+
+def test_the_staged_folder_of_a_run_has_its_tokenizer(trained, capsys):
+    run, _ = trained
+    (staged,) = (run.pod_root / "staged").glob("*/")
+    words = ("--prompt", "x", "--max-new-tokens", "2", "--tokenizer", str(staged))
+    assert call(run, *words) == TrainerExit.FINISHED
+    assert capsys.readouterr().out
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
     assert main(["--run", str(tmp_path), "--prompt", "x"]) == TrainerExit.CONFIGURATION
     assert "not a run directory" in capsys.readouterr().err

@@ -67,9 +67,6 @@ def test_every_query_has_its_pair_before_it_and_the_value_is_the_target(
 
 
 def test_rows_beyond_reach_have_no_pair_in_the_window_or_a_forced_block():
-    assert TASK.is_beyond(GEOMETRY)
-    assert not replace(TASK, margin=0).is_beyond(GEOMETRY)
-    assert not replace(TASK, distance=7).is_beyond(GEOMETRY)
     is_pair_BT = draw(TASK, rows=32).tokens_BT < TASK.num_keys + TASK.num_values
     pairs = torch.nonzero(is_pair_BT[:, : TASK.first_query])[:, 1].tolist()
     assert min(pairs) == 8
@@ -78,6 +75,42 @@ def test_rows_beyond_reach_have_no_pair_in_the_window_or_a_forced_block():
         forced = GEOMETRY.forced_blocks(query)
         assert all(pair // NSA.select_block not in forced for pair in pairs)
         assert all(query - pair >= NSA.window for pair in pairs)
+
+
+def reached(geometry, position, num_layers):
+    """Places whose content windows and always selected blocks carry to a position."""
+    places = {position}
+    for _ in range(num_layers):
+        windows = {p - back for p in places for back in range(geometry.window)}
+        blocks = {block for p in places for block in geometry.forced_blocks(p)}
+        block = geometry.select_block
+        chosen = {b * block + k for b in blocks for k in range(block)}
+        places |= {p for p in windows | chosen if 0 <= p <= position}
+    return places
+
+
+@given(
+    window=st.integers(1, 30),
+    num_layers=st.integers(1, 3),
+    distance=st.integers(0, 60),
+    margin=st.sampled_from([0, 7, 8, 11]),
+)
+def test_beyond_is_what_no_chain_of_windows_and_forced_blocks_reaches(
+    window, num_layers, distance, margin
+):
+    geometry = replace(GEOMETRY, window=window)
+    task = replace(TASK, margin=margin, distance=distance)
+    pairs = range(margin, task.first_query - distance)
+    queries = range(task.first_query, task.seq_len)
+    seen = set().union(*(reached(geometry, query, num_layers) for query in queries))
+    assert task.is_beyond(geometry, num_layers) == seen.isdisjoint(pairs)
+
+
+def test_a_second_layer_doubles_what_a_window_reaches():
+    wide = replace(GEOMETRY, window=21)
+    near, far = (replace(TASK, distance=distance) for distance in (32, 40))
+    assert [near.is_beyond(wide, layers) for layers in (1, 2)] == [True, False]
+    assert far.is_beyond(wide, 2)
 
 
 def test_a_query_has_to_choose_where_its_free_blocks_cover_at_most_a_third_of_the_filled_ones():

@@ -115,6 +115,51 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
     assert (nowhere.exit_code, "there is no folder" in nowhere.err) == (6, True)
 
 
+@pytest.mark.parametrize("bench", ["kernels", "validate"])
+def test_one_file_for_the_result_and_its_picture_is_refused(
+    cli: CommandLine, result: Path, bench: str
+) -> None:
+    fresh, content = result.parent / "fresh", result.read_bytes()
+    link = result.parent / "link.svg"
+    link.symlink_to(result)
+    for words in (
+        ("--out", str(fresh), "--plot", str(result.parent / "." / "fresh")),
+        ("--from", str(result), "--plot", str(link)),
+    ):
+        outcome = cli("bench", bench, *words)
+        assert (outcome.exit_code, outcome.out) == (2, "")
+        first, file, _, other = words
+        assert f"`{first} {file}` and `--plot {other}` are the same file" in outcome.err
+    assert not fresh.exists()
+    assert result.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("kernels", "--shape", "A", "--length", "64", "--length", "8"), "`--shape`, `--length`"),
+        (("kernels", "laptop", "--tokens", "64"), "`laptop`, `--tokens`"),
+        (("model", "--set", "model.dim=32"), "`--set`"),
+        (("decode", "--batch", "1", "--dtype", "float16", "--runs", "2"),
+         "`--batch`, `--dtype`, `--runs`"),
+        (("compare", "--root", "x"), "`--root`"),
+        (("validate", "--recipe", "tiny-cpu", "--profile", "cpu", "--steps", "2"),
+         "`--recipe`, `--profile`, `--steps`"),
+        (("validate", "laptop"), "`laptop`"),
+    ],
+)  # fmt: skip
+def test_flags_that_measure_are_refused_beside_a_result_that_is_only_shown(
+    cli: CommandLine, tmp_path: Path, words: tuple[str, ...], named: str
+) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(document([ROW], bench=words[0]))
+    outcome = cli("bench", *words, "--from", str(path))
+    assert (outcome.exit_code, outcome.out) == (2, "")
+    error, _, hint = outcome.err.splitlines()
+    assert error == f"error: `--from {path}` measures nothing, so {named} cannot stand beside it"
+    assert hint.startswith("hint: Leave out `--from`")
+
+
 def test_rows_of_another_kind_are_not_drawn(cli: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "compare.json"
     path.write_text(document([{"attention": "nsa"}], bench="compare"))
