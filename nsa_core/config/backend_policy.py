@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from nsa_core.config.kernel_sizes import training_refusal
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
 from nsa_core.config.training import NOT_BY_FLASH, RuntimeConfig
@@ -90,7 +91,9 @@ def _flash_word(runtime: RuntimeConfig, branch: Branch, rows: Rows | None) -> tu
     limit: int = getattr(runtime, key)
     if limit < 0:
         return False, f"flash is off (runtime.{key} -1)"
-    if rows is None or rows.seq_len < limit:
+    if rows is None:
+        return False, f"flash is off where the length of the rows is not known (runtime.{key})"
+    if rows.seq_len < limit:
         return False, f"flash is off below {limit} tokens (runtime.{key})"
     return True, ""
 
@@ -103,7 +106,9 @@ def policy_text(config: RunConfig, branch: Branch) -> str:
     policy = branch_policy(config.runtime, branch, Rows.of(config))
     how = "named" if policy.is_named else "auto"
     widths = f"{config.model.head_dim_k}/{config.model.head_dim_v}"
-    return f"{how}: {', '.join(policy.backends)}; {config.runtime.precision}, widths {widths}"
+    text = f"{how}: {', '.join(policy.backends)}; {config.runtime.precision}, widths {widths}"
+    unserved = _not_by_triton(config) if "triton" in policy.backends else None
+    return text if unserved is None else f"{text}; {unserved}"
 
 
 def expected_backend(config: RunConfig, profile: HardwareProfile, branch: Branch) -> str:
@@ -134,7 +139,17 @@ def _not_on_profile(name: Backend, config: RunConfig, profile: HardwareProfile) 
         return f"{name} does not run on sm_{_architecture(profile)}"
     if config.runtime.precision == "fp32":
         return f"{name} computes in bf16 or fp16, and the run in fp32"
-    return None
+    return _not_by_triton(config) if name == "triton" else None
+
+
+def _not_by_triton(config: RunConfig) -> str | None:
+    """Why the Triton kernels do not serve the sizes of a run, on any card."""
+    model = config.model
+    return training_refusal(
+        (model.head_dim_k, model.head_dim_v),
+        (model.nsa.select_block, model.nsa.compress_stride),
+        (config.batch.seq_len, model.num_heads),
+    )
 
 
 def _architecture(profile: HardwareProfile) -> str:

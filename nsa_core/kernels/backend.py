@@ -108,6 +108,8 @@ class DeviceFacts:
         dtype: The dtype in which q, k and v will arrive.
         widths: Width of keys and of values; None where it is not known.
         rows: Length and packing of the rows; None where it is not known.
+        heads: Query heads, and heads of keys and values; None where it is not known.
+        blocks: Tokens of a selection block and of a compression stride; None as above.
     """
 
     device_type: str
@@ -115,6 +117,15 @@ class DeviceFacts:
     dtype: torch.dtype
     widths: tuple[int, int] | None = None
     rows: Rows | None = None
+    heads: tuple[int, int] | None = None
+    blocks: tuple[int, int] | None = None
+
+    @property
+    def queries(self) -> tuple[int, int] | None:
+        """Tokens of the longest document that may come, and query heads."""
+        if self.rows is None or self.heads is None:
+            return None
+        return self.rows.seq_len, self.heads[0]
 
 
 @dataclass(frozen=True)
@@ -137,6 +148,7 @@ class BranchBackends:
         choices: What was chosen and why: a line for every branch that the model has.
         dense: Of the dense control; None takes torch's own attention for equally long documents,
             and `sliding` with a window over the whole document for others.
+        not_in_decode: Why the Triton kernels of decode do not serve this model; None if they do.
     """
 
     compressed: AttentionBackend
@@ -144,6 +156,7 @@ class BranchBackends:
     sliding: AttentionBackend
     choices: tuple[BackendChoice, ...] = ()
     dense: AttentionBackend | None = None
+    not_in_decode: str | None = None
 
     @property
     def fused(self) -> FusedBackend | None:

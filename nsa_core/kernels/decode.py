@@ -131,8 +131,9 @@ class GatheredDecode:
 
 
 def choose_decode_attention(backends: BranchBackends) -> DecodeAttention:
-    """Decode with the Triton kernels where the policy gave them the compressed and chosen keys."""
-    if backends.compressed.name == backends.selected.name == "triton":
+    """Triton where the policy gave it the compressed and chosen keys, and decode has the sizes."""
+    is_wanted = backends.compressed.name == backends.selected.name == "triton"
+    if is_wanted and backends.not_in_decode is None:
         module = importlib.import_module("nsa_core.kernels.triton.decode_host")
         made: DecodeAttention = module.TritonDecode()
         return made

@@ -15,6 +15,7 @@ from nsa_core.config.backend_policy import (
     branch_policy,
     branches_of,
 )
+from nsa_core.config.kernel_sizes import decode_refusal
 from nsa_core.config.run import RunConfig
 from nsa_core.config.training import RuntimeConfig
 from nsa_core.kernels.backend import (
@@ -37,13 +38,21 @@ NEEDS_CUDA = frozenset({"triton", "flash"})
 def device_facts(
     device: torch.device, dtype: torch.dtype, config: RunConfig | None = None
 ) -> DeviceFacts:
-    """Ask torch for the compute capability of a device; take widths and rows from a run."""
+    """Ask torch for the compute capability of a device; take sizes and rows from a run."""
     is_cuda = device.type == "cuda"
     capability = torch.cuda.get_device_capability(device) if is_cuda else None
     if config is None:
         return DeviceFacts(device.type, capability, dtype)
-    widths = (config.model.head_dim_k, config.model.head_dim_v)
-    return DeviceFacts(device.type, capability, dtype, widths, Rows.of(config))
+    model = config.model
+    return DeviceFacts(
+        device.type,
+        capability,
+        dtype,
+        widths=(model.head_dim_k, model.head_dim_v),
+        rows=Rows.of(config),
+        heads=(model.num_heads, model.num_kv_groups),
+        blocks=(model.nsa.select_block, model.nsa.compress_stride),
+    )
 
 
 def refusal(name: str, branch: Branch, facts: DeviceFacts) -> str | None:
@@ -99,7 +108,16 @@ def choose_backends(
         plain = _create("sdpa", facts)
         return BranchBackends(plain, plain, plain, choices, dense=chosen[0][0])
     compressed, selected, sliding = (backend for backend, _ in chosen)
-    return BranchBackends(compressed, selected, sliding, choices)
+    return BranchBackends(
+        compressed, selected, sliding, choices, not_in_decode=_decode_refusal(facts)
+    )
+
+
+def _decode_refusal(facts: DeviceFacts) -> str | None:
+    if facts.widths is None or facts.blocks is None or facts.heads is None:
+        return None
+    num_heads, num_groups = facts.heads
+    return decode_refusal(facts.widths, facts.blocks, num_heads // num_groups)
 
 
 def _load(name: str) -> ModuleType | None:

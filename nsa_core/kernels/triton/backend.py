@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nsa_core.config.backend_policy import Branch
+from nsa_core.config.kernel_sizes import training_refusal
 from nsa_core.kernels.backend import DeviceFacts
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
@@ -17,13 +18,12 @@ from nsa_core.kernels.triton.launch import policy_for
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16)
 MIN_CAPABILITY = (8, 0)
 _WHOLE_DOCUMENT = 1 << 30  # one window for every document that it covers: one compilation
-_MAX_OFFSET = 1 << 31  # elements of one document's queries; kernels count those in 32 bits
 
 autograd.register()
 
 
 def refusal(branch: Branch, facts: DeviceFacts) -> str | None:
-    """Why these kernels cannot run on a device, or None."""
+    """Why these kernels cannot run on a device with what is known of a model's sizes, or None."""
     del branch
     if facts.device_type != "cuda" or facts.capability is None:
         return f"triton needs a CUDA device, and the device is {facts.device_type}"
@@ -32,7 +32,7 @@ def refusal(branch: Branch, facts: DeviceFacts) -> str | None:
         return f"triton needs sm_80 or newer, and the card is sm_{major}{minor}"
     if facts.dtype not in SUPPORTED_DTYPES:
         return f"triton computes in bfloat16 or float16, and the inputs are {facts.dtype}"
-    return None
+    return training_refusal(facts.widths, facts.blocks, facts.queries)
 
 
 def create_backend() -> "TritonBackend":
@@ -46,26 +46,15 @@ def check_shapes(
     """Refuse what the kernels would compute wrongly.
 
     Raises:
-        ValueError: If a width or block is no power of two, or a document is too long to address.
+        ValueError: As `training_refusal` says.
     """
-    block, stride = geometry.select_block, geometry.compress_stride
-    sizes = {
-        "d_k": q_NHD.shape[2],
-        "d_v": v.shape[2],
-        "select_block": block,
-        "select_block / compress_stride": block // stride,
-    }
-    for name, size in sizes.items():
-        least = 1 if "/" in name else 16
-        if size < least or size & (size - 1):
-            message = f"the triton backend needs {name} to be a power of two >= {least}, got {size}"
-            raise ValueError(message)
-    elements = packing.max_seqlen * q_NHD.shape[1] * max(k.shape[2], v.shape[2])
-    if elements >= _MAX_OFFSET:
-        message = (
-            f"the queries of one document have {elements} elements, and the triton kernels address "
-            f"{_MAX_OFFSET}; use shorter documents or the sdpa backend"
-        )
+    reason = training_refusal(
+        (k.shape[2], v.shape[2]),
+        (geometry.select_block, geometry.compress_stride),
+        (packing.max_seqlen, q_NHD.shape[1]),
+    )
+    if reason is not None:
+        message = f"{reason}; use the sdpa backend"
         raise ValueError(message)
 
 

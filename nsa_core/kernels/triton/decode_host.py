@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from nsa_core.config.kernel_sizes import decode_refusal
 from nsa_core.kernels.decode import CachedPairs, CountedReads, DecodedToken
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.triton import launch as launch_table
@@ -24,7 +25,6 @@ from nsa_core.kernels.triton.decode import (
 
 LOG2E = 1.4426950408889634
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MAX_GROUP_HEADS = 16
 _ROWS = 16  # the fewest rows of a product
 _MAX_SLICES = 64  # of one branch: the merge holds them all
 _MAX_TILES = 16  # of ranked blocks: the choice goes through the best of all of them
@@ -153,21 +153,16 @@ def check_shapes(q_BHD: Tensor, pairs: CachedPairs, geometry: BlockGeometry) -> 
     """Refuse what the kernels would compute wrongly.
 
     Raises:
-        ValueError: If a width or block is no power of two, a group is too large, or a dtype is
-            not one of `SUPPORTED_DTYPES`.
+        ValueError: As `decode_refusal` says, or if a dtype is not one of `SUPPORTED_DTYPES`.
     """
     k, v = pairs.selected
-    heads = q_BHD.shape[1] // k.shape[2]
-    if heads > MAX_GROUP_HEADS:
-        message = f"triton decode serves up to {MAX_GROUP_HEADS} heads of a group, got {heads}"
-        raise ValueError(message)
-    step = geometry.compressed_per_select
-    sizes = {"d_k": k.shape[3], "d_v": v.shape[3], "select_block / compress_stride": step}
-    for name, size in sizes.items():
-        least = 1 if "/" in name else 16
-        if size < least or size & (size - 1):
-            message = f"triton decode needs {name} to be a power of two >= {least}, got {size}"
-            raise ValueError(message)
+    reason = decode_refusal(
+        (k.shape[3], v.shape[3]),
+        (geometry.select_block, geometry.compress_stride),
+        q_BHD.shape[1] // k.shape[2],
+    )
+    if reason is not None:
+        raise ValueError(reason)
     dtypes = {q_BHD.dtype, *(x.dtype for x in (*pairs.compressed, k, v, *pairs.sliding))}
     if len(dtypes) > 1 or q_BHD.dtype not in SUPPORTED_DTYPES:
         found = ", ".join(sorted(str(dtype) for dtype in dtypes))

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from nsa_core.config.backend_policy import branch_policy
+from nsa_core.config.recipe import resolve
 from nsa_core.config.training import RuntimeConfig
 from nsa_core.kernels import dispatch
 from nsa_core.kernels.backend import DeviceFacts
+from nsa_core.kernels.decode import choose_decode_attention
 
 CPU = DeviceFacts("cpu", None, torch.float32)
 
@@ -76,3 +78,66 @@ def test_float32_on_a_card_is_sdpa_because_of_the_dtype():
     facts = DeviceFacts("cuda", (9, 0), torch.float32)
     for choice in dispatch.choose_backends(RuntimeConfig(), facts).choices:
         assert (choice.name, "torch.float32" in choice.reason) == ("sdpa", True)
+
+
+#: What no Triton kernel of training serves, and the words for it.
+UNSERVED = [
+    (["model.head_dim_k=48", "model.head_dim_v=48"], "d_k to be a power of two >= 16, got 48"),
+    (["model.head_dim_v=256"], "at most 128, got 64 and 256"),
+    (["model.head_dim_v=8"], "d_v to be a power of two >= 16, got 8"),
+    (["model.nsa.select_block=48"], "select_block to be a power of two >= 16, got 48"),
+    (
+        [f"model.nsa.{size}=8" for size in ("select_block", "compress_block", "compress_stride")],
+        "select_block to be a power of two >= 16, got 8",
+    ),
+    (["batch.seq_len=2796203"], "2796203 tokens have up to 2147483904 elements"),
+]
+
+
+def card_facts(config):
+    """What a run is on a card that is not here."""
+    facts = vars(dispatch.device_facts(torch.device("cpu"), torch.bfloat16, config))
+    return DeviceFacts(**{**facts, "device_type": "cuda", "capability": (9, 0)})
+
+
+@pytest.mark.parametrize("attention", ["nsa", "dense"])
+@pytest.mark.parametrize(("sets", "words"), UNSERVED)
+def test_auto_passes_over_triton_for_sizes_that_its_kernels_refuse(sets, words, attention):
+    config = resolve("m7c-125m", sets=sets).config
+    chosen = dispatch.choose_backends(config.runtime, card_facts(config), attention)
+    assert {choice.name for choice in chosen.choices} == {"sdpa"}
+    assert all(words in choice.reason for choice in chosen.choices)
+
+
+@pytest.mark.parametrize("attention", ["nsa", "dense"])
+@pytest.mark.parametrize(("sets", "words"), UNSERVED)
+def test_triton_that_is_named_for_sizes_that_its_kernels_refuse_is_refused(sets, words, attention):
+    config = resolve("m7c-125m", sets=[*sets, "runtime.backend=triton"]).config
+    with pytest.raises(ValueError, match=f"triton cannot run .*{words}"):
+        dispatch.choose_backends(config.runtime, card_facts(config), attention)
+
+
+def test_the_longest_document_that_32_bits_address_is_served():
+    config = resolve("m7c-125m", sets=["batch.seq_len=2796202"]).config
+    chosen = dispatch.choose_backends(config.runtime, card_facts(config))
+    assert {choice.name for choice in chosen.choices} == {"triton"}
+
+
+def test_widths_alone_are_judged_where_nothing_else_is_known():
+    facts = DeviceFacts("cuda", (9, 0), torch.bfloat16, widths=(48, 48))
+    chosen = dispatch.choose_backends(RuntimeConfig(), facts)
+    assert {choice.name for choice in chosen.choices} == {"sdpa"}
+
+
+@pytest.mark.parametrize(("groups", "name"), [(2, "triton"), (1, "gathered")])
+def test_decode_is_triton_only_for_groups_that_its_kernels_serve(groups, name):
+    sets = ["model.num_heads=32", f"model.num_kv_groups={groups}"]
+    config = resolve("m7c-125m", sets=sets).config
+    chosen = dispatch.choose_backends(config.runtime, card_facts(config))
+    assert {choice.name for choice in chosen.choices} == {"triton"}
+    assert choose_decode_attention(chosen).name == name
+
+
+def test_flash_without_a_known_length_says_so():
+    policy = branch_policy(RuntimeConfig(flash_min_len_sliding=0), "sliding", None)
+    assert "the length of the rows is not known" in policy.reason

@@ -45,6 +45,8 @@ def test_another_length_or_batch_is_the_same_proof() -> None:
         "runtime.backend_selected=triton",
         "runtime.precision=fp32",
         "model.head_dim_v=128",
+        "model.nsa.select_block=48",
+        "batch.seq_len=2796203",
     ],
 )
 def test_another_policy_precision_or_width_is_not_proven(change: str) -> None:
