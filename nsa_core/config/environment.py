@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nsa_core.config.backend_policy import ALL_BRANCHES
 from nsa_core.config.errors import VariableError
 
 #: Variables of the operator's own settings begin so and are not the run's.
@@ -48,8 +49,16 @@ def _whole(name: str, key: str, meaning: str) -> tuple[str, Variable]:
 
 
 def _is_on(name: str, value: str) -> bool:
-    """1 is on; 0 and the sentinel -1 are off."""
-    return _integer(name, value) > 0
+    """1 is on; 0 and the sentinel -1 are off.
+
+    Raises:
+        VariableError: For anything else.
+    """
+    found = _integer(name, value)
+    if found not in (-1, 0, 1):
+        message = f"{name}={value!r} must be 1, 0 or -1; unset it or use --set instead"
+        raise VariableError(message)
+    return found == 1
 
 
 def _flash(name: str, *keys: str) -> tuple[str, Variable]:
@@ -77,7 +86,9 @@ def _rope_scale(value: str) -> Values:
 
 
 def _force_parity(value: str) -> Values:
-    return {"runtime.backend": "sdpa"} if _is_on("NSA_FORCE_PARITY", value) else {}
+    keys = ("backend", *(f"backend_{branch}" for branch in ALL_BRANCHES))
+    is_on = _is_on("NSA_FORCE_PARITY", value)
+    return dict.fromkeys((f"runtime.{key}" for key in keys), "sdpa") if is_on else {}
 
 
 def _prefetch(value: str) -> Values:
@@ -125,7 +136,14 @@ VARIABLES: Mapping[str, Variable] = dict(
             "NSA_USE_TRITON_SEL",
             Variable("runtime.backend_selected: 1 triton, 0 and -1 sdpa", _triton_selection),
         ),
-        ("NSA_FORCE_PARITY", Variable("runtime.backend: 1 is sdpa everywhere", _force_parity)),
+        (
+            "NSA_FORCE_PARITY",
+            Variable(
+                "runtime.backend and runtime.backend_<branch>: 1 is sdpa everywhere, whatever "
+                "NSA_USE_TRITON_SEL says",
+                _force_parity,
+            ),
+        ),
         ("NSA_PREFILL_BATCHED", _ONE_PATH),
         ("NSA_PREFILL_TILE", _replaced("long prompts are prefilled in chunks by themselves")),
         ("NSA_USE_SEL_PACK", _ONE_PATH),

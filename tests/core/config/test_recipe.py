@@ -1,6 +1,11 @@
 import pytest
 
-from nsa_core.config.backend_policy import expected_backend
+from nsa_core.config.backend_policy import (
+    ALL_BRANCHES,
+    Rows,
+    branch_policy,
+    expected_backend,
+)
 from nsa_core.config.errors import ConfigError
 from nsa_core.config.profile import list_profiles, load_profile
 from nsa_core.config.recipe import list_recipes, resolve
@@ -102,6 +107,36 @@ def test_a_switch_that_is_off_wins_over_a_length(variables, sliding, origin):
     found = resolve("m7c-125m", "a100", environment=variables)
     assert found.config.runtime.flash_min_len_sliding == sliding
     assert found.origin("runtime.flash_min_len_sliding") == origin
+
+
+@pytest.mark.parametrize("others", [{}, {"NSA_USE_TRITON_SEL": "1", "NSA_USE_FA2": "1"}])
+def test_forced_parity_is_sdpa_everywhere(tmp_path, others):
+    recipe = tmp_path / "named.yaml"
+    recipe.write_text("runtime: {backend_sliding: triton, backend_dense: flash}\n")
+    found = resolve(str(recipe), environment={"NSA_FORCE_PARITY": "1", **others})
+    for branch in ALL_BRANCHES:
+        policy = branch_policy(found.config.runtime, branch, Rows.of(found.config))
+        assert policy.backends == ("sdpa",)
+        assert found.origin(f"runtime.backend_{branch}") == "NSA_FORCE_PARITY"
+    flag = resolve(
+        str(recipe), None, ["runtime.backend_selected=triton"], {"NSA_FORCE_PARITY": "1"}
+    )
+    assert flag.config.runtime.backend_selected == "triton"
+
+
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_parity_that_is_not_forced_changes_nothing(value):
+    found = resolve("m7c-125m", "a100", environment={"NSA_FORCE_PARITY": value})
+    assert found.config.runtime == resolve("m7c-125m", "a100").config.runtime
+
+
+@pytest.mark.parametrize("value", ["2", "-2", "10"])
+@pytest.mark.parametrize(
+    "name", ["NSA_USE_TRITON_SEL", "NSA_FORCE_PARITY", "NSA_USE_FA2", "NSA_FWE_PREFETCH"]
+)
+def test_a_switch_that_is_neither_on_nor_off_is_refused_in_one_line(name, value):
+    with pytest.raises(ConfigError, match=rf"^{name}='{value}' must be 1, 0 or -1; [^\n]*$"):
+        resolve("m7c-125m", "a100", environment={name: value})
 
 
 @pytest.mark.parametrize("profile", ["a100", None])
