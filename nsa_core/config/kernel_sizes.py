@@ -7,8 +7,10 @@ before a launch, and the laptop for a card that is not there.
 from collections.abc import Iterable
 
 MIN_TILE = 16  # the fewest rows or columns of a product
-#: A width of 256 compiles, and two kernels then take 256 and 322 KiB of shared memory of 227.
+#: Compiled for sm_90: with a width of 256 two kernels take 256 and 322 KiB of 227 of shared memory;
+#: with a block of 128 `item_forward_kernel` does not fit its registers, with 256 others neither.
 MAX_WIDTH = 128
+MAX_SELECT_BLOCK = 64
 MAX_DOCUMENT_ELEMENTS = 1 << 31  # of one document's queries: the kernels count those in 32 bits
 MAX_DECODE_HEADS = 16  # of a group: decode puts them into one product
 
@@ -30,12 +32,9 @@ def training_refusal(
     """
     block = [] if blocks is None else [("select_block", blocks[0], MIN_TILE)]
     reason = _not_a_power("triton", [*_widths(widths), *block, *_ratio(blocks)])
-    if reason is not None or widths is None:
+    reason = reason or _too_large(widths, blocks)
+    if reason is not None or widths is None or queries is None:
         return reason
-    if max(widths) > MAX_WIDTH:
-        return f"triton needs d_k and d_v of at most {MAX_WIDTH}, got {widths[0]} and {widths[1]}"
-    if queries is None:
-        return None
     elements = queries[0] * queries[1] * max(widths)
     if elements < MAX_DOCUMENT_ELEMENTS:
         return None
@@ -67,6 +66,14 @@ def _ratio(blocks: tuple[int, int] | None) -> list[tuple[str, int, int]]:
     if blocks is None:
         return []
     return [("select_block / compress_stride", blocks[0] // blocks[1], 1)]
+
+
+def _too_large(widths: tuple[int, int] | None, blocks: tuple[int, int] | None) -> str | None:
+    if widths is not None and max(widths) > MAX_WIDTH:
+        return f"triton needs d_k and d_v of at most {MAX_WIDTH}, got {widths[0]} and {widths[1]}"
+    if blocks is not None and blocks[0] > MAX_SELECT_BLOCK:
+        return f"triton needs select_block to be at most {MAX_SELECT_BLOCK}, got {blocks[0]}"
+    return None
 
 
 def _not_a_power(who: str, sizes: Iterable[tuple[str, int, int]]) -> str | None:

@@ -85,6 +85,7 @@ UNSERVED = [
     (["model.head_dim_k=48", "model.head_dim_v=48"], "d_k to be a power of two >= 16, got 48"),
     (["model.head_dim_v=256"], "at most 128, got 64 and 256"),
     (["model.head_dim_v=8"], "d_v to be a power of two >= 16, got 8"),
+    (["model.nsa.select_block=128"], "select_block to be at most 64, got 128"),
     (["model.nsa.select_block=48"], "select_block to be a power of two >= 16, got 48"),
     (
         [f"model.nsa.{size}=8" for size in ("select_block", "compress_block", "compress_stride")],
