@@ -3,9 +3,11 @@
 A process of its own, because TRITON_INTERPRET has to be set before the kernels are imported.
 """
 
+import copy
 import json
 import sys
 from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -19,20 +21,28 @@ from tests import oracle
 GEOMETRY = BlockGeometry(
     compress_block=8, compress_stride=4, select_block=16, num_selected=4, window=24
 )
+#: l = 4 d = l': a compressed block spills into the next selection block unless it begins with one.
+QUARTERS = BlockGeometry(16, 4, 16, 4, 7)
+#: l = d: compressed blocks do not overlap, and none spills.
+STRIDES = BlockGeometry(8, 8, 32, 4, 31)
 Errors = dict[str, float]
 
 
 class Inputs:
     """Random tensors of packed documents in float32."""
 
-    def __init__(self, lengths: list[int], heads: int, groups: int, width: int, value_width: int):
+    def __init__(
+        self, lengths: list[int], heads: int, groups: int, width: int, value_width: int,
+        geometry: BlockGeometry = GEOMETRY,
+    ) -> None:  # fmt: skip
         generator = torch.Generator().manual_seed(sum(lengths) + heads)
 
         def randn(*size: int) -> Tensor:
             return torch.randn(*size, generator=generator)
 
+        self.geometry = geometry
         tokens = sum(lengths)
-        slots = tokens // GEOMETRY.compress_stride
+        slots = tokens // geometry.compress_stride
         borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         self.packing = Packing.from_cu_seqlens(borders, max_seqlen=max(lengths), num_tokens=tokens)
         self.cu = borders
@@ -42,17 +52,25 @@ class Inputs:
         self.kc, self.vc = randn(slots, groups, width), randn(slots, groups, value_width)
         self.grad = randn(tokens, heads, value_width)
         self.gate = torch.rand(tokens, heads, 3, generator=generator)
+        self.gate[::7] = 0.0  # such rows take no part in the backward
         self.slot_exists = self._slots(lengths, slots)
         self.kc[~self.slot_exists] = 1e4  # finite garbage that must not count
         self.vc[~self.slot_exists] = 1e4
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """The same numbers in another dtype."""
+        found = copy.copy(self)
+        for name in ("q", "k", "v", "k2", "v2", "kc", "vc", "grad", "gate"):
+            setattr(found, name, getattr(self, name).to(dtype))
+        return found
 
     def _slots(self, lengths: list[int], slots: int) -> Tensor:
         exists = torch.zeros(slots, dtype=torch.bool)
         for start, stop in oracle.borders(self.cu):
             count = oracle.num_compressed(
-                stop - start, GEOMETRY.compress_block, GEOMETRY.compress_stride
+                stop - start, self.geometry.compress_block, self.geometry.compress_stride
             )
-            first = start // GEOMETRY.compress_stride
+            first = start // self.geometry.compress_stride
             exists[first : first + count] = True
         return exists
 
@@ -75,20 +93,20 @@ def compare(
 
 def compressed_case(x: Inputs) -> Errors:
     """Compressed branch, with its normaliser and untouched unused slots."""
-    span, stride = GEOMETRY.compress_block, GEOMETRY.compress_stride
+    span, stride = x.geometry.compress_block, x.geometry.compress_stride
     backend = TritonBackend()
     errors = compare(
-        lambda q, k, v: backend.compressed(q, k, v, GEOMETRY, x.packing)[0],
+        lambda q, k, v: backend.compressed(q, k, v, x.geometry, x.packing)[0],
         lambda q, k, v: oracle.compressed(q, k, v, x.cu, span, stride)[0],
         [x.q, x.kc, x.vc], x.grad,
     )  # fmt: skip
-    _, lse = backend.compressed(x.q, x.kc, x.vc, GEOMETRY, x.packing)
+    _, lse = backend.compressed(x.q, x.kc, x.vc, x.geometry, x.packing)
     _, expected = oracle.compressed(x.q.double(), x.kc.double(), x.vc.double(), x.cu, span, stride)
     same_nothing = bool((lse.isneginf() == expected.isneginf()).all())
     difference = (lse - expected).masked_fill(expected.isneginf(), 0.0).abs().max()
     errors["lse"] = float(difference) if same_nothing else float("inf")
     k = x.kc.clone().requires_grad_()
-    out, _ = backend.compressed(x.q, k, x.vc, GEOMETRY, x.packing)
+    out, _ = backend.compressed(x.q, k, x.vc, x.geometry, x.packing)
     (dk,) = torch.autograd.grad(out, k, x.grad)
     errors["unused"] = float(dk[~x.slot_exists].abs().sum())
     return errors
@@ -97,34 +115,34 @@ def compressed_case(x: Inputs) -> Errors:
 def select_case(x: Inputs) -> Errors:
     """Chosen ids: how many differ from the rule applied to brute-force scores."""
     span, stride, block = (
-        GEOMETRY.compress_block, GEOMETRY.compress_stride, GEOMETRY.select_block,
+        x.geometry.compress_block, x.geometry.compress_stride, x.geometry.select_block,
     )  # fmt: skip
     backend = TritonBackend()
-    _, lse = backend.compressed(x.q, x.kc, x.vc, GEOMETRY, x.packing)
-    ids = backend.select(x.q, x.kc, lse, GEOMETRY, x.packing)
+    _, lse = backend.compressed(x.q, x.kc, x.vc, x.geometry, x.packing)
+    ids = backend.select(x.q, x.kc, lse, x.geometry, x.packing)
     return {"wrong": float((ids != expected_ids(x, span, stride, block)).sum())}
 
 
 def expected_ids(x: Inputs, span: int, stride: int, block: int) -> Tensor:
     """Ids by the rule from float64 scores."""
     scores = oracle.block_scores(x.q.double(), x.kc.double(), x.cu, span, stride, block)
-    return torch.cat([oracle.choose(score, GEOMETRY.num_selected, block) for score in scores])
+    return torch.cat([oracle.choose(score, x.geometry.num_selected, block) for score in scores])
 
 
 def ties_case(x: Inputs) -> Errors:
     """Zero queries make every whole block equal: the lowest indices win."""
     backend = TritonBackend()
     q = torch.zeros_like(x.q)
-    _, lse = backend.compressed(q, x.kc, x.vc, GEOMETRY, x.packing)
-    ids = backend.select(q, x.kc, lse, GEOMETRY, x.packing)
+    _, lse = backend.compressed(q, x.kc, x.vc, x.geometry, x.packing)
+    ids = backend.select(q, x.kc, lse, x.geometry, x.packing)
     wrong = 0
     for start, stop in oracle.borders(x.cu):
         for t in range(stop - start):
-            current = t // GEOMETRY.select_block
+            current = t // x.geometry.select_block
             forced = {0, max(current - 1, 0), current}
             rest = [j for j in range(current) if j not in forced]
-            picked = sorted(forced | set(rest[: GEOMETRY.num_selected - len(forced)]))
-            picked += [-1] * (GEOMETRY.num_selected - len(picked))
+            picked = sorted(forced | set(rest[: x.geometry.num_selected - len(forced)]))
+            picked += [-1] * (x.geometry.num_selected - len(picked))
             wrong += int((ids[start + t] != torch.tensor(picked)).any())
     return {"wrong": float(wrong)}
 
@@ -132,13 +150,13 @@ def ties_case(x: Inputs) -> Errors:
 def arbitrary_ids(x: Inputs) -> Tensor:
     """Ids that no rule made: any blocks up to the token's own, any number of them, or none."""
     generator = torch.Generator().manual_seed(7)
-    ids = torch.full((x.q.shape[0], x.k.shape[1], GEOMETRY.num_selected), -1, dtype=torch.int32)
+    ids = torch.full((x.q.shape[0], x.k.shape[1], x.geometry.num_selected), -1, dtype=torch.int32)
     for start, stop in oracle.borders(x.cu):
         for t in range(stop - start):
-            blocks = t // GEOMETRY.select_block + 1
+            blocks = t // x.geometry.select_block + 1
             for g in range(ids.shape[1]):
                 order = torch.randperm(blocks, generator=generator)
-                count = int(torch.randint(0, GEOMETRY.num_selected + 1, (), generator=generator))
+                count = int(torch.randint(0, x.geometry.num_selected + 1, (), generator=generator))
                 picked = order[:count].sort().values
                 ids[start + t, g, : len(picked)] = picked.int()
     return ids
@@ -147,7 +165,7 @@ def arbitrary_ids(x: Inputs) -> Tensor:
 def selected_case(x: Inputs, *, dense: bool, deterministic: bool, arbitrary: bool) -> Errors:
     """Selected branch on one path."""
     span, stride, block = (
-        GEOMETRY.compress_block, GEOMETRY.compress_stride, GEOMETRY.select_block,
+        x.geometry.compress_block, x.geometry.compress_stride, x.geometry.select_block,
     )  # fmt: skip
     ids = arbitrary_ids(x) if arbitrary else expected_ids(x, span, stride, block)
 
@@ -166,8 +184,8 @@ def sliding_case(x: Inputs) -> Errors:
     """Window branch."""
     backend = TritonBackend()
     return compare(
-        lambda q, k, v: backend.sliding(q, k, v, GEOMETRY, x.packing),
-        lambda q, k, v: oracle.sliding(q, k, v, x.cu, GEOMETRY.window),
+        lambda q, k, v: backend.sliding(q, k, v, x.geometry, x.packing),
+        lambda q, k, v: oracle.sliding(q, k, v, x.cu, x.geometry.window),
         [x.q, x.k, x.v], x.grad,
     )  # fmt: skip
 
@@ -175,10 +193,10 @@ def sliding_case(x: Inputs) -> Errors:
 def attend_case(x: Inputs, *, dense: bool, deterministic: bool) -> Errors:
     """The fused operator against the gated sum of the three oracles."""
     span, stride, block = (
-        GEOMETRY.compress_block, GEOMETRY.compress_stride, GEOMETRY.select_block,
+        x.geometry.compress_block, x.geometry.compress_stride, x.geometry.select_block,
     )  # fmt: skip
     ids = expected_ids(x, span, stride, block)
-    sizes = [span, stride, block, GEOMETRY.num_selected, GEOMETRY.window]
+    sizes = [span, stride, block, x.geometry.num_selected, x.geometry.window]
 
     def ours(*tensors: Tensor) -> Tensor:
         return ops.attend(
@@ -189,7 +207,7 @@ def attend_case(x: Inputs, *, dense: bool, deterministic: bool) -> Errors:
         branches = (
             oracle.compressed(q, kc, vc, x.cu, span, stride)[0],
             oracle.selected(q, ks, vs, ids, x.cu, block),
-            oracle.sliding(q, kw, vw, x.cu, GEOMETRY.window),
+            oracle.sliding(q, kw, vw, x.cu, x.geometry.window),
         )
         return sum(gate[..., i, None] * out for i, out in enumerate(branches))
 
@@ -199,7 +217,7 @@ def attend_case(x: Inputs, *, dense: bool, deterministic: bool) -> Errors:
 
 def pool_case(x: Inputs) -> Errors:
     """Block means and their gradient against slices of each document."""
-    span, stride = GEOMETRY.compress_block, GEOMETRY.compress_stride
+    span, stride = x.geometry.compress_block, x.geometry.compress_stride
 
     def theirs(k: Tensor) -> Tensor:
         means = torch.zeros(k.shape[0] // stride, *k.shape[1:], dtype=k.dtype)
@@ -210,7 +228,9 @@ def pool_case(x: Inputs) -> Errors:
         return means
 
     grad = torch.randn(x.kc.shape, generator=torch.Generator().manual_seed(1))
-    return compare(lambda k: TritonBackend().mean_pool(k, GEOMETRY, x.packing), theirs, [x.k], grad)
+    return compare(
+        lambda k: TritonBackend().mean_pool(k, x.geometry, x.packing), theirs, [x.k], grad
+    )
 
 
 def compile_case(x: Inputs) -> Errors:
@@ -218,11 +238,11 @@ def compile_case(x: Inputs) -> Errors:
     backend = TritonBackend()
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out, lse = backend.compressed(q, x.kc, x.vc, GEOMETRY, x.packing)
-        ids = backend.select(q, x.kc, lse, GEOMETRY, x.packing)
-        chosen = backend.selected(q, k, v, ids, GEOMETRY, x.packing)
-        window = backend.sliding(q, k, v, GEOMETRY, x.packing)
-        fused, _ = backend.attend(q, (x.kc, x.vc), (k, v), (k, v), x.gate, GEOMETRY, x.packing)
+        out, lse = backend.compressed(q, x.kc, x.vc, x.geometry, x.packing)
+        ids = backend.select(q, x.kc, lse, x.geometry, x.packing)
+        chosen = backend.selected(q, k, v, ids, x.geometry, x.packing)
+        window = backend.sliding(q, k, v, x.geometry, x.packing)
+        fused, _ = backend.attend(q, (x.kc, x.vc), (k, v), (k, v), x.gate, x.geometry, x.packing)
         return out + chosen + window + fused
 
     results = []
@@ -237,6 +257,17 @@ def compile_case(x: Inputs) -> Errors:
     }
 
 
+def block_cases(name: str, x: Inputs) -> dict[str, Callable[[], Errors]]:
+    """What depends on the block sizes, with others than l = 2 d."""
+    return {
+        f"{name}-pool": lambda: pool_case(x),
+        f"{name}-compressed": lambda: compressed_case(x),
+        f"{name}-select": lambda: select_case(x),
+        f"{name}-dense": lambda: attend_case(x, dense=True, deterministic=False),
+        f"{name}-ordered": lambda: attend_case(x, dense=False, deterministic=True),
+    }
+
+
 def all_cases() -> dict[str, Callable[[], Errors]]:
     """Every case by name: groups of 6, 5, 1 and 16 heads, odd lengths, empty documents."""
     six = Inputs([37, 5, 74], 12, 2, 16, 16)
@@ -245,12 +276,14 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
     sixteen = Inputs([83], 16, 1, 16, 16)
     tiny = Inputs([3], 2, 1, 16, 16)
     return {
+        **block_cases("quarters", Inputs([5, 83], 2, 1, 16, 16, QUARTERS)),
+        **block_cases("strides", Inputs([3, 150], 2, 1, 16, 16, STRIDES)),
         "compressed-6": lambda: compressed_case(six),
         "compressed-5": lambda: compressed_case(five),
         "compressed-1": lambda: compressed_case(single),
         "compressed-nothing": lambda: {
             "out": float(TritonBackend().compressed(
-                tiny.q, tiny.kc, tiny.vc, GEOMETRY, tiny.packing)[0].abs().sum())
+                tiny.q, tiny.kc, tiny.vc, tiny.geometry, tiny.packing)[0].abs().sum())
         },
         "pool": lambda: pool_case(six),
         "select-6": lambda: select_case(six),
@@ -269,6 +302,12 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
         "attend-dense": lambda: attend_case(five, dense=True, deterministic=False),
         "attend-items": lambda: attend_case(six, dense=False, deterministic=False),
         "attend-ordered": lambda: attend_case(five, dense=False, deterministic=True),
+        "half-dense": lambda: attend_case(
+            single.to(torch.float16), dense=True, deterministic=False
+        ),
+        "half-ordered": lambda: attend_case(
+            single.to(torch.float16), dense=False, deterministic=True
+        ),
         "compile": lambda: compile_case(single),
     }  # fmt: skip
 

@@ -40,7 +40,7 @@ def small_buffers() -> Iterator[None]:
 
 def choice_cases() -> Errors:
     """The choice and its ties over chunks and cells."""
-    x = Inputs(LENGTHS, 3, 1, 16, 16)
+    x = Inputs(LENGTHS, 3, 1, 16, 16, GEOMETRY)
     with small_buffers():
         chosen, ties = interpreted.select_case(x), interpreted.ties_case(x)
     return {"choice": chosen["wrong"], "ties": ties["wrong"]}
@@ -51,7 +51,7 @@ def mask_case(*, keys: int) -> Errors:
     wide = dataclasses.replace(launch.launch_for("band", torch.device("cpu"), 16, 16), keys=keys)
     with mock.patch.object(launch, "_INTERPRETED", wide):
         return interpreted.selected_case(
-            Inputs(LENGTHS, 2, 1, 16, 16), dense=True, deterministic=False, arbitrary=True
+            Inputs(LENGTHS, 2, 1, 16, 16, GEOMETRY), dense=True, deterministic=False, arbitrary=True
         )
 
 
@@ -60,7 +60,7 @@ def items_case(*, deterministic: bool, partial: bool) -> Errors:
     policy = dataclasses.replace(launch.policy_for(torch.device("cpu"), 16, 16), partial_dq=partial)
     with mock.patch.object(launch, "_INTERPRETED_POLICY", policy):
         return interpreted.selected_case(
-            Inputs([5, 280, 33], 3, 1, 16, 16),
+            Inputs([5, 280, 33], 3, 1, 16, 16, GEOMETRY),
             dense=False,
             deterministic=deterministic,
             arbitrary=True,
@@ -81,7 +81,6 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with mock.patch.object(interpreted, "GEOMETRY", GEOMETRY):
-        wanted = sys.argv[1:]
-        found = {name: case() for name, case in all_cases().items() if not wanted or name in wanted}
+    wanted = sys.argv[1:]
+    found = {name: case() for name, case in all_cases().items() if not wanted or name in wanted}
     sys.stdout.write(json.dumps(found))

@@ -14,7 +14,7 @@ TOLERANCE = 1e-5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["kernel-64", "kernel-50", "kernel-9000", "whole"])
+@pytest.mark.parametrize("case", ["kernel-64", "kernel-50", "kernel-9000", "bfloat16", "whole"])
 def test_loss_and_gradient_are_those_of_plain_cross_entropy(interpreted, case):
     for quantity, error in interpreted[case].items():
         assert error <= TOLERANCE, f"{case}: {quantity} is off by {error}"

@@ -16,8 +16,8 @@ from tests.core.kernels_triton.compiling import Recorded, compile_launch, record
 
 INTERPRETED = "interpreted_decode"
 CASES = (
-    "heads-6", "heads-5", "heads-1", "heads-16", "one-block", "fine", "short-cache", "float16",
-    "ties", "alone",
+    "heads-6", "heads-5", "heads-1", "heads-16", "one-block", "quarters", "fine",
+    "short-cache", "float16", "ties", "alone",
 )  # fmt: skip
 # float32 against float64: rounding alone gives 2e-7 on these sizes; float16 rounds the output
 # (half an ulp: 2.4e-4) and the probabilities before the second product (the same again).
