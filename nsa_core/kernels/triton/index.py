@@ -227,12 +227,14 @@ def max_items(entries: int, lists: int, item_queries: int) -> int:
 def build_index(ids: Tensor, docs: Documents, size: IndexSize, *, deterministic: bool) -> Tensor:
     """Invert ids [N, G, S] on the device; nothing is read back.
 
-    The order of a list is that of the atomics that counted it; `deterministic` sorts it by token.
+    The order of a list is that of the atomics that counted it; `deterministic` sorts it by token,
+    and leaves 0 in the words that no list takes: they are part of what an operator returns.
 
     Returns:
         The words of a `QueryIndex`.
     """
-    words = torch.empty(index_words(size), dtype=torch.int32, device=ids.device)
+    make = torch.zeros if deterministic else torch.empty
+    words = make(index_words(size), dtype=torch.int32, device=ids.device)
     index = QueryIndex.over(words, size)
     count = torch.zeros(size.num_lists, dtype=torch.int32, device=ids.device)
     rank = torch.empty_like(ids)
