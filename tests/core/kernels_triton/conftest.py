@@ -1,5 +1,6 @@
 """Run a module under the Triton interpreter, in a process of its own: kernels ask on import."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -8,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+#: How an interpreter that is older than its numpy ends, for every kernel.
+NOT_BY_NUMPY = "only 0-dimensional arrays can be converted to Python scalars"
 
 
 @pytest.fixture(scope="module")
@@ -21,5 +25,9 @@ def interpreted(request: pytest.FixtureRequest, repository: Path) -> Any:
         text=True,
         check=False,
     )
+    if NOT_BY_NUMPY in done.stderr:
+        triton, numpy = (importlib.metadata.version(name) for name in ("triton", "numpy"))
+        message = f"Triton {triton} cannot interpret kernels with numpy {numpy}: docs/kernels.md"
+        pytest.fail(message, pytrace=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
