@@ -115,7 +115,9 @@ def expected_backend(config: RunConfig, profile: HardwareProfile, branch: Branch
     """What the trainer is expected to choose on this hardware, in one line; the pod decides."""
     policy = branch_policy(config.runtime, branch, Rows.of(config))
     if policy.is_named:
-        return f"{policy.backends[0]}: {policy.reason}"
+        unable = _not_on_profile(policy.backends[0], config, profile)
+        words = f"{policy.backends[0]}: {policy.reason}"
+        return words if unable is None else f"{words}, and refused: {unable}"
     passed_over = [policy.reason] if policy.reason else []
     for name in policy.backends:
         why = _not_on_profile(name, config, profile)

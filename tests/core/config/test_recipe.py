@@ -169,6 +169,12 @@ def test_flash_may_be_named_for_every_branch_that_it_can_run(sets):
         ("h100", ["runtime.precision=fp32"], "selected", "sdpa expected on h100; triton computes"),
         ("h100", ["model.head_dim_k=48"], "selected", "sdpa expected on h100; triton needs d_k"),
         ("h100", ["model.nsa.select_block=48"], "dense", "sdpa expected on h100"),
+        (
+            "h100",
+            ["model.nsa.select_block=128", "runtime.backend=triton"],
+            "sliding",
+            "triton: named by the configuration (runtime.backend), and refused: triton needs",
+        ),
         ("h100", ["runtime.flash_min_len_sliding=0"], "sliding", "flash expected on h100, if the"),
         ("h100", ["runtime.flash_min_len_sliding=4096"], "sliding", "flash is off below 4096"),
         ("h100", [], "dense", "torch's own attention knows no document borders"),
