@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -145,6 +146,23 @@ def test_every_branch_agrees_with_the_oracle(arguments) -> None:
     *sizes, dtype = arguments
     for name, found in branch_errors(Case(*sizes, dtype=dtype)).items():
         assert max(found) < TOLERANCE, f"{name}: {found}"
+
+
+#: l = 4 d with l = l', l = d, a window within one block, and long overlaps.
+OTHER_GEOMETRIES = (
+    BlockGeometry(16, 4, 16, 5, 7),
+    BlockGeometry(16, 16, 32, 4, 31),
+    BlockGeometry(64, 16, 64, 8, 512),
+)
+
+
+@pytest.mark.parametrize("geometry", OTHER_GEOMETRIES, ids=str)
+def test_other_sizes_of_blocks_agree_with_the_oracle(geometry, monkeypatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "GEOMETRY", geometry)
+    for deterministic in (False, True):
+        x = Case([1, 700, 63, 210], 6, 2, 64, 64)
+        for name, found in branch_errors(x, deterministic=deterministic).items():
+            assert max(found) < TOLERANCE, f"{name}: {found}"
 
 
 def test_deterministic_mode_agrees_with_the_oracle() -> None:
