@@ -35,7 +35,12 @@ class DecodeResult:
 
 @torch.no_grad()
 def decode_probe(
-    model: LanguageModel, *, num_tokens: int, prompt: int, seed: int = 0
+    model: LanguageModel,
+    *,
+    num_tokens: int,
+    prompt: int,
+    one_pass: LanguageModel | None = None,
+    seed: int = 0,
 ) -> DecodeResult:
     """Take a prompt in chunks, then single tokens, and compare every logit with one pass.
 
@@ -45,13 +50,14 @@ def decode_probe(
         model: In float32.
         num_tokens: T, best beyond the window.
         prompt: Tokens that are prefilled, in chunks that divide neither them nor the blocks.
+        one_pass: The same weights on backends that train in float32; `model` if left out.
         seed: Of the tokens.
     """
     device = model.embedding.weight.device
     generator = torch.Generator().manual_seed(seed)
     vocab_size = model.config.vocab_size
     tokens_BT = torch.randint(vocab_size, (1, num_tokens), generator=generator).to(device)
-    wanted_TV = model(tokens_BT)[0]
+    wanted_TV = (one_pass or model)(tokens_BT)[0]
     cache = DecodeCache.allocate(
         model.config,
         batch=1,

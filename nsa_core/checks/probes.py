@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 
 from nsa_core.checks.causality import SentinelSettings, perturbation_probe, sentinel_probe
-from nsa_core.checks.decoding import decode_probe
+from nsa_core.checks.decode_kernels import DecodeKernelsResult, decode_kernels_probe
+from nsa_core.checks.decoding import DecodeResult, decode_probe
 from nsa_core.checks.long_context import (
     ANGLE_LIMIT,
     GROWTH_LIMIT,
@@ -21,6 +22,7 @@ from nsa_core.config.model import ModelConfig
 from nsa_core.config.run import RunConfig
 from nsa_core.config.training import Precision
 from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.decode import choose_decode_attention
 from nsa_core.kernels.dispatch import choose_backends, device_facts
 from nsa_core.kernels.sdpa import MASKED_LENGTH_FACTOR, SdpaBackend
 from nsa_core.model.transformer import LanguageModel
@@ -31,8 +33,10 @@ DTYPES: dict[Precision, torch.dtype] = {
     "fp16": torch.float16,
     "fp32": torch.float32,
 }
+_PRECISIONS = {dtype: name for name, dtype in DTYPES.items()}
 _ALSO = "python -m nsa_core.checks"
 _LEAK_HINT = "do not train with this code: a token sees its future; compare the kernels' masks"
+_DECODE_HINT = "generated text would differ from the trained model"
 #: Tokens of the long row of the full tier.
 LONG_TOKENS = {"cpu": 2**13, "cuda": 2**16}
 #: How many blocks a token has chosen follows from its position: only the mean's rounding is left.
@@ -158,8 +162,7 @@ class _Probes:
         found = self._recorded_blocks(self.model())
         if not found:
             return
-        plain = LanguageModel(self.model_config, BranchBackends.of(SdpaBackend()), seed=1)
-        expected = self._recorded_blocks(plain.to(self.device))
+        expected = self._recorded_blocks(self._plain_model())
         gap = max(abs(a - b) for a, b in zip(found, expected, strict=True))
         is_same = gap <= _BLOCKS_LIMIT
         yield CheckResult(
@@ -196,23 +199,41 @@ class _Probes:
         )
 
     def decode(self) -> Iterator[CheckResult]:
-        """Prefill and token-by-token decode must agree.
+        """Prefill and token-by-token decode must agree, in float32 with plain PyTorch throughout.
 
-        In float32 with SDPA on both sides: decode has its own gathers, and the branches' kernels
-        are held against the reference by `parity`.
+        What a card decodes with is held against plain PyTorch by `decode_kernels`.
         """
-        backends = BranchBackends.of(SdpaBackend())
-        model = LanguageModel(self.model_config, backends, seed=1).to(self.device)
-        window = self.model_config.nsa.window
-        found = decode_probe(model, num_tokens=window + 61, prompt=window + 23)
-        yield CheckResult(
-            name="decode.prefill",
-            status="pass" if found.is_equal else "fail",
-            message=f"{found.num_tokens} tokens one by one against one prefill, in float32",
-            measured=f"{found.difference:.1e} max abs",
-            limit=f"{found.limit:.0e}",
-            hint="" if found.is_equal else "generated text would differ from the trained model",
-        )
+        yield _judge_decode("decode.prefill", "", self._decode(self._plain_model()))
+
+    def decode_kernels(self) -> Iterator[CheckResult]:
+        """The kernels that generation decodes with; nothing where it decodes with plain PyTorch.
+
+        Layer by layer in float32, in which weights and caches are loaded, and in the precision of
+        the run; then whole steps as generation makes them, through one CUDA graph on a card.
+        """
+        kernels = choose_decode_attention(self.backends)
+        if kernels.name != "triton":
+            return
+        model = self.model()
+        for dtype in dict.fromkeys((torch.float32, self.dtype)):
+            try:
+                found = decode_kernels_probe(model, kernels, dtype)
+            except ValueError as error:
+                yield _refused_kernels(dtype, error)
+                return
+            yield _judge_kernels(found)
+        steps = self._decode(model, one_pass=self._plain_model())
+        yield _judge_decode("decode.steps", f" with {kernels.name} kernels", steps)
+
+    def _plain_model(self) -> LanguageModel:
+        plain = LanguageModel(self.model_config, BranchBackends.of(SdpaBackend()), seed=1)
+        return plain.to(self.device)
+
+    def _decode(self, model: LanguageModel, one_pass: LanguageModel | None = None) -> DecodeResult:
+        """Steps from beyond the window and the first compressed blocks on."""
+        nsa = self.model_config.nsa
+        prompt = max(nsa.window, nsa.compress_block + nsa.compress_stride) + 23
+        return decode_probe(model, num_tokens=prompt + 38, prompt=prompt, one_pass=one_pass)
 
     def long_context(self) -> Iterator[CheckResult]:
         """One long row: its end moves nothing before it, and memory grows with the row."""
@@ -264,6 +285,40 @@ class _Probes:
         )
 
 
+def _judge_decode(name: str, with_what: str, found: DecodeResult) -> CheckResult:
+    return CheckResult(
+        name=name,
+        status="pass" if found.is_equal else "fail",
+        message=f"{found.num_tokens} tokens one by one{with_what} against one prefill, in float32",
+        measured=f"{found.difference:.1e} max abs",
+        limit=f"{found.limit:.0e}",
+        hint="" if found.is_equal else _DECODE_HINT,
+    )
+
+
+def _refused_kernels(dtype: torch.dtype, error: ValueError) -> CheckResult:
+    """A run of these sizes trains, but nothing can be generated from it with these kernels."""
+    return CheckResult(
+        name=f"decode.kernels.{_PRECISIONS[dtype]}",
+        status="warn",
+        message=str(error),
+        measured="not decoded",
+        hint="generate with runtime.backend_selected=sdpa, which decodes with plain PyTorch",
+    )
+
+
+def _judge_kernels(found: DecodeKernelsResult) -> CheckResult:
+    return CheckResult(
+        name=f"decode.kernels.{_PRECISIONS[found.dtype]}",
+        status="pass" if found.is_equal else "fail",
+        message=f"{found.num_steps} tokens decoded by the kernels against plain PyTorch in float64",
+        measured=f"{found.error:.1e} relative L2, {found.wrong_choices} wrong choices "
+        f"({found.ties} ties), {found.wrong_reads} wrong counts of keys",
+        limit=f"{found.limit:.0e}, 0 wrong",
+        hint="" if found.is_equal else _DECODE_HINT,
+    )
+
+
 def _is_trained(parameter: torch.nn.Parameter) -> bool:
     grad = parameter.grad
     return grad is not None and bool(torch.isfinite(grad).all()) and bool((grad != 0).any())
@@ -298,6 +353,7 @@ def run_probes(config: RunConfig, device: str, tier: str) -> Report:
         probes.statistics,
         probes.perturbation,
         probes.decode,
+        probes.decode_kernels,
     ]
     if tier != "quick":
         wanted.append(probes.sentinel)
