@@ -26,6 +26,8 @@ from nsa_core.kernels.reference import (
 LIMITS = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 #: Share of the exact choice's score that a choice in lower precision may lose.
 REGRET_LIMIT = 1e-3
+#: Of the longer document, or so: the reference keeps its scores, 4 bytes a head and pair of tokens.
+_MAX_TOKENS = 1100
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,14 @@ class _Inputs:
 
 
 def _draw(config: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int) -> _Inputs:
-    """Random inputs in two documents of odd lengths, beyond the window if memory allows it."""
+    """Random inputs in two documents of odd lengths.
+
+    The first one reaches beyond the window, and has more blocks than may be chosen, if the memory
+    of the reference's masks allows it.
+    """
     geometry = BlockGeometry.from_config(config.nsa)
-    lengths = [min(2 * geometry.window, 1100) + 13, geometry.select_block + 5]
+    wanted = max(2 * geometry.window, (geometry.num_selected + 2) * geometry.select_block)
+    lengths = [min(wanted, _MAX_TOKENS) + 13, geometry.select_block + 5]
     packing = Packing.from_lengths(lengths, device)
     generator = torch.Generator().manual_seed(seed)
 

@@ -67,6 +67,12 @@ class _Probes:
         sizes = self.model_config.nsa
         return MASKED_LENGTH_FACTOR * sizes.num_selected * sizes.select_block + 37
 
+    def reach(self) -> int:
+        """Tokens after which every branch has more than one key, two compressed blocks included."""
+        sizes = self.model_config.nsa
+        compressed = sizes.compress_block + 2 * sizes.compress_stride
+        return max(2 * sizes.window, compressed, 2 * sizes.select_block) + 7
+
     def autocast(self) -> torch.autocast:
         """The precision of the run."""
         is_low = self.dtype != torch.float32
@@ -111,7 +117,7 @@ class _Probes:
     def perturbation(self) -> Iterator[CheckResult]:
         """Changed tokens must not move an earlier output or another document by one bit."""
         window = self.model_config.nsa.window
-        lengths = [window // 2 + 1, window, 2 * window + 7, self.long_length()]
+        lengths = [window // 2 + 1, window, self.reach(), self.long_length()]
         if self.is_full:
             lengths.append(16 * window + 9)
         model = self.model()
@@ -138,9 +144,8 @@ class _Probes:
     def gradients(self) -> Iterator[CheckResult]:
         """Every parameter must get a finite gradient that is not zero."""
         model = self.model()
-        length = 2 * self.model_config.nsa.window + 7
         generator = torch.Generator().manual_seed(0)
-        shape = (1, length + 1)
+        shape = (1, self.reach() + 1)
         row = torch.randint(self.model_config.vocab_size, shape, generator=generator)
         row = row.to(self.device)
         with self.autocast():
@@ -176,8 +181,7 @@ class _Probes:
 
     def _recorded_blocks(self, model: LanguageModel) -> list[float]:
         """Chosen blocks a token, layer by layer, as a training step records them."""
-        length = 2 * self.model_config.nsa.window + 7
-        row = torch.arange(length, device=self.device)[None] % self.model_config.vocab_size
+        row = torch.arange(self.reach(), device=self.device)[None] % self.model_config.vocab_size
         with self.autocast(), torch.no_grad(), model.recording_statistics():
             model.loss(row, row)
         recorded = model.gate_statistics()

@@ -14,6 +14,7 @@ from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.flash import FlashBackend
 from nsa_core.kernels.mixing import gated_sum
 from nsa_core.kernels.sdpa import SdpaBackend
+from nsa_core.model.transformer import LanguageModel
 from tests.core.kernels import flash_package
 
 CONFIG = resolve("tiny-cpu", "cpu").config
@@ -86,9 +87,20 @@ class RecordsOtherBlocks(SdpaBackend):
         return gated_sum(gate_NH3, branches), torch.zeros_like(ids_NGS)
 
 
-def run(monkeypatch, backend, tier="quick"):
+def run(monkeypatch, backend, tier="quick", config=CONFIG):
     monkeypatch.setattr(probes, "choose_backends", lambda *_: BranchBackends.of(backend))
-    return probes.run_probes(CONFIG, "cpu", tier)
+    return probes.run_probes(config, "cpu", tier)
+
+
+#: The window is shorter than a compressed block: rows of two windows hold none.
+SHORT_WINDOW = resolve(
+    "tiny-cpu",
+    "cpu",
+    sets=[
+        "model.nsa.window=8", "model.nsa.compress_block=32", "model.nsa.compress_stride=16",
+        "model.nsa.select_block=64",
+    ],
+).config  # fmt: skip
 
 
 def test_the_product_passes_every_probe_on_this_machine():
@@ -98,6 +110,36 @@ def test_the_product_passes_every_probe_on_this_machine():
         statuses(report)
     )
     assert report.verdict == "pass"
+
+
+def test_the_product_passes_with_a_window_shorter_than_a_compressed_block():
+    report = probes.run_probes(SHORT_WINDOW, "cpu", "quick")
+    assert {check.name: check.message for check in report.checks if check.status != "pass"} == {}
+
+
+@pytest.mark.parametrize("probe", ["perturbation", "decode", "_recorded_blocks"])
+def test_rows_reach_beyond_the_first_compressed_blocks(monkeypatch, probe):
+    seen = []
+
+    class Watched(LanguageModel):
+        def hidden(self, tokens_BT, packing=None):
+            seen.append(tokens_BT.shape[1])
+            return super().hidden(tokens_BT, packing)
+
+    monkeypatch.setattr(probes, "LanguageModel", Watched)
+    monkeypatch.setattr(probes._Probes, "long_length", lambda _: 1)
+    made = probes._Probes(SHORT_WINDOW, "cpu", "quick")
+    if probe == "_recorded_blocks":
+        made._recorded_blocks(made.model())
+    else:
+        list(getattr(made, probe)())
+    nsa = SHORT_WINDOW.model.nsa
+    assert max(seen) > nsa.compress_block + 2 * nsa.compress_stride
+
+
+def test_a_poor_choice_is_found_whatever_the_window(monkeypatch):
+    found = statuses(run(monkeypatch, ChoosesTheOldest(), config=SHORT_WINDOW))
+    assert found["parity.choice"] == "fail"
 
 
 def test_statistics_of_blocks_that_were_not_chosen_fail_alone(monkeypatch):
