@@ -1,4 +1,4 @@
-"""Probes of the full tier: long rows, exact angles at far positions, packed documents.
+"""Probes of the full tier: long rows forward, exact angles at far positions, packed documents.
 
 Legend: T tokens of a row, R positions, V vocabulary.
 """
@@ -12,15 +12,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nsa_core.checks.numerics import relative_error
+from nsa_core.config.model import RopeConfig
 from nsa_core.kernels.packing import Packing
-from nsa_core.model.rotary import Rotary
+from nsa_core.model.rotary import Rotary, amplitude, exact_frequencies
 from nsa_core.model.transformer import LanguageModel
 
 #: Memory may grow so much faster than the row (spec: what must be shown, 10).
 GROWTH_LIMIT = 1.2
-#: Rounding a position's angle to float32 moves it by at most 65,536 * 2^-23 rad, so its cosine by
-#: 0.008; angles in bfloat16 are wrong by whole turns.
-ANGLE_LIMIT = 1e-2
+#: An angle of up to 65,536 rad is rounded twice: its frequency to float32 moves it by at most
+#: 65,536 * 2^-24 rad, the product by as much again, together 2^-7 = 7.8e-3; a cosine or sine moves
+#: no farther, and its own rounding is below 1e-6. Frequencies in bfloat16 are off by whole turns.
+ANGLE_LIMIT = 8e-3
 
 
 class LargestTensor(TorchDispatchMode):
@@ -49,11 +51,12 @@ class LargestTensor(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class LongContextResult:
-    """What a long row cost, and whether its end moved its beginning.
+    """What a long row cost forward, and whether its end moved its beginning.
 
     Attributes:
         num_tokens: Tokens of the row; it was compared with one of half the length.
-        memory_mib: Of the row: peak above the weights on a card, the largest tensor on a CPU.
+        memory_mib: Of its forward pass: peak above the weights on a card, the largest tensor on a
+            CPU.
         growth: Growth of the memory over growth of the row, 1 is linear.
         moved_token: The earliest output that moved; None if none did.
     """
@@ -73,7 +76,9 @@ class LongContextResult:
 def long_context_probe(
     model: LanguageModel, *, num_tokens: int, seed: int = 0
 ) -> LongContextResult:
-    """Change the last quarter of a long row, and measure the memory of one pass and of half of it.
+    """Change the last quarter of a long row; measure the memory of it and of half of it, forward.
+
+    No gradient is made: what training takes is measured by `python -m nsa_core.bench model`.
 
     Args:
         model: Under the caller's autocast.
@@ -114,15 +119,21 @@ def _memory(model: LanguageModel, tokens_1T: Tensor) -> int:
     return largest.num_bytes
 
 
-def angle_error(rotary: Rotary, device: torch.device) -> float:
-    """Largest error of a cosine or sine at positions 32,768 .. 65,535 against float64."""
+def angle_error(rotary: Rotary, config: RopeConfig, width: int, device: torch.device) -> float:
+    """Largest error of a cosine or sine at positions 32,768 .. 65,535, in units of the amplitude.
+
+    Args:
+        rotary: What the model turns its heads with; nothing of it enters the truth.
+        config: Gives the exact angles, in float64.
+        width: Of a head.
+        device: Where the tables are made.
+    """
     position_R = torch.arange(2**15, 2**16, device=device)
-    exact = position_R.double()[:, None] * rotary.frequency.double()
-    found = rotary.tables(position_R)
-    wanted = (exact.cos() * rotary.amplitude, exact.sin() * rotary.amplitude)
+    exact = position_R.double()[:, None] * exact_frequencies(config, width).to(device)
+    wanted = (exact.cos(), exact.sin())
     errors = [
-        (table.squeeze(-2).double() - truth).abs().max()
-        for table, truth in zip(found, wanted, strict=True)
+        (table.squeeze(-2).double() / amplitude(config) - truth).abs().max()
+        for table, truth in zip(rotary.tables(position_R), wanted, strict=True)
     ]
     return float(torch.stack(errors).max())
 

@@ -240,7 +240,7 @@ class _Probes:
         return decode_probe(model, num_tokens=prompt + 38, prompt=prompt, one_pass=one_pass)
 
     def long_context(self) -> Iterator[CheckResult]:
-        """One long row: its end moves nothing before it, and memory grows with the row."""
+        """One long row, forward: its end moves nothing before it, memory grows with the row."""
         num_tokens = LONG_TOKENS[self.device.type]
         model = self.model()
         with self.autocast():
@@ -249,25 +249,26 @@ class _Probes:
         yield CheckResult(
             name="long_context",
             status="pass" if found.is_good else "fail",
-            message=f"{num_tokens} tokens in {found.memory_mib:.0f} MiB, the last quarter changed"
+            message=f"{num_tokens} tokens forward in {found.memory_mib:.0f} MiB, last quarter new"
             + ("" if moved is None else f": token {moved} moved"),
-            measured=f"memory grew {found.growth:.2f} x linear, first moved output {moved}",
+            measured=f"forward memory grew {found.growth:.2f} x linear, first moved output {moved}",
             limit=f"{GROWTH_LIMIT} x linear from half the row, none moved",
             hint="" if found.is_good else "train with shorter rows, or choose another backend",
         )
 
     def angles(self) -> Iterator[CheckResult]:
         """Rotary angles stay float32 beyond position 32,768, whatever the precision of the run."""
-        model = self.model()
+        rotary, config = self.model().rotary, self.model_config
         with self.autocast():
-            error = angle_error(model.rotary, self.device)
-        is_exact = error <= ANGLE_LIMIT
+            error = angle_error(rotary, config.rope, config.head_dim_k, self.device)
+        table = rotary.frequency.dtype
+        is_exact = error <= ANGLE_LIMIT and table == torch.float32
         yield CheckResult(
             name="rope.angles",
             status="pass" if is_exact else "fail",
             message=f"positions 32,768 to 65,535 under {self.dtype} against float64",
-            measured=f"{error:.1e} max abs",
-            limit=f"{ANGLE_LIMIT:.0e}",
+            measured=f"{error:.1e} max abs, frequencies in {table}",
+            limit=f"{ANGLE_LIMIT:.0e}, frequencies in torch.float32",
             hint="" if is_exact else "positions beyond a few thousand are not told apart",
         )
 

@@ -16,16 +16,21 @@ YARN_FAST_TURNS = 32.0
 YARN_SLOW_TURNS = 1.0
 
 
-def frequencies(config: RopeConfig, width: int) -> Tensor:
-    """Angle per position of each of the D / 2 pairs, float32."""
+def exact_frequencies(config: RopeConfig, width: int) -> Tensor:
+    """Angle per position of each of the D / 2 pairs, float64."""
     exponent = torch.arange(0, width, 2, dtype=torch.float64) / width
     plain = config.base**-exponent
     if config.scaling == "linear":
-        return (plain / config.scale).float()
+        return plain / config.scale
     if config.scaling == "yarn":
         kept = _yarn_kept_share(plain, config.trained_context)
-        return (plain * (kept + (1 - kept) / config.scale)).float()
-    return plain.float()
+        return plain * (kept + (1 - kept) / config.scale)
+    return plain
+
+
+def frequencies(config: RopeConfig, width: int) -> Tensor:
+    """The table of the model: `exact_frequencies` rounded to float32."""
+    return exact_frequencies(config, width).float()
 
 
 def amplitude(config: RopeConfig) -> float:

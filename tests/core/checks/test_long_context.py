@@ -11,18 +11,20 @@ from nsa_core.checks.long_context import (
     long_context_probe,
     packing_error,
 )
-from nsa_core.checks.probes import run_probes
+from nsa_core.checks.probes import _Probes, run_probes
 from nsa_core.config.model import RopeConfig
 from nsa_core.config.recipe import resolve
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
 from nsa_core.kernels.sdpa import SdpaBackend
+from nsa_core.model import rotary
 from nsa_core.model.rotary import Rotary
 from tests.core.checks.test_probes import SeesTheNextKey
 from tests.core.model.cases import small_model
 
 CPU = torch.device("cpu")
+TINY = resolve("tiny-cpu", "cpu").config
 
 
 def model_on(backend):
@@ -61,11 +63,35 @@ class HalfAngles(Rotary):
 def test_angles_of_far_positions_are_exact_under_autocast(scaling):
     config = RopeConfig(scaling=scaling, scale=1.0 if scaling == "none" else 4.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert angle_error(Rotary(config, 64), CPU) <= ANGLE_LIMIT
+        assert angle_error(Rotary(config, 64), config, 64, CPU) <= ANGLE_LIMIT
 
 
 def test_angles_in_half_precision_are_found():
-    assert angle_error(HalfAngles(RopeConfig(), 64), CPU) > 1
+    assert angle_error(HalfAngles(RopeConfig(), 64), RopeConfig(), 64, CPU) > 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_frequencies_that_were_rounded_to_half_precision_are_found(monkeypatch, dtype):
+    right = rotary.frequencies
+    monkeypatch.setattr(rotary, "frequencies", lambda *inputs: right(*inputs).to(dtype))
+    assert angle_error(Rotary(RopeConfig(), 64), RopeConfig(), 64, CPU) > 1
+    (line,) = _Probes(TINY, "cpu", "full").angles()
+    assert line.status == "fail"
+    assert str(dtype) in line.measured
+
+
+def test_frequencies_that_are_wide_again_but_have_lost_their_bits_are_found(monkeypatch):
+    right = rotary.frequencies
+    monkeypatch.setattr(rotary, "frequencies", lambda *inputs: right(*inputs).bfloat16().float())
+    (line,) = _Probes(TINY, "cpu", "full").angles()
+    assert line.status == "fail"
+
+
+def test_a_table_of_frequencies_in_another_precision_fails_however_exact_it_is(monkeypatch):
+    monkeypatch.setattr(rotary, "frequencies", rotary.exact_frequencies)
+    (line,) = _Probes(TINY, "cpu", "full").angles()
+    assert line.status == "fail"
+    assert "torch.float64" in line.measured
 
 
 class IgnoresBorders(SdpaBackend):
@@ -92,7 +118,7 @@ def test_the_full_tier_passes_on_this_machine(monkeypatch):
         lambda: replace(_settings(), steps=40, batch=4, seq_len=64, judged_steps=20),
     )
     monkeypatch.setattr("nsa_core.checks.probes.LONG_TOKENS", {"cpu": 2048})
-    report = run_probes(resolve("tiny-cpu", "cpu").config, "cpu", "full")
+    report = run_probes(TINY, "cpu", "full")
     statuses = {check.name: check.status for check in report.checks}
     assert {"long_context", "rope.angles", "packing"} <= statuses.keys()
     assert set(statuses.values()) == {"pass"}
