@@ -97,6 +97,28 @@ def test_an_output_of_nan_fails_the_perturbation_probe():
     assert not perturbation_probe(forward, vocab_size=31, lengths=(5,)).is_causal
 
 
+ULP = float(torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize(("moved", "difference"), [(1 + ULP, ULP), (math.nan, math.nan)], ids=str)
+def test_one_number_that_moves_by_its_last_bit_or_becomes_nan_is_a_leak(moved, difference):
+    """Every output is 1, but for one logit where the next id is not that of the first call."""
+    first = []
+
+    def forward(tokens, packing):
+        first.append(tokens)
+        out_BTV = torch.ones(*tokens.shape, 31)
+        out_BTV[:, :-1, 17][tokens[:, 1:] != first[0][:, 1:]] = moved
+        return out_BTV
+
+    result = perturbation_probe(forward, vocab_size=2, lengths=(23,))
+    changes = [change for change in plan_changes(23) if change.kept_start == 0]
+    assert [leak.change for leak in result.leaks] == changes
+    assert [leak.token for leak in result.leaks] == [change.start - 1 for change in changes]
+    for leak in result.leaks:
+        assert leak.difference == pytest.approx(difference, rel=0, abs=0, nan_ok=True)
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 40])
 def test_changes_never_overlap_what_has_to_stay(length):
     for change in plan_changes(length):
