@@ -1,7 +1,8 @@
 """`python -m nsa_core.checks`: prove the model on this device and print a Report.
 
-Reads nothing but its flags and, with `--config -`, a resolved configuration on stdin. Exit code 0
-when every check passed, 9 when one failed, 2 for flags that cannot be used.
+Prints a line for each check as it ends and the verdict last; `--json` prints one document at the
+end. Reads nothing but its flags and, with `--config -`, a resolved configuration on stdin. Exit
+code 0 when every check passed, 9 when one failed, 2 for flags that cannot be used.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from nsa_core.config.recipe import resolve
 from nsa_core.config.run import RunConfig
 from nsa_core.env import set_before_torch
 from nsa_core.reader import run_to_exit_code
+from nsa_core.rundir.report import CheckResult
 
 EXIT_FAILED = 9
 EXIT_USAGE = 2
@@ -20,7 +22,9 @@ EXIT_USAGE = 2
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the flags; unknown ones end with exit code 2."""
-    parser = argparse.ArgumentParser(prog="python -m nsa_core.checks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m nsa_core.checks", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--json", action="store_true", help="print the Report as JSON")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--tier", default="standard", choices=["quick", "standard", "full"])
@@ -53,6 +57,26 @@ def read_config(source: str | None, device: str) -> RunConfig:
         raise ConfigError(message) from error
 
 
+def describe(check: CheckResult) -> str:
+    """A check for people: status, name, what was measured, its limit, and what to do if not well.
+
+    The limit of a `kernels.` line is the policy that chose the backend, as a launch is held to it.
+    """
+    limit = f" (limit {check.limit})" if check.limit else ""
+    found = f"{check.measured}{limit}: " if check.measured else ""
+    line = f"{check.status:8} {check.name:24} {found}{check.message}"
+    return line if check.status == "pass" or not check.hint else f"{line}\n{'':8} {check.hint}"
+
+
+def say(check: CheckResult) -> None:
+    """Print a check at once."""
+    print(describe(check), flush=True)  # noqa: T201 - the tool's result
+
+
+def say_nothing(check: CheckResult) -> None:
+    """Leave the check to the one JSON document."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the probes, print the Report and return the exit code."""
     arguments = parse_arguments(argv)
@@ -64,15 +88,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         device = choose_device(arguments.device).type
         config = read_config(arguments.config, device)
-        report = run_probes(config, device, arguments.tier)
+        tell = say_nothing if arguments.json else say
+        report = run_probes(config, device, arguments.tier, tell)
     except (ConfigError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the tool's own story
         return EXIT_USAGE
     if arguments.json:
         print(report.model_dump_json(indent=2))  # noqa: T201 - the tool's result
     else:
-        for check in report.checks:
-            print(f"{check.status:8} {check.name:28} {check.message}")  # noqa: T201 - as above
         print(f"verdict: {report.verdict}")  # noqa: T201 - as above
     return EXIT_FAILED if report.verdict == "fail" else 0
 

@@ -93,7 +93,9 @@ def _measure_cards(config: RunConfig, measuring: _Measuring) -> dict[str, Any]:
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the flags; unknown ones end with exit code 2."""
-    parser = argparse.ArgumentParser(prog="python -m nsa_core.checks.machine", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m nsa_core.checks.machine", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--folder", type=Path, required=True, help="folder of the runs")
     parser.add_argument(
         "--config", metavar="FILE", default="-", help="RunConfig as JSON, `-` for stdin"

@@ -23,7 +23,9 @@ PROGRESS_EVERY_S = 2.0
 
 def main(arguments: list[str] | None = None) -> int:
     """Stage, print progress on stderr and a JSON summary on stdout; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m nsa_core.data", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m nsa_core.data", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--run-dir", type=Path, help="stage the data of this run's manifest")
     parser.add_argument("--root", type=Path, help="folder that a relative cache_dir lies below")
     parser.add_argument("--seed", type=int, default=0, help="seed of the synthetic source")

@@ -52,6 +52,28 @@ def places(tmp_path: Path) -> list[Path]:
     return [tmp_path / "absent", file, file / "below", tmp_path / "empty", tmp_path / "odd"]
 
 
+ABBREVIATED = [
+    pytest.param(checks.main, ["--dev", "cpu"], id="checks"),
+    pytest.param(machine.main, ["--fold", "."], id="machine"),
+    pytest.param(data.main, ["--run", "."], id="data"),
+    pytest.param(train.main, ["--run", "."], id="train"),
+    pytest.param(generate.main, ["--run", ".", "--prom", "x"], id="generate"),
+    pytest.param(bench.main, ["validate", "--conf", "-"], id="bench validate"),
+]
+
+
+@pytest.mark.parametrize(("main", "words"), ABBREVIATED)
+def test_a_flag_is_written_out(
+    main: Main, words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A shorter one would mean something else as soon as another flag begins like it."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    out, err = capfd.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert err.startswith("usage: ")
+
+
 @pytest.mark.parametrize(("main", "words"), RUN_COMMANDS)
 def test_a_path_that_is_no_run_directory_is_refused_with_the_next_command(
     main: Main, words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -12,7 +12,7 @@ from nsa_core.checks.causality import gradient_probe
 from nsa_core.checks.decoding import DecodeResult, decode_probe
 from nsa_core.checks.long_context import ANGLE_LIMIT, LongContextResult, angle_error
 from nsa_core.checks.numerics import _follows_the_rules, parity_probe
-from nsa_core.checks.probes import _is_trained, _Probes
+from nsa_core.checks.probes import _is_trained, _Probes, _sentinel_settings
 from nsa_core.config.model import RopeConfig
 from nsa_core.config.recipe import resolve
 from nsa_core.kernels.backend import BranchBackends
@@ -211,18 +211,66 @@ def test_angles_are_held_against_float64():
     assert 1e-4 < angle_error(Rotary(RopeConfig(), 64), RopeConfig(), 64, CPU) < ANGLE_LIMIT
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_margin_of_the_sentinel_is_three_standard_errors_on_every_device(device):
+    """A spread of 1 nat a token is the most that `SentinelSettings` allows for."""
+    settings = _sentinel_settings(torch.device(device))
+    judged_tokens = settings.judged_steps * settings.batch * settings.seq_len
+    assert settings.margin >= 3 / math.sqrt(judged_tokens)
+    assert settings.steps > settings.judged_steps
+
+
 def test_a_gradient_from_the_very_next_token_is_a_leak():
     config = small_config(num_layers=1)
     model = small_model(config, backends=BranchBackends.of(SeesTheNextKey()))
     assert gradient_probe(model, length=14, outputs=(3, 9)).leaks == ((3, 4), (9, 10))
 
 
-@pytest.mark.parametrize(("status", "code"), [("pass", 0), ("warn", 0), ("fail", 9)])
-@pytest.mark.parametrize("form", [[], ["--json"]], ids=["lines", "json"])
-def test_the_exit_code_of_the_command_is_the_verdict(monkeypatch, capsys, form, status, code):
+def planted(status):
+    """Probes that find this in the second of three checks, and tell each."""
     checks = [CheckResult(name=name, status="pass", message="") for name in ("first", "last")]
-    checks.insert(1, CheckResult(name="planted", status=status, message=""))
-    report = Report(at=0.0, checks=checks)
-    monkeypatch.setattr(probes, "run_probes", lambda *_: report)
-    assert command.main(["--device", "cpu", *form]) == code
-    assert "planted" in capsys.readouterr().out
+    found = {"measured": "7 leaks", "limit": "0 leaks", "hint": "look at the masks"}
+    checks.insert(1, CheckResult(name="planted", status=status, message="moved", **found))
+
+    def run_probes(_config, _device, _tier, tell):
+        for check in checks:
+            tell(check)
+        return Report(at=0.0, checks=checks)
+
+    return run_probes
+
+
+@pytest.mark.parametrize(("status", "code"), [("pass", 0), ("warn", 0), ("fail", 9)])
+def test_the_lines_of_the_command_say_what_was_measured_and_what_to_do(
+    monkeypatch, capsys, status, code
+):
+    monkeypatch.setattr(probes, "run_probes", planted(status))
+    assert command.main(["--device", "cpu"]) == code
+    out = capsys.readouterr().out
+    assert f"{status:8} planted                  7 leaks (limit 0 leaks): moved\n" in out
+    assert ("look at the masks" in out) == (status != "pass")
+    assert out.endswith(f"verdict: {status}\n")
+
+
+@pytest.mark.parametrize(("status", "code"), [("pass", 0), ("warn", 0), ("fail", 9)])
+def test_the_json_of_the_command_is_one_document(monkeypatch, capsys, status, code):
+    monkeypatch.setattr(probes, "run_probes", planted(status))
+    assert command.main(["--device", "cpu", "--json"]) == code
+    report = Report.model_validate_json(capsys.readouterr().out)
+    assert [check.name for check in report.checks] == ["first", "planted", "last"]
+    assert report.verdict == status
+
+
+def test_a_check_is_told_before_the_next_probe_begins(monkeypatch):
+    told = []
+    right = _Probes.choice
+
+    def choice(made):
+        assert [check.name for check in told][-3:] == [
+            "parity.compressed", "parity.selected", "parity.sliding",
+        ]  # fmt: skip
+        return right(made)
+
+    monkeypatch.setattr(_Probes, "choice", choice)
+    report = probes.run_probes(CONFIG, "cpu", "quick", told.append)
+    assert told == report.checks
