@@ -220,12 +220,7 @@ class _Probes:
             return
         model = self.model()
         for dtype in dict.fromkeys((torch.float32, self.dtype)):
-            try:
-                found = decode_kernels_probe(model, kernels, dtype)
-            except ValueError as error:
-                yield _refused_kernels(dtype, error)
-                return
-            yield _judge_kernels(found)
+            yield _judge_kernels(decode_kernels_probe(model, kernels, dtype))
         steps = self._decode(model, one_pass=self._plain_model())
         yield _judge_decode("decode.steps", f" with {kernels.name} kernels", steps)
 
@@ -298,17 +293,6 @@ def _judge_decode(name: str, with_what: str, found: DecodeResult) -> CheckResult
         measured=f"{found.difference:.1e} max abs",
         limit=f"{found.limit:.0e}",
         hint="" if found.is_equal else _DECODE_HINT,
-    )
-
-
-def _refused_kernels(dtype: torch.dtype, error: ValueError) -> CheckResult:
-    """A run of these sizes trains, but nothing can be generated from it with these kernels."""
-    return CheckResult(
-        name=f"decode.kernels.{_PRECISIONS[dtype]}",
-        status="warn",
-        message=str(error),
-        measured="not decoded",
-        hint="generate with runtime.backend_selected=sdpa, which decodes with plain PyTorch",
     )
 
 

@@ -199,22 +199,6 @@ def test_no_row_says_anything_of_kernels_that_are_not_used():
     ]
 
 
-class RefusesTheSizes(Kernels):
-    """Serves no model."""
-
-    def attend(self, q_BHD, pairs, gate_BH3, position_B, geometry):
-        message = "triton decode serves up to 16 heads of a group, got 17"
-        raise ValueError(message)
-
-
-def test_kernels_that_refuse_the_sizes_of_the_model_are_a_warning_and_no_end(decodes_with):
-    decodes_with(RefusesTheSizes())
-    (check,) = rows().values()
-    assert (check.name, check.status) == ("decode.kernels.fp32", "warn")
-    assert "got 17" in check.message
-    assert "backend_selected=sdpa" in check.hint
-
-
 def test_every_run_of_the_probes_asks_for_the_kernels(decodes_with):
     decodes_with(SwapsTheSequences())
     report = probes.run_probes(CONFIG, "cpu", "quick")
