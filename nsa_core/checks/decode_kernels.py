@@ -107,8 +107,9 @@ def _fill_with_garbage(cache: DecodeCache) -> None:
 def _decode(
     model: LanguageModel, cache: DecodeCache, tokens_BT: Tensor, attend: DecodeAttention
 ) -> None:
-    for token_B in tokens_BT.unbind(dim=1):
-        decode_step(model, cache, token_B, torch.full_like(token_B, cache.length), attend)
+    for token_B in tokens_BT.T.contiguous():
+        position_B = torch.full((_BATCH,), cache.length, device=token_B.device)
+        decode_step(model, cache, token_B, position_B, attend)
         cache.length += 1
 
 

@@ -21,9 +21,10 @@ from nsa_core.kernels.reference import (
     document_slots,
 )
 
-#: Relative L2 error that each dtype may have (spec: what must be shown, 1). float32 is held to what
-#: sums of a few hundred products in another order differ by.
-LIMITS = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+#: Relative L2 error that each dtype may have (spec: what must be shown, 1). The specification's
+#: 1e-5 for float32 is absolute and of outputs; here it is relative, because gradients grow with the
+#: row. Outputs of values of size 1 are smaller than 1, so for them it asks for more on average.
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 #: Share of the exact choice's score that a choice in lower precision may lose.
 REGRET_LIMIT = 1e-3
 #: Of the longer document, or so: the reference keeps its scores, 4 bytes a head and pair of tokens.

@@ -65,7 +65,7 @@ def check_gradients():
     leaves = [x, *first_attention(model).parameters()]
     grads = torch.autograd.grad(out.square().sum(), leaves, materialize_grads=True)
     for grad, truth in zip(grads, expected_layer()[1], strict=True):
-        torch.testing.assert_close(grad, truth, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(grad, truth, rtol=0, atol=1e-5)
 
 
 def check_causality():
