@@ -1,5 +1,6 @@
 """The probes of the full tier pass for the product and fail for what they are there to find."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -50,6 +51,22 @@ def test_a_view_of_the_next_token_moves_the_output_before_the_change():
     assert found.moved_token is not None
     assert found.moved_token < 192
     assert not found.is_good
+
+
+@pytest.mark.parametrize("moved", [1 + 2**-23, math.nan], ids=str)
+def test_one_number_that_moves_by_its_last_bit_or_becomes_nan_is_found(monkeypatch, moved):
+    model, first = model_on(SdpaBackend()), []
+
+    def hidden(tokens_BT):
+        if tokens_BT.shape[1] == 256:
+            first.append(tokens_BT)
+        out_NW = torch.ones(tokens_BT.shape[1], 16)
+        if first:
+            out_NW[:-1, 3][tokens_BT[0, 1:] != first[0][0, 1:]] = moved
+        return out_NW
+
+    monkeypatch.setattr(model, "hidden", hidden)
+    assert long_context_probe(model, num_tokens=256).moved_token == 191
 
 
 class HalfAngles(Rotary):
