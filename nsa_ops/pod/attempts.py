@@ -28,6 +28,8 @@ _LAUNCH_FIELDS = (
 _NAMED_KEYS = 5
 #: Manifest fields that name the run or count its attempts: no change may touch them.
 _FIXED_FIELDS = {"run_id", "attempt", "schema_version", "created_unix_s"}
+#: How long a trainer that has recorded its end may take to be gone.
+_LEAVING_S = 10.0
 
 
 def prepare_run(asked: PrepareRunAction) -> Reply:
@@ -105,7 +107,10 @@ def _first_manifest(run: RunDir, current: RunManifest) -> RunManifest:
 
 
 def next_attempt(asked: NextAttemptAction) -> Reply:
-    """Begin the next attempt under the runner's lock, so that no trainer can be alive."""
+    """Begin the next attempt under the runner's lock, so that no trainer can be alive.
+
+    One that has recorded its end is waited for: it is gone in a moment, or in a few on a busy pod.
+    """
     run = RunDir(asked.run_dir)
     fixed = sorted(_FIXED_FIELDS & asked.changes.keys())
     if fixed:
@@ -114,8 +119,9 @@ def next_attempt(asked: NextAttemptAction) -> Reply:
             message=f"the next attempt cannot change {', '.join(fixed)}",
         )  # fmt: skip
     read_manifest(run)
+    wait_s = 0.0 if read_exit(run) is None else _LEAVING_S
     try:
-        with hold_lock(run.runner_lock):
+        with hold_lock(run.runner_lock, wait_s=wait_s):
             return _begin(run, asked)
     except LockHeldError:
         return Reply(

@@ -1,6 +1,8 @@
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -19,7 +21,7 @@ from nsa_ops.pod.messages import (
     Reply,
     SignalAction,
 )
-from nsa_ops.pod.processes import hold_lock
+from nsa_ops.pod.processes import hold_lock, take_lock
 
 
 def manifest(run_id="run-1", **fields):
@@ -121,10 +123,18 @@ def test_the_next_attempt_begins_once_and_keeps_what_ended(run):
     assert (run.attempt(1) / "exit.json").exists()
 
 
-def test_the_next_attempt_waits_for_the_end_of_a_living_trainer(run):
+def test_the_next_attempt_does_not_begin_beside_a_living_trainer(run):
     with hold_lock(run.runner_lock):
         assert do(NextAttemptAction(run_dir=run.root, from_attempt=1)).code == 7
     assert read_manifest(run).attempt == 1
+
+
+def test_the_next_attempt_waits_for_a_trainer_that_has_recorded_its_end(run):
+    end(run)
+    leaving = take_lock(run.runner_lock)
+    threading.Timer(0.5, os.close, [leaving]).start()
+    assert do(NextAttemptAction(run_dir=run.root, from_attempt=1)).outcome == "done"
+    assert read_manifest(run).attempt == 2
 
 
 @pytest.mark.parametrize(
