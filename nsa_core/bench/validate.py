@@ -10,10 +10,10 @@ from nsa_core.bench.command import Bench
 from nsa_core.bench.paths import PATHS
 from nsa_core.bench.validation import (
     LENGTHS,
-    LOSS_LIMIT,
     STEPS,
     ValidationRequest,
     ValidationRow,
+    final_loss_limit,
     measure_cells,
 )
 from nsa_core.checks.__main__ import read_config
@@ -26,12 +26,12 @@ def failure(rows: Sequence[ValidationRow]) -> str | None:
     for row in rows:
         for name, gap, limit in (
             ("first", row.first_loss_gap, row.first_loss_limit),
-            ("final", row.final_loss_gap, LOSS_LIMIT),
+            ("final", row.final_loss_gap, final_loss_limit(row.tokens)),
         ):
             if gap is not None and not gap <= limit:  # NaN is no agreement
                 return (
                     f"{row.path} at {row.T} tokens: its {name} loss is {gap:.2g} nats from that of "
-                    f"the first path, and {limit:g} are allowed"
+                    f"the first path, and {limit:.2g} are allowed"
                 )
     return None
 

@@ -87,15 +87,23 @@ def test_a_path_with_a_planted_fault_fails_the_matrix(monkeypatch, root):
 
 
 def test_a_final_loss_that_drifts_or_is_nan_fails(rows):
-    assert "its final loss" in failure([replace(rows[1], final_loss_gap=0.021)])
-    assert failure([replace(rows[1], final_loss_gap=0.019)]) is None
-    assert "nan nats" in failure([replace(rows[1], final_loss_gap=float("nan"))])
+    row = replace(rows[1], tokens=16_384)
+    assert "its final loss" in failure([replace(row, final_loss_gap=0.021)])
+    assert failure([replace(row, final_loss_gap=0.019)]) is None
+    assert "nan nats" in failure([replace(row, final_loss_gap=float("nan"))])
+
+
+def test_steps_of_fewer_tokens_may_drift_further_apart_and_longer_ones_no_less(rows):
+    short, long = replace(rows[1], tokens=4096), replace(rows[1], tokens=65_536)
+    assert failure([replace(short, final_loss_gap=0.039)]) is None
+    assert "and 0.04 are allowed" in failure([replace(short, final_loss_gap=0.041)])
+    assert "and 0.02 are allowed" in failure([replace(long, final_loss_gap=0.021)])
 
 
 @pytest.mark.parametrize("loss", ["first_loss", "final_loss"])
 @pytest.mark.parametrize("shift", [-0.03, 0.03], ids=["lower", "higher"])
 def test_a_loss_beyond_the_limit_fails_on_either_side_of_the_first_path(rows, loss, shift):
-    first, other = rows[:2]
+    first, other = (replace(row, tokens=16_384) for row in rows[:2])
     moved = replace(other, **{loss: getattr(first, loss) + shift})
     assert f"its {loss.replace('_', ' ')}" in failure([with_gaps(moved, first)])
 
