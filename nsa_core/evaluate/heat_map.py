@@ -7,6 +7,9 @@ from html import escape
 CELL_WIDTH, CELL_HEIGHT, LEFT, TOP, FONT_SIZE = 84, 40, 96, 64, 13
 #: From nothing to everything: light to dark, so that it survives printing in grey.
 PALE, DEEP = (239, 243, 250), (24, 78, 140)
+_MARGIN = 16
+#: Of a bold letter in most sans-serif fonts, at the widest on average.
+_LETTER_WIDTH = 0.62 * FONT_SIZE
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,16 @@ class HeatMap:
 
 def draw(heat_map: HeatMap) -> str:
     """The SVG document; pure, the same bytes for the same numbers."""
-    width = LEFT + CELL_WIDTH * len(heat_map.columns) + 16
-    height = TOP + CELL_HEIGHT * len(heat_map.rows) + 16
+    squares = LEFT + CELL_WIDTH * len(heat_map.columns)
+    width = max(squares, _MARGIN + round(_LETTER_WIDTH * len(heat_map.title))) + _MARGIN
+    height = TOP + CELL_HEIGHT * len(heat_map.rows) + _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" font-family="sans-serif" '
         f'font-size="{FONT_SIZE}">',
         f"<title>{escape(heat_map.title)}</title>",
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        _text(16, 22, heat_map.title, anchor="start", weight="bold"),
+        _text(_MARGIN, 22, heat_map.title, anchor="start", weight="bold"),
         _text(LEFT - 10, TOP - 8, heat_map.row_title, anchor="end"),
         _text(LEFT, TOP - 26, heat_map.column_title, anchor="start"),
     ]

@@ -280,6 +280,12 @@ def test_sizes_that_mean_nothing_are_one_line_before_the_weights_are_loaded(
     assert output.err.endswith(f"{says}\n")
 
 
+def test_the_title_of_a_narrow_heat_map_is_not_cut_off():
+    title = "Needle: right answers, selected branch cut (* beyond all layers' windows)"
+    svg = draw(HeatMap(title, "r", "c", ["a"], ["x"], [[0.0]], [["0%"]]))
+    assert int(ElementTree.fromstring(svg).get("width")) >= 8 * len(title)
+
+
 def test_dark_squares_mean_more_and_say_their_number():
     svg = draw(HeatMap("t & u", "r", "c", ["a"], ["x", "y"], [[0.0, 1.0]], [["0%", "100%"]]))
     squares = [
