@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from nsa_core.bench.command import Bench, check_at_least
+from nsa_core.bench.command import Bench, check_at_least, tell
 from nsa_core.config.counts import count_flops
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.recipe import resolve
@@ -184,6 +184,10 @@ def _measure_row(request: ModelRequest, attention: Attention, length: int) -> Mo
     device = choose_device(config)
     set_up_torch(config, device)
     torch.compiler.reset()  # or the next length gets a graph for any length, as no run does
+    steps = 1 + request.warmup_steps + request.runs * request.steps
+    tell(
+        f"timing {attention} at {length:,} tokens: {steps} steps of {request.tokens:,} on {device}"
+    )
     learner = make_learner(config, device)
     batch = random_batch(config)
     began = time.perf_counter()

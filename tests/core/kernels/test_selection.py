@@ -8,7 +8,7 @@ from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
 from nsa_core.kernels.sdpa import SdpaBackend
 from nsa_core.kernels.selection import choose_blocks, select_scores
-from tests.core.kernels.cases import GEOMETRIES, make_inputs, run
+from tests.core.kernels.cases import GEOMETRIES, Inputs, make_inputs, run
 
 BACKENDS = {"reference": ReferenceBackend(), "sdpa": SdpaBackend()}
 SIZES = BlockGeometry(4, 2, 4, 4, 8)
@@ -77,3 +77,15 @@ def test_the_choice_carries_no_gradient():
     packing = Packing.from_lengths([40])
     inputs = make_inputs(packing, SIZES)
     assert not run(SdpaBackend(), inputs, SIZES, packing).ids.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("lengths", [[300], [40, 500]], ids=str)
+def test_half_precision_is_scored_in_float32(dtype, lengths):
+    """The same inputs in float64 give the same ids; scores in half give others for 3 to 21 rows."""
+    geometry, packing = BlockGeometry(8, 4, 16, 6, 13), Packing.from_lengths(lengths)
+    drawn = make_inputs(packing, geometry, dtype=torch.float32)
+    half = Inputs(*(tensor.detach().to(dtype) for tensor in drawn.all()))
+    wide = Inputs(*(tensor.double() for tensor in half.all()))
+    exact = run(BACKENDS["reference"], wide, geometry, packing).ids
+    assert torch.equal(run(BACKENDS["sdpa"], half, geometry, packing).ids, exact)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nsa_core.model.layers import MLP, RMSNorm
+from nsa_core.config.model import GateConfig
+from nsa_core.model.layers import MLP, BranchGate, RMSNorm
 from tests.core.model.cases import small_config
 
 
@@ -43,3 +44,18 @@ def test_a_plain_mlp_has_silu_between_its_matrices():
     silu_3, silu_minus_2 = F.silu(torch.tensor([3.0, -2.0])).tolist()
     expected = torch.tensor([2 * silu_3, silu_3 + silu_minus_2])
     torch.testing.assert_close(mlp(torch.tensor([1.0, 2.0])), expected)
+
+
+@pytest.mark.parametrize("kind", ["linear", "softmax"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gates_of_half_logits_are_float32(dtype, kind):
+    generator = torch.Generator().manual_seed(0)
+    gate = BranchGate(GateConfig(kind=kind), dim=8, num_heads=2, num_groups=1)
+    with torch.no_grad():
+        gate.logits.bias.copy_(torch.randn(6, generator=generator))
+    product = torch.randn(50, 6, generator=generator).to(dtype)
+    found = gate(torch.empty(50, 8), product)
+    logits = (product.double() + gate.logits.bias.double()).view(50, 2, 3)
+    exact = logits.softmax(-1) if kind == "softmax" else logits.sigmoid()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=0)
