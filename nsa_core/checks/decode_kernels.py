@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from nsa_core.checks.numerics import chosen_scores, follows_the_rules
 from nsa_core.kernels.decode import CachedPairs, DecodeAttention, DecodedToken, GatheredDecode
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.selection import select_scores
@@ -197,23 +198,12 @@ def _is_good_choice(
     geometry: BlockGeometry,
 ) -> Tensor:
     """Whether a choice [B, G] keeps the rules, and its n-th best block ties with the exact one."""
-    current_B11 = (position_B // geometry.select_block)[:, None, None]
-    forced = (torch.zeros_like(current_B11), (current_B11 - 1).clamp(min=0), current_B11)
-    has_forced = [(found_BGS == block).any(dim=-1) for block in forced]
-    ascends = (found_BGS[..., 1:] > found_BGS[..., :-1]) | (found_BGS[..., 1:] == -1)
-    is_block = (found_BGS >= -1) & (found_BGS <= current_B11)
-    is_same_count = ((found_BGS >= 0) == (wanted_BGS >= 0)).all(dim=-1)
-    found, wanted = (_ranked_scores(score_BGJ, ids) for ids in (found_BGS, wanted_BGS))
+    found, wanted = (
+        chosen_scores(score_BGJ, ids).sort(dim=-1, descending=True).values
+        for ids in (found_BGS, wanted_BGS)
+    )
     ties = (found >= wanted * (1 - TIE)).all(dim=-1)
-    rules = torch.stack([*has_forced, ascends.all(dim=-1), is_block.all(dim=-1), is_same_count])
-    return rules.all(dim=0) & ties
-
-
-def _ranked_scores(score_BGJ: Tensor, ids_BGS: Tensor) -> Tensor:
-    """Scores of chosen blocks, best first; 0 for padding."""
-    index_BGS = ids_BGS.long().clamp(0, score_BGJ.shape[-1] - 1)
-    score_BGS = score_BGJ.gather(-1, index_BGS) * (ids_BGS >= 0)
-    return score_BGS.sort(dim=-1, descending=True).values
+    return follows_the_rules(found_BGS, wanted_BGS, position_B, geometry) & ties
 
 
 def _wrong_reads(

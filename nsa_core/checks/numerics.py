@@ -189,25 +189,33 @@ def choice_regret(
     for start, stop in document_borders(x.packing):
         slots = document_slots(start, stop, x.geometry)
         score_TGJ = block_scores(q_NHD[start:stop], k_CGD[slots], x.geometry)
-        wanted, chosen = exact[start:stop].long(), found[start:stop].long()
-        if not _follows_the_rules(chosen, wanted, x.geometry):
+        wanted, chosen = exact[start:stop], found[start:stop]
+        position_T = torch.arange(stop - start, device=device)
+        if not follows_the_rules(chosen, wanted, position_T, x.geometry).all():
             return 1.0
-        wanted_score += float(_score_of(score_TGJ, wanted))
-        found_score += float(_score_of(score_TGJ, chosen))
+        wanted_score += float(chosen_scores(score_TGJ, wanted).sum())
+        found_score += float(chosen_scores(score_TGJ, chosen).sum())
     return max(0.0, 1 - found_score / wanted_score)
 
 
-def _follows_the_rules(chosen_TGS: Tensor, exact_TGS: Tensor, geometry: BlockGeometry) -> bool:
-    """As many blocks as the exact choice, ascending, none of the future, the forced ones in it."""
-    is_same_count = ((chosen_TGS >= 0).sum(-1) == (exact_TGS >= 0).sum(-1)).all()
-    is_ascending = ((chosen_TGS[..., 1:] > chosen_TGS[..., :-1]) | (chosen_TGS[..., 1:] < 0)).all()
-    is_past = (chosen_TGS.amax(-1) <= exact_TGS.amax(-1)).all()
-    own_T11 = torch.arange(len(chosen_TGS), device=chosen_TGS.device)[:, None, None]
-    own_T11 = own_T11 // geometry.select_block
-    forced = (torch.zeros_like(own_T11), (own_T11 - 1).clamp(min=0), own_T11)
-    has_forced = all(bool((chosen_TGS == block).any(-1).all()) for block in forced)
-    return has_forced and bool(is_same_count & is_ascending & is_past)
+def follows_the_rules(
+    chosen_XGS: Tensor, exact_XGS: Tensor, position_X: Tensor, geometry: BlockGeometry
+) -> Tensor:
+    """Whether a choice [X, G] is as good as the exact one but for its scores.
+
+    As many blocks, ascending with -1 at the end, none of the future, the forced ones among them.
+    """
+    own_X11 = (position_X // geometry.select_block)[:, None, None]
+    forced = (torch.zeros_like(own_X11), (own_X11 - 1).clamp(min=0), own_X11)
+    ascends = (chosen_XGS[..., 1:] > chosen_XGS[..., :-1]) | (chosen_XGS[..., 1:] == -1)
+    is_block = (chosen_XGS >= -1) & (chosen_XGS <= own_X11)
+    is_same_count = (chosen_XGS >= 0) == (exact_XGS >= 0)
+    rules = [found.all(dim=-1) for found in (ascends, is_block, is_same_count)]
+    has_forced = [(chosen_XGS == block).any(dim=-1) for block in forced]
+    return torch.stack([*rules, *has_forced]).all(dim=0)
 
 
-def _score_of(score_TGJ: Tensor, ids_TGS: Tensor) -> Tensor:
-    return (score_TGJ.gather(-1, ids_TGS.clamp(min=0)) * (ids_TGS >= 0)).sum()
+def chosen_scores(score_XGJ: Tensor, ids_XGS: Tensor) -> Tensor:
+    """Scores [X, G, S] of chosen blocks; 0 for padding and for what is no block."""
+    index_XGS = ids_XGS.long().clamp(0, score_XGJ.shape[-1] - 1)
+    return score_XGJ.gather(-1, index_XGS) * (ids_XGS >= 0)

@@ -11,7 +11,7 @@ from nsa_core.checks import decoding, probes
 from nsa_core.checks.causality import gradient_probe
 from nsa_core.checks.decoding import DecodeResult, decode_probe
 from nsa_core.checks.long_context import ANGLE_LIMIT, LongContextResult, angle_error
-from nsa_core.checks.numerics import _follows_the_rules, parity_probe
+from nsa_core.checks.numerics import follows_the_rules, parity_probe
 from nsa_core.checks.probes import _is_trained, _Probes, _sentinel_settings
 from nsa_core.config.model import RopeConfig
 from nsa_core.config.recipe import resolve
@@ -158,7 +158,7 @@ def judged(row):
         chosen_TGS[position, :, : len(blocks)] = torch.tensor(blocks)
     exact_TGS = chosen_TGS.clone()
     chosen_TGS[-1, 1] = torch.tensor(row)
-    return _follows_the_rules(chosen_TGS, exact_TGS, FOUR_OF_FIVE)
+    return follows_the_rules(chosen_TGS, exact_TGS, torch.arange(20), FOUR_OF_FIVE).all()
 
 
 def test_another_block_among_the_free_ones_breaks_no_rule():
