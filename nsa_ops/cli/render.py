@@ -42,7 +42,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 
 def facts(console: Console, pairs: Sequence[tuple[str, object]]) -> None:
     """Names and values, one pair a line; empty values are left out."""
-    kept = [pair for pair in pairs if pair[1] not in {None, ""}]
+    kept = [pair for pair in pairs if pair[1] is not None and pair[1] != ""]
     width = max((len(name) for name, _ in kept), default=0)
     for name, value in kept:
         line(console, f"{name:<{width}}  {cell_text(value)}")

@@ -93,7 +93,8 @@ class _Stage:
     @contextmanager
     def part(self, name: str, command: str) -> Iterator[Callable[[str], None]]:
         """Do one part; the body says what it found."""
-        self.operator.tell(f"\n{name}: {command}")
+        self.operator.tell("")
+        self.operator.tell(f"{name}: {command}")
         began_s = self.operator.clock.monotonic_s()
         said: list[str] = []
         yield said.append
@@ -158,10 +159,8 @@ def run_demo(operator: Operator, folder: Path) -> Demo:
     began_s = operator.clock.monotonic_s()
     stage = _Stage(operator, demo)
     state = shlex.quote(str(operator.settings.state_dir))
-    operator.tell(
-        f"each part names the command that does the same by hand, after\n"
-        f"  export NSA_OPS_STATE_DIR={state}"
-    )
+    operator.tell("each part names the command that does the same by hand, after")
+    operator.tell(f"  export NSA_OPS_STATE_DIR={state}")
     _check_machine(stage, folder)
     _launch(stage)
     _halt(stage)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_core.rundir.layout import RunDir
-from nsa_ops.errors import DeadlineError, NotFoundError
+from nsa_ops.errors import DeadlineError, NotFoundError, StateConflictError
 from nsa_ops.pod.messages import CheckpointFact, RunReport, SignalAction, SignalName
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import ask
@@ -39,10 +39,11 @@ def save_now(operator: Operator, run_id: str | None) -> Saved:
     """Have a checkpoint saved at the next step boundary, and wait until it is whole.
 
     Raises:
-        NotFoundError: If no trainer of the run is alive.
+        StateConflictError: If no trainer of the run is alive.
+        NotFoundError: If the trainer ended without saving.
         DeadlineError: If none appears in time.
     """
-    found = find_run(operator, run_id, among=LIVE)
+    found = _find_live(operator, run_id)
     before = {fact.name: fact.created_unix_s for fact in found.report.checkpoints if fact.whole}
     began_s = operator.clock.monotonic_s()
     operator.tell(_send(found, "USR2", "save now"))
@@ -72,10 +73,10 @@ def dump_stacks(operator: Operator, run_id: str | None) -> Stacks:
     """Have the trainer write the stacks of all its threads, and read them.
 
     Raises:
-        NotFoundError: If no trainer of the run is alive.
+        StateConflictError: If no trainer of the run is alive.
         DeadlineError: If nothing was written in time.
     """
-    found = find_run(operator, run_id, among=LIVE)
+    found = _find_live(operator, run_id)
     path = str(RunDir(Path(found.report.run_dir)).stack_dump())
     before = len(_read(found, path, 0))
     operator.tell(_send(found, "USR1", "stacks"))
@@ -89,6 +90,15 @@ def dump_stacks(operator: Operator, run_id: str | None) -> Stacks:
         text = latest
     message = f"Run `{found.record.run_id}` wrote no stacks within {STACK_S:g} s"
     raise DeadlineError(message, hint=f"See `nsa-ops status {found.record.run_id}`")
+
+
+def _find_live(operator: Operator, run_id: str | None) -> FoundRun:
+    found = find_run(operator, run_id, among=LIVE)
+    report = found.report
+    if report.state not in LIVE:
+        message = f"Run `{report.run_id}` has no trainer to ask: {report.state}, {report.why}"
+        raise StateConflictError(message, hint=f"See `nsa-ops status {report.run_id}`")
+    return found
 
 
 def _send(found: FoundRun, signal: SignalName, reason: str) -> str:

@@ -26,6 +26,8 @@ def run_demo(folder, *words):
 def test_the_demo_walks_the_whole_path_and_its_claims_hold(tmp_path):
     done = run_demo(tmp_path / "demo")
     assert done.returncode == 0, done.stderr
+    assert "\n\npreflight: nsa-ops preflight" in done.stderr
+    assert "\\n" not in done.stderr
     answer = json.loads(done.stdout)
     assert answer["ok"]
     demo = answer["data"]
