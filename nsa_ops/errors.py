@@ -80,6 +80,18 @@ class LocalResourceError(OpsError):
     exit_code = 11
 
 
+class HaltVerdictError(OpsError):
+    """`health`: a rule of the watchdog halts the run."""
+
+    exit_code = 25
+
+
+class UnknownVerdictError(OpsError):
+    """`health`: too little could be read to say that the run is healthy."""
+
+    exit_code = 26
+
+
 class InterruptedByOperatorError(OpsError):
     """Ctrl-C: says what goes on without us."""
 

@@ -206,6 +206,11 @@ class WatchdogLimits(FrozenModel):
         leak_steps: How long `early` is.
         leak_fall_nats: Fall of the 20-record median that is suspicious after `leak_steps`.
         leak_fall_steps: Steps in which it fell.
+        leak_fall_share: A loss that stood still and then fell to this share of its level is as
+            suspicious, at any step.
+        validation_nats: A validation so far above the best one warns at once.
+        validation_in_row: Validations in a row above the best by more than their noise that warn.
+        validation_halt_in_row: The same, and the run is halted; 0 never halts for it.
         gate_records: New records in a row that must agree before the gates are judged.
         throughput_fraction: Share of the run's own median that is too slow.
         throughput_window_s: It has been too slow for so long; half of it at half the share.
@@ -216,7 +221,8 @@ class WatchdogLimits(FrozenModel):
         memory_creep_fraction: Growth of the memory in use after the first records.
         disk_checkpoints: Free disk in checkpoints of the size of the largest.
         host_memory_fraction: Share of the pod's memory in use.
-        plateau_steps: Steps without a better 20-record median of the loss.
+        plateau_steps: Least number of steps without a better 20-record median of the loss.
+        plateau_share: The same as a share of the steps done.
         ack_grace_s: Time for the trainer to acknowledge `.HALT`.
         term_grace_s: Time from TERM to KILL.
         restart_budget: Restarts without progress after which the watchdog stops.
@@ -245,6 +251,10 @@ class WatchdogLimits(FrozenModel):
     leak_steps: int = Field(1000, ge=0)
     leak_fall_nats: float = Field(0.5, gt=0)
     leak_fall_steps: int = Field(100, ge=1)
+    leak_fall_share: float = Field(0.8, gt=0, lt=1)
+    validation_nats: float = Field(0.5, gt=0)
+    validation_in_row: int = Field(3, ge=1)
+    validation_halt_in_row: int = Field(0, ge=0)
     gate_records: int = Field(3, ge=1)
     gate_entropy_warn: float = 0.5
     gate_entropy_halt: float = 0.2
@@ -262,6 +272,7 @@ class WatchdogLimits(FrozenModel):
     disk_checkpoints: float = Field(2.0, ge=0)
     host_memory_fraction: float = Field(0.9, gt=0, le=1)
     plateau_steps: int = Field(1000, ge=1)
+    plateau_share: float = Field(0.2, ge=0, le=1)
     ack_grace_s: float = Field(60.0, gt=0)
     term_grace_s: float = Field(30.0, gt=0)
     restart_budget: int = Field(3, ge=0)

@@ -64,3 +64,6 @@ class Heartbeat(TolerantModel):
     kernel_paths: dict[str, str] | None = None
     kernel_reasons: dict[str, str] | None = None
     fallbacks: dict[str, int] | None = None
+
+    val_loss: float | None = None
+    bits_per_byte: float | None = None

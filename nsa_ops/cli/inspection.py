@@ -96,15 +96,20 @@ def health(
         typer.Option("--log", metavar="FILE", help="Judge another trainer's log instead of a run"),
     ] = None,
 ) -> None:
-    """Say what the watchdog's rules find in a run now, or would have found in a log."""
+    """Say what the watchdog's rules find in a run now, or would have found in a log.
+
+    It ends with 25 where a rule halts, and with 26 where too little of a log could be read.
+    """
     from nsa_ops.cli.render_runs import draw_health, draw_log_health
-    from nsa_ops.runs.log_health import judge_log
-    from nsa_ops.runs.status import find_status
+    from nsa_ops.runs.log_health import failure_of, judge_log
+    from nsa_ops.runs.status import find_status, halt_verdict
 
     if log is not None:
-        session.show(judge_log(log, run), draw_log_health)
+        judged = judge_log(log, run)
+        session.show(judged, draw_log_health, failure=failure_of(judged))
         return
-    session.show(find_status(session.operator, run), draw_health)
+    found = find_status(session.operator, run)
+    session.show(found, draw_health, failure=halt_verdict(found))
 
 
 def events(session: Session, run: RunArgument = None) -> None:

@@ -173,6 +173,10 @@ def draw_log_health(console: Console, log: LogHealth) -> None:
         finding = alarm.finding
         where = f"step {alarm.step}, record {alarm.record}"
         line(console, f"{finding.level} {finding.rule} at {where}: {finding.sentence}")
+    if log.replay.ending:
+        line(console, log.replay.ending)
+    if log.num_unread:
+        line(console, f"not understood: {log.num_unread} lines with figures, all of one shape")
 
 
 def draw_events(console: Console, events: list[Event]) -> None:

@@ -7,6 +7,7 @@ own monotonic clock, a one-shot probe by the time stamps of the pod that wrote t
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import isfinite, log
 from statistics import median
 from typing import Literal
 
@@ -17,7 +18,10 @@ from nsa_ops.pod.cards import CardEvidence
 from nsa_ops.pod.leak import Causality
 
 KEPT_RECORDS = 256
+KEPT_VALIDATIONS = 64
 MEDIAN_RECORDS = 20
+#: Records after which the run's own rate is known well enough to be a reference.
+_FIRST_RATES = 5
 
 #: Bytes of English text or code that one token stands for, about; None where nothing is known.
 _BYTES_PER_TOKEN = {"byte": 1.0, "gpt2": 4.3, "bpe": 3.0}
@@ -32,6 +36,7 @@ class RunFacts:
         warmup_steps: Steps of the warm-up.
         bytes_per_token: For bits per byte; None where the loss says nothing about text.
         fresh: The run began from random weights.
+        uniform_nats: Loss of random weights, ln of the vocabulary; None if unknown.
         objective: `language` is a cross entropy over tokens; for anything else, such as a policy
             loss, 0 is a value like any other.
     """
@@ -40,6 +45,7 @@ class RunFacts:
     warmup_steps: int = 0
     bytes_per_token: float | None = None
     fresh: bool = True
+    uniform_nats: float | None = None
     objective: Literal["language", "other"] = "language"
 
 
@@ -51,6 +57,7 @@ def facts_of(config: RunConfig, *, fresh: bool) -> RunFacts:
         warmup_steps=config.schedule.warmup_steps,
         bytes_per_token=_BYTES_PER_TOKEN[known] if known else None,
         fresh=fresh,
+        uniform_nats=log(config.model.vocab_size),
     )
 
 
@@ -90,13 +97,15 @@ class Reference:
 
     Attributes:
         first_loss: Loss of the first record.
-        tokens_per_s: Best 20-record median of the rate, so that a long slow time does not become
-            what is normal; with fewer records, the median of all but the newest.
+        tokens_per_s: Best 20-record median of the rate, or the median of the first five records if
+            that is higher, so that a long slow time does not become what is normal; with fewer
+            records, the median of all but the newest.
         gpu_memory_mib: Memory in use after the first records.
         host_memory_mib: The same of the host.
         best_loss: Lowest 20-record median; None before there are 20.
         best_step: Where that was.
         calm_fallbacks: Fallbacks counted when the first records were in.
+        had_learning_rate: Some record had a learning rate above 0.
     """
 
     first_loss: float | None = None
@@ -106,6 +115,15 @@ class Reference:
     best_loss: float | None = None
     best_step: int = 0
     calm_fallbacks: int | None = None
+    had_learning_rate: bool = False
+
+
+@dataclass(frozen=True)
+class Validation:
+    """One validation: optimizer steps done, and nats per token."""
+
+    step: int
+    loss: float
 
 
 @dataclass(frozen=True)
@@ -122,6 +140,7 @@ class HealthEvidence:
         phase_durations_s: How long the last finished phase of each kind took.
         records: Newest progress lines and skipped steps, oldest first.
         reference: What is normal here.
+        validations: Newest validation losses, oldest first.
     """
 
     facts: RunFacts
@@ -133,6 +152,7 @@ class HealthEvidence:
     phase_durations_s: dict[Phase, float]
     records: tuple[Heartbeat, ...]
     reference: Reference
+    validations: tuple[Validation, ...] = ()
 
 
 @dataclass
@@ -156,11 +176,13 @@ class Tracker:
     _losses: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_RECORDS))
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_RECORDS))
     _best_rate: float | None = None
+    _validations: deque[Validation] = field(default_factory=lambda: deque(maxlen=KEPT_VALIDATIONS))
     _gpu_mib: list[float] = field(default_factory=list)
     _host_mib: list[float] = field(default_factory=list)
     _first_loss: float | None = None
     _best: tuple[float, int] | None = None
     _fallbacks: int | None = None
+    _had_learning_rate: bool = False
 
     def feed(self, beats: Iterable[Heartbeat], at_s: float | None = None) -> None:
         """Take in beats, oldest first.
@@ -184,6 +206,8 @@ class Tracker:
         moved = last is None or beat.progress_seq != last.progress_seq
         if moved:
             self._alive_at = self._still_since = at_s
+        if beat.val_loss is not None and isfinite(beat.val_loss):
+            self._validations.append(Validation(beat.step, beat.val_loss))
         if is_record(beat) and (not self._records or is_new(beat, self._records[-1])):
             self._take_record(beat)
         self._last = beat
@@ -191,11 +215,12 @@ class Tracker:
     def _take_record(self, record: Heartbeat) -> None:
         self._records.append(record)
         self._num_records += 1
+        self._had_learning_rate = self._had_learning_rate or bool(record.lr)
         if record.loss is not None and record.finite is not False:
             self._take_loss(record.loss, record.step)
         if record.tokens_per_s is not None:
             self._rates.append(record.tokens_per_s)
-            if len(self._rates) == MEDIAN_RECORDS:
+            if len(self._rates) in {_FIRST_RATES, MEDIAN_RECORDS}:
                 self._best_rate = max(self._best_rate or 0.0, median(self._rates))
         _collect(self._gpu_mib, record.gpu_mem_alloc)
         _collect(self._host_mib, record.host_rss_mib)
@@ -225,6 +250,7 @@ class Tracker:
             phase_durations_s=dict(self._durations_s),
             records=tuple(self._records),
             reference=self._reference(),
+            validations=tuple(self._validations),
         )
 
     def _reference(self) -> Reference:
@@ -239,6 +265,7 @@ class Tracker:
             best_loss=self._best[0] if self._best else None,
             best_step=self._best[1] if self._best else 0,
             calm_fallbacks=self._fallbacks if full else None,
+            had_learning_rate=self._had_learning_rate,
         )
 
 

@@ -29,10 +29,12 @@ _STEPS = (
         re.IGNORECASE,
     ),
     re.compile(r"^s:(\d+)() "),
-    re.compile(r"\bEpoch:?\s*\[\d+\]\s*\[\s*(\d+)\s*/\s*(\d+)\s*\]"),
+    # Counted anew in every epoch, so what follows the slash is no total.
+    re.compile(r"\bEpoch:?\s*\[\d+\]\s*\[\s*(\d+)\s*/\s*\d+\s*\]()"),
     re.compile(r"\bIter \[(\d+)/(\d+)\]"),
-    re.compile(r"\bBatch \[(\d+)\]()"),
+    re.compile(r"\bbatch:?\s*\[?(\d+)(?![.\d])()", re.IGNORECASE),
 )
+_EPOCH = re.compile(r"\bepoch\W{0,3}(\d+)(?![.\d])", re.IGNORECASE)
 _BAR = re.compile(r"%\|[^|]*\|\s*(\d+)/(\d+) \[")
 _LOSS = _after(
     r"lm loss|(?:train(?:ing)?[ _/])?loss|train/CrossEntropyLoss|(?:train/)?ce[ _]loss|trl"
@@ -45,7 +47,7 @@ _EVALUATION = re.compile(
 )
 _POLICY = re.compile(r"\b(?:rewards?|kl|policy|advantages?|approx_kl)\b[^:=]{0,20}['\"]?\s*[:=]")
 _RATE = _after(
-    r"(?:throughput/device/)?(?:tokens?|samples?|steps)[ _]per[ _]sec(?:ond)?|wps|tps|speed|"
+    r"(?:throughput/device/)?(?:tokens?|samples?|steps)[ _]per[ _]s(?:ec(?:ond)?)?|wps|tps|speed|"
     r"throughput"
 )
 _RATE_UNIT = re.compile(
@@ -70,7 +72,10 @@ _FIGURES = {
 
 @dataclass(frozen=True)
 class LineFigures:
-    """What one line tells; None is what it does not tell."""
+    """What one line tells; None is what it does not tell.
+
+    A `_unit` is that of the last printed place: a figure of 0 says that the value is below it.
+    """
 
     step: int | None = None
     total_steps: int | None = None
@@ -86,6 +91,9 @@ class LineFigures:
     train_ms: float | None = None
     rate: float | None = None
     unix_s: float | None = None
+    lr_unit: float = 0.0
+    grad_norm_unit: float = 0.0
+    epoch: int | None = None
     is_evaluation: bool = False
     is_policy: bool = False
     is_dictionary: bool = False
@@ -97,11 +105,13 @@ class LineFigures:
         A line that lost its loss still is one if what stands around the loss is there; a line that
         was cut before it is not.
         """
+        around = (self.grad_norm, self.loss_scale, self.lr)
+        if self.is_dictionary and self.loss is not None:
+            return True
         if self.is_evaluation:
             return False
-        around = (self.grad_norm, self.loss_scale, self.lr)
         if self.is_dictionary:
-            return self.loss is not None or any(value is not None for value in around)
+            return any(value is not None for value in around)
         if self.step is None:
             return False
         told = self.loss is not None or self.rate is not None
@@ -121,6 +131,25 @@ def number(text: str) -> float:
 def _search(pattern: re.Pattern[str], line: str) -> float | None:
     found = pattern.search(line)
     return number(found[1]) if found else None
+
+
+def printed_unit(text: str) -> float:
+    """Unit of the last place of a figure; 0 where it is printed in full (`0`, `0.0`, `0.00E+00`).
+
+    Programs that print every digit they have write a zero as `0.0`.
+    """
+    decimals = len(text.partition(".")[2])
+    return 10.0**-decimals if decimals > 1 and "e" not in text.lower() else 0.0
+
+
+def _unit(name: str, line: str) -> float:
+    found = _FIGURES[name].search(line)
+    return printed_unit(found[1]) if found else 0.0
+
+
+def _find_epoch(line: str) -> int | None:
+    found = _EPOCH.search(line)
+    return int(found[1]) if found else None
 
 
 def find_step(line: str) -> tuple[int | None, int | None]:
@@ -175,6 +204,9 @@ def parse_line(line: str) -> LineFigures:
         train_ms=_search(_FIGURES["train_ms"], line),
         rate=_search(_RATE, line) if rate is None else rate,
         unix_s=find_time(line),
+        lr_unit=_unit("lr", line),
+        grad_norm_unit=_unit("grad_norm", line),
+        epoch=_find_epoch(line),
         is_evaluation=bool(_EVALUATION.search(line)),
         is_policy=bool(_POLICY.search(line)),
         is_dictionary=line.strip().startswith("{") and line.rstrip().endswith("}"),

@@ -87,6 +87,11 @@ RULES: tuple[Rule, ...] = (
         rules_loss.loss_jump,
     ),
     Rule(
+        "loss_exploded", "halt",
+        "The loss of a run that had learnt is above that of random weights, with a huge gradient.",
+        rules_loss.loss_exploded,
+    ),
+    Rule(
         "causality_broken", "halt",
         "The causality probe, run when a loss was too good, has failed.",
         rules_learning.causality_broken,
@@ -100,6 +105,11 @@ RULES: tuple[Rule, ...] = (
         "loss_fall", "warn",
         "The loss fell faster than learning does: run the causality probe.",
         rules_learning.loss_fall,
+    ),
+    Rule(
+        "validation_rising", "halt",
+        "The validation loss is above its best; halts only where a limit says so.",
+        rules_learning.validation_rising,
     ),
     Rule(
         "gates_collapsed", "halt",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 from nsa_core.config.training import WatchdogLimits
@@ -14,6 +15,9 @@ from nsa_ops.pod.verdict import Finding
 _UNTRAINED_NATS = 5.0
 #: No scaler of a run that still learns goes lower.
 _LOWEST_SCALE = 1e-3
+#: Records whose median a sudden fall is judged by, and how little a level that stands still moves.
+_FALL_RECORDS = 5
+_STILL_SHARE = 0.1
 #: Records of the gradient norm that its median is taken over.
 _NORM_RECORDS = 100
 
@@ -61,10 +65,27 @@ def causality_broken(evidence: HealthEvidence, limits: WatchdogLimits) -> Findin
 
 
 def loss_fall(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
-    """A median that falls faster than learning does, long after the start."""
-    records = evidence.records
-    if len(records) <= MEDIAN_RECORDS or records[-1].step <= limits.leak_steps:
+    """A loss that falls faster than learning does, long after the start or after standing still."""
+    if evidence.facts.bytes_per_token is None or not evidence.records:
         return None
+    fall = _late_fall(evidence.records, limits) or _sudden_fall(evidence.records, limits)
+    if fall is None:
+        return None
+    before, now, within = fall
+    step = evidence.records[-1].step
+    return Finding(
+        rule="loss_fall",
+        level="warn",
+        sentence=f"The median loss fell from {before:.3f} to {now:.3f} within {within} steps at "
+        f"step {step}; the causality probe says: {evidence.machine.causality}",
+        facts={"step": step, "before": before, "now": now},
+    )
+
+
+def _late_fall(
+    records: Sequence[Heartbeat], limits: WatchdogLimits
+) -> tuple[float, float, int] | None:
+    """A fall of the 20-record median by `leak_fall_nats` within `leak_fall_steps`."""
     since = records[-1].step - limits.leak_fall_steps
     end = len(records)
     while end and records[end - 1].step > since:
@@ -73,17 +94,52 @@ def loss_fall(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | Non
         return None
     before = _median_loss(records[end - MEDIAN_RECORDS : end])
     now = _median_loss(records[-MEDIAN_RECORDS:])
-    if before is None or now is None:
+    if before is None or now is None or before - now < limits.leak_fall_nats:
         return None
-    if evidence.facts.bytes_per_token is None or before - now < limits.leak_fall_nats:
+    return before, now, records[-1].step - records[end - 1].step
+
+
+def _sudden_fall(
+    records: Sequence[Heartbeat], limits: WatchdogLimits
+) -> tuple[float, float, int] | None:
+    """A fall to `leak_fall_share` of a level that two 20-record medians have agreed on."""
+    if len(records) < 2 * MEDIAN_RECORDS + _FALL_RECORDS:
         return None
+    levels = records[-2 * MEDIAN_RECORDS - _FALL_RECORDS : -_FALL_RECORDS]
+    earlier = _median_loss(levels[:MEDIAN_RECORDS])
+    level = _median_loss(levels[MEDIAN_RECORDS:])
+    now = _median_loss(records[-_FALL_RECORDS:])
+    if earlier is None or level is None or now is None:
+        return None
+    stood_still = abs(earlier - level) < _STILL_SHARE * earlier
+    if not stood_still or now >= limits.leak_fall_share * level:
+        return None
+    return level, now, records[-1].step - levels[-1].step
+
+
+def validation_rising(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """Validation losses above the best one: far above it, or by more than noise in a row."""
+    losses = [validation.loss for validation in evidence.validations]
+    if len(losses) < 2:
+        return None
+    best = min(losses)
+    index = losses.index(best)
+    before = losses[: index + 1]
+    noise = median(abs(now - then) for then, now in pairwise(before)) if index else 0.0
+    above = [loss - best > max(noise, _STILL_SHARE * best / 2) for loss in losses[index + 1 :]]
+    in_row = next((n for n, is_above in enumerate(reversed(above)) if not is_above), len(above))
+    height = losses[-1] - best
+    if in_row == 0 or (in_row < limits.validation_in_row and height < limits.validation_nats):
+        return None
+    must_stop = 0 < limits.validation_halt_in_row <= in_row
+    step = evidence.validations[-1].step
     return Finding(
-        rule="loss_fall",
-        level="warn",
-        sentence=f"The median loss fell from {before:.3f} to {now:.3f} within "
-        f"{limits.leak_fall_steps} steps at step {records[-1].step}; the causality probe says: "
-        f"{evidence.machine.causality}",
-        facts={"step": records[-1].step, "before": before, "now": now},
+        rule="validation_rising",
+        level="halt" if must_stop else "warn",
+        sentence=f"The validation loss {losses[-1]:.3f} at step {step} is {height:.2f} nats over "
+        f"its best {best:.3f} (step {evidence.validations[index].step}), {in_row} in a row"
+        + last_good_checkpoint(evidence),
+        facts={"step": step, "best": best, "height": height, "in_row": in_row},
     )
 
 
@@ -127,7 +183,7 @@ def _schedule_may_be_over(evidence: HealthEvidence, records: Sequence[Heartbeat]
     total = evidence.facts.total_steps
     if total is not None:
         return records[-1].step >= total
-    return any(record.lr for record in records)
+    return evidence.reference.had_learning_rate
 
 
 def loss_scale_falling(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
@@ -186,12 +242,12 @@ def grad_spike(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | No
 
 
 def loss_plateau(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
-    """No better median for many steps."""
+    """No better median for many steps; the longer a run is, the slower it may get better."""
     reference = evidence.reference
     if not evidence.records or reference.best_loss is None:
         return None
     steps = evidence.records[-1].step - reference.best_step
-    if steps <= limits.plateau_steps:
+    if steps <= max(limits.plateau_steps, limits.plateau_share * evidence.records[-1].step):
         return None
     return Finding(
         rule="loss_plateau",

@@ -23,9 +23,9 @@ def throughput_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
     if not usual or len(records) < 2:
         return None
     share = (records[-1].tokens_per_s or 0.0) / usual
-    for fraction, window_s in (
-        (limits.throughput_fraction, limits.throughput_window_s),
-        (limits.throughput_fraction / 2, limits.throughput_window_s / 2),
+    for stage, fraction, window_s in (
+        (1, limits.throughput_fraction / 2, limits.throughput_window_s / 2),
+        (0, limits.throughput_fraction, limits.throughput_window_s),
     ):
         slow_s = _slow_for_s(records, fraction * usual)
         if slow_s >= window_s:
@@ -35,6 +35,7 @@ def throughput_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
                 sentence=f"The throughput is {share:.0%} of the run's own median "
                 f"({usual:.4g} tokens/s), for {slow_s / 60:.0f} min; {_cause(records[-1])}",
                 facts={"share": share, "slow_s": slow_s, "median": usual},
+                stage=stage,
             )
     return None
 

@@ -16,12 +16,14 @@ class Finding(TolerantModel):
         level: `warn` tells, `halt` stops the run.
         sentence: What was found and what to do, for people.
         facts: The numbers behind it.
+        stage: How bad it is within its level, from 0; a worse one is told again.
     """
 
     rule: str
     level: Literal["warn", "halt"]
     sentence: str
     facts: dict[str, Any] = {}
+    stage: int = 0
 
 
 class Verdict(TolerantModel):

@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from nsa_core.config.training import WatchdogLimits
-from nsa_ops.errors import ConfigurationError
+from nsa_ops.errors import (
+    ConfigurationError,
+    HaltVerdictError,
+    OpsError,
+    UnknownVerdictError,
+)
 from nsa_ops.pod.foreign_logs import parse_log
+from nsa_ops.pod.foreign_reader import ForeignLog
 from nsa_ops.pod.replay import Replay, replay
-from nsa_ops.pod.verdict import Level
 from nsa_ops.runs.named_file import read_named
 
 
@@ -17,12 +23,15 @@ class LogHealth:
 
     Attributes:
         path: The file.
-        level: The worst level that any rule gave.
+        level: The worst level that any rule gave; `unknown` where no rule found anything in a log
+            that was read in part only.
+        num_unread: Lines with figures that were not understood, all of one shape.
         replay: Number of records, and the first alarm of each rule and level.
     """
 
     path: Path
-    level: Level
+    level: Literal["healthy", "warn", "halt", "unknown"]
+    num_unread: int
     replay: Replay
 
 
@@ -41,7 +50,24 @@ def judge_log(path: Path, run_id: str | None = None) -> LogHealth:
         message = f"Log `{path}` has no line that tells of a training step"
         raise ConfigurationError(message, hint="A line needs a step and a loss")
     told = replay(log, WatchdogLimits())
-    level: Level = "healthy"
+    return LogHealth(path, _level(log, told), log.num_unread, told)
+
+
+def failure_of(health: LogHealth) -> OpsError | None:
+    """What the verdict on a log means where it is a failure."""
+    if health.level == "halt":
+        message = f"`{health.path}` has records that would halt a run"
+        return HaltVerdictError(message, hint="See each rule in docs/watchdog.md")
+    if health.level == "unknown":
+        message = (
+            f"{health.replay.num_records} records of `{health.path}` could be read, and "
+            f"{health.num_unread} lines could not"
+        )
+        return UnknownVerdictError(message, hint="A line needs a step and a loss")
+    return None
+
+
+def _level(log: ForeignLog, told: Replay) -> Literal["healthy", "warn", "halt", "unknown"]:
     if told.alarms:
-        level = "halt" if told.first("halt") else "warn"
-    return LogHealth(path=path, level=level, replay=told)
+        return "halt" if told.first("halt") else "warn"
+    return "unknown" if log.num_unread > len(log.beats) else "healthy"

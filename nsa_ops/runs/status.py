@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsa_core.rundir.events import Event
+from nsa_ops.errors import HaltVerdictError
 from nsa_ops.pod.messages import Offsets, RunReport
 from nsa_ops.runs.agents import probe_run
 from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost
@@ -98,6 +99,15 @@ def exit_code_of(report: RunReport) -> int:
         by_watchdog = report.halt is not None and report.halt.by == "watchdog"
         return HALTED_BY_WATCHDOG if by_watchdog else CANCELLED
     return RUNNING
+
+
+def halt_verdict(run: RunStatusLine) -> HaltVerdictError | None:
+    """The word of the rule that halts a run; None if none does."""
+    if run.report is None or run.report.verdict.level != "halt":
+        return None
+    verdict = run.report.verdict
+    hint = f"See `{verdict.rule}` in docs/watchdog.md and `nsa-ops status {run.record.run_id}`"
+    return HaltVerdictError(f"`{verdict.rule}` halts: {verdict.sentence}", hint=hint)
 
 
 def all_events(operator: Operator, run_id: str | None) -> list[Event]:

@@ -9,6 +9,7 @@ from nsa_ops.pod.foreign_logs import parse_log
 from nsa_ops.pod.replay import replay
 
 LOGS = Path(__file__).parents[3].parent / "shared" / "cases" / "logs"
+TRIALS = LOGS.parent / "trials"
 
 pytestmark = pytest.mark.skipif(not LOGS.is_dir(), reason="the shared cases are not here")
 
@@ -37,8 +38,17 @@ ALARMS = {
 }
 
 
+#: Small made logs: what must be told first of each level, and the step at the latest.
+TOLD = {
+    "t01": {}, "t02": {"halt": ("loss_jump", 820)}, "t03": {"halt": ("loss_exploded", 9010)},
+    "t04": {"halt": ("loss_jump", 100)}, "t05": {"warn": ("validation_rising", 2000)}, "t06": {},
+    "t07": {"halt": ("process_gone", 299)}, "t08": {"warn": ("throughput_low", 220)}, "t09": {},
+    "h02": {"warn": ("throughput_low", 120)}, "h03": {"warn": ("validation_rising", 2500)},
+}  # fmt: skip
+
+
 def judged(name):
-    path = next(LOGS.glob(f"{name}_*"))
+    path = next((LOGS if name.startswith("L") else TRIALS).glob(f"{name}_*"))
     log = parse_log(path.read_text(errors="replace"))
     return log, replay(log, WatchdogLimits())
 
@@ -85,3 +95,32 @@ def test_a_resume_in_a_log_begins_a_new_attempt_without_an_alarm():
     log, told = judged("L13")
     assert [next(b.step for b in log.beats if b.attempt == n) for n in (1, 2)] == [0, 430]
     assert told.first("warn") is None
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_made_log_is_told_of_in_time_and_of_nothing_else(name):
+    _, told = judged(name)
+    for level in ("halt", "warn"):
+        alarms = [a for a in told.alarms if a.finding.level == level]
+        if level in TOLD[name]:
+            rule, step = TOLD[name][level]
+            assert any(a.finding.rule == rule and a.step <= step for a in alarms)
+        elif level == "halt" or not TOLD[name]:
+            assert alarms == []
+
+
+def test_a_late_leak_is_told_before_the_loss_is_at_six_tenths_of_its_level():
+    log, told = judged("h01")
+    alarm = next(a for a in told.alarms if a.finding.rule == "loss_fall")
+    assert log.beats[alarm.record].loss > 0.6 * log.beats[0].loss
+
+
+def test_a_slow_epoch_is_told_again_when_it_gets_worse():
+    _, told = judged("t08")
+    assert [a.finding.stage for a in told.alarms if a.finding.rule == "throughput_low"] == [0, 1]
+
+
+@pytest.mark.parametrize("name", [*HEALTHY, "t01", "t06"])
+def test_a_healthy_log_is_read_well_enough_to_be_called_so(name):
+    log, _ = judged(name)
+    assert log.num_unread <= len(log.beats)

@@ -86,7 +86,7 @@ def test_a_line_of_each_kind_gives_its_figures(kind):
 )
 def test_lines_that_tell_of_no_training_step_give_none(text):
     beats = parse_log(f"iter 1: loss 3.0\n{text}\niter 2: loss 3.0").beats
-    assert [beat.step for beat in beats] == [1, 2]
+    assert [beat.step for beat in beats if beat.msg == "progress"] == [1, 2]
 
 
 def test_a_log_with_nothing_but_evaluations_is_judged_by_them():
@@ -153,3 +153,61 @@ def test_a_spike_of_every_step_passes_and_a_divergence_of_every_step_does_not():
     diverged = [2.2] * 30 + [3.1, 4.5, 5.5, 6.2, 6.6, 6.9, 7.0]
     alarm = replay(parse_log(lines(diverged)), WatchdogLimits()).first("halt")
     assert (alarm.finding.rule, alarm.step) == ("loss_jump", 134)
+
+
+def norms(*printed):
+    lines = [f"step {n} loss {9 - n}.000 norm: {word}" for n, word in enumerate(printed)]
+    return [beat.grad_norm for beat in parse_log("\n".join(lines)).beats]
+
+
+def test_a_printed_zero_is_a_small_number_unless_the_figure_fell_to_it():
+    assert norms("0.010", "0.002", "0.000") == [0.01, 0.002, None]
+    assert norms("2.100", "0.000") == [2.1, 0.0]
+    assert norms("1.5e-3", "0.0e+00") == [0.0015, 0.0]
+    assert norms("0.0013", "0.0") == [0.0013, 0.0]
+
+
+def test_a_figure_that_never_was_anything_but_zero_is_not_measured_where_the_run_learns():
+    assert norms("0.0", "0.0", "0.0") == [None, None, None]
+    stuck = parse_log("\n".join(f"step {n} loss 9.000 norm: 0.0" for n in range(3)))
+    assert [beat.grad_norm for beat in stuck.beats] == [0.0, 0.0, 0.0]
+
+
+def test_steps_that_are_counted_anew_in_an_epoch_go_on():
+    lines = [f"Epoch: {e} Batch: {b}/40 Loss: 2.5" for e in (1, 2) for b in (10, 20, 30)]
+    beats = parse_log("\n".join(lines)).beats
+    assert [beat.step for beat in beats] == [10, 20, 30, 40, 50, 60]
+    assert {beat.attempt for beat in beats} == {1}
+
+
+@pytest.mark.parametrize(
+    ("last", "ending"),
+    [
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***", "stopped"),
+        ("Traceback (most recent call last):\nKeyboardInterrupt", "stopped"),
+        ("Terminated", "stopped"),
+        ("RuntimeError: x\nsrun: Job step aborted: Waiting", "crashed"),
+        ("Traceback (most recent call last):\nOutOfMemoryError: CUDA out of memory", "out_of_memory"),
+        ("kernel: oom-kill:constraint=CONSTRAINT_MEMCG", "out_of_memory"),
+        ("saved the model", ""),
+    ],
+)  # fmt: skip
+def test_how_a_log_ends_is_told_from_its_last_lines(last, ending):
+    assert parse_log(f"step 1 loss 3.0\n{last}").ending == ending
+    assert parse_log(f"step 1 loss 3.0\n{last}\nstep 2 loss 2.9").ending == ""
+
+
+def test_our_own_training_table_is_read_with_its_empty_cells():
+    table = (
+        "step,tokens,loss,lr,grad_norm,tokens_per_s,mfu,step_s,data_s,skipped,attempt\n"
+        "1,192,5.5,0.02,0.9,,,0.09,7e-05,0,1\n2,384,nan,0.01,1.4,2549.2,,0.07,9e-05,0,1\n"
+    )
+    first, second = parse_log(table).beats
+    assert (first.step, first.loss, first.lr, first.tokens_per_s) == (1, 5.5, 0.02, 1 / 0.09)
+    assert math.isnan(second.loss)
+    assert second.tokens_per_s == 2549.2
+
+
+def test_a_validation_in_a_record_is_no_reason_to_pass_over_its_loss():
+    (beat,) = parse_log('{"step": 5, "loss": 2.1, "val_loss": 2.2}').beats
+    assert (beat.loss, beat.val_loss) == (2.1, 2.2)

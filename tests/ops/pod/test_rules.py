@@ -4,6 +4,7 @@ import pytest
 
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.exit import ExitRecord
+from nsa_core.config.training import WatchdogLimits
 from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence, RunFacts, Tracker, facts_of
 from nsa_ops.pod.rules import RULES
 from tests.ops.pod.health import ALIVE, FACTS, LIMITS, beat, beats, found, judged
@@ -298,3 +299,82 @@ def test_the_worst_finding_speaks_and_the_others_stay_behind_it():
     assert (verdict.level, verdict.rule) == ("halt", "loss_nonfinite")
     assert {"loss_nonfinite", "data_slow"} == found(verdict).keys()
     assert LIMITS.nonfinite_in_row == 2
+
+
+def test_a_row_far_above_its_level_needs_no_gradient_norm_to_halt():
+    records = beats(40, every=10, grad_norm=None)
+    twice = [beat(410 + 10 * n, loss=6.5, grad_norm=None) for n in range(3)]
+    assert found(judged([*records, *twice[:2]]))["loss_jump"] == "warn"
+    assert found(judged([*records, *twice]))["loss_jump"] == "halt"
+    thrice = [beat(410 + 10 * n, loss=9.5, grad_norm=None) for n in range(2)]
+    assert found(judged([*records, *thrice[:1]]))["loss_jump"] == "warn"
+    assert found(judged([*records, *thrice]))["loss_jump"] == "halt"
+
+
+@pytest.mark.parametrize(
+    ("step", "loss", "norm", "halts"),
+    [(9010, 11.95, 44.0, True), (9010, 11.95, 8.0, False), (9010, 9.0, 44.0, False),
+     (50, 11.95, 44.0, False)],
+)  # fmt: skip
+def test_a_loss_above_random_weights_with_its_gradient_halts_at_once(step, loss, norm, halts):
+    records = [beat(step - 10, loss=6.4, grad_norm=2.0), beat(step, loss=loss, grad_norm=norm)]
+    assert found(judged(records)).get("loss_exploded") == ("halt" if halts else None)
+
+
+def test_the_loss_of_random_weights_is_that_of_the_vocabulary():
+    byte = RunFacts(uniform_nats=math.log(320), bytes_per_token=1.0)
+    records = [beat(9000, loss=1.2, grad_norm=0.3), beat(9010, loss=6.5, grad_norm=9.0)]
+    assert found(judged(records, facts=byte))["loss_exploded"] == "halt"
+    assert "loss_exploded" not in found(judged(records))
+
+
+@pytest.mark.parametrize("level", [1.2, 4.0])
+def test_a_fall_after_standing_still_asks_for_the_causality_probe_at_any_step(level):
+    still = beats(45, first=10, every=10, loss=level)
+    falling = [beat(460 + 10 * n, loss=level * 0.96**n) for n in range(1, 11)]
+    assert "loss_fall" not in found(judged([*still, *falling[:3]]))
+    assert found(judged([*still, *falling]))["loss_fall"] == "warn"
+
+
+def validations(*losses):
+    return [beat(500 * n, msg="eval", val_loss=loss) for n, loss in enumerate(losses, start=1)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "level"),
+    [
+        ([2.4, 2.3, 2.2], None),
+        ([2.4, 2.3, 2.2, 2.25, 2.28], None),
+        ([2.4, 2.2, 2.8], "warn"),
+        ([2.3, 2.2, 2.4, 2.5], None),
+        ([2.3, 2.2, 2.4, 2.5, 2.6], "warn"),
+        ([2.3, 2.2, 2.8, 2.8, 2.2], None),
+    ],
+)
+def test_a_validation_above_the_best_is_told_of_when_it_is_high_or_goes_on(losses, level):
+    assert found(judged(validations(*losses))).get("validation_rising") == level
+
+
+def test_a_rising_validation_halts_only_by_policy():
+    strict = WatchdogLimits(validation_halt_in_row=3)
+    rising = validations(2.2, 3.2, 4.2, 5.2)
+    assert found(judged(rising))["validation_rising"] == "warn"
+    assert found(judged(rising, limits=strict))["validation_rising"] == "halt"
+
+
+def test_a_long_run_may_be_slower_to_get_better_than_a_short_one():
+    short = [*beats(40, every=10), *beats(150, first=410, every=10, loss=3.01)]
+    long = [*beats(40, first=20_000, every=10), *beats(150, first=20_410, every=10, loss=3.01)]
+    assert found(judged(short)) == {"loss_plateau": "warn"}
+    assert found(judged(long)) == {}
+
+
+def test_a_rate_that_five_records_showed_stays_the_reference():
+    quick = beats(5, every=100, tokens_per_s=50_000.0)
+    slow = beats(100, first=600, every=100, tokens_per_s=10_000.0)
+    assert found(judged([*quick, *slow]))["throughput_low"] == "warn"
+
+
+def test_a_learning_rate_that_has_been_0_for_longer_than_is_kept_is_still_a_schedule_that_ended():
+    ended = [*beats(20), *beats(300, first=21, lr=0.0)]
+    assert "not_learning" not in found(judged(ended, facts=RunFacts()))
