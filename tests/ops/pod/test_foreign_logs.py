@@ -187,7 +187,7 @@ def test_steps_that_are_counted_anew_in_an_epoch_go_on():
         ("Traceback (most recent call last):\nKeyboardInterrupt", "stopped"),
         ("Terminated", "stopped"),
         ("RuntimeError: x\nsrun: Job step aborted: Waiting", "crashed"),
-        ("Traceback (most recent call last):\nOutOfMemoryError: CUDA out of memory", "out_of_memory"),
+        ("Traceback (most recent call last):\nOutOfMemoryError: CUDA", "out_of_memory"),
         ("kernel: oom-kill:constraint=CONSTRAINT_MEMCG", "out_of_memory"),
         ("saved the model", ""),
     ],

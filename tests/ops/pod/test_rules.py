@@ -3,8 +3,8 @@ import math
 import pytest
 
 from nsa_core.config.run import RunConfig
-from nsa_core.rundir.exit import ExitRecord
 from nsa_core.config.training import WatchdogLimits
+from nsa_core.rundir.exit import ExitRecord
 from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence, RunFacts, Tracker, facts_of
 from nsa_ops.pod.rules import RULES
 from tests.ops.pod.health import ALIVE, FACTS, LIMITS, beat, beats, found, judged
