@@ -1,8 +1,12 @@
-"""Numbers as people read them: times, durations, sizes in base 2, counts with k and M."""
+"""Numbers and sentences as people read them: times, durations, sizes in base 2, counts, cases."""
 
 import math
+import re
 from datetime import UTC, datetime
 
+#: Names that keep their case at the beginning of a sentence.
+_NAMES = frozenset({"git", "nvidia-smi", "rsync", "ssh", "sshd", "tmux", "torch"})
+_WORD = re.compile(r"([a-z]+(?:-[a-z]+)?)(?:'s)?[,:;]?")
 _MINUTE_S = 60
 _HOUR_S = 3600
 _DAY_S = 86_400
@@ -69,3 +73,12 @@ def format_number(value: float) -> str:
         return text.rstrip("0").rstrip(".") if "." in text else text
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def sentence_case(text: str) -> str:
+    """Text with a capital letter in front; a program, login or setting there keeps its case."""
+    first, space, rest = text.partition(" ")
+    word = _WORD.fullmatch(first)
+    if word and word[1] not in _NAMES:
+        return f"{first[0].upper()}{first[1:]}{space}{rest}"
+    return text

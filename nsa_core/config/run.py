@@ -66,6 +66,16 @@ class RunConfig(FrozenModel):
         return self
 
     @model_validator(mode="after")
+    def _check_cards(self) -> Self:
+        if self.runtime.num_gpus > 1:
+            message = (
+                f"runtime.num_gpus is {self.runtime.num_gpus}, and the trainer uses one card; "
+                "set it to 1"
+            )
+            raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
     def _check_selected_backend(self) -> Self:
         own = self.runtime.backend_selected
         key = "backend" if own == "auto" else "backend_selected"

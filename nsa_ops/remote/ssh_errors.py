@@ -13,6 +13,7 @@ from nsa_ops.errors import (
     RefusedError,
     StateConflictError,
 )
+from nsa_ops.quantities import sentence_case
 
 #: Exit status of ssh for an error of its own.
 SSH_FAILED = 255
@@ -137,7 +138,7 @@ def another_host_key(where: str, pod: str, said: str) -> OpsError:
 def _error(kind: _Kind, said: str, where: str, pod: str) -> OpsError:
     message = kind.means.format(where=where)
     hint = kind.hint.format(where=where, pod=pod)
-    return kind.error(f"{message[:1].upper()}{message[1:]}{_words(said)}", hint=hint)
+    return kind.error(sentence_case(message) + _words(said), hint=hint)
 
 
 def _words(said: str) -> str:

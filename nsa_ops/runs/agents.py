@@ -14,6 +14,7 @@ from nsa_ops.errors import (
 )
 from nsa_ops.pod.messages import OFFSETS, Offsets, ProbeDocument, Reply, ReplyCode, RunReport
 from nsa_ops.pod.verify import Verification
+from nsa_ops.quantities import sentence_case
 from nsa_ops.remote.transport import QUICK_S, Completed
 from nsa_ops.runs.context import PodLink
 
@@ -41,7 +42,7 @@ def ask(link: PodLink, code_id: str, action: BaseModel, *, timeout_s: float = QU
     except ValidationError as error:
         raise _no_answer(link, done) from error
     if reply.code is not ReplyCode.OK:
-        raise _ERRORS[reply.code](_sentence(reply.message), hint=reply.hint)
+        raise _ERRORS[reply.code](sentence_case(reply.message), hint=reply.hint)
     return reply
 
 
@@ -117,7 +118,3 @@ def _no_answer(link: PodLink, done: Completed) -> OpsError:
     )
     hint = f"See that `{link.record.python} -c 'import pydantic, yaml'` works on the pod"
     return VerificationError(message, hint=hint)
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -8,6 +8,7 @@ from nsa_core.config.errors import ConfigError, VariableError
 from nsa_core.config.profile import HardwareProfile, list_profiles, load_profile
 from nsa_core.config.recipe import ResolvedConfig, leaves, resolve
 from nsa_ops.errors import ConfigurationError
+from nsa_ops.quantities import sentence_case
 from nsa_ops.settings import Settings
 
 _DEFAULT_RECIPE = {"cpu": "tiny-cpu"}
@@ -77,7 +78,7 @@ def resolve_choice(
         raise ConfigurationError(str(error), hint="See docs/variables.md") from error
     except ConfigError as error:
         hint = "See the keys with `nsa-ops config show`, names with `nsa-ops profile ls`"
-        raise ConfigurationError(_sentence(str(error)), hint=hint) from error
+        raise ConfigurationError(sentence_case(str(error)), hint=hint) from error
 
 
 def default_recipe(profile: str | None) -> str:
@@ -133,7 +134,9 @@ def load_hardware(name: str) -> HardwareProfile:
     try:
         return load_profile(name)
     except ConfigError as error:
-        raise ConfigurationError(_sentence(str(error)), hint="See `nsa-ops profile ls`") from error
+        raise ConfigurationError(
+            sentence_case(str(error)), hint="See `nsa-ops profile ls`"
+        ) from error
 
 
 def all_hardware() -> list[HardwareProfile]:
@@ -149,9 +152,3 @@ def explain_profile(settings: Settings, choice: Choice) -> list[Value]:
         for value in list_values(settings, choice)
         if value.origin == f"profile {choice.profile}" or value.key in kernels
     ]
-
-
-def _sentence(text: str) -> str:
-    return (
-        text[:1].upper() + text[1:] if text[:1].isalpha() and not text.startswith("NSA") else text
-    )

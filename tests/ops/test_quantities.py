@@ -4,7 +4,13 @@ import math
 
 import pytest
 
-from nsa_ops.quantities import format_bytes, format_count, format_duration, format_number
+from nsa_ops.quantities import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_number,
+    sentence_case,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,3 +46,20 @@ def test_numbers(value: float, text: str) -> None:
 )
 def test_counts(value: float, text: str) -> None:
     assert format_count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("keep the last one", "Keep the last one"),
+        ("a100's profile", "a100's profile"),
+        ("runtime.num_gpus is 2", "runtime.num_gpus is 2"),
+        ("h_bash@pod:22 does not answer", "h_bash@pod:22 does not answer"),
+        ("ssh cannot start", "ssh cannot start"),
+        ("unknown: what", "Unknown: what"),
+        ("NSA_X is set", "NSA_X is set"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_and_a_name_keeps_its_case(text: str, shown: str) -> None:
+    assert sentence_case(text) == shown

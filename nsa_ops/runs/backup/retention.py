@@ -10,7 +10,7 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.retention import plan_removal
 from nsa_ops.errors import NotFoundError
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.quantities import format_bytes
+from nsa_ops.quantities import format_bytes, sentence_case
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.backup.folder import BackupFolder
 from nsa_ops.runs.backup.policy import Policy
@@ -104,7 +104,7 @@ def _describe(pruned: Pruned, policy: Policy) -> Plan:
     steps = [Step("remove", f"checkpoint of step {step}") for step in pruned.removed_steps]
     notes = [f"step {step} stays: no verified copy of it is here" for step in pruned.unproven_steps]
     title = f"{policy.words} in `{pruned.where}`: {format_bytes(pruned.freed_bytes)} become free"
-    return plan_of(title[:1].upper() + title[1:], steps, notes)
+    return plan_of(sentence_case(title), steps, notes)
 
 
 def prune_here(operator: Operator, folder: BackupFolder, planned: PrunePlan) -> Pruned:

@@ -16,6 +16,7 @@ from nsa_ops.errors import (
     OpsError,
     VerificationError,
 )
+from nsa_ops.quantities import sentence_case
 from nsa_ops.remote.snapshot import Snapshot, ship, take_snapshot
 from nsa_ops.remote.transport import Completed
 from nsa_ops.runs.bench.panels import Panels, panels_of
@@ -140,7 +141,7 @@ def _read_answer(link: PodLink, bench: str, done: Completed) -> Benched:
     try:
         result = parse_bench_result(done.stdout, f"the answer of pod `{name}`")
     except BenchResultError as error:
-        raise VerificationError(_sentence(str(error))) from error
+        raise VerificationError(sentence_case(str(error))) from error
     return Benched(f"pod {name}", result, said if done.exit_code == _FAILED else "")
 
 
@@ -155,7 +156,7 @@ def read_benched(path: Path, bench: str) -> Benched:
     try:
         result = parse_bench_result(content, f"`{path}`")
     except BenchResultError as error:
-        raise ConfigurationError(_sentence(str(error)), hint=_WHERE) from error
+        raise ConfigurationError(sentence_case(str(error)), hint=_WHERE) from error
     if result.bench != bench:
         message = f"`{path}` is a result of `bench {result.bench}`"
         raise ConfigurationError(message, hint=f"Show it with `bench {result.bench}`")
@@ -229,7 +230,3 @@ def _drawable(found: Benched) -> Panels:
             f"{type(error).__name__}: {error}"
         )
         raise ConfigurationError(message, hint="Look at it without `--plot`") from error
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -255,3 +255,8 @@ def test_each_card_has_exactly_one_profile(card, profile):
 def test_a_card_without_a_profile_matches_none():
     for card in ("NVIDIA GeForce RTX 4080 SUPER", "NVIDIA L40S", "NVIDIA T400 4GB"):
         assert not [name for name in list_profiles() if load_profile(name).matches(card)]
+
+
+def test_more_cards_than_the_trainer_uses_are_refused_with_the_configuration():
+    with pytest.raises(ConfigError, match=r"runtime\.num_gpus is 2, and the trainer uses one card"):
+        resolve("tiny-cpu", None, ["runtime.num_gpus=2"])
