@@ -4,6 +4,7 @@ A name, a size and a hash from a pod or from a backup are only text. They may be
 length or a receipt after these rules, and not before.
 """
 
+import hashlib
 import re
 import unicodedata
 from collections import Counter
@@ -15,8 +16,8 @@ MAX_COMPONENT_BYTES = 255
 #: Below the 4096 of PATH_MAX, so that a backup's own folder fits in front of it.
 MAX_PATH_BYTES = 1024
 MAX_DEPTH = 16
-#: 8 EiB, where file systems end.
-MAX_SIZE = 2**63 - 1
+#: 16 TiB, the largest file of ext4; also the largest checkpoint.
+MAX_SIZE = 2**44
 #: Files of one checkpoint; a sharded one has a few hundred.
 MAX_CHECKPOINT_FILES = 10_000
 
@@ -157,6 +158,15 @@ def _plain_name_fault(name: str, manifest_name: str) -> str | None:
 def is_part(name: str) -> bool:
     """Whether a component is the name under which an incomplete file is collected."""
     return name.startswith(".") and folded(name).endswith(".part")
+
+
+def beside(name: str, ending: str) -> str:
+    """A hidden name next to a file, for what is not whole yet; as short as the file system asks."""
+    hidden = f".{name}{ending}"
+    if len(hidden.encode(errors="surrogateescape")) <= MAX_COMPONENT_BYTES:
+        return hidden
+    digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
+    return f".{digest[:40]}{ending}"
 
 
 def show_name(name: str) -> str:

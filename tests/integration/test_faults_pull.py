@@ -21,7 +21,7 @@ from nsa_core.rundir.checkpoint import (
 )
 from nsa_ops.errors import LocalResourceError, OpsError, PodUnreachableError
 from nsa_ops.remote.openssh import OpenSSHTransport
-from nsa_ops.remote.transport import Completed, Transport
+from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed, Transport
 from nsa_ops.runs.backup.folder import BackupFolder
 from nsa_ops.runs.backup.pull import Pulled, execute_pull, plan_pull
 from tests.integration.ssh_server import SshServer, openssh, ssh_server
@@ -125,8 +125,11 @@ class InterruptedOnce:
         self.interrupted: list[str] = []
         self.where = inner.where
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
-        done = self._inner.run(argv, stdin=stdin, timeout_s=timeout_s)
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float,
+        max_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> Completed:  # fmt: skip
+        done = self._inner.run(argv, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes)
         self._interrupt_once(" ".join(argv))
         return done
 
@@ -139,6 +142,18 @@ class InterruptedOnce:
             self._interrupt_once(path)
 
         self._inner.stream(path, offset, interrupted, max_bytes=max_bytes, timeout_s=timeout_s)
+
+    def run_into(
+        self, argv: Sequence[str], sink: Callable[[bytes], object],
+        *, stdin: bytes = b"", timeout_s: float, max_bytes: int,
+    ) -> Completed:  # fmt: skip
+        def interrupted(piece: bytes) -> None:
+            sink(piece)
+            self._interrupt_once(f"many {stdin[:40]!r}")
+
+        return self._inner.run_into(
+            argv, interrupted, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes
+        )
 
     def _interrupt_once(self, call: str) -> None:
         if call not in self.interrupted:
