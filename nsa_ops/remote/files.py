@@ -11,7 +11,7 @@ from nsa_core.rundir.names import beside
 from nsa_ops.errors import NotFoundError, PartialError, VerificationError
 from nsa_ops.remote.inbound import Listing, parse_listing
 from nsa_ops.remote.part import PartWriter
-from nsa_ops.remote.transport import MAX_LISTING_BYTES, Completed, Transport
+from nsa_ops.remote.transport import MAX_LISTING_BYTES, Ceiling, Completed, Transport
 
 #: Bytes of the first round trip, which tells the speed of the link, and seconds of a later one.
 CHUNK_BYTES = 16 * 2**20
@@ -164,10 +164,9 @@ def _append_rest(
         wanted = CHUNK_BYTES
         while (offset := writer.num_bytes) < size:
             began_s = time.monotonic()
-            transport.stream(
-                str(source), offset, _counted(writer.write, on_bytes),
-                max_bytes=min(wanted, size - offset), timeout_s=CHUNK_TIMEOUT_S,
-            )  # fmt: skip
+            asked = min(wanted, size - offset)
+            sink = Ceiling(_counted(writer.write, on_bytes), asked, f"`{source}`")
+            transport.stream(str(source), offset, sink, max_bytes=asked, timeout_s=CHUNK_TIMEOUT_S)
             if writer.num_bytes == offset:
                 break
             wanted = next_chunk(writer.num_bytes - offset, time.monotonic() - began_s)

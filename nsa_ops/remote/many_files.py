@@ -23,7 +23,7 @@ from nsa_ops.remote.pod_files import DD
 from nsa_ops.remote.transport import OversizeError, Transport
 
 #: Larger files have a stream of their own, which needs no memory.
-SMALL_BYTES = 4 * 2**20
+SMALL_BYTES = 2**20
 _MAX_FILES = 4096
 _NO_FOLDER = 66
 
