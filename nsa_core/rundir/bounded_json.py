@@ -1,5 +1,6 @@
 """Read JSON that somebody else wrote: bounded in bytes, depth and number of values."""
 
+import errno
 import json
 import math
 import os
@@ -145,12 +146,17 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     """
     # A FIFO would wait for its writer without O_NONBLOCK.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(file.fileno())
+    try:
+        facts = os.fstat(descriptor)
+        if stat.S_ISDIR(facts.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(facts.st_mode):
             message = "it is no regular file"
             raise JsonError(message)
-        content = file.read(max_bytes + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(max_bytes + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > max_bytes:
         message = f"it has {facts.st_size} bytes, and the limit is {max_bytes}"
         raise JsonError(message)

@@ -1,14 +1,16 @@
 """Which checkpoints of a backup are whole, and whether they have been touched since."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsa_core.rundir.checkpoint import MANIFEST_NAME, Checkpoint, read_checkpoint
+from nsa_core.rundir.checkpoint import MANIFEST_NAME, Checkpoint, hash_file, read_checkpoint
 from nsa_ops.remote.inbound import path_fault
 from nsa_ops.runs.backup.folder import BackupFolder
 from nsa_ops.runs.backup.survey import RemoteCheckpoint
 from nsa_ops.runs.backup.verify import checkpoint_damage
+from nsa_ops.store import Receipt
 
 #: Inode, size, and times of content and of status of each file: no writer can set the last one.
 Mark = tuple[tuple[int, int, int, int], ...]
@@ -57,9 +59,14 @@ def is_whole_at(path: Path, remote: RemoteCheckpoint) -> bool:
     return not checkpoint_damage(Checkpoint(path, remote.manifest), is_named=False)
 
 
-def is_held_good(path: Path) -> bool:
-    """Whether any whole checkpoint stands in a folder."""
+def is_held_good(path: Path, run_id: str, receipts: Iterable[Receipt]) -> bool:
+    """Whether a whole checkpoint of a run stands in a folder: the one of its receipt, if any."""
     if path.is_symlink() or path_fault(path, MANIFEST_NAME) is not None:
         return False
+    receipt = next((one for one in receipts if one.path == str(path)), None)
+    if receipt is not None and receipt.manifest_sha256 != hash_file(path / MANIFEST_NAME):
+        return False
     local = read_checkpoint(path)
-    return local is not None and not checkpoint_damage(local)
+    if local is None or local.manifest.run_id != run_id:
+        return False
+    return not checkpoint_damage(local)

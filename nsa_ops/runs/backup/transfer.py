@@ -167,7 +167,8 @@ class Transfer:
         """Collect beside the final name, manifest last, then rename the folder."""
         final = self._folder.run.checkpoint(remote.step)
         pulling = self._folder.pulling(remote.step)
-        if is_held_good(final):
+        run_id = remote.manifest.run_id
+        if is_held_good(final, run_id, self._operator.store.receipts(run_id)):
             self._keep_conflict(pulling, remote)
         self._collect(pulling, remote)
         if final.exists() or final.is_symlink():
