@@ -4,10 +4,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from nsa_core.config.base import FrozenModel, TolerantModel
+from nsa_core.rundir.bounded_json import MANIFEST, parse_model, read_bounded
 from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
+from nsa_core.rundir.names import checkpoint_fault
 
 MANIFEST_NAME = "checkpoint.json"
 #: Weights of the model, and the configuration they were trained with.
@@ -52,6 +52,11 @@ class CheckpointManifest(TolerantModel):
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
+    @property
+    def fault(self) -> str | None:
+        """Why its list of files must not be followed, such as a name in another folder."""
+        return checkpoint_fault(self.files, MANIFEST_NAME)
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -75,14 +80,25 @@ def hash_file(path: Path) -> str:
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """The checkpoint in a folder; None without a readable manifest: then it is not whole."""
     try:
-        manifest = CheckpointManifest.model_validate_json((path / MANIFEST_NAME).read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValidationError):
+        content = read_bounded(path / MANIFEST_NAME, MANIFEST.max_bytes)
+        return Checkpoint(path, parse_manifest(content))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    return Checkpoint(path, manifest)
+
+
+def parse_manifest(content: bytes) -> CheckpointManifest:
+    """A manifest from the bytes of its file; `fault` says whether its files may be followed.
+
+    Raises:
+        ValueError: If it is over a limit, or no manifest.
+    """
+    return parse_model(CheckpointManifest, content, MANIFEST)
 
 
 def find_misfit(checkpoint: Checkpoint) -> str | None:
     """The first file that is missing or has another size, in one line; nothing is hashed."""
+    if checkpoint.manifest.fault is not None:
+        return f"{MANIFEST_NAME} {checkpoint.manifest.fault}"
     for expected in checkpoint.manifest.files:
         try:
             size = (checkpoint.path / expected.name).stat().st_size

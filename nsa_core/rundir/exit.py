@@ -2,10 +2,9 @@
 
 from enum import IntEnum
 
-from pydantic import ValidationError
-
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import write_bytes, write_text
+from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.layout import RunDir
 
 
@@ -86,14 +85,14 @@ def keep_exit(run: RunDir, kept: RunDir) -> None:
 
 def _read_record(run: RunDir) -> ExitRecord | None:
     try:
-        return ExitRecord.model_validate_json(run.exit.read_bytes())
-    except (FileNotFoundError, ValidationError):
+        return read_model(ExitRecord, run.exit)
+    except (FileNotFoundError, ValueError):
         return None
 
 
 def _is_earlier(run: RunDir, record: ExitRecord) -> bool:
     """Whether the manifest names a later attempt; one that cannot be read hides no record."""
     try:
-        return record.attempt < _Begun.model_validate_json(run.manifest.read_bytes()).attempt
-    except (FileNotFoundError, ValidationError):
+        return record.attempt < read_model(_Begun, run.manifest).attempt
+    except (FileNotFoundError, ValueError):
         return False

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
+
+from nsa_core.rundir.bounded_json import LINE, parse_model
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 
@@ -33,8 +35,8 @@ def parse_records(content: bytes, kind: type[RecordT], offset: int = 0) -> Recor
         if not line.strip():
             continue
         try:
-            records.append(kind.model_validate_json(line))
-        except ValidationError:
+            records.append(parse_model(kind, line, LINE))
+        except ValueError:  # no such record, or over a limit
             torn += 1
     return Records(records, offset + len(whole) + len(newline), torn)
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-CHECKPOINT_NAME = re.compile(r"step_(\d{6,})")
+CHECKPOINT_NAME = re.compile(r"step_([0-9]{6,18})")
 
 
 def new_run_id(recipe: str, at: datetime) -> str:

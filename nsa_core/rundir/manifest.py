@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from pydantic import ValidationError
-
 from nsa_core.config.base import FrozenModel, TolerantModel
 from nsa_core.config.errors import one_line
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.atomic import fsync_dir, write_text
+from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.exit import keep_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.redaction import FreeText
@@ -87,14 +86,14 @@ def read_manifest(run: RunDir) -> RunManifest:
         OSError: If it may not or cannot be read.
     """
     try:
-        return RunManifest.model_validate_json(run.manifest.read_bytes())
+        return read_model(RunManifest, run.manifest)
     except (FileNotFoundError, NotADirectoryError) as error:
         message = f"{run.manifest} does not exist: this is not a run directory"
         raise ManifestError(message) from error
     except IsADirectoryError as error:
         message = f"{run.manifest} is a folder: this is not a run directory"
         raise ManifestError(message) from error
-    except ValidationError as error:
+    except ValueError as error:
         message = f"{run.manifest} cannot be used: {one_line(error)}"
         raise ManifestError(message) from error
 

@@ -72,7 +72,8 @@ def pull(
     if follow:
         show_pulls(session, follow_pull(operator, link, asked))
     else:
-        session.show(pull_once(operator, link, asked), draw_pulled)
+        pulled = pull_once(operator, link, asked)
+        session.show(pulled, draw_pulled, failure=pulled.failure)
 
 
 @command(backup, "verify", path="backup")

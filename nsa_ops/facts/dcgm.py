@@ -1,10 +1,11 @@
 """Results of `dcgmi diag`, from its drawn table (versions 2 to 4) and from its JSON."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from nsa_core.rundir.bounded_json import JsonError, parse_json
 
 _ROW = re.compile(r"^\s*\|(.{27})[|+](.*?)\|?\s*$")
 _RESULT = re.compile(
@@ -95,8 +96,8 @@ def _from_json(text: str) -> tuple[Diagnosis, ...]:
     if start < 0 or "DCGM" not in text:
         return ()
     try:
-        document = json.loads(text[start : end + 1])
-    except (ValueError, RecursionError):
+        document = parse_json(text[start : end + 1].encode())
+    except JsonError:
         return ()
     return tuple(_tests(document))
 

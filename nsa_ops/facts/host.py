@@ -1,8 +1,7 @@
 """What the machine behind a pod offers: interpreter, tools, disk, memory, limits, clock."""
 
-from pydantic import ValidationError
-
 from nsa_core.config.base import TolerantModel
+from nsa_core.rundir.bounded_json import parse_model
 from nsa_ops.errors import VerificationError
 from nsa_ops.remote.transport import QUICK_S, Transport
 
@@ -78,8 +77,8 @@ class HostFacts(TolerantModel):
 def parse_host(stdout: str) -> HostFacts | None:
     """Facts from the script's answer; None if it is not one."""
     try:
-        return HostFacts.model_validate_json(stdout.strip().splitlines()[-1])
-    except (ValidationError, IndexError):
+        return parse_model(HostFacts, stdout.strip().splitlines()[-1].encode())
+    except (ValueError, IndexError):
         return None
 
 

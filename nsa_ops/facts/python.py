@@ -1,8 +1,7 @@
 """Which packages the pod's interpreter has, and whether torch can really use what is there."""
 
-from pydantic import ValidationError
-
 from nsa_core.config.base import TolerantModel
+from nsa_core.rundir.bounded_json import parse_model
 from nsa_ops.errors import DeadlineError
 from nsa_ops.remote.transport import Transport
 
@@ -56,8 +55,8 @@ class PythonFacts(TolerantModel):
 def parse_python(stdout: str) -> PythonFacts | None:
     """Facts from the script's answer; None if it is not one."""
     try:
-        return PythonFacts.model_validate_json(stdout.strip().splitlines()[-1])
-    except (ValidationError, IndexError):
+        return parse_model(PythonFacts, stdout.strip().splitlines()[-1].encode())
+    except (ValueError, IndexError):
         return None
 
 

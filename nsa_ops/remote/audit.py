@@ -12,7 +12,7 @@ from typing import Any
 
 from nsa_core.rundir.redaction import redact
 from nsa_ops.errors import OpsError
-from nsa_ops.remote.transport import Completed, Transport
+from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed, Transport
 
 #: What an entry may be about: a call of the door, or a copy of whole folders.
 CALLS = ("run", "put", "get", "stream", "tail", "rsync")
@@ -97,17 +97,52 @@ class AuditedTransport:
         """The door itself, for copies of whole folders; who uses it calls `record`."""
         return self._inner
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float,
+        max_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> Completed:
         """Run a command and record it, also when it fails."""
         started = time.monotonic()
         facts: dict[str, Any] = {"argv": list(argv), "stdin_bytes": len(stdin)}
         try:
-            done = self._inner.run(argv, stdin=stdin, timeout_s=timeout_s)
+            done = self._inner.run(argv, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes)
         except OpsError as error:
             self.record("run", started, facts | {"error": error.message})
             raise
         sizes = {"stdout_bytes": len(done.stdout), "stderr_bytes": len(done.stderr)}
         self.record("run", started, facts | {"exit_code": done.exit_code} | sizes)
+        return done
+
+    def run_into(
+        self,
+        argv: Sequence[str],
+        sink: Callable[[bytes], object],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float,
+        max_bytes: int,
+    ) -> Completed:
+        """Run a command whose stdout goes to a sink, and record it, also when it was cut."""
+        started = time.monotonic()
+        facts: dict[str, Any] = {"argv": list(argv), "stdin_bytes": len(stdin), "stdout_bytes": 0}
+
+        def count(piece: bytes) -> None:
+            facts["stdout_bytes"] += len(piece)
+            sink(piece)
+
+        try:
+            done = self._inner.run_into(
+                argv, count, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes
+            )
+        except OpsError as error:
+            self.record("run", started, facts | {"error": error.message})
+            raise
+        ending = {"exit_code": done.exit_code, "stderr_bytes": len(done.stderr)}
+        self.record("run", started, facts | ending)
         return done
 
     def put(self, source: Path, target: str, *, timeout_s: float) -> None:

@@ -1,18 +1,17 @@
 """Bring files from a pod: resumed where they were cut, hashed on both ends, renamed when whole."""
 
-import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from nsa_core.rundir.atomic import fsync_dir
 from nsa_core.rundir.checkpoint import hash_file
+from nsa_core.rundir.names import beside
 from nsa_ops.errors import NotFoundError, PartialError, VerificationError
+from nsa_ops.remote.inbound import Listing, parse_listing
 from nsa_ops.remote.part import PartWriter
-from nsa_ops.remote.transport import Completed, Transport
+from nsa_ops.remote.transport import MAX_LISTING_BYTES, Ceiling, Completed, Transport
 
 #: Bytes of the first round trip, which tells the speed of the link, and seconds of a later one.
 CHUNK_BYTES = 16 * 2**20
@@ -21,10 +20,6 @@ CHUNK_TIMEOUT_S = 300.0
 LIST_TIMEOUT_S = 300.0
 
 _NO_FOLDER = 66
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-#: A file that is being written whole (see nsa_core.rundir.atomic), not yet under its name.
-_UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")
-
 # Each file is hashed up to the size it had when it was looked at: appending changes nothing of it.
 _LIST = f"""
 cd -- "$1" || exit {_NO_FOLDER}
@@ -38,24 +33,9 @@ find . "$@" -type f -exec sh -c '
 """
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file on a pod as it was at one moment.
-
-    Attributes:
-        name: Path relative to the folder that was listed.
-        size: Bytes it had.
-        sha256: Hash of those bytes, computed on the pod.
-    """
-
-    name: str
-    size: int
-    sha256: str
-
-
 def list_files(
     transport: Transport, folder: PurePosixPath, *, without: Sequence[str] = ()
-) -> list[RemoteFile]:
+) -> Listing:
     """All files under a folder on the pod with size and hash, in one round trip.
 
     Args:
@@ -65,17 +45,13 @@ def list_files(
 
     Raises:
         NotFoundError: If the folder does not exist there.
-        VerificationError: If the answer cannot be understood.
+        VerificationError: If the list is longer than any run's.
     """
     pruned = [word for name in without for word in ("-path", f"./{name}", "-prune", "-o")]
     argv = ("sh", "-c", _LIST, "sh", str(folder), *pruned)
-    done = transport.run(argv, timeout_s=LIST_TIMEOUT_S)
+    done = transport.run(argv, timeout_s=LIST_TIMEOUT_S, max_bytes=MAX_LISTING_BYTES)
     check_listed(done, folder, transport)
-    return [
-        file
-        for entry in done.stdout.split(b"\0")
-        if entry and not is_unfinished((file := _parse_entry(entry)).name)
-    ]
+    return parse_listing(done.stdout)
 
 
 def check_listed(done: Completed, folder: PurePosixPath, transport: Transport) -> None:
@@ -88,24 +64,14 @@ def check_listed(done: Completed, folder: PurePosixPath, transport: Transport) -
         raise PartialError(message, hint="Is it readable, and is `find` installed there?")
 
 
-def is_unfinished(name: str) -> bool:
-    """Whether a name is that of a temporary file which a rename will soon replace."""
-    return bool(_UNFINISHED.fullmatch(PurePosixPath(name).name))
-
-
-def _parse_entry(entry: bytes) -> RemoteFile:
-    size, _, rest = os.fsdecode(entry).partition(" ")
-    sha256, _, name = rest.partition(" ")
-    relative = PurePosixPath(name)
-    if not size.isdigit() or not _SHA256.fullmatch(sha256) or ".." in relative.parts:
-        message = f"The pod's list of files holds a line that cannot be understood: {entry[:120]!r}"
-        raise VerificationError(message)
-    return RemoteFile(str(relative), int(size), sha256)
-
-
 def is_here(path: Path, *, size: int, sha256: str) -> bool:
-    """Whether this very content stands at a path of this machine."""
-    return path.is_file() and path.stat().st_size == size and hash_file(path) == sha256
+    """Whether this very content stands at a path of this machine, and no link to it."""
+    return (
+        not path.is_symlink()
+        and path.is_file()
+        and path.stat().st_size == size
+        and hash_file(path) == sha256
+    )
 
 
 def pull_file(
@@ -140,7 +106,7 @@ def pull_file(
     if is_here(target, size=size, sha256=sha256):
         return False
     part = part_of(target)
-    begun = _begin_part(part, target, size)
+    begun = begin_part(target, size) > 0
     found = _append_rest(transport, source, part, size, on_bytes)
     if found != sha256 and begun:
         part.unlink()
@@ -148,34 +114,42 @@ def pull_file(
     if found != sha256:
         bytes_found = part.stat().st_size
         part.unlink()
-        message = (
-            f"`{source}` arrived with sha256 {found} ({bytes_found} bytes), "
-            f"and {sha256} ({size} bytes) was expected"
-        )
-        raise VerificationError(message, hint=f"See `sha256sum {source}` on {transport.where}")
+        raise other_content(source, found, bytes_found, sha256=sha256, size=size)
     part.replace(target)
     fsync_dir(target.parent)
     return True
 
 
+def other_content(
+    source: PurePosixPath, found: str, num_bytes: int, *, sha256: str, size: int
+) -> VerificationError:
+    """The error for a file that arrived with another hash than it was announced with."""
+    message = (
+        f"`{source}` arrived with sha256 {found} ({num_bytes} bytes), "
+        f"and {sha256} ({size} bytes) was expected"
+    )
+    return VerificationError(message, hint="See its `sha256sum` on the pod")
+
+
 def part_of(target: Path) -> Path:
     """Where the bytes of a file are collected until it is whole."""
-    return target.with_name(f".{target.name}.part")
+    return target.with_name(beside(target.name, ".part"))
 
 
 def bytes_here(target: Path) -> int:
     """Bytes of a file that have arrived already, in its part."""
     part = part_of(target)
-    return part.stat().st_size if part.exists() else 0
+    return part.lstat().st_size if part.is_file() and not part.is_symlink() else 0
 
 
-def _begin_part(part: Path, target: Path, size: int) -> bool:
-    """Whether a part can be continued; logs only grow, so an older copy is a good beginning."""
-    if part.exists() and part.stat().st_size > size:
+def begin_part(target: Path, size: int) -> int:
+    """Bytes of a file that are here; logs only grow, so an older copy is a good beginning."""
+    part = part_of(target)
+    if part.is_symlink() or (part.exists() and part.stat().st_size > size):
         part.unlink()
     if not part.exists() and target.is_file() and 0 < target.stat().st_size < size:
         shutil.copyfile(target, part)
-    return part.exists() and part.stat().st_size > 0
+    return bytes_here(target)
 
 
 def _append_rest(
@@ -190,10 +164,9 @@ def _append_rest(
         wanted = CHUNK_BYTES
         while (offset := writer.num_bytes) < size:
             began_s = time.monotonic()
-            transport.stream(
-                str(source), offset, _counted(writer.write, on_bytes),
-                max_bytes=min(wanted, size - offset), timeout_s=CHUNK_TIMEOUT_S,
-            )  # fmt: skip
+            asked = min(wanted, size - offset)
+            sink = Ceiling(_counted(writer.write, on_bytes), asked, f"`{source}`")
+            transport.stream(str(source), offset, sink, max_bytes=asked, timeout_s=CHUNK_TIMEOUT_S)
             if writer.num_bytes == offset:
                 break
             wanted = next_chunk(writer.num_bytes - offset, time.monotonic() - began_s)

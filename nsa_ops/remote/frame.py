@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nsa_ops.errors import ConfigurationError
+from nsa_ops.errors import ConfigurationError, VerificationError
 
 #: What the pod's login shell is given. Any shell parses it (fish and csh too), it holds nothing of
 #: the call, and POSIX `read` takes one line and leaves the rest of stdin to the command.
@@ -33,7 +33,9 @@ NOT_EXECUTABLE = "refused"
 
 _PLAIN = re.compile(r"[\n\x20-\x7e]*")
 _MAX_NOISE = 65_536
-_VALUE = re.compile(rb"([a-z0-9]{1,10});")
+_PID = re.compile(rb"([0-9]{1,10});")
+_ENDING = re.compile(rf"([0-9]{{1,3}}|{MISSING}|{NOT_EXECUTABLE});".encode())
+_MAX_VALUE = 11
 
 
 def encode_call(argv: Sequence[str], nonce: str) -> bytes:
@@ -158,7 +160,7 @@ class Framed:
         if at < 0:
             self._pass_noise(len(self._pending) - len(self._start) + 1)
             return
-        value = _VALUE.match(self._pending, at + len(self._start))
+        value = self._match(_PID, at + len(self._start))
         if value is not None:
             rest = self._pending[value.end() :]
             self._pending = self._pending[:at]
@@ -175,12 +177,23 @@ class Framed:
                 self._sink(self._pending[:at])
             self._pending = self._pending[at:]
             return
-        value = _VALUE.match(self._pending, at + len(self._end))
+        value = self._match(_ENDING, at + len(self._end))
         if value is not None:
             self._sink(self._pending[:at])
             self.ending = value[1].decode()
             self._pending = self._pending[value.end() :]
             self._pass_noise(len(self._pending))
+
+    def _match(self, pattern: re.Pattern[bytes], at: int) -> re.Match[bytes] | None:
+        """What stands in a mark; None while it may still arrive."""
+        value = pattern.match(self._pending, at)
+        if value is None and len(self._pending) - at >= _MAX_VALUE:
+            found = self._pending[at : at + _MAX_VALUE]
+            message = f"A mark in the pod's answer cannot be understood: {found!r}"
+            raise VerificationError(
+                message, hint="The pod does not answer as it should: look at it"
+            )
+        return value
 
     def _pass_noise(self, count: int) -> None:
         if count > 0:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import BinaryIO
 
 from nsa_core.rundir.atomic import fsync_dir
 from nsa_core.rundir.checkpoint import hash_file
+from nsa_core.rundir.names import beside
 from nsa_ops.errors import (
     DeadlineError,
     NotFoundError,
@@ -21,7 +23,7 @@ from nsa_ops.errors import (
 from nsa_ops.remote import frame, pod_files
 from nsa_ops.remote.frame import Framed, FramedAnswer, encode_call
 from nsa_ops.remote.pump import BEGIN_S, Outcome
-from nsa_ops.remote.transport import Completed
+from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Ceiling, Completed, OversizeError
 
 _PIECE_BYTES = 2**18
 _KILL_S = 5.0
@@ -61,11 +63,33 @@ class FramedTransport(ABC):
     def _explain(self, ended: Ended, said: str) -> OpsError:
         """The error for a command that never began, from the words of the link."""
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float,
+        max_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> Completed:
         """Run a command; on a missed deadline a second call kills its process group."""
-        pieces: list[bytes] = []
-        done = self._call(argv, _cut(stdin), pieces.append, timeout_s)
-        return Completed(tuple(argv), done.exit_code, b"".join(pieces), done.stderr)
+        output = bytearray()
+        done = self.run_into(
+            argv, output.extend, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes
+        )
+        return Completed(tuple(argv), done.exit_code, bytes(output), done.stderr)
+
+    def run_into(
+        self,
+        argv: Sequence[str],
+        sink: Callable[[bytes], object],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float,
+        max_bytes: int,
+    ) -> Completed:
+        """Run a command whose stdout goes to a sink as it arrives."""
+        bounded = Ceiling(sink, max_bytes, f"`{shorten(argv)}` on {self.where}")
+        return self._call(argv, _cut(stdin), bounded, timeout_s)
 
     def put(self, source: Path, target: str, *, timeout_s: float) -> None:
         """Copy a file to the pod: hashed there, then renamed over the target."""
@@ -73,14 +97,15 @@ class FramedTransport(ABC):
             message = f"`{source}` does not exist"
             raise NotFoundError(message)
         path = PurePosixPath(target)
-        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        part = path.with_name(beside(path.name, f".{secrets.token_hex(4)}"))
         facts = source.stat()
         argv = pod_files.put_command(
             str(path.parent), target, str(part),
             size=facts.st_size, sha256=hash_file(source), mode=facts.st_mode & 0o777,
         )  # fmt: skip
         with source.open("rb") as file:
-            done = self._call(argv, _read(file), _drop, timeout_s)
+            none = Ceiling(_drop, MAX_OUTPUT_BYTES, f"`{target}` on {self.where}")
+            done = self._call(argv, _read(file), none, timeout_s)
         pod_files.check(done, target, self.where)
 
     def get(self, source: str, target: Path, *, timeout_s: float) -> None:
@@ -92,7 +117,8 @@ class FramedTransport(ABC):
         with tempfile.NamedTemporaryFile(prefix=prefix, dir=target.parent, delete=False) as file:
             part = Path(file.name)
             try:
-                arriving = pod_files.Arriving(file.write)
+                free_bytes = shutil.disk_usage(target.parent).free
+                arriving = pod_files.Arriving(file.write, max_bytes=free_bytes)
                 done = self._call(pod_files.get_command(source), (), arriving.feed, timeout_s)
                 pod_files.check(done, source, self.where)
                 file.flush()
@@ -116,13 +142,14 @@ class FramedTransport(ABC):
     ) -> None:
         """Bytes of a file from an offset on, as they arrive."""
         argv = pod_files.tail_command(path, offset, max_bytes)
-        pod_files.check(self._call(argv, (), sink, timeout_s), path, self.where)
+        bounded = Ceiling(sink, max_bytes, f"`{path}` on {self.where}")
+        pod_files.check(self._call(argv, (), bounded, timeout_s), path, self.where)
 
     def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
         """Bytes of a file from an offset on, together."""
-        pieces: list[bytes] = []
-        self.stream(path, offset, pieces.append, max_bytes=max_bytes, timeout_s=timeout_s)
-        return b"".join(pieces)
+        content = bytearray()
+        self.stream(path, offset, content.extend, max_bytes=max_bytes, timeout_s=timeout_s)
+        return bytes(content)
 
     def _call(
         self,
@@ -130,24 +157,44 @@ class FramedTransport(ABC):
         stdin: Iterable[bytes],
         sink: Callable[[bytes], object],
         timeout_s: float,
+        *,
+        is_last: bool = False,
     ) -> Completed:
-        """One framed exchange; stdout goes to the sink as it arrives."""
+        """One framed exchange; stdout goes to the sink as it arrives.
+
+        Args:
+            argv: The command.
+            stdin: What it is given.
+            sink: Takes its stdout.
+            timeout_s: Deadline.
+            is_last: No other call is made where this one has to be ended there.
+        """
         nonce = secrets.token_hex(16)
         line = encode_call(argv, nonce)
-        errors: list[bytes] = []
-        answer = FramedAnswer(Framed(nonce, sink), Framed(nonce, errors.append))
-        ended = self._exchange(_after(line, stdin), answer, timeout_s)
+        errors = bytearray()
+        bounded = Ceiling(errors.extend, MAX_OUTPUT_BYTES, f"`{shorten(argv)}` on {self.where}")
+        answer = FramedAnswer(Framed(nonce, sink), Framed(nonce, bounded))
+        try:
+            ended = self._exchange(_after(line, stdin), answer, timeout_s)
+        except OversizeError:
+            self._kill(None if is_last else answer.pid)
+            raise
         if answer.is_whole:
             code = self._exit_code(argv, answer.out.ending or "")
-            return Completed(tuple(argv), code, b"", b"".join(errors))
-        raise self._no_ending(argv, answer, ended, timeout_s)
+            return Completed(tuple(argv), code, b"", bytes(errors))
+        raise self._no_ending(argv, answer, ended, timeout_s, is_last=is_last)
 
     def _kill(self, pid: int | None) -> str:
-        """End what a call has started; says what is left if that cannot be done."""
+        """End what a call has started; says what is left if that cannot be done.
+
+        A pod that answers no call in time answers this one neither, so it is the last one.
+        """
         if pid is None:
             return ""
+        argv = ("sh", "-c", frame.KILL, "sh", str(pid))
+        nothing = Ceiling(_drop, MAX_OUTPUT_BYTES, f"`kill` on {self.where}")
         try:
-            self.run(("sh", "-c", frame.KILL, "sh", str(pid)), timeout_s=_KILL_S)
+            self._call(argv, (), nothing, _KILL_S, is_last=True)
         except OpsError as error:
             return f", and may still run there as process {pid} ({error.message})"
         return ""
@@ -162,7 +209,13 @@ class FramedTransport(ABC):
         return int(ending)
 
     def _no_ending(
-        self, argv: Sequence[str], answer: FramedAnswer, ended: Ended, timeout_s: float
+        self,
+        argv: Sequence[str],
+        answer: FramedAnswer,
+        ended: Ended,
+        timeout_s: float,
+        *,
+        is_last: bool,
     ) -> OpsError:
         command = shorten(argv)
         if ended.outcome == "silent":
@@ -170,7 +223,7 @@ class FramedTransport(ABC):
             message = f"{self.where} has not answered for {BEGIN_S:g} s"
             return kind(message, hint="A run there goes on without us")
         if ended.outcome == "late":
-            left = self._kill(answer.pid)
+            left = self._kill(None if is_last else answer.pid)
             message = f"`{command}` did not end within {timeout_s:g} s on {self.where}{left}"
             return DeadlineError(message, hint="Give it longer with `--timeout`")
         if answer.has_begun:

@@ -1,19 +1,17 @@
 """The transport for a pod that is this machine: child processes and files, same contract as SSH."""
 
-import contextlib
-import os
+import secrets
 import shutil
-import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from nsa_core.rundir.names import beside
 from nsa_ops.errors import DeadlineError, NotFoundError, StateConflictError
-from nsa_ops.remote.transport import Completed
+from nsa_ops.remote.child import await_child, start_child
+from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Ceiling, Completed
 
 _SIGNAL_BASE = 128
-_REAP_S = 5.0
 _PIECE_BYTES = 2**20
 
 
@@ -28,32 +26,44 @@ class LocalTransport:
         """The pod in words."""
         return "this machine"
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float,
+        max_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> Completed:
         """Run a command in a process group of its own; a missed deadline kills the whole group."""
-        process = self._start(argv)
-        try:
-            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
-        except subprocess.TimeoutExpired as error:
-            _kill_group(process)
+        output = bytearray()
+        done = self.run_into(
+            argv, output.extend, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes
+        )
+        return Completed(tuple(argv), done.exit_code, bytes(output), done.stderr)
+
+    def run_into(
+        self,
+        argv: Sequence[str],
+        sink: Callable[[bytes], object],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float,
+        max_bytes: int,
+    ) -> Completed:
+        """Run a command whose stdout goes to a sink as it arrives."""
+        errors = bytearray()
+        what = f"`{_short(argv)}` on {self.where}"
+        feeds = (Ceiling(sink, max_bytes, what), Ceiling(errors.extend, MAX_OUTPUT_BYTES, what))
+        code = await_child(self._start(argv), [stdin] if stdin else [], feeds, timeout_s)
+        if code is None:
             message = f"`{_short(argv)}` did not end within {timeout_s:g} s on {self.where}"
-            raise DeadlineError(message, hint="Give it longer with `--timeout`") from error
-        except BaseException:
-            _kill_group(process)
-            raise
-        code = process.returncode
+            raise DeadlineError(message, hint="Give it longer with `--timeout`")
         exit_code = code if code >= 0 else _SIGNAL_BASE - code
-        return Completed(tuple(argv), exit_code, stdout, stderr)
+        return Completed(tuple(argv), exit_code, b"", bytes(errors))
 
     def _start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         try:
-            return subprocess.Popen(
-                list(argv),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=self._environment,
-                start_new_session=True,
-            )
+            return start_child(argv, self._environment)
         except FileNotFoundError as error:
             message = f"`{argv[0]}` does not exist on {self.where}"
             raise NotFoundError(message) from error
@@ -82,6 +92,9 @@ class LocalTransport:
         if not Path(path).exists():
             message = f"`{path}` does not exist on {self.where}"
             raise NotFoundError(message)
+        if not Path(path).is_file():
+            message = f"`{path}` on {self.where} is no regular file"
+            raise StateConflictError(message)
         with Path(path).open("rb") as file:
             file.seek(offset)
             left = max_bytes
@@ -91,26 +104,14 @@ class LocalTransport:
 
     def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
         """Bytes of a file from an offset on, together."""
-        pieces: list[bytes] = []
-        self.stream(path, offset, pieces.append, max_bytes=max_bytes, timeout_s=timeout_s)
-        return b"".join(pieces)
+        content = bytearray()
+        self.stream(path, offset, content.extend, max_bytes=max_bytes, timeout_s=timeout_s)
+        return bytes(content)
 
 
 def _short(argv: Sequence[str], limit: int = 80) -> str:
     line = " ".join(argv)
     return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and everything in its group, and collect it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream is not None:
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # in D state: the kernel reaps it later
-        process.wait(_REAP_S)
 
 
 def _copy_whole(source: Path, target: Path) -> None:
@@ -124,12 +125,11 @@ def _copy_whole(source: Path, target: Path) -> None:
     if target.is_dir():
         message = f"`{target}` is a folder, and a file was to be put there"
         raise StateConflictError(message)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(descriptor)
+    temporary = target.with_name(beside(target.name, f".{secrets.token_hex(4)}"))
     try:
         shutil.copyfile(source, temporary)
-        Path(temporary).chmod(source.stat().st_mode & 0o777)
-        Path(temporary).replace(target)
+        temporary.chmod(source.stat().st_mode & 0o777)
+        temporary.replace(target)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

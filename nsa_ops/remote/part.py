@@ -11,8 +11,11 @@ from typing import Self
 _READ_BYTES = 2**20
 #: ssh gives small pieces; the thread is woken for this much at a time.
 _BATCH_BYTES = 2**20
+#: A pod that sends single bytes would fill the memory with them before that.
+_BATCH_PIECES = 4096
 #: Batches that may wait; a disk slower than the link makes the link wait.
 _MAX_WAITING = 16
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITEBACK_BYTES = 16 * 2**20
 
 
@@ -23,7 +26,7 @@ class PartWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a+b")
+        self._file = os.fdopen(os.open(path, _FLAGS, 0o666), "a+b")
         self.num_bytes = self._file.seek(0, os.SEEK_END)
         self._held = self._written = self._begun = self.num_bytes
         self._digest = hashlib.sha256()
@@ -58,7 +61,7 @@ class PartWriter:
         self._batch.append(piece)
         self._batch_bytes += len(piece)
         self.num_bytes += len(piece)
-        if self._batch_bytes >= _BATCH_BYTES:
+        if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_PIECES:
             self._hand_over()
 
     def finish(self) -> str:

@@ -14,8 +14,8 @@ from nsa_ops.errors import (
 )
 from nsa_ops.remote.transport import Completed
 
-_NOT_WHOLE, _NO_FILE, _IS_FOLDER, _DISK, _FORBIDDEN = 65, 66, 73, 74, 77
-_HEADER = re.compile(rb"([0-9]+) ([0-9a-f]{64}) ([0-7]{3,4})")
+_NOT_WHOLE, _NO_FILE, _NOT_REGULAR, _IS_FOLDER, _DISK, _FORBIDDEN = 65, 66, 72, 73, 74, 77
+_HEADER = re.compile(rb"([0-9]{1,19}) ([0-9a-f]{64}) ([0-7]{3,4})")
 _MAX_HEADER = 128
 
 _PUT = f"""
@@ -31,24 +31,26 @@ chmod -- "$6" "$3" && sync -- "$3" && mv -f -- "$3" "$2" || exit {_DISK}
 """
 
 # dd moves large pieces in one process and says when it cannot read; head and tail do neither.
-_DD = "dd bs=1048576 status=none"
+DD = "dd bs=1048576 status=none"
 
 # Hashed and sent up to the size it had when it was looked at: a log may grow meanwhile.
 _GET = f"""
 [ -f "$1" ] || exit {_NO_FILE}
 [ -r "$1" ] || exit {_FORBIDDEN}
 size=$(stat -c %s -- "$1") || exit {_DISK}
-send() {{ {_DD} iflag=count_bytes count="$size" if="$1"; }}
+send() {{ {DD} iflag=count_bytes count="$size" if="$1"; }}
 sum=$(send "$1" | sha256sum) || exit {_DISK}
 printf '%s %s %s\\n' "$size" "${{sum%% *}}" "$(stat -c %a -- "$1")"
 send "$1" || exit {_DISK}
 """
 
+# Anything but a regular file (a FIFO, a terminal) may never end.
 _TAIL = f"""
 [ -e "$1" ] || exit {_NO_FILE}
+[ -f "$1" ] || exit {_NOT_REGULAR}
 [ -r "$1" ] || exit {_FORBIDDEN}
 [ "$(stat -c %s -- "$1")" -gt "$2" ] || exit 0
-{_DD} iflag=skip_bytes,count_bytes skip="$2" count="$3" if="$1" || exit {_DISK}
+{DD} iflag=skip_bytes,count_bytes skip="$2" count="$3" if="$1" || exit {_DISK}
 """
 
 
@@ -82,6 +84,8 @@ def _error(done: Completed, path: str, where: str) -> OpsError:
         return NotFoundError(f"`{path}` does not exist on {where}")
     if code == _NOT_WHOLE:
         return VerificationError(f"`{path}` did not arrive whole on {where}", hint="Repeat it")
+    if code == _NOT_REGULAR:
+        return StateConflictError(f"`{path}` on {where} is no regular file")
     if code == _IS_FOLDER:
         return StateConflictError(
             f"`{path}` on {where} is a folder, and a file was to be put there"
@@ -97,8 +101,9 @@ def _error(done: Completed, path: str, where: str) -> OpsError:
 class Arriving:
     """A file that arrives with its size, hash and mode in front."""
 
-    def __init__(self, write: Callable[[bytes], object]) -> None:
+    def __init__(self, write: Callable[[bytes], object], *, max_bytes: int) -> None:
         self._write = write
+        self._max_bytes = max_bytes
         self._header = b""
         self._size = self._arrived = 0
         self._sha256 = ""
@@ -106,7 +111,12 @@ class Arriving:
         self.mode = 0o600
 
     def feed(self, piece: bytes) -> None:
-        """Take the next bytes."""
+        """Take the next bytes.
+
+        Raises:
+            VerificationError: If the announcement cannot be understood, or more comes than it says.
+            LocalResourceError: If there is no room for what is announced.
+        """
         if not self._sha256:
             self._header += piece
             line, newline, piece = self._header.partition(b"\n")
@@ -114,6 +124,9 @@ class Arriving:
                 return
             self._parse(line)
         self._arrived += len(piece)
+        if self._arrived > self._size:
+            message = f"{self._arrived} bytes or more arrived, and {self._size} were announced"
+            raise VerificationError(message, hint="Look at the pod: it sends what it should not")
         self._digest.update(piece)
         self._write(piece)
 
@@ -124,6 +137,9 @@ class Arriving:
             raise VerificationError(message)
         self._size, self._sha256 = int(match[1]), match[2].decode()
         self.mode = int(match[3], 8) & 0o777
+        if self._size > self._max_bytes:
+            message = f"{self._size} bytes were announced, and {self._max_bytes} are free here"
+            raise LocalResourceError(message, hint="Free space, or look at the file on the pod")
 
     def verify(self, source: str) -> None:
         """Raise VerificationError unless exactly the announced content arrived."""

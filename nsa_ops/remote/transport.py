@@ -5,8 +5,51 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from nsa_ops.errors import VerificationError
+
 #: Deadline of a command that answers at once on a healthy pod.
 QUICK_S = 30.0
+#: Ceiling of a command that answers with a few lines, or with none.
+MAX_ANSWER_BYTES = 2**20
+#: Ceiling of each stream of a command: reports of agents are the largest, with some MiB.
+MAX_OUTPUT_BYTES = 16 * 2**20
+#: Ceiling of listings and of manifests of a run, 100,000 files of 300 bytes.
+MAX_LISTING_BYTES = 64 * 2**20
+
+
+class OversizeError(VerificationError):
+    """The pod sent more than was asked for, or more than any answer of that kind has."""
+
+
+class Ceiling:
+    """A sink that passes on a number of bytes and refuses all that goes beyond.
+
+    Attributes:
+        num_bytes: Bytes that arrived.
+    """
+
+    def __init__(self, sink: Callable[[bytes], object], max_bytes: int, what: str) -> None:
+        self._sink = sink
+        self._max_bytes = max_bytes
+        self._what = what
+        self.num_bytes = 0
+
+    def __call__(self, piece: bytes) -> None:
+        """Take the next bytes.
+
+        Raises:
+            OversizeError: If they are more than the ceiling allows.
+        """
+        room = self._max_bytes - self.num_bytes
+        self.num_bytes += len(piece)
+        if len(piece) > room:
+            self._sink(piece[: max(0, room)])
+            message = (
+                f"{self._what} sent {self.num_bytes} bytes or more, and the limit is "
+                f"{self._max_bytes}"
+            )
+            raise OversizeError(message, hint="The pod does not answer as it should: look at it")
+        self._sink(piece)
 
 
 @dataclass(frozen=True)
@@ -49,14 +92,40 @@ class Transport(Protocol):
         """The pod in words, for messages: `this machine` or `user@host:port`."""
         ...
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float,
+        max_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> Completed:
         """Run a command to its end.
+
+        Args:
+            argv: The command.
+            stdin: What it is given.
+            timeout_s: Deadline.
+            max_bytes: Ceiling of stdout; that of stderr is `MAX_OUTPUT_BYTES`.
 
         Raises:
             DeadlineError: If it did not end in time; its process group is then killed.
+            OversizeError: If it printed more than its ceiling; its process group is then killed.
             PodUnreachableError: If the pod could not be asked.
             NotFoundError: If the program does not exist there.
         """
+        ...
+
+    def run_into(
+        self,
+        argv: Sequence[str],
+        sink: Callable[[bytes], object],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float,
+        max_bytes: int,
+    ) -> Completed:
+        """Run a command whose stdout goes to a sink as it arrives; errors as in `run`."""
         ...
 
     def put(self, source: Path, target: str, *, timeout_s: float) -> None:
@@ -92,6 +161,7 @@ class Transport(Protocol):
 
         Raises:
             NotFoundError: If the file does not exist.
+            OversizeError: If more arrived than `max_bytes`; the sink has not seen that.
             DeadlineError, PodUnreachableError: As in `run`.
         """
         ...

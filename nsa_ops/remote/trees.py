@@ -1,7 +1,8 @@
 """Folders to a pod by rsync over the shared link: resumable, then compared by content."""
 
+import os
 import shlex
-import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from nsa_ops.errors import (
@@ -14,9 +15,10 @@ from nsa_ops.errors import (
     StateConflictError,
     VerificationError,
 )
+from nsa_ops.remote.child import await_child, start_child
 from nsa_ops.remote.framed import last_line
 from nsa_ops.remote.openssh import OpenSSHTransport
-from nsa_ops.remote.transport import QUICK_S
+from nsa_ops.remote.transport import MAX_LISTING_BYTES, MAX_OUTPUT_BYTES, QUICK_S, Ceiling
 
 #: What came before a cut waits here; a good file stays in its place until the new one is whole.
 PARTIAL_DIR = ".nsa-partial"
@@ -26,8 +28,22 @@ _NO_SOURCE, _PARTIAL, _VANISHED, _NOT_FOUND = 3, 23, 24, 127
 _HOST = "pod"
 
 
-def put_tree(transport: OpenSSHTransport, source: Path, target: str, *, timeout_s: float) -> None:
-    """Make a folder on the pod hold what a folder here holds; nothing there is deleted.
+def put_tree(
+    transport: OpenSSHTransport,
+    source: Path,
+    target: str,
+    names: Sequence[str],
+    *,
+    timeout_s: float,
+) -> None:
+    """Make a folder on the pod hold these files of a folder here; nothing there is deleted.
+
+    Args:
+        transport: Link to the pod.
+        source: Folder here.
+        target: Folder there.
+        names: Paths relative to both. Links, devices and anything else in the source stay here.
+        timeout_s: Deadline of each of the two passes.
 
     Raises:
         NotFoundError: If the source is no folder, or rsync is missing on the pod.
@@ -37,18 +53,18 @@ def put_tree(transport: OpenSSHTransport, source: Path, target: str, *, timeout_
     if not source.is_dir():
         message = f"`{source}` is not a folder"
         raise NotFoundError(message)
-    _sync(transport, f"{source.absolute()}/", f"{_HOST}:{target}/", timeout_s)
-
-
-def _sync(transport: OpenSSHTransport, source: str, target: str, timeout_s: float) -> None:
+    listed = b"".join(os.fsencode(name) + b"\0" for name in names)
     transport.run(("true",), timeout_s=QUICK_S)  # opens the shared link, or says why it cannot
-    words = ["rsync", "-a", "-s", f"--partial-dir={PARTIAL_DIR}", "-e", _remote_shell(transport)]
-    ends = ["--", source, target]
-    _rsync(transport, [*words, *ends], timeout_s)
-    differing = _rsync(transport, [*words, "-n", "-c", "--out-format=%n", *ends], timeout_s)
-    names = [name for name in differing.splitlines() if not name.endswith("/")]
-    if names:
-        message = f"{len(names)} files differ after the copy, such as `{names[0]}`"
+    words = ["rsync", "-a", "--no-links", "--no-devices", "--no-specials", "-s"]
+    words += ["--files-from=-", "--from0", f"--partial-dir={PARTIAL_DIR}"]
+    words += ["-e", _remote_shell(transport)]
+    ends = ["--", f"{source.absolute()}/", f"{_HOST}:{target}/"]
+    _rsync(transport, [*words, *ends], listed, timeout_s)
+    compare = [*words, "-n", "-c", "--out-format=%n", *ends]
+    differing = _rsync(transport, compare, listed, timeout_s)
+    found = [name for name in differing.splitlines() if not name.endswith("/")]
+    if found:
+        message = f"{len(found)} files differ after the copy, such as `{found[0]}`"
         raise VerificationError(
             message, hint="They change meanwhile: repeat it when nothing writes"
         )
@@ -60,21 +76,25 @@ def _remote_shell(transport: OpenSSHTransport) -> str:
     return shlex.join(["ssh", "-F", "/dev/null", *only, "-S", str(transport.control_path)])
 
 
-def _rsync(transport: OpenSSHTransport, argv: list[str], timeout_s: float) -> str:
+def _rsync(transport: OpenSSHTransport, argv: list[str], names: bytes, timeout_s: float) -> str:
+    output, errors = bytearray(), bytearray()
+    what = f"`rsync` to {transport.where}"
+    feeds = (
+        Ceiling(output.extend, MAX_LISTING_BYTES, what),
+        Ceiling(errors.extend, MAX_OUTPUT_BYTES, what),
+    )
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, env=transport.environment,
-            timeout=timeout_s, start_new_session=True, check=False,
-        )  # fmt: skip
+        process = start_child(argv, transport.environment)
     except FileNotFoundError as error:
         message = "`rsync` is not installed on this machine"
         raise LocalResourceError(message, hint="Install rsync") from error
-    except subprocess.TimeoutExpired as error:
+    code = await_child(process, [names], feeds, timeout_s)
+    if code is None:
         message = f"The copy did not end within {timeout_s:g} s on {transport.where}"
-        raise DeadlineError(message, hint="Repeat it: it goes on where it stopped") from error
-    if done.returncode:
-        raise explain_rsync(done.returncode, done.stderr.decode(errors="replace"), transport.where)
-    return done.stdout.decode(errors="replace")
+        raise DeadlineError(message, hint="Repeat it: it goes on where it stopped")
+    if code:
+        raise explain_rsync(code, errors.decode(errors="replace"), transport.where)
+    return output.decode(errors="replace")
 
 
 def explain_rsync(status: int, said: str, where: str) -> OpsError:

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from nsa_core.config.errors import one_line
+from nsa_core.rundir.bounded_json import parse_model
+from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.errors import (
     ConfigurationError,
     LocalResourceError,
@@ -38,8 +41,8 @@ def ask(link: PodLink, code_id: str, action: BaseModel, *, timeout_s: float = QU
     argv = link.module(code_id, "nsa_ops.pod.act")
     done = link.transport.run(argv, stdin=action.model_dump_json().encode(), timeout_s=timeout_s)
     try:
-        reply = Reply.model_validate_json(done.stdout)
-    except ValidationError as error:
+        reply = parse_model(Reply, done.stdout)
+    except ValueError as error:
         raise _no_answer(link, done) from error
     if reply.code is not ReplyCode.OK:
         raise _ERRORS[reply.code](sentence_case(reply.message), hint=reply.hint)
@@ -70,8 +73,8 @@ def probe(
     stdin = OFFSETS.dump_json(dict(offsets or {}))
     done = link.transport.run(argv, stdin=stdin, timeout_s=timeout_s)
     try:
-        return ProbeDocument.model_validate_json(done.stdout)
-    except ValidationError as error:
+        return parse_model(ProbeDocument, done.stdout)
+    except ValueError as error:
         raise _no_answer(link, done) from error
 
 
@@ -106,9 +109,22 @@ def verify(link: PodLink, code_id: str, *, run_id: str = "", checkpoint: str = "
     argv = link.module(code_id, "nsa_ops.pod.verify", *words)
     done = link.transport.run(argv, timeout_s=VERIFY_S)
     try:
-        return Verification.model_validate_json(done.stdout)
-    except ValidationError as error:
+        return parse_model(Verification, done.stdout)
+    except ValueError as error:
         raise _no_answer(link, done) from error
+
+
+def parse_run_manifest(content: bytes, path: str) -> RunManifest:
+    """A run's manifest from the bytes of its file on a pod.
+
+    Raises:
+        VerificationError: If it is none; names the file and why.
+    """
+    try:
+        return parse_model(RunManifest, content)
+    except ValueError as error:
+        message = f"`{path}` on the pod cannot be used: {one_line(error)}"
+        raise VerificationError(message, hint="Restore the run from its backup") from error
 
 
 def _no_answer(link: PodLink, done: Completed) -> OpsError:

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from pydantic import ValidationError
-
+from nsa_core.rundir.bounded_json import parse_model
 from nsa_ops.errors import NotFoundError, RefusedError
 from nsa_ops.pod.cards import MARK_NAME, PodMark
 from nsa_ops.remote.transport import QUICK_S
@@ -39,10 +38,10 @@ def clear_mark(link: PodLink) -> bool:
 def _read_mark(link: PodLink) -> PodMark | None:
     try:
         content = link.transport.tail(_path(link), 0, max_bytes=_MAX_BYTES, timeout_s=QUICK_S)
-        return PodMark.model_validate_json(content)
+        return parse_model(PodMark, content)
     except NotFoundError:
         return None
-    except ValidationError:
+    except ValueError:
         return PodMark(run_id="unknown", rule="unknown", sentence="its mark cannot be read", at=0.0)
 
 

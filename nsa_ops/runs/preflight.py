@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import ValidationError
-
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
+from nsa_core.rundir.bounded_json import parse_model
 from nsa_core.rundir.report import CheckResult, Report
 from nsa_core.rundir.speed import MachineSpeed
 from nsa_ops.errors import ConfigurationError, DeadlineError, RefusedError
@@ -267,8 +266,8 @@ def probe_correctness(
     except DeadlineError as error:
         return [_not_probed(error.message)]
     try:
-        return list(Report.model_validate_json(done.stdout).checks)
-    except ValidationError:
+        return list(parse_model(Report, done.stdout).checks)
+    except ValueError:
         said = done.last_error_line or "nothing"
         return [_not_probed(f"the probes gave no report (exit code {done.exit_code}): {said}")]
 
@@ -295,8 +294,8 @@ def measure_speed(
     except DeadlineError as error:
         return [_not_measured(error.message)]
     try:
-        found = MachineSpeed.model_validate_json(done.stdout.strip().splitlines()[-1])
-    except (ValidationError, IndexError):
+        found = parse_model(MachineSpeed, done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
         said = done.last_error_line or "nothing"
         return [_not_measured(f"no answer (exit code {done.exit_code}): {said}")]
     estimate = estimate_run(resolved.config, hardware)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.errors import NotFoundError, OpsError, PartialError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import HaltAction, RunReport
@@ -13,7 +12,7 @@ from nsa_ops.quantities import format_time
 from nsa_ops.remote.host_keys import unpin
 from nsa_ops.remote.snapshot import has_code
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import ask, probe_run
+from nsa_ops.runs.agents import ask, parse_run_manifest, probe_run
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.doors import target_of
 from nsa_ops.runs.launch import remember_run
@@ -164,7 +163,7 @@ def _adopt(operator: Operator, link: PodLink, truth: Truth, run_id: str) -> str:
     """Let the registry name the pod and the code that the run has there; the code's id."""
     path = str(link.run_dir(run_id) / "manifest.json")
     content = link.transport.tail(path, 0, max_bytes=_MAX_MANIFEST_BYTES, timeout_s=QUICK_S)
-    manifest = RunManifest.model_validate_json(content)
+    manifest = parse_run_manifest(content, path)
     if truth.run is None:
         remember_run(operator, link, manifest)
     else:

@@ -15,7 +15,7 @@ from nsa_ops.pod.messages import NextAttemptAction
 from nsa_ops.pod.verify import VerifiedCheckpoint
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import ask, verify
+from nsa_ops.runs.agents import ask, parse_run_manifest, verify
 from nsa_ops.runs.checkpoints import require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.context import Operator
@@ -157,7 +157,7 @@ def read_manifest(found: FoundRun) -> RunManifest:
     """The run's manifest, from the pod."""
     path = f"{found.report.run_dir}/manifest.json"
     content = found.link.transport.tail(path, 0, max_bytes=_MAX_BYTES, timeout_s=QUICK_S)
-    return RunManifest.model_validate_json(content)
+    return parse_run_manifest(content, path)
 
 
 def _choose_checkpoint(found: FoundRun, path: str) -> tuple[VerifiedCheckpoint | None, list[str]]:

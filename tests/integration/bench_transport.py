@@ -24,7 +24,7 @@ from nsa_ops.errors import PodUnreachableError
 from nsa_ops.pod.messages import ProbeDocument
 from nsa_ops.remote.openssh import OpenSSHTransport
 from nsa_ops.remote.snapshot import take_snapshot
-from nsa_ops.remote.transport import Transport
+from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Transport
 from nsa_ops.runs.bench.transport import bench_transport
 from nsa_ops.runs.choose import look_at_pods
 from nsa_ops.runs.doors import open_door
@@ -85,8 +85,12 @@ class LightAgent:
         self._inner = inner
         self.where = inner.where
 
-    def run(self, argv: Any, *, stdin: bytes = b"", timeout_s: float) -> Any:
-        return self._inner.run(("printf", "%s", _ANSWER), stdin=stdin, timeout_s=timeout_s)
+    def run(
+        self, _argv: Any, *, stdin: bytes = b"", timeout_s: float, max_bytes: int = MAX_OUTPUT_BYTES
+    ) -> Any:
+        return self._inner.run(
+            ("printf", "%s", _ANSWER), stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes
+        )
 
 
 def measure_fleet(pod: SshPod) -> list[dict[str, float]]:

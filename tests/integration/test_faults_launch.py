@@ -14,7 +14,7 @@ from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_records
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import read_processes
-from nsa_ops.remote.transport import Completed, Transport
+from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed, Transport
 from nsa_ops.runs.configure import Choice
 from nsa_ops.runs.context import Operator, connect_audited
 from nsa_ops.runs.launch import Launched, LaunchRequest, execute_launch, plan_launch
@@ -59,8 +59,11 @@ class StoppedOnce:
         self._stopped = stopped
         self.where = inner.where
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
-        done = self._inner.run(argv, stdin=stdin, timeout_s=timeout_s)
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float,
+        max_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> Completed:  # fmt: skip
+        done = self._inner.run(argv, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes)
         call = " ".join(argv)
         if call not in self._stopped:
             self._stopped.append(call)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nsa_ops.errors import DeadlineError, NotFoundError, StateConflictError
+from nsa_ops.errors import DeadlineError, NotFoundError, StateConflictError, VerificationError
 from nsa_ops.remote.local import LocalTransport
 from nsa_ops.remote.transport import Transport
+from tests.integration.pod_runs import wait_for
 from tests.integration.ssh_server import SshServer, openssh, over_fabric, ssh_server
 
 pytestmark = pytest.mark.integration
@@ -189,6 +190,44 @@ def test_a_stream_gives_pieces_in_order_from_an_offset(
     assert len(pieces) > 1
     with pytest.raises(NotFoundError):
         transport.stream(str(tmp_path / "no"), 0, pieces.append, max_bytes=4, timeout_s=20)
+
+
+def test_output_beyond_its_ceiling_ends_the_command_and_names_both_sizes(
+    transport: Transport, tmp_path: Path
+) -> None:
+    marker, began_s = tmp_path / "pid", time.monotonic()
+    script = f"echo $$ > {marker}; exec cat /dev/zero"
+    with pytest.raises(VerificationError, match=r"sent \d+ bytes or more, and the limit is 1000$"):
+        transport.run(["sh", "-c", script], timeout_s=60, max_bytes=1000)
+    with pytest.raises(VerificationError, match=r"the limit is 16777216$"):
+        transport.run(["sh", "-c", f"{script} >&2"], timeout_s=60, max_bytes=1000)
+    assert time.monotonic() - began_s < 30
+    wait_for(lambda: not Path(f"/proc/{int(marker.read_text())}").exists())
+    assert transport.run(["echo", "OK"], timeout_s=20).stdout == b"OK\n"
+
+
+def test_output_goes_to_a_sink_up_to_its_ceiling(transport: Transport) -> None:
+    got = bytearray()
+    done = transport.run_into(
+        ["sh", "-c", "cat; exit 3"], got.extend, stdin=b"12345", timeout_s=20, max_bytes=5
+    )
+    assert (bytes(got), done.exit_code, done.stdout) == (b"12345", 3, b"")
+    with pytest.raises(VerificationError, match="limit is 4"):
+        transport.run_into(["cat"], got.extend, stdin=b"67890", timeout_s=20, max_bytes=4)
+    assert len(got) <= 9
+
+
+def test_a_command_that_drips_still_meets_its_deadline(transport: Transport) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(DeadlineError, match="did not end within 1 s"):
+        transport.run(["sh", "-c", "while :; do echo x; sleep 0.05; done"], timeout_s=1)
+    assert time.monotonic() - began_s < 10
+
+
+def test_a_fifo_is_no_file_to_read(transport: Transport, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(StateConflictError, match="no regular file"):
+        transport.tail(str(tmp_path / "fifo"), 0, max_bytes=4, timeout_s=20)
 
 
 def test_what_a_sink_cannot_take_is_told_and_is_no_lost_link(

@@ -12,6 +12,7 @@ from nsa_ops.errors import (
     NotFoundError,
     PodUnreachableError,
     StateConflictError,
+    VerificationError,
 )
 from nsa_ops.remote.openssh import OpenSSHTransport
 from nsa_ops.remote.trees import PARTIAL_DIR, put_tree
@@ -48,6 +49,26 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def names_in(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+
+
+def test_only_the_named_files_go_and_no_link_is_followed(
+    transport: OpenSSHTransport, tmp_path: Path
+) -> None:
+    here, pod, secret = tmp_path / "here", tmp_path / "pod", tmp_path / "secret"
+    for folder in (here, pod):
+        folder.mkdir()
+    secret.write_text("private")
+    for name in ("named", "stranger"):
+        (here / name).write_text(name)
+    (here / "link").symlink_to(secret)
+    put_tree(transport, here, str(pod), ["named"], timeout_s=60)
+    with pytest.raises(VerificationError, match="link"):
+        put_tree(transport, here, str(pod), ["named", "link"], timeout_s=60)
+    assert contents(pod) == {"named": b"named"}
+
+
 def test_a_tree_of_hostile_names_goes_there_and_again(
     transport: OpenSSHTransport, tmp_path: Path
 ) -> None:
@@ -55,9 +76,9 @@ def test_a_tree_of_hostile_names_goes_there_and_again(
     (here / "sub").mkdir(parents=True)
     for number, name in enumerate(NAMES):
         (here / ("sub" if number % 2 else "") / name).write_bytes(os.urandom(1000))
-    put_tree(transport, here, str(pod), timeout_s=60)
+    put_tree(transport, here, str(pod), names_in(here), timeout_s=60)
     assert contents(pod) == contents(here)
-    put_tree(transport, here, str(pod), timeout_s=60)
+    put_tree(transport, here, str(pod), names_in(here), timeout_s=60)
     assert contents(pod) == contents(here)
 
 
@@ -73,20 +94,20 @@ def test_a_cut_copy_keeps_the_good_file_and_goes_on_where_it_stopped(
     proxy.delay_s = 0.003
     Timer(1.0, proxy.cut).start()
     with pytest.raises(PodUnreachableError, match="ended with code"):
-        put_tree(transport, here, str(pod), timeout_s=60)
+        put_tree(transport, here, str(pod), names_in(here), timeout_s=60)
     proxy.delay_s = 0.0
     assert (pod / "big").read_bytes() == b"good"
     partial = pod / PARTIAL_DIR / "big"
     wait_for(partial.exists)
     assert (here / "big").read_bytes().startswith(partial.read_bytes())
     assert partial.stat().st_size > 500_000
-    put_tree(transport, here, str(pod), timeout_s=60)
+    put_tree(transport, here, str(pod), names_in(here), timeout_s=60)
     assert contents(pod) == contents(here)
 
 
 def test_a_missing_folder_is_not_found(transport: OpenSSHTransport, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="is not a folder"):
-        put_tree(transport, tmp_path / "no", "/tmp/x", timeout_s=60)
+        put_tree(transport, tmp_path / "no", "/tmp/x", [], timeout_s=60)
 
 
 def test_a_start_up_file_that_prints_is_named_and_nothing_is_written(tmp_path: Path) -> None:
@@ -100,6 +121,6 @@ def test_a_start_up_file_that_prints_is_named_and_nothing_is_written(tmp_path: P
         openssh(noisy.target(tmp_path / "s")) as transport,
         pytest.raises(StateConflictError, match=r"start-up file .* prints output") as caught,
     ):
-        put_tree(transport, here, str(pod), timeout_s=60)
+        put_tree(transport, here, str(pod), names_in(here), timeout_s=60)
     assert ".bashrc" in caught.value.hint
     assert list(pod.iterdir()) == []

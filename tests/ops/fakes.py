@@ -1,11 +1,11 @@
 """Fakes for the operator's side: a transport with scripted answers and a clock that only obeys."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsa_ops.errors import NotFoundError
-from nsa_ops.remote.transport import Completed
+from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Ceiling, Completed
 
 Answer = Completed | Exception | Callable[[tuple[str, ...], bytes], Completed]
 
@@ -24,7 +24,10 @@ class FakeTransport:
     inputs: list[bytes] = field(default_factory=list)
     where: str = "a fake pod"
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float,
+        max_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> Completed:  # fmt: skip
         words = tuple(argv)
         self.asked.append(words)
         self.inputs.append(stdin)
@@ -35,6 +38,14 @@ class FakeTransport:
                 return answer if isinstance(answer, Completed) else answer(words, stdin)
         message = f"`{words[0]}` does not exist on {self.where}"
         raise NotFoundError(message)
+
+    def run_into(
+        self, argv: Sequence[str], sink: Callable[[bytes], object],
+        *, stdin: bytes = b"", timeout_s: float, max_bytes: int,
+    ) -> Completed:  # fmt: skip
+        done = self.run(argv, stdin=stdin, timeout_s=timeout_s)
+        Ceiling(sink, max_bytes, f"`{argv[0]}`")(done.stdout)
+        return replace(done, stdout=b"")
 
     def put(self, source: Path, target: str, *, timeout_s: float) -> None:
         self.files[target] = source.read_bytes()

@@ -8,18 +8,23 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-
-from pydantic import ValidationError
+from pathlib import Path
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import fsync_dir, write_text
-from nsa_core.rundir.checkpoint import CheckpointFile, CheckpointManifest
-from nsa_core.rundir.layout import RunDir
-from nsa_ops.errors import LocalResourceError, StateConflictError, VerificationError
+from nsa_core.rundir.bounded_json import JsonLimits, parse_model, read_bounded
+from nsa_core.rundir.checkpoint import CheckpointFile
+from nsa_core.rundir.layout import RUN_ID, RunDir
+from nsa_core.rundir.names import show_name
+from nsa_ops.errors import LocalResourceError, StateConflictError
+from nsa_ops.remote.inbound import Refusal, path_fault, reserve, screen
 
 RECORD_NAME = "backup.json"
 PULLING_PREFIX = ".pulling_"
+_GONE = ".gone"
+#: First components that no file of a run can have: they are the backup's own.
+RESERVED = (RECORD_NAME, "checkpoints", _GONE)
+_RECORD_LIMITS = JsonLimits(max_bytes=64 * 2**20, max_values=2_000_000)
 
 
 class BackupRecord(TolerantModel):
@@ -64,7 +69,7 @@ class BackupFolder:
     @property
     def gone(self) -> Path:
         """Small files that an earlier pull brought and the pod does not have any more."""
-        return self.root / ".gone"
+        return self.root / _GONE
 
     def aside(self, step: int, reason: str) -> Path:
         """A free name for a checkpoint that makes room for another one of its step."""
@@ -73,6 +78,11 @@ class BackupFolder:
         while (path := self.run.checkpoints / (f"{name}_{taken}" if taken else name)).exists():
             taken += 1
         return path
+
+    def conflicting(self, step: int, manifest_sha256: str) -> Path:
+        """Where another checkpoint of a step that is held already is kept."""
+        name = f"conflict_{self.run.checkpoint(step).name}_{manifest_sha256[:12]}"
+        return self.run.checkpoints / name
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -98,25 +108,47 @@ class BackupFolder:
             yield
 
 
-def read_backup_record(folder: BackupFolder) -> BackupRecord | None:
-    """What the last pull brought; None if there is no readable record."""
+@dataclass(frozen=True)
+class ReadRecord:
+    """What backup.json says, as far as it may be followed.
+
+    Attributes:
+        record: The record with the files whose names, sizes and hashes follow the rules; None if
+            there is none, or it cannot be read.
+        refused: What of it is not followed, such as a name outside the backup.
+    """
+
+    record: BackupRecord | None
+    refused: list[Refusal]
+
+
+def read_record(folder: BackupFolder) -> ReadRecord:
+    """What the last pull brought, and what of the record is refused; nothing if there is none."""
+    fault = path_fault(folder.root, RECORD_NAME)
+    if fault is not None:
+        refused = [] if fault == "missing" else [Refusal(f"`{folder.record}`", f"is {fault}")]
+        return ReadRecord(None, refused)
     try:
-        return BackupRecord.model_validate_json(folder.record.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValidationError):
-        return None
+        content = read_bounded(folder.record, _RECORD_LIMITS.max_bytes)
+        record = parse_model(BackupRecord, content, _RECORD_LIMITS)
+    except ValueError:
+        return ReadRecord(None, [Refusal(f"`{folder.record}`", "is no record of a backup")])
+    if not RUN_ID.fullmatch(record.run_id):
+        reason = f"names the run {show_name(record.run_id)}, and that is no run id"
+        return ReadRecord(None, [Refusal(f"`{folder.record}`", reason)])
+    files, refused = screen(record.files)
+    files, ours = reserve(files, RESERVED)
+    return ReadRecord(record.model_copy(update={"files": files}), [*refused, *ours])
+
+
+def read_backup_record(folder: BackupFolder) -> BackupRecord | None:
+    """What of the record may be followed; None if there is no readable record."""
+    return read_record(folder).record
 
 
 def write_backup_record(folder: BackupFolder, record: BackupRecord) -> None:
     """Replace backup.json."""
     write_text(folder.record, record.model_dump_json(indent=2) + "\n")
-
-
-def check_file_names(manifest: CheckpointManifest) -> None:
-    """Raise VerificationError if a manifest names a file outside its own folder."""
-    for file in manifest.files:
-        if file.name in {"", ".", ".."} or PurePosixPath(file.name).name != file.name:
-            message = f"The checkpoint of step {manifest.step} names the file `{file.name}`"
-            raise VerificationError(message, hint="Its checkpoint.json is damaged; do not use it")
 
 
 def move_aside(folder: BackupFolder, step: int, reason: str) -> Path:

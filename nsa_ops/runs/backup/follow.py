@@ -15,7 +15,7 @@ from nsa_ops.runs.agents import probe_run
 from nsa_ops.runs.backup.folder import BackupFolder
 from nsa_ops.runs.backup.loss import at_most_lost
 from nsa_ops.runs.backup.policy import Policy
-from nsa_ops.runs.backup.pull import Pulled, execute_pull, plan_pull
+from nsa_ops.runs.backup.pull import Problem, Pulled, bring, plan_pull
 from nsa_ops.runs.backup.receipts import newest_held
 from nsa_ops.runs.backup.retention import plan_prune_here, prune_here
 from nsa_ops.runs.context import Operator, PodLink
@@ -46,7 +46,7 @@ class PullRequest:
 def pull_once(
     operator: Operator, link: PodLink, asked: PullRequest, newer_than: int | None = None
 ) -> Pulled:
-    """One verified pull, and then what the policy says.
+    """One verified pull, and then what the policy says if nothing failed; see `Pulled.failure`.
 
     Args:
         operator: Who pulls.
@@ -58,8 +58,8 @@ def pull_once(
     planned = plan_pull(
         link, run_id, folder, asked.which, newer_than=newer_than, policy=asked.policy
     )
-    pulled = execute_pull(operator, link, planned)
-    if asked.policy is not None:
+    pulled = bring(operator, link, planned)
+    if asked.policy is not None and pulled.failure is None:
         pruning = plan_prune_here(operator, folder, run_id, asked.policy)
         if pruning.plan.changes:
             steps = prune_here(operator, folder, pruning).removed_steps
@@ -76,13 +76,15 @@ def follow_pull(operator: Operator, link: PodLink, asked: PullRequest) -> Iterat
     Raises:
         PodUnreachableError, DeadlineError: If the very first look or pull fails.
         LocalResourceError: If this machine's disk is full.
-        PartialError: If the run has ended and something still could not be brought.
+        OpsError: If the run has ended and something still was not brought; see `Pulled.failure`.
     """
     follower = _Follower(operator, link, asked)
     while not follower.is_done:
         pulled = follower.look()
         if pulled is not None:
             yield pulled
+            if follower.is_done and pulled.failure is not None:
+                raise pulled.failure
         if not follower.is_done:
             operator.clock.sleep(INTERVAL_S)
 
@@ -96,6 +98,7 @@ class _Follower:
         self._asked = asked
         self._seen: int | None = None
         self._told_s = operator.clock.monotonic_s()
+        self._problems: list[Problem] = []
         self.is_done = False
 
     def look(self) -> Pulled | None:
@@ -128,11 +131,21 @@ class _Follower:
                 raise
             self._operator.tell(f"{error.message}; it is brought with the next pull")
             return None
+        self.is_done = has_ended
+        if not has_ended and self._is_to_repeat(pulled):
+            return None
         if self._seen is None:
             self._asked, self._seen = replace(self._asked, which="none"), newest
         self._seen = max([self._seen, *pulled.pulled_steps, *pulled.present_steps])
-        self.is_done = has_ended
         return pulled
+
+    def _is_to_repeat(self, pulled: Pulled) -> bool:
+        """Whether something failed that may come with the next look, and not the same again."""
+        before, self._problems = self._problems, pulled.problems
+        if pulled.failure is None or pulled.problems == before:
+            return False
+        self._operator.tell(f"{pulled.failure.message}; the next pull tries it again")
+        return True
 
     def _tell(self, report: RunReport) -> None:
         """A line every 10 s: how far the run is, and what a lost pod would cost."""

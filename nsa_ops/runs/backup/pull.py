@@ -11,26 +11,43 @@ from nsa_core.rundir.checkpoint import CheckpointFile, list_checkpoints
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records
 from nsa_core.rundir.retention import plan_removal
-from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
+from nsa_ops.errors import (
+    DeadlineError,
+    LocalResourceError,
+    NotFoundError,
+    OpsError,
+    PartialError,
+    PodUnreachableError,
+    StateConflictError,
+    VerificationError,
+)
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import format_bytes
-from nsa_ops.remote.files import RemoteFile, bytes_here, is_here
+from nsa_ops.remote.files import bytes_here, is_here
+from nsa_ops.remote.inbound import Refusal, RemoteFile, path_fault
 from nsa_ops.runs.backup.folder import (
     BackupFolder,
     BackupRecord,
     read_backup_record,
     write_backup_record,
 )
+from nsa_ops.runs.backup.held import Held, find_held
 from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost, median_step_s
 from nsa_ops.runs.backup.policy import Policy
 from nsa_ops.runs.backup.receipts import newest_held
 from nsa_ops.runs.backup.space import check_space, read_free_bytes, read_free_bytes_there
 from nsa_ops.runs.backup.survey import RemoteCheckpoint, Survey, choose_checkpoints, read_survey
-from nsa_ops.runs.backup.transfer import Transfer, is_whole_here
+from nsa_ops.runs.backup.transfer import Transfer
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.store import Receipt
 
+_KINDS: dict[int, type[OpsError]] = {
+    kind.exit_code: kind
+    for kind in (NotFoundError, StateConflictError, VerificationError, LocalResourceError)
+}
 FreeBytes = Callable[[Path], int]
+#: Refusals that a plan shows one by one.
+_MAX_NOTES = 20
 
 
 @dataclass(frozen=True)
@@ -45,6 +62,8 @@ class PullPlan:
         unchanged: Small files that are here already.
         checkpoints: Wanted checkpoints that are not here whole.
         present: Wanted checkpoints that are here, hashed again just now.
+        refused: What the pod shows and that is not followed.
+        is_listed: What the pod does not list is not there.
         pending_bytes: Bytes that are still to come.
         plan: The same for people.
     """
@@ -55,9 +74,36 @@ class PullPlan:
     files: list[RemoteFile]
     unchanged: list[RemoteFile]
     checkpoints: list[RemoteCheckpoint]
-    present: list[RemoteCheckpoint]
+    present: list[Held]
+    refused: list[Refusal]
+    is_listed: bool
     pending_bytes: int
     plan: Plan
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that a pull did not bring, or not under its name.
+
+    Attributes:
+        message: What, and why.
+        hint: What to do about it.
+        exit_code: Of the error that it is by itself.
+    """
+
+    message: str
+    hint: str
+    exit_code: int
+
+    @property
+    def is_conflict(self) -> bool:
+        """The pod has another checkpoint of a step that is held."""
+        return self.exit_code == StateConflictError.exit_code
+
+    @property
+    def error(self) -> OpsError:
+        """The problem as an error."""
+        return _KINDS.get(self.exit_code, PartialError)(self.message, hint=self.hint)
 
 
 @dataclass(frozen=True)
@@ -73,6 +119,7 @@ class Pulled:
         newest_step: Newest checkpoint of the backup whose receipt holds; None without one.
         num_bytes: Bytes that came over the link.
         at_risk: What would be lost if the pod were gone now.
+        problems: What was refused, failed, or stands against what is held.
     """
 
     run_id: str
@@ -83,6 +130,21 @@ class Pulled:
     newest_step: int | None
     num_bytes: int
     at_risk: AtMostLost
+    problems: list[Problem]
+
+    @property
+    def failure(self) -> OpsError | None:
+        """What the problems mean for the whole pull: the only one as it is where nothing came."""
+        if not self.problems:
+            return None
+        first = next((one for one in self.problems if one.is_conflict), self.problems[0])
+        if first.is_conflict or (
+            len(self.problems) == 1 and not self.num_files and not self.pulled_steps
+        ):
+            return first.error
+        count = len(self.problems)
+        message = f"{count} of the pod's files were not brought: {first.message}"
+        return PartialError(message, hint=first.hint)
 
 
 def plan_pull(
@@ -110,20 +172,25 @@ def plan_pull(
     source = link.run_dir(run_id)
     survey = read_survey(link.transport, source)
     wanted = _choose(survey.checkpoints, which, newer_than, policy)
-    missing = [one for one in wanted if not is_whole_here(folder, one)]
-    files = [file for file in survey.files if not _is_file_here(folder, file)]
+    held = [find_held(folder, one) for one in wanted]
+    missing = [one for one, found in zip(wanted, held, strict=True) if found is None]
+    unchanged = [file for file in survey.files if _is_file_here(folder, file)]
+    known = {file.name for file in unchanged}
+    files = [file for file in survey.files if file.name not in known]
     notes = [*_notes(survey), *_low_disk(link, survey, run_id)]
     notes += [f"afterwards: {policy.words}"] if policy else []
     pending = sum(_pending_bytes(folder, one) for one in missing)
-    pending += sum(file.size - bytes_here(folder.root / file.name) for file in files)
+    pending += sum(max(0, file.size - bytes_here(folder.root / file.name)) for file in files)
     return PullPlan(
         run_id=run_id,
         source=source,
         folder=folder,
         files=files,
-        unchanged=[file for file in survey.files if file not in files],
+        unchanged=unchanged,
         checkpoints=missing,
-        present=[one for one in wanted if one not in missing],
+        present=[found for found in held if found is not None],
+        refused=survey.refused,
+        is_listed=survey.is_listed,
         pending_bytes=max(0, pending),
         plan=_describe(folder, files, missing, notes),
     )
@@ -146,10 +213,10 @@ def _choose(
 
 
 def _notes(survey: Survey) -> list[str]:
-    return [
-        f"`{name}` on the pod has no proper manifest and is left alone"
-        for name in survey.unreadable
-    ]
+    """What is refused; in a crowd of it, the first and how many more there are."""
+    shown = [f"refused: {one.sentence}" for one in survey.refused[:_MAX_NOTES]]
+    more = len(survey.refused) - _MAX_NOTES
+    return [*shown, f"refused: {more} more"] if more > 0 else shown
 
 
 def _low_disk(link: PodLink, survey: Survey, run_id: str) -> list[str]:
@@ -165,6 +232,8 @@ def _low_disk(link: PodLink, survey: Survey, run_id: str) -> list[str]:
 
 
 def _is_file_here(folder: BackupFolder, file: RemoteFile) -> bool:
+    if path_fault(folder.root, file.name) is not None:
+        return False
     return is_here(folder.root / file.name, size=file.size, sha256=file.sha256)
 
 
@@ -196,12 +265,27 @@ def _describe(
 def execute_pull(
     operator: Operator, link: PodLink, planned: PullPlan, *, free_bytes: FreeBytes = read_free_bytes
 ) -> Pulled:
-    """Bring what the plan names; what is whole stays whole, what was cut is continued.
+    """Bring what the plan names, all of it; errors as of `bring`.
+
+    Raises:
+        VerificationError: If the only thing to bring was refused, or is not what its hash says.
+        StateConflictError: If the pod has another checkpoint of a step that is held.
+        PartialError: If something was refused, vanished or changed meanwhile; the rest was brought.
+    """
+    pulled = bring(operator, link, planned, free_bytes=free_bytes)
+    if pulled.failure is not None:
+        raise pulled.failure
+    return pulled
+
+
+def bring(
+    operator: Operator, link: PodLink, planned: PullPlan, *, free_bytes: FreeBytes = read_free_bytes
+) -> Pulled:
+    """Bring what can be brought; what is whole stays whole, what was cut is continued.
 
     Raises:
         LocalResourceError: If this machine's disk has no room, before or during the pull.
         StateConflictError: If another command writes this backup.
-        PartialError: If something vanished or changed on the pod meanwhile; the rest was brought.
         PodUnreachableError, DeadlineError: If the link was lost; the next pull continues there.
     """
     folder = planned.folder
@@ -213,7 +297,6 @@ def execute_pull(
         _write_latest(folder)
         here = [*planned.unchanged, *transfer.brought]
         write_backup_record(folder, _record(operator, link, planned, here))
-        transfer.check_nothing_failed()
     receipts = operator.store.receipts(planned.run_id)
     newest = newest_held(one for one in receipts if Path(one.path).parent == folder.run.checkpoints)
     return Pulled(
@@ -221,19 +304,21 @@ def execute_pull(
         folder=folder.root,
         num_files=len(transfer.brought),
         pulled_steps=transfer.pulled_steps,
-        present_steps=[one.step for one in planned.present],
+        present_steps=[one.remote.step for one in planned.present],
         newest_step=newest.step if newest else None,
         num_bytes=transfer.num_bytes,
         at_risk=_at_risk(folder, newest_held(receipts)),
+        problems=[Problem(one.message, one.hint, one.exit_code) for one in transfer.failures],
     )
 
 
 def _bring_all(transfer: Transfer, planned: PullPlan) -> None:
+    transfer.refuse(planned.refused)
     transfer.bring_files(planned.files)
-    transfer.put_away_gone([*planned.files, *planned.unchanged])
-    for remote in planned.present:
-        transfer.save_receipt(planned.run_id, remote)
+    if planned.is_listed:
+        transfer.put_away_gone([*planned.files, *planned.unchanged], planned.refused)
     transfer.bring_checkpoints(planned.run_id, planned.checkpoints)
+    transfer.confirm(planned.run_id, planned.present)
 
 
 def _record(
@@ -249,7 +334,7 @@ def _record(
         pod=link.record.name,
         source=str(planned.source),
         pulled_unix_s=operator.clock.unix_s(),
-        files=[file for name, file in files.items() if (root / name).is_file()],
+        files=[file for name, file in files.items() if path_fault(root, name) is None],
     )
 
 

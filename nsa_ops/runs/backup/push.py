@@ -9,11 +9,12 @@ from nsa_ops.errors import ConfigurationError, NotFoundError, VerificationError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.files import list_files
+from nsa_ops.remote.inbound import check_folder
 from nsa_ops.remote.local import LocalTransport
 from nsa_ops.remote.transport import Transport
 from nsa_ops.runs.backup.folder import RECORD_NAME, BackupFolder, read_backup_record
-from nsa_ops.runs.backup.restore import files_of
-from nsa_ops.runs.backup.send import SEND_TIMEOUT_S, ask, send_folder
+from nsa_ops.runs.backup.restore import files_of, run_id_of
+from nsa_ops.runs.backup.send import ask, send_file, send_folder
 from nsa_ops.runs.backup.space import check_space_there
 from nsa_ops.runs.backup.verify import check_verified, verify_backup
 from nsa_ops.runs.context import Operator
@@ -129,7 +130,7 @@ def plan_push(operator: Operator, folder: BackupFolder, to: Destination) -> Push
         ConfigurationError: If the destination is the backup itself.
     """
     record = read_backup_record(folder)
-    run_id = record.run_id if record else folder.root.name
+    run_id = run_id_of(folder)
     target = to.root / run_id
     if isinstance(to.transport, LocalTransport) and Path(target) == folder.root:
         message = f"`{target}` is the backup itself"
@@ -152,7 +153,7 @@ def plan_push(operator: Operator, folder: BackupFolder, to: Destination) -> Push
 def _list_there(transport: Transport, target: PurePosixPath) -> dict[str, str]:
     """Hashes of what stands there already, by name; none if nothing does."""
     try:
-        return {file.name: file.sha256 for file in list_files(transport, target)}
+        return {file.name: file.sha256 for file in list_files(transport, target).files}
     except NotFoundError:
         return {}
 
@@ -192,8 +193,7 @@ def execute_push(operator: Operator, planned: PushPlan) -> Pushed:
         if folders:
             ask(to.transport, "mkdir", "-p", "--", *sorted(folders))
         for file in planned.small:
-            source = folder.root / file
-            to.transport.put(source, str(target / file), timeout_s=SEND_TIMEOUT_S)
+            send_file(to.transport, folder.root, str(file), target)
         _compare(to.transport, folder, planned.files, target)
     steps = sorted(int(one.name.rpartition("_")[2]) for one in planned.checkpoints)
     return Pushed(planned.run_id, to.words, len(planned.files), planned.pending_bytes, steps)
@@ -204,16 +204,17 @@ def _send_checkpoint(operator: Operator, planned: PushPlan, checkpoint: PurePosi
     transport, source = planned.destination.transport, planned.folder.root / checkpoint
     parent = planned.target / _CHECKPOINTS
     pushing = parent / f"{_PUSHING}{checkpoint.name}"
-    send_folder(transport, source, pushing, operator.tell)
-    names = [PurePosixPath(path.name) for path in source.iterdir()]
-    _compare(transport, BackupFolder(source), names, pushing)
+    check_folder(planned.folder.root, str(checkpoint))
+    names = [file.name for file in planned.files if file.parent == checkpoint]
+    send_folder(transport, source, pushing, names, operator.tell)
+    _compare(transport, BackupFolder(source), [PurePosixPath(name) for name in names], pushing)
     ask(transport, "sh", "-c", _PLACE, "sh", str(parent), pushing.name, checkpoint.name)
 
 
 def _compare(
     transport: Transport, here: BackupFolder, files: Sequence[PurePosixPath], target: PurePosixPath
 ) -> None:
-    there = {file.name: file.sha256 for file in list_files(transport, target)}
+    there = {file.name: file.sha256 for file in list_files(transport, target).files}
     for file in files:
         expected, found = hash_file(here.root / file), there.get(str(file), "nothing")
         if expected != found:

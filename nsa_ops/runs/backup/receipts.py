@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, hash_file, read_checkpoint
+from nsa_ops.remote.inbound import path_fault
 from nsa_ops.store import Receipt
 
 
@@ -19,15 +20,16 @@ def is_held(receipt: Receipt) -> bool:
     Only the manifest is hashed: a file that changed without changing its size is not seen here,
     and so whoever calls this a verified backup says since when (`verified_unix_s`).
     """
-    checkpoint = read_checkpoint(Path(receipt.path))
-    if checkpoint is None:
+    path = Path(receipt.path)
+    if path.is_symlink() or path_fault(path, MANIFEST_NAME) is not None:
         return False
-    if hash_file(checkpoint.path / MANIFEST_NAME) != receipt.manifest_sha256:
+    checkpoint = read_checkpoint(path)
+    if checkpoint is None or checkpoint.manifest.fault is not None:
         return False
+    if hash_file(path / MANIFEST_NAME) != receipt.manifest_sha256:
+        return False
+    files = checkpoint.manifest.files
     return all(
-        _has_size(checkpoint.path / file.name, file.size) for file in checkpoint.manifest.files
+        path_fault(path, file.name) is None and (path / file.name).stat().st_size == file.size
+        for file in files
     )
-
-
-def _has_size(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size

@@ -7,8 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from nsa_core.rundir.atomic import fsync_dir, write_text
-from nsa_core.rundir.checkpoint import MANIFEST_NAME, hash_file, list_checkpoints
-from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.checkpoint import (
+    MANIFEST_NAME,
+    CheckpointFile,
+    hash_file,
+    list_checkpoints,
+)
+from nsa_core.rundir.layout import RUN_ID, RunDir
+from nsa_core.rundir.names import show_name
 from nsa_ops.clock import Clock
 from nsa_ops.errors import (
     LocalResourceError,
@@ -19,9 +25,24 @@ from nsa_ops.errors import (
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.files import list_files
+from nsa_ops.remote.inbound import (
+    Refusal,
+    check_folder,
+    check_path,
+    make_parents,
+    path_fault,
+    reserve,
+    screen,
+    summarize,
+)
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.backup.folder import BackupFolder, read_backup_record
-from nsa_ops.runs.backup.send import SEND_TIMEOUT_S, ask, send_folder
+from nsa_ops.runs.backup.folder import (
+    RECORD_NAME,
+    RESERVED,
+    BackupFolder,
+    read_backup_record,
+)
+from nsa_ops.runs.backup.send import ask, send_file, send_folder
 from nsa_ops.runs.backup.space import check_space, check_space_there, read_free_bytes
 from nsa_ops.runs.backup.verify import (
     Difference,
@@ -112,8 +133,7 @@ def plan_restore(
         VerificationError: If anything in the backup is not what was pulled.
         NotFoundError: If it holds no whole checkpoint or no manifest.
     """
-    record = read_backup_record(folder)
-    run_id = record.run_id if record else folder.root.name
+    run_id = run_id_of(folder)
     target = runs_root / run_id
     _refuse_existing(target, link)
     verification = verify_backup(folder.root, load=True, receipts=receipts)
@@ -130,6 +150,7 @@ def plan_restore(
     step = Step("copy", f"copy {len(files)} files, {format_bytes(size)}, to `{target}`")
     check = Step("verify", "hash every file again at its new place, then give it its name")
     notes = [f"passed over: {one.sentence}" for one in passed_over]
+    notes += [f"left out: {one.sentence}" for one in _left_out(folder)]
     plan = plan_of(f"Restore `{run_id}` at step {steps[0]}", [step, check], notes)
     return RestorePlan(run_id, folder.root, files, steps[0], str(target), plan)
 
@@ -139,23 +160,55 @@ def _in_checkpoints(folder: BackupFolder, verification: Verification) -> list[Di
     return [one for one in verification.differences if folder.run.checkpoints in one.path.parents]
 
 
+def run_id_of(folder: BackupFolder) -> str:
+    """The run of a backup: what its record says, else the folder's own name.
+
+    Raises:
+        VerificationError: If the folder has no record, and its name is no run id.
+    """
+    record = read_backup_record(folder)
+    run_id = record.run_id if record else folder.root.name
+    if not RUN_ID.fullmatch(run_id):
+        message = f"`{folder.root}` has no readable {RECORD_NAME}, and its name is no run id"
+        raise VerificationError(message, hint="Pull the run again, or rename the folder")
+    return run_id
+
+
 def files_of(folder: BackupFolder, verification: Verification) -> list[PurePosixPath]:
     """Files of the run that were just verified; nothing else in the folder is restored."""
     record = read_backup_record(folder)
-    small = [PurePosixPath(file.name) for file in record.files] if record else _small_files(folder)
-    large = []
+    small = record.files if record else _small_files(folder)[0]
+    names = [PurePosixPath(file.name) for file in small]
     for checkpoint in list_checkpoints(folder.run):
-        if checkpoint.step in verification.steps:
-            names = [*(file.name for file in checkpoint.manifest.files), MANIFEST_NAME]
-            large += [PurePosixPath("checkpoints", checkpoint.path.name, name) for name in names]
-    return [*small, *large]
+        is_named = checkpoint.path == folder.run.checkpoint(checkpoint.step)
+        if is_named and checkpoint.step in verification.steps:
+            within = [*(file.name for file in checkpoint.manifest.files), MANIFEST_NAME]
+            names += [PurePosixPath("checkpoints", checkpoint.path.name, one) for one in within]
+    return names
 
 
-def _small_files(folder: BackupFolder) -> list[PurePosixPath]:
-    """Files outside checkpoints/ of a copy that was not made by `backup pull`."""
-    found = (path for path in sorted(folder.root.rglob("*")) if path.is_file())
-    relative = (PurePosixPath(path.relative_to(folder.root)) for path in found)
-    return [path for path in relative if path.parts[0] != "checkpoints"]
+def _left_out(folder: BackupFolder) -> list[Refusal]:
+    return [] if read_backup_record(folder) else _small_files(folder)[1]
+
+
+def _small_files(folder: BackupFolder) -> tuple[list[CheckpointFile], list[Refusal]]:
+    """Files outside checkpoints/ of a copy that was not made by `backup pull`; links stay out."""
+    found: list[CheckpointFile] = []
+    refused: list[Refusal] = []
+    for path in sorted(folder.root.rglob("*")):
+        name = str(path.relative_to(folder.root))
+        if name.partition("/")[0] == "checkpoints" or (path.is_dir() and not path.is_symlink()):
+            continue
+        fault = path_fault(folder.root, name)
+        if fault is not None:
+            refused.append(Refusal(show_name(name), f"is {fault}"))
+        else:
+            found.append(
+                CheckpointFile(name=name, size=path.stat().st_size, sha256=hash_file(path))
+            )
+    files, others = screen(found)
+    files, ours = reserve(files, RESERVED)
+    return files, [*refused, *others, *ours]
 
 
 def restore_here(planned: RestorePlan) -> Restored:
@@ -174,7 +227,7 @@ def restore_here(planned: RestorePlan) -> Restored:
         if temporary.exists():
             shutil.rmtree(temporary)
         for file in planned.files:
-            _copy_verified(planned.source / file, temporary / file)
+            _copy_verified(planned.source, temporary, str(file))
         write_text(RunDir(temporary).latest, RunDir(temporary).checkpoint(planned.step).name + "\n")
         temporary.rename(target)
         fsync_dir(target.parent)
@@ -220,12 +273,14 @@ def _exists(link: PodLink, path: PurePosixPath) -> bool:
     return link.transport.run(("test", "-e", str(path)), timeout_s=QUICK_S).exit_code == 0
 
 
-def _copy_verified(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
-    expected, found = hash_file(source), hash_file(target)
+def _copy_verified(source: Path, target: Path, name: str) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    check_path(source, name)
+    copy = make_parents(target, name)
+    shutil.copyfile(source / name, copy, follow_symlinks=False)
+    expected, found = hash_file(source / name), hash_file(copy)
     if expected != found:
-        message = f"`{target}` has sha256 {found} after copying, and {expected} was expected"
+        message = f"`{copy}` has sha256 {found} after copying, and {expected} was expected"
         raise VerificationError(message, hint="This disk may be failing")
 
 
@@ -265,16 +320,21 @@ def _send(link: PodLink, planned: RestorePlan, temporary: PurePosixPath, tell: T
     folders = sorted({str(temporary / file.parent) for file in planned.files})
     ask(link.transport, "mkdir", "-p", "--", *folders)
     for file in small:
-        source = planned.source / file
-        link.transport.put(source, str(temporary / file), timeout_s=SEND_TIMEOUT_S)
+        send_file(link.transport, planned.source, str(file), temporary)
     for folder in sorted({file.parent for file in large}):
         tell(f"sending `{folder}`")
-        send_folder(link.transport, planned.source / folder, temporary / folder, tell)
+        check_folder(planned.source, str(folder))
+        names = [file.name for file in large if file.parent == folder]
+        send_folder(link.transport, planned.source / folder, temporary / folder, names, tell)
 
 
 def _check_copies(link: PodLink, planned: RestorePlan, temporary: PurePosixPath) -> None:
     """Compare every file by its hash there; what an earlier, cut restore left beside is removed."""
-    there = {file.name: file.sha256 for file in list_files(link.transport, temporary)}
+    listing = list_files(link.transport, temporary)
+    if listing.refused:
+        message = f"`{temporary}` holds what was not sent: {summarize(listing.refused)}"
+        raise VerificationError(message, hint="Restore again, to another folder")
+    there = {file.name: file.sha256 for file in listing.files}
     strangers = sorted(there.keys() - {str(file) for file in planned.files})
     if strangers:
         names = [str(temporary / name) for name in strangers]

@@ -11,13 +11,13 @@ from nsa_core.rundir.retention import plan_removal
 from nsa_ops.errors import NotFoundError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import format_bytes, sentence_case
-from nsa_ops.remote.transport import QUICK_S
+from nsa_ops.remote.transport import MAX_ANSWER_BYTES, QUICK_S
 from nsa_ops.runs.backup.folder import BackupFolder
+from nsa_ops.runs.backup.held import is_whole_here
 from nsa_ops.runs.backup.policy import Policy
 from nsa_ops.runs.backup.receipts import newest_held
 from nsa_ops.runs.backup.send import ask
 from nsa_ops.runs.backup.survey import RemoteCheckpoint, Survey, read_survey
-from nsa_ops.runs.backup.transfer import is_whole_here
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.store import Receipt
 
@@ -153,7 +153,8 @@ def plan_prune_there(
 def _removable_there(
     link: PodLink, survey: Survey, policy: Policy, run_dir: PurePosixPath
 ) -> list[int]:
-    done = link.transport.run(("sh", "-c", _KNOWN_GOOD, "sh", str(run_dir)), timeout_s=QUICK_S)
+    argv = ("sh", "-c", _KNOWN_GOOD, "sh", str(run_dir))
+    done = link.transport.run(argv, timeout_s=QUICK_S, max_bytes=MAX_ANSWER_BYTES)
     good = done.text.strip()
     steps = [one.step for one in survey.checkpoints]
     protected = {one.step for one in survey.checkpoints if one.folder.name == good}

@@ -4,11 +4,12 @@ The format: 8 bytes little-endian header length, that many bytes of JSON, then t
 back (https://github.com/huggingface/safetensors, "Format").
 """
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from nsa_core.rundir.bounded_json import JsonError, JsonLimits, parse_json
 
 #: Bits of one element of each type.
 BITS = {
@@ -19,7 +20,11 @@ BITS = {
 
 #: The reference implementation refuses longer headers.
 MAX_HEADER_BYTES = 100_000_000
+#: Some hundred thousand tensors, each with its type, shape and offsets.
+_LIMITS = JsonLimits(max_bytes=MAX_HEADER_BYTES, max_depth=8, max_values=2_000_000)
 _LENGTH_BYTES = 8
+#: What numpy takes at most.
+_MAX_RANK = 64
 
 
 class TensorFileError(ValueError):
@@ -77,21 +82,12 @@ def _parse_json(content: bytes) -> dict[str, Any]:
         message = "the header does not begin with `{`"
         raise TensorFileError(message)
     try:
-        header = json.loads(content, object_pairs_hook=_refuse_duplicates)
-    except (ValueError, RecursionError) as error:
+        header = parse_json(content, _LIMITS)
+    except JsonError as error:
         message = f"the header is not JSON: {error}"
         raise TensorFileError(message) from error
     _check_metadata(header.get("__metadata__", {}))
     return dict(header)
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        message = f"`{twice}` stands in the header twice"
-        raise TensorFileError(message)
-    return dict(pairs)
 
 
 def _check_metadata(metadata: object) -> None:
@@ -101,13 +97,13 @@ def _check_metadata(metadata: object) -> None:
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _parse_entry(name: str, value: object) -> TensorEntry:
     match value:
         case {"dtype": str(kind), "shape": list(shape), "data_offsets": [begin, end], **others} if (
-            not others and all(map(_is_size, [*shape, begin, end]))
+            not others and len(shape) <= _MAX_RANK and all(map(_is_size, [*shape, begin, end]))
         ):
             entry = TensorEntry(name, kind, tuple(shape), begin, end)
         case _:

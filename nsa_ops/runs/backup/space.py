@@ -4,9 +4,9 @@ import re
 import shutil
 from pathlib import Path, PurePosixPath
 
-from nsa_ops.errors import LocalResourceError
+from nsa_ops.errors import LocalResourceError, VerificationError
 from nsa_ops.quantities import format_bytes
-from nsa_ops.remote.transport import QUICK_S, Transport
+from nsa_ops.remote.transport import MAX_ANSWER_BYTES, QUICK_S, Transport
 
 #: Left free on a disk beyond what is written, so that a log line or a registry still fits.
 RESERVE_BYTES = 64 * 2**20
@@ -18,7 +18,7 @@ while [ ! -e "$p" ]; do p=$(dirname -- "$p"); done
 df -Pk -- "$p"
 """
 #: Blocks of 1024 bytes: all, used, available, and the share in use.
-_DF_LINE = re.compile(r"\s\d+\s+\d+\s+(?P<free>-?\d+)\s+(?:\d+%|-)\s")
+_DF_LINE = re.compile(r"\s\d+\s+\d+\s+(?P<free>-?\d{1,18})\s+(?:\d+%|-)\s")
 
 
 def read_free_bytes(path: Path) -> int:
@@ -29,7 +29,11 @@ def read_free_bytes(path: Path) -> int:
 
 def read_free_bytes_there(transport: Transport, path: PurePosixPath) -> int | None:
     """The same on a pod; None where its `df` says nothing that can be understood."""
-    done = transport.run(("sh", "-c", _FREE, "sh", str(path)), timeout_s=QUICK_S)
+    argv = ("sh", "-c", _FREE, "sh", str(path))
+    try:
+        done = transport.run(argv, timeout_s=QUICK_S, max_bytes=MAX_ANSWER_BYTES)
+    except VerificationError:
+        return None
     return parse_free_bytes(done.text)
 
 

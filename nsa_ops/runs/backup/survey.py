@@ -2,25 +2,36 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
-from pydantic import ValidationError
+from nsa_core.rundir.bounded_json import MANIFEST
+from nsa_core.rundir.checkpoint import MANIFEST_NAME, CheckpointManifest, parse_manifest
+from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
+from nsa_core.rundir.names import show_name, show_number
+from nsa_ops.errors import ConfigurationError, NotFoundError, VerificationError
+from nsa_ops.remote.files import check_listed, list_files
+from nsa_ops.remote.inbound import Listing, Refusal, RemoteFile, reserve
+from nsa_ops.remote.transport import MAX_LISTING_BYTES, QUICK_S, Transport
+from nsa_ops.runs.backup.folder import RESERVED
 
-from nsa_core.rundir.checkpoint import MANIFEST_NAME, CheckpointManifest
-from nsa_core.rundir.layout import CHECKPOINT_NAME
-from nsa_ops.errors import ConfigurationError, NotFoundError
-from nsa_ops.remote.files import RemoteFile, check_listed, list_files
-from nsa_ops.remote.transport import QUICK_S, Transport
-from nsa_ops.runs.backup.folder import check_file_names
+_HERE = Path()
+_MAX_STEP = 10**18
+_STEP = re.compile(r"[0-9]{1,18}")
 
-#: The manifest is the last file of a checkpoint: a folder without it is still being written.
+# The manifest is the last file of a checkpoint: a folder without it is still being written. One
+# that is a link, or behind one, is shown without content; a NUL, which no JSON has, would end it.
 _MANIFESTS = f"""
 cd -- "$1/checkpoints" 2>/dev/null || exit 0
 for manifest in step_*/{MANIFEST_NAME}; do
-  [ -f "$manifest" ] || continue
-  printf '%s\\0' "${{manifest%/*}}"; cat -- "$manifest"; printf '\\0'
+  [ -e "$manifest" ] || [ -L "$manifest" ] || continue
+  printf '%s\\0' "${{manifest%/*}}"
+  if [ -f "$manifest" ] && [ ! -L "$manifest" ] && [ ! -L "${{manifest%/*}}" ]; then
+    head -c {MANIFEST.max_bytes + 1} -- "$manifest" | tr '\\000' '\\001'
+  fi
+  printf '\\0'
 done
 """
 
@@ -55,51 +66,96 @@ class Survey:
     """What a run directory on a pod holds.
 
     Attributes:
-        files: Everything outside checkpoints/.
+        files: Everything outside checkpoints/ that may be brought.
         checkpoints: Whole checkpoints, newest first.
-        unreadable: Folders whose manifest cannot be parsed.
+        refused: Names, manifests and answers of the pod that are not followed.
+        is_listed: The list of files could be read: what is not in it is not there.
     """
 
     files: list[RemoteFile]
     checkpoints: list[RemoteCheckpoint]
-    unreadable: list[str]
+    refused: list[Refusal]
+    is_listed: bool
 
 
 def read_survey(transport: Transport, run_dir: PurePosixPath) -> Survey:
-    """List a run directory in two round trips.
+    """List a run directory in two round trips; what is refused costs only itself.
 
     Raises:
         NotFoundError: If it does not exist.
     """
     # Manifests first: a checkpoint that is finished in between is left for the next pull.
-    done = transport.run(("sh", "-c", _MANIFESTS, "sh", str(run_dir)), timeout_s=QUICK_S)
+    checkpoints, refused = _read_manifests(transport, run_dir)
+    try:
+        listing = list_run_files(transport, run_dir)
+    except VerificationError as error:
+        refused.append(Refusal("the list of files", f"cannot be used: {error.message}"))
+        return Survey([], checkpoints, refused, is_listed=False)
+    return Survey(listing.files, checkpoints, [*refused, *listing.refused], is_listed=True)
+
+
+def list_run_files(transport: Transport, run_dir: PurePosixPath) -> Listing:
+    """Files of a run outside checkpoints/, without names that a backup uses itself.
+
+    Raises:
+        NotFoundError: If the run does not exist.
+        VerificationError: If the answer is longer than any run's.
+    """
+    listing = list_files(transport, run_dir, without=("checkpoints",))
+    files, ours = reserve(listing.files, RESERVED)
+    return Listing(files, [*listing.refused, *ours])
+
+
+def _read_manifests(
+    transport: Transport, run_dir: PurePosixPath
+) -> tuple[list[RemoteCheckpoint], list[Refusal]]:
+    argv = ("sh", "-c", _MANIFESTS, "sh", str(run_dir))
+    try:
+        done = transport.run(argv, timeout_s=QUICK_S, max_bytes=MAX_LISTING_BYTES)
+    except VerificationError as error:
+        return [], [Refusal("the list of checkpoints", f"cannot be used: {error.message}")]
     check_listed(done, run_dir, transport)
-    checkpoints, unreadable = parse_manifests(done.stdout, run_dir)
-    files = list_files(transport, run_dir, without=("checkpoints",))
-    return Survey(files, checkpoints, unreadable)
+    return parse_manifests(done.stdout, run_dir)
 
 
 def parse_manifests(
     answer: bytes, run_dir: PurePosixPath
-) -> tuple[list[RemoteCheckpoint], list[str]]:
-    """Checkpoints, newest first, and folders that hold no proper manifest."""
+) -> tuple[list[RemoteCheckpoint], list[Refusal]]:
+    """Checkpoints, newest first, and what is refused of the answer."""
     parts = answer.split(b"\0")
-    found: list[RemoteCheckpoint] = []
-    unreadable: list[str] = []
+    found: dict[int, RemoteCheckpoint] = {}
+    refused: list[Refusal] = []
     for raw_name, content in zip(parts[0::2], parts[1::2], strict=False):
         name = os.fsdecode(raw_name)
-        step = CHECKPOINT_NAME.fullmatch(name)
-        try:
-            manifest = CheckpointManifest.model_validate_json(content)
-        except ValidationError:
-            unreadable.append(name)
-            continue
-        if step is None or int(step[1]) != manifest.step:
-            unreadable.append(name)
-            continue
-        check_file_names(manifest)
-        found.append(RemoteCheckpoint(run_dir / "checkpoints" / name, content, manifest))
-    return sorted(found, key=lambda one: one.step, reverse=True), unreadable
+        judged = judge_checkpoint(name, content, run_dir)
+        if isinstance(judged, str):
+            refused.append(Refusal(f"the checkpoint {show_name(name)}", judged))
+        elif found.setdefault(judged.step, judged).content != content:
+            refused.append(Refusal(f"the checkpoint {show_name(name)}", "is shown twice"))
+    return sorted(found.values(), key=lambda one: one.step, reverse=True), refused
+
+
+def judge_checkpoint(name: str, content: bytes, run_dir: PurePosixPath) -> RemoteCheckpoint | str:
+    """The one place where a checkpoint on a pod is accepted, or refused with the reason.
+
+    Args:
+        name: Its folder.
+        content: Bytes of its manifest.
+        run_dir: The run that is asked for; its name is the run id.
+    """
+    if CHECKPOINT_NAME.fullmatch(name) is None:
+        return "has no name of a checkpoint, `step_` and its step"
+    try:
+        manifest = parse_manifest(content)
+    except ValueError:
+        return f"has no {MANIFEST_NAME} that can be read"
+    if not 0 <= manifest.step <= _MAX_STEP or RunDir(_HERE).checkpoint(manifest.step).name != name:
+        return f"has a {MANIFEST_NAME} of step {show_number(manifest.step)}"
+    if manifest.run_id != run_dir.name:
+        return f"is of the run {show_name(manifest.run_id)}, and not of `{run_dir.name}`"
+    if manifest.fault is not None:
+        return f"has a {MANIFEST_NAME} that {manifest.fault}"
+    return RemoteCheckpoint(run_dir / "checkpoints" / name, content, manifest)
 
 
 def choose_checkpoints(available: Sequence[RemoteCheckpoint], which: str) -> list[RemoteCheckpoint]:
@@ -115,7 +171,7 @@ def choose_checkpoints(available: Sequence[RemoteCheckpoint], which: str) -> lis
         return list(available[:1])
     if which == "none":
         return []
-    if not which.isdigit():
+    if not _STEP.fullmatch(which):
         message = f"`--checkpoint {which}` must be latest, all, none or a step"
         raise ConfigurationError(message, hint="See `nsa-ops backup pull --help`")
     chosen = [one for one in available if one.step == int(which)]

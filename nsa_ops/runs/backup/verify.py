@@ -1,10 +1,10 @@
 """Hash a backup again and, if asked, open every file of it."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nsa_core.rundir.bounded_json import read_json
 from nsa_core.rundir.checkpoint import (
     MANIFEST_NAME,
     Checkpoint,
@@ -13,8 +13,10 @@ from nsa_core.rundir.checkpoint import (
     read_checkpoint,
 )
 from nsa_core.rundir.layout import CHECKPOINT_NAME
+from nsa_core.rundir.names import show_name, show_number
 from nsa_ops.errors import NotFoundError, VerificationError
-from nsa_ops.runs.backup.folder import BackupFolder, check_file_names, read_backup_record
+from nsa_ops.remote.inbound import path_fault
+from nsa_ops.runs.backup.folder import BackupFolder, ReadRecord, read_record
 from nsa_ops.runs.backup.safetensors import TensorFileError, read_tensor_entries
 from nsa_ops.store import Receipt, Store
 
@@ -73,17 +75,22 @@ def verify_backup(
     """
     folder = BackupFolder(root)
     checkpoints = _checkpoint_folders(folder)
-    record = read_backup_record(folder)
-    if record is None and not checkpoints:
+    read = read_record(folder)
+    if read == ReadRecord(None, []) and not checkpoints:
         message = f"`{root}` holds no backup: no {folder.record.name} and no checkpoint"
         raise NotFoundError(message, hint="See `nsa-ops backup ls`")
-    small = record.files if record else []
-    differences = list(_differences(root, small))
+    small = read.record.files if read.record else []
+    differences = [
+        Difference(folder.record, "a record that can be followed", f"not: {one.sentence}")
+        for one in read.refused
+    ]
+    differences += _differences(root, small)
+    run_id = read.record.run_id if read.record else ""
     steps, num_files, num_tensors = [], len(small), 0
     for path in checkpoints:
-        found = list(_checkpoint_differences(path, receipts))
-        checkpoint = read_checkpoint(path)
-        if not found and checkpoint is not None:
+        found = list(_checkpoint_differences(root, path, run_id, receipts))
+        checkpoint = None if found else read_checkpoint(path)
+        if checkpoint is not None:
             num_files += len(checkpoint.manifest.files) + 1
             opened = open_files(checkpoint) if load else Opened(0, [])
             num_tensors += opened.num_tensors
@@ -129,32 +136,60 @@ def _differences(root: Path, files: Sequence[CheckpointFile]) -> Iterator[Differ
     for file in files:
         path = root / file.name
         expected = f"sha256 {file.sha256} ({file.size} bytes)"
-        if not path.is_file():
-            yield Difference(path, expected, "missing")
+        fault = path_fault(root, file.name)
+        if fault is not None:
+            yield Difference(path, expected, fault)
             continue
         size, found = path.stat().st_size, hash_file(path)
         if (size, found) != (file.size, file.sha256):
             yield Difference(path, expected, f"sha256 {found} ({size} bytes)")
 
 
-def _checkpoint_differences(path: Path, receipts: Sequence[Receipt]) -> Iterator[Difference]:
-    checkpoint = read_checkpoint(path)
+def _checkpoint_differences(
+    root: Path, path: Path, run_id: str, receipts: Sequence[Receipt]
+) -> Iterator[Difference]:
+    manifest_path = path / MANIFEST_NAME
+    fault = path_fault(root, f"checkpoints/{path.name}/{MANIFEST_NAME}")
+    checkpoint = None if fault else read_checkpoint(path)
     if checkpoint is None:
-        yield Difference(path / MANIFEST_NAME, "a checkpoint's manifest", "missing or unreadable")
+        found = "missing or unreadable" if fault in {None, "missing"} else fault
+        yield Difference(manifest_path, "a checkpoint's manifest", str(found))
         return
-    check_file_names(checkpoint.manifest)
+    misfit = _manifest_misfit(checkpoint, run_id)
+    if misfit is not None:
+        yield Difference(manifest_path, *misfit)
+        return
     receipt = next((one for one in receipts if Path(one.path) == path), None)
     if receipt is not None:
-        found = hash_file(path / MANIFEST_NAME)
+        found = hash_file(manifest_path)
         if found != receipt.manifest_sha256:
             expected = f"sha256 {receipt.manifest_sha256}, as its receipt says"
-            yield Difference(path / MANIFEST_NAME, expected, f"sha256 {found}")
+            yield Difference(manifest_path, expected, f"sha256 {found}")
     yield from _differences(path, checkpoint.manifest.files)
 
 
-def checkpoint_damage(checkpoint: Checkpoint) -> list[Difference]:
-    """Every file of a checkpoint that is not what its manifest says."""
-    check_file_names(checkpoint.manifest)
+def _manifest_misfit(checkpoint: Checkpoint, run_id: str) -> tuple[str, str] | None:
+    """What a manifest should be and is; None if its folder, run and names are right."""
+    manifest, folder = checkpoint.manifest, checkpoint.path
+    if manifest.fault is not None:
+        return "a list of the folder's own files", f"one that {manifest.fault}"
+    if int(folder.name.removeprefix("step_")) != manifest.step:
+        return f"of the step of `{folder.name}`", f"of step {show_number(manifest.step)}"
+    if run_id not in {"", manifest.run_id}:
+        return f"of the run `{run_id}`", f"of the run {show_name(manifest.run_id)}"
+    return None
+
+
+def checkpoint_damage(checkpoint: Checkpoint, *, is_named: bool = True) -> list[Difference]:
+    """Every file of a checkpoint that is not what its manifest says.
+
+    Args:
+        checkpoint: Its folder and manifest.
+        is_named: The folder has the name of its step.
+    """
+    misfit = _manifest_misfit(checkpoint, "") if is_named else None
+    if misfit is not None:
+        return [Difference(checkpoint.path / MANIFEST_NAME, *misfit)]
     return list(_differences(checkpoint.path, checkpoint.manifest.files))
 
 
@@ -176,7 +211,7 @@ def open_files(checkpoint: Checkpoint) -> Opened:
             if path.suffix == ".safetensors":
                 num_tensors += len(read_tensor_entries(path))
             elif path.suffix == ".json":
-                json.loads(path.read_bytes())
+                read_json(path, is_nan_allowed=True)
         except TensorFileError as error:
             differences.append(Difference(path, "a whole tensor file", f"not: {error}"))
         except ValueError as error:

@@ -1,10 +1,7 @@
 """The receipt of a provisioning: what was made of what, on the pod and in the registry."""
 
-import json
-
-from pydantic import ValidationError
-
 from nsa_core.config.base import TolerantModel
+from nsa_core.rundir.bounded_json import parse_json, parse_model
 from nsa_ops.errors import VerificationError
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.context import PodLink
@@ -84,8 +81,8 @@ class ProvisionReceipt(TolerantModel):
 def parse_receipt(text: str) -> ProvisionReceipt | None:
     """A receipt from its file; None if there is none, or none that can be read."""
     try:
-        return ProvisionReceipt.model_validate_json(text)
-    except ValidationError:
+        return parse_model(ProvisionReceipt, text.encode())
+    except ValueError:
         return None
 
 
@@ -97,8 +94,8 @@ def read_installed(link: PodLink, python: str) -> Installed:
     """
     done = link.transport.run((python, "-I", "-c", _VERSIONS), timeout_s=QUICK_S)
     try:
-        found = Installed.model_validate(json.loads(done.text.strip() or "null"))
-    except (ValueError, ValidationError) as error:
+        found = Installed.model_validate(parse_json(done.stdout.strip() or b"null"))
+    except ValueError as error:
         message = f"`{python}` on {link.transport.where} gives no answer: {done.last_error_line}"
         raise VerificationError(message, hint="Repeat `nsa-ops provision`") from error
     if not found.torch_version:

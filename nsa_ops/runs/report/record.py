@@ -1,11 +1,11 @@
 """RecordedRun: everything a report tells about a run, read from its directory and nothing else."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nsa_core.rundir.bounded_json import read_json
 from nsa_core.rundir.checkpoint import Checkpoint, find_damage, list_checkpoints
 from nsa_core.rundir.events import Event, read_events
 from nsa_core.rundir.exit import ExitRecord, read_exit
@@ -142,7 +142,7 @@ def _read_attempt(run: RunDir, number: int, missing: list[str]) -> Attempt:
 
 def _read_json(path: Path, missing: list[str]) -> object:
     try:
-        return json.loads(path.read_bytes())
+        return read_json(path, is_nan_allowed=True)
     except FileNotFoundError:
         missing.append(f"{path.name} is missing")
     except ValueError as error:

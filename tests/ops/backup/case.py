@@ -8,7 +8,7 @@ from nsa_core.rundir.layout import RunDir
 from nsa_ops.errors import PodUnreachableError
 from nsa_ops.remote.local import LocalTransport
 from nsa_ops.remote.tmux import Tmux
-from nsa_ops.remote.transport import Completed, Transport
+from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed, Transport
 from nsa_ops.runs.backup.folder import BackupFolder
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.settings import read_settings
@@ -30,8 +30,25 @@ class CutLink:
         self.budget = budget
         self._piece = piece
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
-        return self._inner.run(argv, stdin=stdin, timeout_s=timeout_s)
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float,
+        max_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> Completed:  # fmt: skip
+        return self._inner.run(argv, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes)
+
+    def run_into(
+        self, argv: Sequence[str], sink: Callable[[bytes], object],
+        *, stdin: bytes = b"", timeout_s: float, max_bytes: int,
+    ) -> Completed:  # fmt: skip
+        def in_pieces(content: bytes) -> None:
+            for start in range(0, len(content), self._piece):
+                piece = content[start : start + self._piece]
+                self._spend(len(piece))
+                sink(piece)
+
+        return self._inner.run_into(
+            argv, in_pieces, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes
+        )
 
     def put(self, source: Path, target: str, *, timeout_s: float) -> None:
         self._spend(source.stat().st_size)

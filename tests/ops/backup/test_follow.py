@@ -9,7 +9,7 @@ from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.layout import RunDir
 from nsa_ops.errors import PodUnreachableError
 from nsa_ops.pod.probe import probe
-from nsa_ops.remote.transport import Completed
+from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed
 from nsa_ops.runs.backup.follow import PullRequest, follow_pull
 from nsa_ops.runs.backup.policy import Policy
 from nsa_ops.runs.backup.pull import Pulled
@@ -28,9 +28,12 @@ class LivePod(CutLink):
         self._run = run
         self._happenings = list(happenings)
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float,
+        max_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> Completed:  # fmt: skip
         if "nsa_ops.pod.probe" not in argv:
-            return super().run(argv, stdin=stdin, timeout_s=timeout_s)
+            return super().run(argv, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes)
         if self._happenings:
             self._happenings.pop(0)()
         return completed(probe(self._run.root.parent, [RUN_ID], {}).model_dump_json())

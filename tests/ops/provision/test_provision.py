@@ -20,7 +20,7 @@ from nsa_ops.errors import (
 from nsa_ops.facts.bare import read_bare
 from nsa_ops.remote.local import LocalTransport
 from nsa_ops.remote.snapshot import take_snapshot
-from nsa_ops.remote.transport import Completed
+from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed
 from nsa_ops.runs.provision.provision import Provisioned, execute_provision, plan_provision
 from nsa_ops.store import PodRecord, Store
 from tests.ops.operators import Desk
@@ -68,8 +68,11 @@ class CuttableTransport:
             message = "the link ended"
             raise PodUnreachableError(message)
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
-        done = self.inner.run(argv, stdin=stdin, timeout_s=timeout_s)
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float,
+        max_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> Completed:  # fmt: skip
+        done = self.inner.run(argv, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes)
         self._cut(argv)  # it was done there, and the answer is lost
         return done
 

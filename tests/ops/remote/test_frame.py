@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nsa_ops.errors import ConfigurationError
+from nsa_ops.errors import ConfigurationError, VerificationError
 from nsa_ops.remote.frame import BOOTSTRAP, MISSING, NOT_EXECUTABLE, Framed, encode_call
 
 NONCE = "0123456789abcdef0123456789abcdef"
@@ -39,6 +39,24 @@ def test_an_answer_that_is_cut_has_no_ending() -> None:
         reader = Framed(NONCE, lambda _piece: None)
         reader.feed(stream[:length])
         assert reader.ending is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"{" + b"1" * 1000, b"{missing;", b"{x" + b" " * 20, b"{77;}" + b"9" * 1000, b"{77;}abc;",
+        b"{77;}-1;xxxxxxxxxx", b"{77;}99999;xxxxxx",
+    ],
+)  # fmt: skip
+def test_a_mark_that_cannot_be_understood_is_refused_before_it_fills_the_memory(
+    answer: bytes,
+) -> None:
+    mark = NONCE.encode()
+    reader = Framed(NONCE, lambda _piece: None)
+    stream = answer.replace(b"{", mark + b"{", 1).replace(b"}", mark + b"}", 1) + b"-" * 20
+    with pytest.raises(VerificationError, match="cannot be understood"):
+        for byte in stream:
+            reader.feed(bytes([byte]))
 
 
 def test_what_is_printed_before_a_command_that_never_began_is_told() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nsa_ops.errors import PodUnreachableError
 from nsa_ops.pod.messages import ProbeDocument
-from nsa_ops.remote.transport import Completed
+from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed
 from nsa_ops.runs.choose import look_at_pods
 from nsa_ops.runs.context import Operator
 from nsa_ops.settings import Settings, read_settings
@@ -24,7 +24,10 @@ class Together(FakeTransport):
         super().__init__()
         self._everybody, self._name = everybody, name
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float,
+        max_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> Completed:  # fmt: skip
         self._everybody.wait(10)
         if self._name == "pod7":
             message = "pod7 does not answer"

@@ -1,0 +1,185 @@
+"""Rules for the names, sizes and hashes of files that another machine announces; pure.
+
+A name, a size and a hash from a pod or from a backup are only text. They may become a path, a
+length or a receipt after these rules, and not before.
+"""
+
+import hashlib
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+#: What Linux file systems take for one component, in bytes.
+MAX_COMPONENT_BYTES = 255
+#: Below the 4096 of PATH_MAX, so that a backup's own folder fits in front of it.
+MAX_PATH_BYTES = 1024
+MAX_DEPTH = 16
+#: 16 TiB, the largest file of ext4; also the largest checkpoint.
+MAX_SIZE = 2**44
+#: Files of one checkpoint; a sharded one has a few hundred.
+MAX_CHECKPOINT_FILES = 10_000
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_SHOWN = 120
+#: Control, format (which reorder or hide text) and surrogate characters, line and paragraph ends.
+_REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+class FileEntry(Protocol):
+    """A file as a listing or a manifest names it."""
+
+    @property
+    def name(self) -> str:
+        """Relative path, or a plain name in a checkpoint."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """Hash in hex."""
+        ...
+
+
+def name_fault(name: str) -> str | None:
+    """Why a text cannot be the path of a file below a folder; None if it can."""
+    text_fault = _text_fault(name)
+    if text_fault is not None:
+        return text_fault
+    if name.startswith("/"):
+        return "is absolute"
+    parts = name.split("/")
+    if any(part in {"", ".", ".."} for part in parts):
+        return "is not normalised: it has an empty, `.` or `..` component"
+    if len(parts) > MAX_DEPTH:
+        return f"has {len(parts)} components, and the limit is {MAX_DEPTH}"
+    longest = max(len(part.encode()) for part in parts)
+    if longest > MAX_COMPONENT_BYTES:
+        return f"has a component of {longest} bytes, and the limit is {MAX_COMPONENT_BYTES}"
+    if len(name.encode()) > MAX_PATH_BYTES:
+        return f"has {len(name.encode())} bytes, and the limit is {MAX_PATH_BYTES}"
+    return None
+
+
+def _text_fault(name: str) -> str | None:
+    if not name:
+        return "is empty"
+    if "\\" in name:
+        return "has a backslash"
+    if name.isascii() and name.isprintable():
+        return None
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        return "is not UTF-8"
+    if any(unicodedata.category(character) in _REFUSED_CATEGORIES for character in name):
+        return "has a control character"
+    return None
+
+
+def entry_fault(entry: FileEntry) -> str | None:
+    """Why a named file with its size and hash is refused; None if it is not."""
+    fault = name_fault(entry.name)
+    if fault is not None:
+        return fault
+    if not 0 <= entry.size <= MAX_SIZE:
+        return f"has the size {show_number(entry.size)}"
+    if not _SHA256.fullmatch(entry.sha256):
+        return f"has the hash {show_name(entry.sha256)}, and that is no sha256"
+    return None
+
+
+def folded(name: str) -> str:
+    """The name as a file system sees it that ignores case or normalises Unicode."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFKC", name).casefold())
+
+
+def collisions(names: Sequence[str]) -> dict[str, str]:
+    """Names that cannot stand beside the others, each with the reason.
+
+    Of names that differ in case or Unicode form only, the plainest stays. A name that is the folder
+    of another one is refused, and the other one stays.
+    """
+    first: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    for name in sorted(set(names), key=lambda one: (folded(one) != one, one)):
+        kept = first.setdefault(folded(name), name)
+        if kept != name:
+            refused[name] = f"differs from {show_name(kept)} in case or Unicode form only"
+    folders = {folder for key in first for folder in _folders(key)}
+    for key, name in first.items():
+        if key in folders:
+            refused[name] = "is a file, and other names have it as their folder"
+    return refused
+
+
+def _folders(name: str) -> Iterable[str]:
+    while "/" in name:
+        name = name.rpartition("/")[0]
+        yield name
+
+
+def checkpoint_fault(files: Sequence[FileEntry], manifest_name: str) -> str | None:
+    """Why a manifest's list of files is refused, in words that name the file; None if it is not.
+
+    Args:
+        files: All files but the manifest itself, as it lists them.
+        manifest_name: Name of the manifest, which cannot hold its own hash.
+    """
+    if not files:
+        return "lists no file"
+    if len(files) > MAX_CHECKPOINT_FILES:
+        return f"lists {len(files)} files, and the limit is {MAX_CHECKPOINT_FILES}"
+    for file in files:
+        fault = entry_fault(file) or _plain_name_fault(file.name, manifest_name)
+        if fault is not None:
+            return f"names the file {show_name(file.name)}, which {fault}"
+    names = [file.name for file in files]
+    if len(set(names)) != len(names):
+        ((twice, _),) = Counter(names).most_common(1)
+        return f"names the file {show_name(twice)} twice"
+    for name, fault in collisions(names).items():
+        return f"names the file {show_name(name)}, which {fault}"
+    total = sum(file.size for file in files)
+    return None if total <= MAX_SIZE else f"lists {show_number(total)} bytes"
+
+
+def _plain_name_fault(name: str, manifest_name: str) -> str | None:
+    if "/" in name:
+        return "is in another folder"
+    if folded(name) == folded(manifest_name):
+        return "is the manifest itself"
+    return "is a part of a file" if is_part(name) else None
+
+
+def is_part(name: str) -> bool:
+    """Whether a component is the name under which an incomplete file is collected."""
+    return name.startswith(".") and folded(name).endswith(".part")
+
+
+def beside(name: str, ending: str) -> str:
+    """A hidden name next to a file, for what is not whole yet; as short as the file system asks."""
+    hidden = f".{name}{ending}"
+    if len(hidden.encode(errors="surrogateescape")) <= MAX_COMPONENT_BYTES:
+        return hidden
+    digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
+    return f".{digest[:40]}{ending}"
+
+
+def show_name(name: str) -> str:
+    """A name for messages: quoted, printable, and not longer than a line."""
+    escaped = "".join(
+        character
+        if character != "\\" and unicodedata.category(character) not in _REFUSED_CATEGORIES
+        else character.encode("unicode_escape", "surrogatepass").decode()
+        for character in name[:_MAX_SHOWN]
+    )
+    return f"`{escaped}`" if len(name) <= _MAX_SHOWN else f"`{escaped}…` ({len(name)} characters)"
+
+
+def show_number(number: int) -> str:
+    """A number for messages; one with more digits than Python prints is only called long."""
+    return str(number) if number.bit_length() <= 128 else f"of {number.bit_length()} bits"
