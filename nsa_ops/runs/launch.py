@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
 from nsa_core.config.training import DataConfig
+from nsa_core.rundir.attempt_id import new_attempt_id
 from nsa_core.rundir.layout import check_run_id, new_run_id
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.report import CheckResult
@@ -210,6 +211,7 @@ def _manifest(
     run_id = _run_id(request.run_id, resolved.config.recipe, now_unix_s)
     return RunManifest(
         run_id=run_id,
+        attempt_id=new_attempt_id(),
         config=resolved.config,
         origins=resolved.origins,
         config_sha256=resolved.sha256,

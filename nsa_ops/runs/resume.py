@@ -16,7 +16,7 @@ from nsa_ops.pod.verify import VerifiedCheckpoint
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import ask, verify
-from nsa_ops.runs.checkpoints import require_checkpoint
+from nsa_ops.runs.checkpoints import refuse_foreign, require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.context import Operator
 from nsa_ops.runs.marked import refuse_marked
@@ -113,7 +113,7 @@ def plan_resume(
         StateConflictError: If it runs, or finished.
         LocalResourceError: If the pod lacks what a run is started with.
         NotFoundError: If there is no checkpoint to go on from.
-        VerificationError: If the named checkpoint is damaged.
+        VerificationError: If the named checkpoint is damaged, or of another run.
     """
     found = find_run(operator, run_id, among=RESUMABLE)
     pod = found.link.record
@@ -124,6 +124,8 @@ def plan_resume(
     processes = found.report.processes
     module = trainer_module or (processes.module if processes else TRAINER_MODULE)
     checkpoint, damaged = _choose_checkpoint(found, path)
+    if checkpoint is not None:
+        refuse_foreign(checkpoint, manifest)
     config = overlay(manifest.config, sets)
     differences = differing_values(manifest.config, config)
     is_begun = found.report.state == "planned" and not path and not differences
