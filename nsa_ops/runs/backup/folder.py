@@ -16,6 +16,7 @@ from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import fsync_dir, write_text
 from nsa_core.rundir.checkpoint import CheckpointFile, CheckpointManifest
 from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.lineage import Lineage
 from nsa_ops.errors import LocalResourceError, StateConflictError, VerificationError
 
 RECORD_NAME = "backup.json"
@@ -31,6 +32,7 @@ class BackupRecord(TolerantModel):
         source: Run directory there.
         pulled_unix_s: When.
         files: Small files with the size and hash they had on the pod.
+        lineage: Attempts of the run up to the last pull; None in a record of an older version.
     """
 
     schema_version: int = 1
@@ -39,6 +41,7 @@ class BackupRecord(TolerantModel):
     source: str
     pulled_unix_s: float
     files: list[CheckpointFile]
+    lineage: Lineage | None = None
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,21 @@
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.checkpoint import CheckpointFile, list_checkpoints
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records
+from nsa_core.rundir.lineage import Lineage, lineage_of
 from nsa_core.rundir.retention import plan_removal
-from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
+from nsa_ops.errors import (
+    DeadlineError,
+    LocalResourceError,
+    PodUnreachableError,
+    VerificationError,
+)
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.files import RemoteFile, bytes_here, is_here
@@ -20,6 +26,12 @@ from nsa_ops.runs.backup.folder import (
     BackupRecord,
     read_backup_record,
     write_backup_record,
+)
+from nsa_ops.runs.backup.lineage import (
+    check_lineage,
+    read_manifest_there,
+    receipts_of,
+    split_foreign,
 )
 from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost, median_step_s
 from nsa_ops.runs.backup.policy import Policy
@@ -46,6 +58,8 @@ class PullPlan:
         checkpoints: Wanted checkpoints that are not here whole.
         present: Wanted checkpoints that are here, hashed again just now.
         pending_bytes: Bytes that are still to come.
+        lineage: Attempts of the run on the pod; None if it has no manifest.
+        refused: Why checkpoints there are not brought: the run did not write them.
         plan: The same for people.
     """
 
@@ -57,6 +71,8 @@ class PullPlan:
     checkpoints: list[RemoteCheckpoint]
     present: list[RemoteCheckpoint]
     pending_bytes: int
+    lineage: Lineage | None
+    refused: list[VerificationError]
     plan: Plan
 
 
@@ -106,13 +122,21 @@ def plan_pull(
 
     Raises:
         NotFoundError: If run or checkpoint do not exist.
+        StateConflictError: If the run on the pod is of another lineage than the backup.
+        VerificationError: If the pod's manifest cannot be used.
     """
     source = link.run_dir(run_id)
     survey = read_survey(link.transport, source)
+    # After the survey: the manifest is then at least as new as every checkpoint in it.
+    manifest = read_manifest_there(link, source)
+    lineage = lineage_of(manifest) if manifest else None
+    check_lineage(folder, lineage, link.record.name)
+    own, refused = split_foreign(survey.checkpoints, run_id, manifest)
+    survey = replace(survey, checkpoints=own)
     wanted = _choose(survey.checkpoints, which, newer_than, policy)
     missing = [one for one in wanted if not is_whole_here(folder, one)]
     files = [file for file in survey.files if not _is_file_here(folder, file)]
-    notes = [*_notes(survey), *_low_disk(link, survey, run_id)]
+    notes = [*(one.message for one in refused), *_notes(survey), *_low_disk(link, survey, run_id)]
     notes += [f"afterwards: {policy.words}"] if policy else []
     pending = sum(_pending_bytes(folder, one) for one in missing)
     pending += sum(file.size - bytes_here(folder.root / file.name) for file in files)
@@ -125,6 +149,8 @@ def plan_pull(
         checkpoints=missing,
         present=[one for one in wanted if one not in missing],
         pending_bytes=max(0, pending),
+        lineage=lineage,
+        refused=refused,
         plan=_describe(folder, files, missing, notes),
     )
 
@@ -200,7 +226,7 @@ def execute_pull(
 
     Raises:
         LocalResourceError: If this machine's disk has no room, before or during the pull.
-        StateConflictError: If another command writes this backup.
+        StateConflictError: If another command writes this backup, or wrote another lineage to it.
         PartialError: If something vanished or changed on the pod meanwhile; the rest was brought.
         PodUnreachableError, DeadlineError: If the link was lost; the next pull continues there.
     """
@@ -209,12 +235,13 @@ def execute_pull(
     transfer = Transfer(operator, link.transport, planned.source, folder)
     intent = operator.store.intent("backup pull", planned.run_id, folder=str(folder.root))
     with intent, folder.locked(), _disk_errors(folder), _link_errors(operator):
+        check_lineage(folder, planned.lineage, link.record.name)
         _bring_all(transfer, planned)
         _write_latest(folder)
         here = [*planned.unchanged, *transfer.brought]
         write_backup_record(folder, _record(operator, link, planned, here))
         transfer.check_nothing_failed()
-    receipts = operator.store.receipts(planned.run_id)
+    receipts = _receipts(operator, planned)
     newest = newest_held(one for one in receipts if Path(one.path).parent == folder.run.checkpoints)
     return Pulled(
         run_id=planned.run_id,
@@ -228,7 +255,17 @@ def execute_pull(
     )
 
 
+def _receipts(operator: Operator, planned: PullPlan) -> list[Receipt]:
+    """Receipts of this lineage: what is held of another one saves nothing of this one."""
+    receipts, lineage = operator.store.receipts(planned.run_id), planned.lineage
+    if lineage is None:
+        return receipts
+    return receipts_of(receipts, lineage.attempt, lineage.ids.get(lineage.attempt, ""))
+
+
 def _bring_all(transfer: Transfer, planned: PullPlan) -> None:
+    for refusal in planned.refused:
+        transfer.keep_failure(refusal)
     transfer.bring_files(planned.files)
     transfer.put_away_gone([*planned.files, *planned.unchanged])
     for remote in planned.present:
@@ -250,6 +287,7 @@ def _record(
         source=str(planned.source),
         pulled_unix_s=operator.clock.unix_s(),
         files=[file for name, file in files.items() if (root / name).is_file()],
+        lineage=planned.lineage,
     )
 
 

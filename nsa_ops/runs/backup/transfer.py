@@ -59,7 +59,7 @@ class Transfer:
             now = list_files(self._transport, self._source, without=("checkpoints",))
             failures = self._bring_round([file for file in now if file.name in failures])
         for error in failures.values():
-            self._keep_failure(error)
+            self.keep_failure(error)
 
     def _bring_round(self, files: Iterable[RemoteFile]) -> dict[str, OpsError]:
         """Try each file once; what failed, by name. A lost link ends it all."""
@@ -99,7 +99,7 @@ class Transfer:
             except (PodUnreachableError, DeadlineError):
                 raise
             except OpsError as error:
-                self._keep_failure(error)
+                self.keep_failure(error)
                 continue
             self.pulled_steps.append(remote.step)
             self.save_receipt(run_id, remote)
@@ -143,7 +143,8 @@ class Transfer:
         )
         self._operator.store.save_receipt(receipt)
 
-    def _keep_failure(self, error: OpsError) -> None:
+    def keep_failure(self, error: OpsError) -> None:
+        """Say what could not be brought, and go on with the rest."""
         self._operator.tell(error.message)
         self._failures.append(error)
 
@@ -154,7 +155,7 @@ class Transfer:
         if self._failures:
             count = len(self._failures)
             message = f"{count} of the pod's files were not brought: {self._failures[0].message}"
-            hint = "They changed while they were read; pull again"
+            hint = self._failures[0].hint or "They changed while they were read; pull again"
             raise PartialError(message, hint=hint) from self._failures[0]
 
 

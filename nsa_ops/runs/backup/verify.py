@@ -13,8 +13,15 @@ from nsa_core.rundir.checkpoint import (
     read_checkpoint,
 )
 from nsa_core.rundir.layout import CHECKPOINT_NAME
+from nsa_core.rundir.lineage import Lineage, find_divergence, find_not_own, lineage_of
+from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_ops.errors import NotFoundError, VerificationError
-from nsa_ops.runs.backup.folder import BackupFolder, check_file_names, read_backup_record
+from nsa_ops.runs.backup.folder import (
+    BackupFolder,
+    BackupRecord,
+    check_file_names,
+    read_backup_record,
+)
 from nsa_ops.runs.backup.safetensors import TensorFileError, read_tensor_entries
 from nsa_ops.store import Receipt, Store
 
@@ -80,8 +87,10 @@ def verify_backup(
     small = record.files if record else []
     differences = list(_differences(root, small))
     steps, num_files, num_tensors = [], len(small), 0
+    manifest, parted = _read_lineage(folder, record)
+    differences += parted
     for path in checkpoints:
-        found = list(_checkpoint_differences(path, receipts))
+        found = list(_checkpoint_differences(path, receipts, manifest))
         checkpoint = read_checkpoint(path)
         if not found and checkpoint is not None:
             num_files += len(checkpoint.manifest.files) + 1
@@ -137,12 +146,36 @@ def _differences(root: Path, files: Sequence[CheckpointFile]) -> Iterator[Differ
             yield Difference(path, expected, f"sha256 {found} ({size} bytes)")
 
 
-def _checkpoint_differences(path: Path, receipts: Sequence[Receipt]) -> Iterator[Difference]:
+def _read_lineage(
+    folder: BackupFolder, record: BackupRecord | None
+) -> tuple[RunManifest | None, list[Difference]]:
+    """The manifest that the checkpoints must fit, and where it parts from what was pulled."""
+    try:
+        manifest = read_manifest(folder.run)
+    except ManifestError:
+        return None, []  # a missing or changed one is a difference of its record
+    if record is None:
+        return manifest, []
+    held = record.lineage or Lineage(run_id=record.run_id, attempt=0)
+    why = find_divergence(held, lineage_of(manifest))
+    if why is None:
+        return manifest, []
+    expected = "of the lineage that was pulled"
+    return manifest, [Difference(folder.run.manifest, expected, f"of another one: {why}")]
+
+
+def _checkpoint_differences(
+    path: Path, receipts: Sequence[Receipt], manifest: RunManifest | None
+) -> Iterator[Difference]:
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
         yield Difference(path / MANIFEST_NAME, "a checkpoint's manifest", "missing or unreadable")
         return
     check_file_names(checkpoint.manifest)
+    foreign = find_not_own(checkpoint.manifest, manifest) if manifest else None
+    if manifest is not None and foreign is not None:
+        expected = f"a checkpoint of run {manifest.run_id}"
+        yield Difference(path / MANIFEST_NAME, expected, f"not: {foreign}")
     receipt = next((one for one in receipts if Path(one.path) == path), None)
     if receipt is not None:
         found = hash_file(path / MANIFEST_NAME)

@@ -195,7 +195,7 @@ def test_a_good_checkpoint_of_an_abandoned_attempt_is_kept_aside(case: Case) -> 
     for path in case.run.checkpoint(20).iterdir():
         path.unlink()
     case.run.checkpoint(20).rmdir()
-    builder.attempt = 2
+    builder.resume()
     builder.save(20)
     _pull(case)
     assert _is_like_the_pod(case)
