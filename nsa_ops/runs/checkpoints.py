@@ -47,7 +47,7 @@ def refuse_foreign(checkpoint: VerifiedCheckpoint, manifest: RunManifest) -> Non
     foreign = find_foreign(checkpoint, manifest) if checkpoint.run_id else None
     if foreign is not None:
         message = f"Checkpoint `{checkpoint.path}` is not of run `{manifest.run_id}`: {foreign}"
-        hint = "Leave the path out, or begin a new run from it with `nsa-ops launch --resume-from`"
+        hint = "Leave the path out, or begin a new run from it: `nsa-ops launch --resume-from PATH`"
         raise VerificationError(message, hint=hint)
 
 

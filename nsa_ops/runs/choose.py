@@ -2,17 +2,24 @@
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError
+from pydantic import ValidationError
+
+from nsa_core.config.errors import one_line
+from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError, VerificationError
 from nsa_ops.pod.messages import RunReport
+from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import probe, probe_run
 from nsa_ops.runs.context import Operator, PodLink
+from nsa_ops.runs.pods import choose_pod
 from nsa_ops.store import PodRecord, RunRecord
 
 #: Pods that are asked at the same time.
 MAX_AT_ONCE = 32
 
+_MAX_MANIFEST_BYTES = 4 * 2**20
 LIVE = frozenset({"planned", "staging", "starting", "running", "halting", "resuming"})
 RESUMABLE = frozenset({"planned", "halted", "preempted", "failed", "lost"})
 
@@ -57,7 +64,11 @@ def link_of(operator: Operator, run: RunRecord) -> PodLink:
 
 
 def find_run(
-    operator: Operator, run_id: str | None, *, among: Collection[str] | None = None
+    operator: Operator,
+    run_id: str | None,
+    *,
+    among: Collection[str] | None = None,
+    pod: str | None = None,
 ) -> FoundRun:
     """The named run, or the only one known, or the only one in one of these states.
 
@@ -65,14 +76,31 @@ def find_run(
         operator: Who asks.
         run_id: Its id; None to look for the one that fits.
         among: States that fit; None for any.
+        pod: Pod to look on; None for the one that the registry names.
 
     Raises:
         NotFoundError: If there is none.
         ConfigurationError: If several fit.
     """
     record = choose_record(operator, run_id, among=among)
+    if pod is not None and record.pod != pod:
+        return _find_elsewhere(operator, record, pod)
     link = link_of(operator, record)
     return FoundRun(record, link, probe_run(link, record.code_id, record.run_id))
+
+
+def _find_elsewhere(operator: Operator, record: RunRecord, pod: str) -> FoundRun:
+    """A run on a pod that the registry does not name, such as one that it left."""
+    link = operator.link(choose_pod(operator.store, pod))
+    path = f"{link.run_dir(record.run_id)}/manifest.json"
+    try:
+        content = link.transport.tail(path, 0, max_bytes=_MAX_MANIFEST_BYTES, timeout_s=QUICK_S)
+        code_id = RunManifest.model_validate_json(content).code_id
+    except ValidationError as error:
+        message = f"`{path}` on pod `{pod}` cannot be used: {one_line(error)}"
+        raise VerificationError(message, hint=f"Look at it with `nsa-ops pod ssh {pod}`") from error
+    there = replace(record, pod=link.record.name, code_id=code_id)
+    return FoundRun(there, link, probe_run(link, code_id, record.run_id))
 
 
 def choose_record(
