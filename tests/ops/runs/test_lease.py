@@ -13,6 +13,7 @@ import pytest
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import RunManifest, read_manifest
 from nsa_ops.errors import (
+    ConfigurationError,
     NotFoundError,
     PodUnreachableError,
     StateConflictError,
@@ -209,6 +210,16 @@ def test_a_run_is_found_on_a_pod_that_the_registry_does_not_name(two: Desk) -> N
         find_run(two.operator, "r1", pod="b")
     with pytest.raises(NotFoundError):
         find_run(two.operator, "r1", pod="nowhere")
+
+
+def test_a_run_that_this_laptop_never_knew_is_found_on_a_named_pod(two: Desk) -> None:
+    two.transport.files["/b/runs/r7/manifest.json"] = manifest_bytes(run_id="r7", profile="cpu")
+    two.transport.answers["nsa_ops.pod.probe"] = answer(report("running", run_id="r7"))
+    found = find_run(two.operator, "r7", pod="b")
+    assert (found.record.run_id, found.record.profile, found.record.pod) == ("r7", "cpu", "b")
+    assert two.store.find_run("r7") is None
+    with pytest.raises(ConfigurationError, match="must be 1 to 80 letters"):
+        find_run(two.operator, "../r7", pod="b")
 
 
 def test_a_resume_of_a_restored_run_records_its_pod_and_why_it_was_taken(two: Desk) -> None:
