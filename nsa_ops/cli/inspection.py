@@ -1,5 +1,6 @@
 """Commands that look at runs, or ask a running one for something."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -60,13 +61,16 @@ def status(
 ) -> None:
     """Say what a run is doing now, and how that is known."""
     from nsa_ops.cli.render_runs import draw_status
-    from nsa_ops.runs.lease import unsettled_notes
+    from nsa_ops.runs.lease import other_lineage_notes, unsettled_notes
     from nsa_ops.runs.reconcile import count_cut_off
     from nsa_ops.runs.status import exit_code_of, find_status
 
     found = find_status(session.operator, run, pod)
     session.show(found, draw_status)
-    for note in unsettled_notes(session.operator.store, found.record.run_id):
+    store, record = session.operator.store, found.record
+    known = replace(store.find_run(record.run_id) or record, pod=record.pod)
+    shown = other_lineage_notes(known, found.report.manifest) if found.report else []
+    for note in [*shown, *unsettled_notes(store, record.run_id)]:
         session.tell(note)
     if cut_off := count_cut_off(session.operator):
         session.tell(f"acts that were cut off: {cut_off}; see `nsa-ops reconcile --plan`")

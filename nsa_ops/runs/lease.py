@@ -109,6 +109,18 @@ def unsettled_notes(store: Store, run_id: str) -> list[str]:
     ]
 
 
+def other_lineage_notes(run: RunRecord, shown: ManifestSummary) -> list[str]:
+    """Whether a pod shows another lineage of a run than the one that was last begun from here."""
+    is_same = shown.attempt_id in {"", run.attempt_id} or run.attempt_id == ""
+    if shown.attempt > run.attempt or (shown.attempt == run.attempt and is_same):
+        return []
+    return [
+        f"pod `{run.pod}` shows attempt {shown.attempt} of another lineage of `{run.run_id}` than "
+        f"attempt {run.attempt}, which was last begun from here; halt it before you go on: "
+        f"`nsa-ops halt {run.run_id} --pod {run.pod}`"
+    ]
+
+
 def holding(run: RunRecord, link: PodLink, manifest: RunManifest | ManifestSummary) -> RunRecord:
     """The run's record with the pod and the attempt that hold it now."""
     return replace(

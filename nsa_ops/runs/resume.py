@@ -19,7 +19,12 @@ from nsa_ops.runs.agents import ask, verify
 from nsa_ops.runs.checkpoints import refuse_foreign, require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.context import Operator
-from nsa_ops.runs.lease import holding, last_reason, unsettled_notes
+from nsa_ops.runs.lease import (
+    holding,
+    last_reason,
+    other_lineage_notes,
+    unsettled_notes,
+)
 from nsa_ops.runs.marked import refuse_marked
 from nsa_ops.runs.old_pod import OLD_POD
 from nsa_ops.runs.overlay import overlay
@@ -143,7 +148,11 @@ def plan_resume(
         plan=_plan(
             found,
             checkpoint,
-            [*unsettled_notes(operator.store, found.record.run_id), *_notes(damaged, differences)],
+            [
+                *other_lineage_notes(found.record, found.report.manifest),
+                *unsettled_notes(operator.store, found.record.run_id),
+                *_notes(damaged, differences),
+            ],
             module,
             is_begun=is_begun,
         ),

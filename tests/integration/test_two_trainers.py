@@ -89,7 +89,9 @@ def test_a_pod_that_nobody_can_ask_is_left_by_a_reason_and_can_be_halted_when_it
     pair.here.proxy.is_refusing = False
     said = cli.must("status", RUN).err
     assert f"`nsa-ops halt {RUN} --pod here`" in said
-    left = cli.must("status", RUN, "--pod", "here", "--json").data["report"]
+    there_now = cli.must("status", RUN, "--pod", "here", "--json")
+    assert "of another lineage" in there_now.err
+    left = there_now.data["report"]
     assert left["state"] == "running"
     assert left["manifest"]["attempt_id"] != read_manifest(there).attempt_id
     assert cli.must("logs", RUN, "--pod", "here").exit_code == 0

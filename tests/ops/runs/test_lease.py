@@ -23,7 +23,13 @@ from nsa_ops.pod.processes import take_lock
 from nsa_ops.runs.choose import find_run
 from nsa_ops.runs.configure import Choice
 from nsa_ops.runs.launch import LaunchRequest, plan_launch
-from nsa_ops.runs.lease import left_pods, plan_takeover, record_takeover, unsettled_notes
+from nsa_ops.runs.lease import (
+    left_pods,
+    other_lineage_notes,
+    plan_takeover,
+    record_takeover,
+    unsettled_notes,
+)
 from nsa_ops.runs.old_pod import OLD_POD, OldPod, allow_leaving, allow_taking, look_at_old_pod
 from nsa_ops.runs.reconcile_decide import Truth, decide
 from nsa_ops.runs.resume import plan_resume
@@ -236,6 +242,27 @@ def test_a_resume_of_a_restored_run_records_its_pod_and_why_it_was_taken(two: De
     assert (changes["pod_id"], changes["overrides"]) == (POD.pod_id, {OLD_POD: "it burnt"})
     two.transport.files["/pod/runs/r1/manifest.json"] = manifest_bytes(pod_id=POD.pod_id)
     assert "pod_id" not in plan_resume(two.operator, "r1").changes
+
+
+@pytest.mark.parametrize(
+    ("begun", "shown", "is_other"),
+    [
+        ((1, "a" * 32), (1, "a" * 32), False),
+        ((1, "a" * 32), (2, "b" * 32), False),
+        ((1, "a" * 32), (1, ""), False),
+        ((0, ""), (3, "b" * 32), False),
+        ((1, ""), (1, "b" * 32), False),
+        ((1, "a" * 32), (1, "b" * 32), True),
+        ((2, "b" * 32), (1, "a" * 32), True),
+    ],
+)
+def test_a_pod_that_shows_another_lineage_than_was_begun_is_named(
+    begun: tuple[int, str], shown: tuple[int, str], is_other: bool
+) -> None:
+    record = replace(RUN, attempt=begun[0], attempt_id=begun[1])
+    summary = report().manifest.model_copy(update={"attempt": shown[0], "attempt_id": shown[1]})
+    notes = other_lineage_notes(record, summary)
+    assert ["`nsa-ops halt r1 --pod a100-1`" in note for note in notes] == [True] * is_other
 
 
 @pytest.mark.parametrize("act", ["launch", "resume"])
