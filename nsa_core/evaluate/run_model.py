@@ -30,6 +30,7 @@ from nsa_core.rundir.checkpoint import (
 )
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.lineage import find_not_own
 from nsa_core.rundir.manifest import ManifestError, read_manifest
 
 #: Takes one line about what was passed over.
@@ -140,7 +141,7 @@ def find_weights(run: RunDir, *, tell: Tell, step: int | None = None) -> Weights
     for checkpoint in known:
         if step is not None and checkpoint.step != step:
             continue
-        damage = find_damage(checkpoint)
+        damage = find_not_own(checkpoint.manifest, manifest) or find_damage(checkpoint)
         if damage is None:
             return _from_checkpoint(checkpoint)
         tell(f"{checkpoint.path.name} is damaged and passed over: {damage}")

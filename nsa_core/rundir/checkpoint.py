@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_core.config.base import FrozenModel, TolerantModel
+from nsa_core.rundir.attempt_id import AttemptId
 from nsa_core.rundir.bounded_json import MANIFEST, parse_model, read_bounded
 from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
 from nsa_core.rundir.names import checkpoint_fault
@@ -29,6 +30,7 @@ class CheckpointManifest(TolerantModel):
     Attributes:
         run_id: Run that wrote it.
         attempt: Its attempt.
+        attempt_id: Identity of that attempt; empty in a checkpoint of an older version.
         step: Optimizer steps done.
         tokens_seen: Tokens consumed.
         created_unix_s: When.
@@ -40,6 +42,7 @@ class CheckpointManifest(TolerantModel):
     schema_version: int = 1
     run_id: str
     attempt: int
+    attempt_id: AttemptId = ""
     step: int
     tokens_seen: int
     created_unix_s: float

@@ -6,6 +6,7 @@ from nsa_core.config.base import FrozenModel, TolerantModel
 from nsa_core.config.errors import one_line
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.atomic import fsync_dir, write_text
+from nsa_core.rundir.attempt_id import AttemptId, new_attempt_id
 from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.exit import keep_exit
 from nsa_core.rundir.layout import RunDir
@@ -13,10 +14,17 @@ from nsa_core.rundir.redaction import FreeText
 
 
 class Parent(FrozenModel):
-    """The run and step whose checkpoint another run began from."""
+    """The run and step whose checkpoint another run began from.
+
+    Attributes:
+        run_id: Run.
+        step: Optimizer steps done.
+        attempt_id: Identity of the attempt that wrote it; empty where it has none.
+    """
 
     run_id: str
     step: int
+    attempt_id: AttemptId = ""
 
 
 class KernelChoice(FrozenModel):
@@ -32,6 +40,8 @@ class RunManifest(TolerantModel):
     Attributes:
         run_id: Name of the run directory.
         attempt: 1 at launch; every resume or restart adds one.
+        attempt_id: Random identity of this attempt; empty in a manifest of an older version.
+        earlier_attempts: Identities of the attempts before, by number; see lineage.py.
         parent: Run and step it began from, if it is not a fresh model.
         config: The resolved configuration.
         origins: Where each value of it comes from, by dotted key; absent keys are defaults.
@@ -55,6 +65,8 @@ class RunManifest(TolerantModel):
     schema_version: int = 1
     run_id: str
     attempt: int = 1
+    attempt_id: AttemptId = ""
+    earlier_attempts: dict[int, AttemptId] = {}
     parent: Parent | None = None
     config: RunConfig
     origins: dict[str, str] = {}
@@ -113,6 +125,7 @@ def begin_next_attempt(
     The replacement is the moment of change. A kill before it leaves the ended attempt with its
     exit record, and a second call does all of it again. A kill after it leaves the next attempt,
     and `read_exit` passes over the record of the last one until it is removed or replaced.
+    The new attempt gets an identity of its own, and that of the old one joins its lineage.
 
     Args:
         run: Run directory of an attempt that has ended.
@@ -124,12 +137,22 @@ def begin_next_attempt(
     kept.mkdir(parents=True, exist_ok=True)
     write_text(kept / run.manifest.name, old.model_dump_json(indent=2) + "\n")
     keep_exit(run, RunDir(kept))
-    new = old.model_copy(
-        update={"attempt": old.attempt + 1, "created_unix_s": at_unix_s, **(changes or {})}
-    )
+    update = {
+        "attempt": old.attempt + 1,
+        "attempt_id": new_attempt_id(),
+        "earlier_attempts": _with_ended(old),
+        "created_unix_s": at_unix_s,
+    }
+    new = old.model_copy(update={**update, **(changes or {})})
     write_manifest(run, new)
     run.exit.unlink(missing_ok=True)
     if run.halt.exists():
         run.halt.replace(RunDir(kept).halt)
     fsync_dir(run.root)
     return new
+
+
+def _with_ended(old: RunManifest) -> dict[int, str]:
+    """The lineage of the attempt after `old`; an attempt without an identity is left out."""
+    ended = {old.attempt: old.attempt_id} if old.attempt_id else {}
+    return old.earlier_attempts | ended

@@ -84,6 +84,7 @@ class Origin:
     attempt: int
     config_sha256: str
     tokenizer_fingerprint: str
+    attempt_id: str = ""
 
 
 class CheckpointWriteError(Exception):
@@ -169,6 +170,7 @@ def _describe(folder: Path, snapshot: Snapshot, origin: Origin) -> CheckpointMan
     return CheckpointManifest(
         run_id=origin.run_id,
         attempt=origin.attempt,
+        attempt_id=origin.attempt_id,
         step=snapshot.state.step,
         tokens_seen=snapshot.state.tokens_seen,
         created_unix_s=time.time(),

@@ -181,6 +181,7 @@ def _make_keeper(
     origin = Origin(
         run_id=manifest.run_id,
         attempt=manifest.attempt,
+        attempt_id=manifest.attempt_id,
         config_sha256=manifest.config_sha256,
         tokenizer_fingerprint=staged.tokenizer.fingerprint,
     )

@@ -26,7 +26,7 @@ from nsa_core.train.telemetry import Telemetry
 
 
 def find_point(context: AttemptContext, telemetry: Telemetry) -> ResumePoint | None:
-    """The verified checkpoint this attempt goes on from; damaged ones are events.
+    """The verified checkpoint this attempt goes on from; those that are passed over are events.
 
     Raises:
         CheckpointError: If there are candidates and none can be used.
@@ -34,9 +34,9 @@ def find_point(context: AttemptContext, telemetry: Telemetry) -> ResumePoint | N
     for name in content.remove_leftovers(context.run):
         telemetry.event("leftover_removed", f"{name} was left half written by a kill")
 
-    def reject(folder: Path, damage: str) -> None:
+    def reject(folder: Path, why: str) -> None:
         telemetry.event(
-            "checkpoint_rejected", f"{folder.name} is damaged: {damage}", path=str(folder)
+            "checkpoint_rejected", f"{folder.name} cannot be used: {why}", path=str(folder)
         )
 
     point = find_resume_point(context.run, context.manifest, reject)

@@ -14,6 +14,7 @@ from nsa_core.rundir.checkpoint import (
     read_checkpoint,
 )
 from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
+from nsa_core.rundir.lineage import find_foreign, find_not_own
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.train import checkpoint as content
 from nsa_core.train.failure import CheckpointError
@@ -36,22 +37,29 @@ def find_resume_point(run: RunDir, manifest: RunManifest, reject: Reject) -> Res
     Args:
         run: Run directory.
         manifest: Its `resume` is `auto` or the path of a checkpoint, or of another run.
-        reject: Called with each damaged checkpoint and its damage, newest first.
+        reject: Called with each checkpoint that cannot be used and the reason, newest first: it is
+            damaged, or neither this run nor its parent wrote it.
 
     Raises:
-        CheckpointError: If the named path has no checkpoint, or every candidate is damaged.
+        CheckpointError: If the named path has no checkpoint, or no candidate can be used.
     """
     named = manifest.resume != "auto"
     first_attempt = _first_attempt_with_same_resume(run, manifest) if named else 1
     candidates = _candidates(run, first_attempt)
     if named:
         candidates += _named_candidates(Path(manifest.resume))
+    reasons: list[str] = []
     for folder in candidates:
-        point = _verify(folder, reject)
-        if point is not None:
-            return point
+        found = _verify(folder, run, manifest)
+        if isinstance(found, ResumePoint):
+            return found
+        reasons.append(found)
+        reject(folder, found)
     if candidates:
-        message = f"all {len(candidates)} checkpoints are damaged, newest {candidates[0].name}"
+        message = (
+            f"all {len(candidates)} checkpoints are damaged or of another run, newest "
+            f"{candidates[0].name}: {reasons[0]}"
+        )
         raise CheckpointError(
             message,
             hint="Restore one with `nsa-ops backup restore`, or launch a new run",
@@ -104,25 +112,45 @@ def _named_candidates(path: Path) -> list[Path]:
     return inside
 
 
-def _verify(folder: Path, reject: Reject) -> ResumePoint | None:
+def _verify(folder: Path, run: RunDir, manifest: RunManifest) -> ResumePoint | str:
+    """The checkpoint in a folder, or why this run cannot go on from it."""
     found = read_checkpoint(folder)
     if found is None:
-        reject(folder, "checkpoint.json is missing or cannot be read")
-        return None
+        return "checkpoint.json is missing or cannot be read"
+    foreign = _find_foreign(found, run, manifest)
+    if foreign is not None:
+        return foreign
     needed = (MODEL_FILE, content.OPTIMIZER_FILE, content.STATE_FILE, CONFIG_FILE)
     missing = content.missing_names(needed, found.manifest)
     damage = f"checkpoint.json does not list {missing[0]}" if missing else find_damage(found)
-    if damage is not None:
-        reject(folder, damage)
-        return None
+    return damage if damage is not None else _open(found)
+
+
+def _find_foreign(found: Checkpoint, run: RunDir, manifest: RunManifest) -> str | None:
+    """Why neither this run nor its parent wrote a checkpoint; None if one of them did.
+
+    A manifest may name the checkpoint of another run and no parent. The manifest of the directory
+    that holds it then says whether it is what it claims to be.
+    """
+    if found.path.parent == run.checkpoints:
+        return find_not_own(found.manifest, manifest)
+    foreign = find_foreign(found.manifest, manifest)
+    if foreign is None or manifest.parent is not None:
+        return foreign
     try:
-        state, config = content.read_state(folder), content.read_config(folder)
+        holder = read_manifest(RunDir(found.path.parent.parent))
+    except ManifestError:
+        return foreign
+    return foreign if holder.run_id == manifest.run_id else find_not_own(found.manifest, holder)
+
+
+def _open(found: Checkpoint) -> ResumePoint | str:
+    try:
+        state, config = content.read_state(found.path), content.read_config(found.path)
     except ValueError as error:
-        reject(folder, f"its content cannot be read: {str(error).splitlines()[0]}")
-        return None
+        return f"its content cannot be read: {str(error).splitlines()[0]}"
     if state.step != found.step:
-        reject(folder, f"checkpoint.json says step {found.step}, its state is step {state.step}")
-        return None
+        return f"checkpoint.json says step {found.step}, its state is step {state.step}"
     return ResumePoint(found, state, config)
 
 

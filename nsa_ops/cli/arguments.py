@@ -13,6 +13,20 @@ PodArgument = Annotated[
 PodOption = Annotated[
     str | None, typer.Option("--pod", metavar="POD", help="Pod; may be left out where one fits")
 ]
+OnPodOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pod", metavar="POD", help="Pod to look on, such as one that the run left; else its own"
+    ),
+]
+OverrideOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--override",
+        metavar="NAME=REASON",
+        help="Pass a guardrail; the reason is recorded, no secrets",
+    ),
+]
 ProfileOption = Annotated[
     str | None, typer.Option("--profile", metavar="NAME", help="Hardware profile, e.g., `a100`")
 ]

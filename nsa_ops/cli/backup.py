@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nsa_ops.cli.arguments import PodOption, RunArgument
+from nsa_ops.cli.arguments import OverrideOption, PodOption, RunArgument
 from nsa_ops.cli.command import command
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
@@ -117,13 +117,17 @@ def restore(
     drill: Annotated[
         bool, typer.Option("--drill", help="Try it in a folder that is removed again")
     ] = False,
+    override: OverrideOption = None,
 ) -> None:
     """Put a backup back as a run directory, in a folder or on a pod; replaces nothing."""
     from nsa_ops.cli.render_backup import draw_restored
-    from nsa_ops.runs.backup.adopt import adopt_run
+    from nsa_ops.runs.backup.adopt import adopt_run, plan_adoption
     from nsa_ops.runs.backup.locate import choose_target, find_backup
     from nsa_ops.runs.backup.restore import plan_restore, restore_here, restore_to_pod
+    from nsa_ops.runs.guardrails import parse_overrides
+    from nsa_ops.runs.old_pod import OLD_POD
 
+    overrides = parse_overrides(override or (), (OLD_POD,))
     folder = find_backup(session.operator, run)
     if drill:
         _drill(session, folder, to, pod)
@@ -131,11 +135,14 @@ def restore(
     root, link = choose_target(session.operator, to, pod)
     receipts = session.operator.store.receipts()
     planned = plan_restore(folder, root, link=link, receipts=receipts)
+    if link:
+        for note in plan_adoption(session.operator, link, folder, overrides).notes:
+            session.tell(note)
     session.agree(planned.plan)
     tell = session.tell
     restored = restore_to_pod(link, planned, tell) if link else restore_here(planned)
     if link:
-        adopt_run(session.operator, link, planned)
+        adopt_run(session.operator, link, planned, overrides)
     session.show(restored, draw_restored)
 
 

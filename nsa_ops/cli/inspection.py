@@ -1,11 +1,12 @@
 """Commands that look at runs, or ask a running one for something."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nsa_ops.cli.arguments import PodOption, RunArgument
+from nsa_ops.cli.arguments import OnPodOption, PodOption, RunArgument
 from nsa_ops.cli.command import command
 from nsa_ops.cli.session import Session
 
@@ -56,14 +57,21 @@ def status(
             "24 cancelled",
         ),
     ] = False,
+    pod: OnPodOption = None,
 ) -> None:
     """Say what a run is doing now, and how that is known."""
     from nsa_ops.cli.render_runs import draw_status
+    from nsa_ops.runs.lease import other_lineage_notes, unsettled_notes
     from nsa_ops.runs.reconcile import count_cut_off
     from nsa_ops.runs.status import exit_code_of, find_status
 
-    found = find_status(session.operator, run)
+    found = find_status(session.operator, run, pod)
     session.show(found, draw_status)
+    store, record = session.operator.store, found.record
+    known = replace(store.find_run(record.run_id) or record, pod=record.pod)
+    shown = other_lineage_notes(known, found.report.manifest) if found.report else []
+    for note in [*shown, *unsettled_notes(store, record.run_id)]:
+        session.tell(note)
     if cut_off := count_cut_off(session.operator):
         session.tell(f"acts that were cut off: {cut_off}; see `nsa-ops reconcile --plan`")
     if exit_code and found.report is not None:
@@ -79,13 +87,14 @@ def logs(
     offset: Annotated[
         int, typer.Option("--offset", metavar="BYTES", help="First byte; negative from the end")
     ] = 0,
+    pod: OnPodOption = None,
 ) -> None:
     """Print a run's log, byte for byte."""
     from nsa_ops.cli.live import write_log
     from nsa_ops.runs.logs import read_log
 
     session.interrupt_note = "the run goes on"
-    write_log(session, read_log(session.operator, run, offset=offset, follow=follow))
+    write_log(session, read_log(session.operator, run, offset=offset, follow=follow, pod=pod))
 
 
 def health(

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from nsa_ops.cli.arguments import (
+    OnPodOption,
+    OverrideOption,
     PodArgument,
     PodOption,
     ProfileOption,
@@ -18,14 +20,6 @@ from nsa_ops.cli.command import command
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
 
-OverrideOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--override",
-        metavar="NAME=REASON",
-        help="Pass a guardrail; the reason is recorded, no secrets",
-    ),
-]
 TrainerOption = Annotated[
     str, typer.Option("--trainer", metavar="MODULE", help="Python module that trains", hidden=True)
 ]
@@ -103,10 +97,11 @@ def launch(
     from nsa_ops.runs.configure import Choice
     from nsa_ops.runs.guardrails import parse_overrides
     from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
+    from nsa_ops.runs.old_pod import OLD_POD
     from nsa_ops.runs.provision.make_ready import make_ready
 
     choice = Choice(recipe or "", profile or "", tuple(sets or ()))
-    overrides = parse_overrides(override or ())
+    overrides = parse_overrides(override or (), (OLD_POD,))
     request = LaunchRequest(choice, pod, run_id, resume_from, overrides, sys.argv, trainer)
     if provision:
         session.interrupt_note = "repeat it: it goes on where it stopped"
@@ -139,12 +134,13 @@ def halt(
     reason: Annotated[
         str, typer.Option("--reason", metavar="TEXT", help="Why; recorded with the run, no secrets")
     ] = "asked by the operator",
+    pod: OnPodOption = None,
 ) -> None:
     """Halt a run; returns when a verified checkpoint exists, or says there is none."""
     from nsa_ops.cli.render_runs import draw_halted
     from nsa_ops.runs.halt import execute_halt, plan_halt
 
-    found, plan = plan_halt(session.operator, run, reason)
+    found, plan = plan_halt(session.operator, run, reason, pod)
     session.agree(plan)
     session.interrupt_note = "the stop request stands; see `nsa-ops status`"
     session.show(execute_halt(session.operator, found, reason), draw_halted)

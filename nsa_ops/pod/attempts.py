@@ -27,7 +27,9 @@ _LAUNCH_FIELDS = (
 #: Keys of a configuration that a conflict names, each with both values.
 _NAMED_KEYS = 5
 #: Manifest fields that name the run or count its attempts: no change may touch them.
-_FIXED_FIELDS = {"run_id", "attempt", "schema_version", "created_unix_s"}
+_FIXED_FIELDS = {
+    "run_id", "attempt", "attempt_id", "earlier_attempts", "schema_version", "created_unix_s",
+}  # fmt: skip
 #: How long a trainer that has recorded its end may take to be gone.
 _LEAVING_S = 10.0
 

@@ -12,7 +12,8 @@ from nsa_core.rundir.checkpoint import (
 from nsa_core.rundir.events import Event, read_events
 from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.manifest import RunManifest
+from nsa_core.rundir.lineage import find_not_own
+from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.process import age_s
 from nsa_ops.pod.cards import CardEvidence
 from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence
@@ -28,7 +29,8 @@ def list_checkpoint_facts(run: RunDir) -> list[CheckpointFact]:
     """Every folder under checkpoints/ with its size, newest step first; nothing is hashed."""
     folders = list_checkpoint_folders(run)
     rejected = _read_rejected(run) if folders else {}
-    facts = [_checkpoint_fact(folder, rejected.get(folder)) for folder in folders]
+    manifest = _read_manifest(run) if folders else None
+    facts = [_checkpoint_fact(folder, rejected.get(folder), manifest) for folder in folders]
     return [fact for fact in facts if run.checkpoint(fact.step).is_dir()]  # retention goes on
 
 
@@ -41,7 +43,17 @@ def _read_rejected(run: RunDir) -> dict[Path, Event]:
     }
 
 
-def _checkpoint_fact(folder: Path, rejected: Event | None) -> CheckpointFact:
+def _read_manifest(run: RunDir) -> RunManifest | None:
+    """The run's manifest; None where it cannot be used, which is said elsewhere."""
+    try:
+        return read_manifest(run)
+    except ManifestError:
+        return None
+
+
+def _checkpoint_fact(
+    folder: Path, rejected: Event | None, manifest: RunManifest | None
+) -> CheckpointFact:
     checkpoint = read_checkpoint(folder)
     size_bytes = 0
     for path in folder.iterdir():
@@ -49,7 +61,7 @@ def _checkpoint_fact(folder: Path, rejected: Event | None) -> CheckpointFact:
             size_bytes += path.stat().st_size
         except FileNotFoundError:
             continue  # retention removes old checkpoints while we look
-    damage = _known_damage(checkpoint, rejected)
+    damage = _known_damage(checkpoint, rejected, manifest)
     return CheckpointFact(
         name=folder.name,
         step=int(folder.name.rpartition("_")[2]),
@@ -60,9 +72,14 @@ def _checkpoint_fact(folder: Path, rejected: Event | None) -> CheckpointFact:
     )
 
 
-def _known_damage(checkpoint: Checkpoint | None, rejected: Event | None) -> str:
+def _known_damage(
+    checkpoint: Checkpoint | None, rejected: Event | None, manifest: RunManifest | None
+) -> str:
     if checkpoint is None:
         return "has no manifest: it is not whole"
+    foreign = find_not_own(checkpoint.manifest, manifest) if manifest else None
+    if foreign is not None:
+        return foreign
     if rejected is not None and rejected.ts >= checkpoint.manifest.created_unix_s:
         return rejected.message.partition(": ")[2] or rejected.message
     return find_misfit(checkpoint) or ""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from nsa_core.config.base import FrozenModel, TolerantModel
+from nsa_core.rundir.attempt_id import AttemptId
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import ExitRecord
 from nsa_core.rundir.halt import HaltRequest
@@ -138,6 +139,7 @@ class ManifestSummary(TolerantModel):
 
     run_id: str
     attempt: int
+    attempt_id: AttemptId = ""
     recipe: str
     profile: str
     config_sha256: str

@@ -80,6 +80,7 @@ def summarize(manifest: RunManifest) -> ManifestSummary:
     return ManifestSummary(
         run_id=manifest.run_id,
         attempt=manifest.attempt,
+        attempt_id=manifest.attempt_id,
         recipe=config.recipe,
         profile=manifest.profile,
         config_sha256=manifest.config_sha256,

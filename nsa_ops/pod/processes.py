@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.attempt_id import AttemptId
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.process import (
     ProcessIdentity,
@@ -25,11 +26,13 @@ _POLL_S = 0.1
 
 
 class RunProcesses(TolerantModel):
-    """Content of process.json.
+    """Content of process.json: who holds the run, for as long as runner.lock is held.
 
     Attributes:
         run_id: Run.
         attempt: Attempt these processes belong to.
+        attempt_id: Identity of that attempt; empty where it has none.
+        pod_id: Pod that the attempt was begun on.
         runner: The process that waits for the trainer.
         trainer: The trainer, which leads a session of its own; None until it is started.
         module: Python module that runs as the trainer.
@@ -39,6 +42,8 @@ class RunProcesses(TolerantModel):
     schema_version: int = 1
     run_id: str
     attempt: int
+    attempt_id: AttemptId = ""
+    pod_id: str = ""
     runner: ProcessIdentity
     trainer: ProcessIdentity | None = None
     module: str = "nsa_core.train"

@@ -112,8 +112,8 @@ def start_trainer(
         message = "/proc does not show this process; nsa-ops needs a Linux pod with /proc"
         raise RefusedError(message, LOCAL_RESOURCE)
     record = RunProcesses(
-        run_id=manifest.run_id, attempt=manifest.attempt, runner=runner, module=module,
-        started_unix_s=time.time(),
+        run_id=manifest.run_id, attempt=manifest.attempt, attempt_id=manifest.attempt_id,
+        pod_id=manifest.pod_id, runner=runner, module=module, started_unix_s=time.time(),
     )  # fmt: skip
     write_processes(run, record)
 

@@ -13,6 +13,8 @@ from nsa_core.rundir.checkpoint import (
     read_checkpoint,
 )
 from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.lineage import find_not_own
+from nsa_core.rundir.manifest import ManifestError, read_manifest
 
 MISSING = "does not exist"
 
@@ -24,6 +26,8 @@ class VerifiedCheckpoint(TolerantModel):
         path: Its folder.
         damage: What is wrong with it; empty if every hash agrees.
         run_id: Run that wrote it; empty if it has no manifest.
+        attempt: Its attempt; 0 where that is not known.
+        attempt_id: Identity of that attempt; empty where that is not known.
         step: Optimizer steps done.
         tokens_seen: Tokens consumed.
         total_bytes: Bytes of its files.
@@ -33,6 +37,8 @@ class VerifiedCheckpoint(TolerantModel):
     path: str
     damage: str = ""
     run_id: str = ""
+    attempt: int = 0
+    attempt_id: str = ""
     step: int = -1
     tokens_seen: int = 0
     total_bytes: int = 0
@@ -63,6 +69,8 @@ def verify(checkpoint: Checkpoint) -> VerifiedCheckpoint:
         path=str(checkpoint.path),
         damage=find_damage(checkpoint) or "",
         run_id=manifest.run_id,
+        attempt=manifest.attempt,
+        attempt_id=manifest.attempt_id,
         step=manifest.step,
         tokens_seen=manifest.tokens_seen,
         total_bytes=manifest.total_bytes,
@@ -81,9 +89,15 @@ def verify_folder(path: Path) -> VerifiedCheckpoint:
 
 
 def verify_newest(run: RunDir) -> Iterator[VerifiedCheckpoint]:
-    """Hash a run's checkpoints, newest first, up to the first whole one."""
+    """Hash a run's checkpoints, newest first, up to the first whole one that it wrote itself."""
+    try:
+        manifest = read_manifest(run)
+    except ManifestError:
+        manifest = None
     for folder in list_checkpoint_folders(run):
         found = verify_folder(folder)
+        foreign = find_not_own(found, manifest) if manifest and not found.damage else None
+        found = found.model_copy(update={"damage": foreign}) if foreign else found
         yield found
         if not found.damage:
             return

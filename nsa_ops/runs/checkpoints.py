@@ -2,6 +2,7 @@
 
 from pathlib import PurePosixPath
 
+from nsa_core.rundir.lineage import find_foreign
 from nsa_core.rundir.manifest import Parent, RunManifest
 from nsa_ops.errors import NotFoundError, VerificationError
 from nsa_ops.pod.verify import MISSING, VerifiedCheckpoint
@@ -33,6 +34,23 @@ def require_checkpoint(link: PodLink, code_id: str, path: str) -> VerifiedCheckp
     return found
 
 
+def refuse_foreign(checkpoint: VerifiedCheckpoint, manifest: RunManifest) -> None:
+    """Refuse a checkpoint that neither the run nor the parent it began from wrote.
+
+    Args:
+        checkpoint: What the agent says of it; without a run id it says nothing about who wrote it.
+        manifest: Manifest of the run that would go on from it.
+
+    Raises:
+        VerificationError: With what contradicts.
+    """
+    foreign = find_foreign(checkpoint, manifest) if checkpoint.run_id else None
+    if foreign is not None:
+        message = f"Checkpoint `{checkpoint.path}` is not of run `{manifest.run_id}`: {foreign}"
+        hint = "Leave the path out, or begin a new run from it: `nsa-ops launch --resume-from PATH`"
+        raise VerificationError(message, hint=hint)
+
+
 def with_parent(link: PodLink, manifest: RunManifest) -> RunManifest:
     """Verify the checkpoint to begin from, and name its run as the parent; once is enough.
 
@@ -43,7 +61,9 @@ def with_parent(link: PodLink, manifest: RunManifest) -> RunManifest:
     if manifest.resume == "auto" or manifest.parent is not None:
         return manifest
     checkpoint = require_checkpoint(link, manifest.code_id, manifest.resume)
-    parent = Parent(run_id=checkpoint.run_id, step=checkpoint.step)
+    parent = Parent(
+        run_id=checkpoint.run_id, step=checkpoint.step, attempt_id=checkpoint.attempt_id
+    )
     return manifest.model_copy(update={"parent": parent, "resume": checkpoint.path})
 
 

@@ -4,15 +4,23 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError
+from pydantic import ValidationError
+
+from nsa_core.config.errors import one_line
+from nsa_core.rundir.layout import check_run_id
+from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError, VerificationError
 from nsa_ops.pod.messages import RunReport
+from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import probe, probe_run
 from nsa_ops.runs.context import Operator, PodLink
+from nsa_ops.runs.pods import choose_pod
 from nsa_ops.store import PodRecord, RunRecord
 
 #: Pods that are asked at the same time.
 MAX_AT_ONCE = 32
 
+_MAX_MANIFEST_BYTES = 4 * 2**20
 LIVE = frozenset({"planned", "staging", "starting", "running", "halting", "resuming"})
 RESUMABLE = frozenset({"planned", "halted", "preempted", "failed", "lost"})
 
@@ -57,7 +65,11 @@ def link_of(operator: Operator, run: RunRecord) -> PodLink:
 
 
 def find_run(
-    operator: Operator, run_id: str | None, *, among: Collection[str] | None = None
+    operator: Operator,
+    run_id: str | None,
+    *,
+    among: Collection[str] | None = None,
+    pod: str | None = None,
 ) -> FoundRun:
     """The named run, or the only one known, or the only one in one of these states.
 
@@ -65,14 +77,55 @@ def find_run(
         operator: Who asks.
         run_id: Its id; None to look for the one that fits.
         among: States that fit; None for any.
+        pod: Pod to look on; None for the one that the registry names.
 
     Raises:
         NotFoundError: If there is none.
         ConfigurationError: If several fit.
     """
+    if pod is not None and run_id is not None:
+        return _find_on(operator, run_id, choose_pod(operator.store, pod))
     record = choose_record(operator, run_id, among=among)
+    if pod is not None and record.pod != pod:
+        return _find_on(operator, record.run_id, choose_pod(operator.store, pod))
     link = link_of(operator, record)
     return FoundRun(record, link, probe_run(link, record.code_id, record.run_id))
+
+
+def _find_on(operator: Operator, run_id: str, pod: PodRecord) -> FoundRun:
+    """A run on a named pod: one that it left, or one that this registry does not know."""
+    known = next(iter(_known(operator, run_id)), None)
+    link = operator.link(pod)
+    record = known if known and known.pod == pod.name else _read_record(link, run_id, known)
+    return FoundRun(record, link, probe_run(link, record.code_id, record.run_id))
+
+
+def _read_record(link: PodLink, run_id: str, known: RunRecord | None) -> RunRecord:
+    """What the registry would say of a run, had it been launched from here on this pod."""
+    try:
+        name = known.run_id if known else check_run_id(run_id)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    path, pod = f"{link.run_dir(name)}/manifest.json", link.record
+    try:
+        content = link.transport.tail(path, 0, max_bytes=_MAX_MANIFEST_BYTES, timeout_s=QUICK_S)
+        manifest = RunManifest.model_validate_json(content)
+    except ValidationError as error:
+        message = f"`{path}` on pod `{pod.name}` cannot be used: {one_line(error)}"
+        hint = f"Look at it with `nsa-ops pod ssh {pod.name}`"
+        raise VerificationError(message, hint=hint) from error
+    return RunRecord(
+        run_id=name,
+        pod=pod.name,
+        recipe=manifest.config.recipe,
+        profile=manifest.profile,
+        code_id=manifest.code_id,
+        config_sha256=manifest.config_sha256,
+        launched_unix_s=manifest.created_unix_s,
+        pod_id=pod.pod_id,
+        attempt=manifest.attempt,
+        attempt_id=manifest.attempt_id,
+    )
 
 
 def choose_record(
@@ -99,14 +152,20 @@ def choose_record(
 
 
 def _named(operator: Operator, run_id: str) -> RunRecord:
-    found = operator.store.find_run(run_id)
-    if found is not None:
-        return found
-    beginning = [run for run in operator.store.runs() if run.run_id.startswith(run_id)]
-    if len(beginning) == 1:
-        return beginning[0]
+    known = _known(operator, run_id)
+    if known:
+        return known[0]
     message = f"No run `{run_id}` was launched from here"
     raise NotFoundError(message, hint="See `nsa-ops run ls`")
+
+
+def _known(operator: Operator, run_id: str) -> list[RunRecord]:
+    """The run of this id, or the only one whose id begins so; none if it is not known."""
+    found = operator.store.find_run(run_id)
+    if found is not None:
+        return [found]
+    beginning = [run for run in operator.store.runs() if run.run_id.startswith(run_id)]
+    return beginning if len(beginning) == 1 else []
 
 
 def _states(operator: Operator, runs: Sequence[RunRecord]) -> dict[str, str]:

@@ -50,13 +50,15 @@ class Halted:
     seconds: float
 
 
-def plan_halt(operator: Operator, run_id: str | None, reason: str) -> tuple[FoundRun, Plan]:
-    """The run that is meant and what halting it does.
+def plan_halt(
+    operator: Operator, run_id: str | None, reason: str, pod: str | None = None
+) -> tuple[FoundRun, Plan]:
+    """The run that is meant, on a named pod where one is named, and what halting it does.
 
     Raises:
         StateConflictError: If its processes are gone: there is nothing to halt.
     """
-    found = find_run(operator, run_id, among=LIVE)
+    found = find_run(operator, run_id, among=LIVE, pod=pod)
     report = found.report
     if report.state in _GONE:
         message = f"Run `{report.run_id}` is {report.state}: {report.why}"
@@ -89,7 +91,8 @@ def execute_halt(
     began_s = operator.clock.monotonic_s()
     if report.state in ENDED:
         return _outcome(operator, found, report, began_s, was_running=False, signals=[])
-    with operator.store.intent("halt", run.run_id, reason=reason):
+    detail = {"reason": reason, "pod": link.record.name, "code_id": run.code_id}
+    with operator.store.intent("halt", run.run_id, **detail):
         run_dir = Path(report.run_dir)  # whichever attempt is current by then: the run is meant
         action = HaltAction(run_dir=run_dir, reason=reason, grace_s=grace_s)
         operator.tell(ask(link, run.code_id, action).message)

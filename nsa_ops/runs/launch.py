@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
 from nsa_core.config.training import DataConfig
+from nsa_core.rundir.attempt_id import new_attempt_id
 from nsa_core.rundir.layout import check_run_id, new_run_id
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.report import CheckResult
@@ -30,6 +31,7 @@ from nsa_ops.runs.guardrails import (
     apply_overrides,
     check_guardrails,
 )
+from nsa_ops.runs.lease import Takeover, plan_takeover, record_takeover
 from nsa_ops.runs.marked import refuse_marked
 from nsa_ops.runs.pods import choose_pod
 from nsa_ops.runs.preflight import (
@@ -85,6 +87,7 @@ class LaunchPlan:
         manifest: What will be written.
         plan: What will be done.
         trainer_module: Python module that trains.
+        taken: What its pod shows, where the run is known on another one.
     """
 
     link: PodLink
@@ -92,6 +95,7 @@ class LaunchPlan:
     manifest: RunManifest
     plan: Plan
     trainer_module: str
+    taken: Takeover = field(default_factory=Takeover)
 
 
 @dataclass(frozen=True)
@@ -127,10 +131,13 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
         RefusedError: If a guardrail or the preflight stands against it.
         LocalResourceError: If the pod lacks what a run is started with.
         NotFoundError: If the pod, the data or the checkpoint does not exist.
+        StateConflictError: If the run is known on another pod, and runs there for all one can tell.
         VerificationError: If the checkpoint is not whole; known only where the pod has the code.
     """
     wanted = request.pod or operator.settings.values.pod or None
     link = operator.link(choose_pod(operator.store, wanted))
+    known = operator.store.find_run(request.run_id)
+    taken = plan_takeover(operator, known, link, request.overrides)
     hardware = load_hardware(require_profile(operator, request.choice, link.record.profile))
     facts = read_live_facts(link, hardware)
     require_tmux(link, facts.host)
@@ -147,13 +154,14 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     require_data(link, resolved.config.data)
     manifest = _manifest(operator, request, link, resolved, snapshot, proof)
     manifest = with_parent_as_planned(link, manifest)
-    notes = [*resolved.notes, *note_another_probed(proof.report, resolved.config)]
+    notes = [*taken.notes, *resolved.notes, *note_another_probed(proof.report, resolved.config)]
     return LaunchPlan(
         link=link,
         snapshot=snapshot,
         manifest=manifest,
         plan=_plan(link, snapshot, manifest, request.trainer_module, findings, notes),
         trainer_module=request.trainer_module,
+        taken=taken,
     )
 
 
@@ -210,6 +218,7 @@ def _manifest(
     run_id = _run_id(request.run_id, resolved.config.recipe, now_unix_s)
     return RunManifest(
         run_id=run_id,
+        attempt_id=new_attempt_id(),
         config=resolved.config,
         origins=resolved.origins,
         config_sha256=resolved.sha256,
@@ -291,8 +300,13 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
     """
     link, manifest = planned.link, planned.manifest
     code_id, run_id = planned.snapshot.code_id, manifest.run_id
+    taken, overrides = planned.taken, manifest.overrides
+    if taken.left:  # it may have been started there since the plan was shown
+        taken = plan_takeover(operator, taken.run, link, overrides)
     detail = {"pod": link.record.name, "code_id": code_id, "module": planned.trainer_module}
+    detail |= {"moved_from": taken.left} if taken.left else {}
     with operator.store.intent("launch", run_id, **detail):
+        record_takeover(operator, taken, overrides)
         code = link.code(code_id)
         if ship(planned.snapshot, link.transport, link.record.python, code):
             operator.tell(f"code {code_id} shipped")
@@ -325,6 +339,9 @@ def remember_run(operator: Operator, link: PodLink, manifest: RunManifest) -> No
             code_id=manifest.code_id,
             config_sha256=manifest.config_sha256,
             launched_unix_s=manifest.created_unix_s,
+            pod_id=link.record.pod_id,
+            attempt=manifest.attempt,
+            attempt_id=manifest.attempt_id,
         )
     )
 

@@ -39,6 +39,7 @@ def read_log(
     offset: int = 0,
     follow: bool = False,
     name: str = "training.log",
+    pod: str | None = None,
 ) -> Iterator[Chunk]:
     """The log from an offset on; following it ends when the run has ended and all is read.
 
@@ -48,11 +49,12 @@ def read_log(
         offset: First byte; a negative one counts from the end.
         follow: Go on as it grows.
         name: File in the run directory.
+        pod: Pod to read it on; None for the one that the registry names.
 
     Raises:
         NotFoundError: If there is no such run.
     """
-    found = find_run(operator, run_id)
+    found = find_run(operator, run_id, pod=pod)
     position = offset if offset >= 0 else max(0, found.report.log_bytes + offset)
     has_ended = found.report.state in ENDED
     while True:

@@ -1,7 +1,7 @@
 """Resume on another pod: the run goes on there from its newest verified backup."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_core.rundir.layout import RunDir
@@ -14,12 +14,14 @@ from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import ask, probe_run
 from nsa_ops.runs.backup.folder import BackupFolder
+from nsa_ops.runs.backup.lineage import receipts_of
 from nsa_ops.runs.backup.receipts import newest_held
 from nsa_ops.runs.backup.restore import RestorePlan, plan_restore, restore_to_pod
 from nsa_ops.runs.choose import LIVE, choose_record
 from nsa_ops.runs.context import Operator, PodLink
+from nsa_ops.runs.lease import holding, note_left
 from nsa_ops.runs.moved_manifest import action_of, differences_of, next_manifest
-from nsa_ops.runs.old_pod import OldPod, allow_leaving, look_at_old_pod
+from nsa_ops.runs.old_pod import OLD_POD, OldPod, allow_leaving, look_at_old_pod
 from nsa_ops.runs.pods import choose_pod
 from nsa_ops.runs.probed import note_another_probed
 from nsa_ops.runs.resume import Difference, Resumed
@@ -116,6 +118,8 @@ def plan_move(operator: Operator, request: MoveRequest) -> MovePlan:
     left = look_at_old_pod(operator, run)
     more_steps = bool(request.sets)
     notes = allow_leaving(left, run.run_id, step, overrides, more_steps=more_steps)
+    if not left.is_proven:  # the manifest says on what ground the run was started elsewhere
+        overrides.setdefault(OLD_POD, f"nobody could ask pod {left.pod}: {left.problem}")
     new = next_manifest(
         operator, link, old, code, step=step, sets=request.sets, overrides=overrides
     )
@@ -143,7 +147,10 @@ def newest_backup(operator: Operator, run_id: str) -> BackupFolder:
     Raises:
         NotFoundError: If there is none.
     """
-    receipt = newest_held(operator.store.receipts(run_id))
+    run, receipts = operator.store.find_run(run_id), operator.store.receipts(run_id)
+    if run is not None:  # a backup of another lineage of this run id is no backup of it
+        receipts = receipts_of(receipts, run.attempt, run.attempt_id)
+    receipt = newest_held(receipts)
     if receipt is None:
         message = f"Nothing of `{run_id}` is backed up here, so it cannot go on on another pod"
         hint = f"Only its own pod can: `nsa-ops resume {run_id}`, or `nsa-ops backup pull {run_id}`"
@@ -237,29 +244,20 @@ def execute_move(operator: Operator, planned: MovePlan) -> Resumed:
         "code_id": code_id, "module": planned.trainer_module,
     }  # fmt: skip
     with operator.store.intent("resume", run_id, **detail):
-        _watch_out_for_the_old_pod(operator, planned)
+        if not planned.old.is_proven:
+            note_left(operator, run, planned.old, manifest.overrides.get(OLD_POD, ""))
         if planned.snapshot is not None:
             ship(planned.snapshot, link.transport, link.record.python, link.code(code_id))
         if planned.restore is not None:
             restore_to_pod(link, planned.restore, operator.tell)
         if planned.next_attempt is not None:
             operator.tell(ask(link, code_id, planned.next_attempt).message)
-        operator.store.save_run(
-            replace(run, pod=link.record.name, code_id=code_id, profile=manifest.profile)
-        )
         before = probe_run(link, code_id, run_id)
+        operator.store.save_run(holding(run, link, before.manifest))
         started_s = operator.clock.monotonic_s()
         start_session(link, code_id, run_id, planned.trainer_module)
         beat = await_first_beat(operator, link, code_id, run_id, started_s, before.log_bytes)
     return _resumed(planned, before, beat)
-
-
-def _watch_out_for_the_old_pod(operator: Operator, planned: MovePlan) -> None:
-    """A pod that nobody could ask may come back with a trainer: `reconcile` looks for it."""
-    run, store = planned.run, operator.store
-    known = [one.subject for one in store.open_intents() if one.act == "leave pod"]
-    if planned.old.is_gone and store.find_pod(run.pod) and run.run_id not in known:
-        store.leave_open("leave pod", run.run_id, pod=run.pod, code_id=run.code_id)
 
 
 def _resumed(planned: MovePlan, before: RunReport, beat: FirstBeat) -> Resumed:

@@ -1,7 +1,7 @@
 """Reconcile: compare each act that was cut off with its pod, and finish it or roll it back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from nsa_ops.runs.agents import ask, parse_run_manifest, probe_run
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.doors import target_of
 from nsa_ops.runs.launch import remember_run
+from nsa_ops.runs.lease import holding
 from nsa_ops.runs.reconcile_decide import (
     RUN_ACTS,
     Decision,
@@ -167,14 +168,7 @@ def _adopt(operator: Operator, link: PodLink, truth: Truth, run_id: str) -> str:
     if truth.run is None:
         remember_run(operator, link, manifest)
     else:
-        operator.store.save_run(
-            replace(
-                truth.run,
-                pod=link.record.name,
-                code_id=manifest.code_id,
-                profile=manifest.profile,
-            )
-        )
+        operator.store.save_run(holding(truth.run, link, manifest))
     return manifest.code_id
 
 

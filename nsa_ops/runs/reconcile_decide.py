@@ -1,6 +1,5 @@
 """What becomes of an act that was cut off: decided from what is true now, and nothing else."""
 
-import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,7 +50,7 @@ class Decision:
 
 def detail_of(intent: Intent) -> dict[str, Any]:
     """What was written down beside act and subject."""
-    return dict(json.loads(intent.detail))
+    return intent.details
 
 
 def decide(intent: Intent, truth: Truth) -> Decision:
@@ -101,7 +100,9 @@ def _decide_left(intent: Intent, report: RunReport | None) -> Decision:
         return Decision(
             "done", f"the pod that `{intent.subject}` left answers; it is {state} there"
         )
-    return Decision("halt", f"it also runs on the pod that it left: {report.why}")
+    pod = detail_of(intent).get("pod", "")
+    by_hand = f"`nsa-ops halt {intent.subject} --pod {pod}` halts it by hand"
+    return Decision("halt", f"it also runs on pod `{pod}`, which it left: {report.why}; {by_hand}")
 
 
 def _decide_start(intent: Intent, truth: Truth) -> Decision:
@@ -109,6 +110,9 @@ def _decide_start(intent: Intent, truth: Truth) -> Decision:
     report, detail = truth.report, detail_of(intent)
     if report is None:
         return Decision("rolled back", "nothing of it is on the pod; repeat it")
+    elsewhere = _went_elsewhere(intent, truth)
+    if elsewhere:
+        return Decision("rolled back", elsewhere)
     attempt = report.manifest.attempt
     begun = attempt > int(detail.get("from_attempt", 0))
     is_restored_only = (
@@ -125,6 +129,17 @@ def _decide_start(intent: Intent, truth: Truth) -> Decision:
     if _is_registered(intent, truth):
         return Decision("done", where)
     return Decision("adopt", f"{where}; the registry did not know")
+
+
+def _went_elsewhere(intent: Intent, truth: Truth) -> str:
+    """Why an act that was cut off is not finished: the run is on another pod since."""
+    detail, run = detail_of(intent), truth.run
+    if run is None or "pod" not in detail or run.pod in {detail["pod"], detail.get("moved_from")}:
+        return ""
+    return (
+        f"the run is on pod `{run.pod}` since; what is left on `{detail['pod']}` is not touched: "
+        f"see `nsa-ops status {run.run_id} --pod {detail['pod']}`"
+    )
 
 
 def _is_registered(intent: Intent, truth: Truth) -> bool:

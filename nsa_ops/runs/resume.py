@@ -16,10 +16,17 @@ from nsa_ops.pod.verify import VerifiedCheckpoint
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import ask, parse_run_manifest, verify
-from nsa_ops.runs.checkpoints import require_checkpoint
+from nsa_ops.runs.checkpoints import refuse_foreign, require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.context import Operator
+from nsa_ops.runs.lease import (
+    holding,
+    last_reason,
+    other_lineage_notes,
+    unsettled_notes,
+)
 from nsa_ops.runs.marked import refuse_marked
+from nsa_ops.runs.old_pod import OLD_POD
 from nsa_ops.runs.overlay import overlay
 from nsa_ops.runs.session import TRAINER_MODULE, require_tmux, start_session, train_command
 from nsa_ops.runs.wait import await_first_beat
@@ -113,7 +120,7 @@ def plan_resume(
         StateConflictError: If it runs, or finished.
         LocalResourceError: If the pod lacks what a run is started with.
         NotFoundError: If there is no checkpoint to go on from.
-        VerificationError: If the named checkpoint is damaged.
+        VerificationError: If the named checkpoint is damaged, or of another run.
     """
     found = find_run(operator, run_id, among=RESUMABLE)
     pod = found.link.record
@@ -124,18 +131,31 @@ def plan_resume(
     processes = found.report.processes
     module = trainer_module or (processes.module if processes else TRAINER_MODULE)
     checkpoint, damaged = _choose_checkpoint(found, path)
+    if checkpoint is not None:
+        refuse_foreign(checkpoint, manifest)
     config = overlay(manifest.config, sets)
     differences = differing_values(manifest.config, config)
     is_begun = found.report.state == "planned" and not path and not differences
     changes: dict[str, Any] = {"resume": checkpoint.path if path and checkpoint else "auto"}
     changes |= changed_config(manifest, config, differences)
+    changes |= _taken(operator, found, manifest)
     return ResumePlan(
         found=found,
         checkpoint=checkpoint,
         damaged=damaged,
         differences=differences,
         changes=changes,
-        plan=_plan(found, checkpoint, damaged, differences, module, is_begun=is_begun),
+        plan=_plan(
+            found,
+            checkpoint,
+            [
+                *other_lineage_notes(found.record, found.report.manifest),
+                *unsettled_notes(operator.store, found.record.run_id),
+                *_notes(damaged, differences),
+            ],
+            module,
+            is_begun=is_begun,
+        ),
         is_begun=is_begun,
         trainer_module=module,
     )
@@ -197,8 +217,7 @@ def differing_values(before: RunConfig, now: RunConfig) -> list[Difference]:
 def _plan(
     found: FoundRun,
     checkpoint: VerifiedCheckpoint | None,
-    damaged: list[str],
-    differences: list[Difference],
+    notes: list[str],
     module: str,
     *,
     is_begun: bool,
@@ -225,9 +244,22 @@ def _plan(
             command=train_command(found.link, found.record.code_id, run_id, module),
         ),
     ]
-    notes = [f"passed over a damaged checkpoint: {line}" for line in damaged]
-    notes += [f"differs: {one.key} {one.before} -> {one.now}" for one in differences]
     return plan_of(f"Resume {run_id} {where}", steps, notes)
+
+
+def _notes(damaged: list[str], differences: list[Difference]) -> list[str]:
+    notes = [f"passed over a damaged checkpoint: {line}" for line in damaged]
+    return notes + [f"differs: {one.key} {one.before} -> {one.now}" for one in differences]
+
+
+def _taken(operator: Operator, found: FoundRun, manifest: RunManifest) -> dict[str, Any]:
+    """What the manifest of a run that was restored here must say: its pod, and on what ground."""
+    pod_id = found.link.record.pod_id
+    if manifest.pod_id == pod_id:
+        return {}
+    reason = last_reason(operator.store, manifest.run_id)
+    overrides = {"overrides": {**manifest.overrides, OLD_POD: reason}} if reason else {}
+    return {"pod_id": pod_id, **overrides}
 
 
 def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
@@ -253,6 +285,7 @@ def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
         beat = await_first_beat(
             operator, link, run.code_id, run.run_id, started_s, found.report.log_bytes
         )
+        operator.store.save_run(holding(run, link, beat.report.manifest))
     return Resumed(
         run_id=run.run_id,
         attempt=beat.report.manifest.attempt,

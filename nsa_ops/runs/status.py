@@ -7,12 +7,13 @@ from nsa_core.rundir.events import Event
 from nsa_ops.errors import HaltVerdictError
 from nsa_ops.pod.messages import Offsets, RunReport
 from nsa_ops.runs.agents import probe_run
+from nsa_ops.runs.backup.lineage import receipts_of
 from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost
 from nsa_ops.runs.backup.receipts import newest_held
 from nsa_ops.runs.choose import PodRuns, choose_record, find_run, link_of, look_at_pods
 from nsa_ops.runs.context import Operator
 from nsa_ops.runs.pods import choose_pod
-from nsa_ops.store import RunRecord
+from nsa_ops.store import Receipt, RunRecord
 
 #: `status --exit-code`
 FAILED, RUNNING, HALTED_BY_WATCHDOG, LOST, CANCELLED = 20, 21, 22, 23, 24
@@ -68,10 +69,18 @@ def status_line(operator: Operator, run: RunRecord, report: RunReport) -> RunSta
     """A run with what a loss of its pod would cost."""
     at_risk = at_most_lost(
         last_step=current_step(report),
-        saved=newest_held(operator.store.receipts(run.run_id)),
+        saved=newest_held(receipts_of_report(operator, report)),
         step_s=report.last_beat.step_s if report.last_beat else None,
     )
     return RunStatusLine(run, report, "", at_risk)
+
+
+def receipts_of_report(operator: Operator, report: RunReport) -> list[Receipt]:
+    """Receipts of the lineage that the pod shows; those of another one save nothing of it."""
+    manifest = report.manifest
+    return receipts_of(
+        operator.store.receipts(report.run_id), manifest.attempt, manifest.attempt_id
+    )
 
 
 def current_step(report: RunReport) -> int:
@@ -81,9 +90,9 @@ def current_step(report: RunReport) -> int:
     return max(beat, report.exit.step if report.exit else 0, saved if beat == 0 else 0)
 
 
-def find_status(operator: Operator, run_id: str | None) -> RunStatusLine:
-    """One run."""
-    found = find_run(operator, run_id)
+def find_status(operator: Operator, run_id: str | None, pod: str | None = None) -> RunStatusLine:
+    """One run; on a named pod where one is named, though the registry may name another."""
+    found = find_run(operator, run_id, pod=pod)
     return status_line(operator, found.record, found.report)
 
 

@@ -1,6 +1,8 @@
 """What the registry of a laptop remembers: pods, runs, receipts and intents."""
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,20 @@ class PodRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run that was launched from this laptop; its state is on the pod and never here."""
+    """A run that was launched from this laptop; its state is on the pod and never here.
+
+    Attributes:
+        run_id: Its id.
+        pod: Name of the pod that has it.
+        recipe: Recipe of its configuration.
+        profile: Hardware profile.
+        code_id: Version of the code that it runs.
+        config_sha256: Hash of its configuration.
+        launched_unix_s: When.
+        pod_id: Identity of that pod; empty in a record of an older version.
+        attempt: Attempt that was last begun from here; 0 in a record of an older version.
+        attempt_id: Identity of that attempt; empty where it has none.
+    """
 
     run_id: str
     pod: str
@@ -39,6 +54,9 @@ class RunRecord:
     code_id: str
     config_sha256: str
     launched_unix_s: float
+    pod_id: str = ""
+    attempt: int = 0
+    attempt_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,3 +93,8 @@ class Intent:
     detail: str
     ended_unix_s: float | None
     outcome: str | None
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What was written down beside act and subject."""
+        return dict(json.loads(self.detail))

@@ -18,6 +18,13 @@ from nsa_ops.store.holds import is_held, take_hold
 from nsa_ops.store.records import Intent, PodRecord, Receipt, RunRecord
 
 _SCHEMA_VERSION = 2
+#: Columns that an older version did not have: table, name, type and default.
+_ADDED = (
+    ("pods", "address", "TEXT NOT NULL DEFAULT ''"),  # schema 1 knew only pods of this machine
+    ("runs", "pod_id", "TEXT NOT NULL DEFAULT ''"),
+    ("runs", "attempt", "INTEGER NOT NULL DEFAULT 0"),
+    ("runs", "attempt_id", "TEXT NOT NULL DEFAULT ''"),
+)
 _BUSY_S = 10.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pods (
@@ -26,7 +33,9 @@ CREATE TABLE IF NOT EXISTS pods (
   address TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS runs (
   run_id TEXT PRIMARY KEY, pod TEXT NOT NULL, recipe TEXT NOT NULL, profile TEXT NOT NULL,
-  code_id TEXT NOT NULL, config_sha256 TEXT NOT NULL, launched_unix_s REAL NOT NULL);
+  code_id TEXT NOT NULL, config_sha256 TEXT NOT NULL, launched_unix_s REAL NOT NULL,
+  pod_id TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0,
+  attempt_id TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS reports (
   sha256 TEXT PRIMARY KEY, pod_id TEXT NOT NULL, code_id TEXT NOT NULL, profile TEXT NOT NULL,
   at REAL NOT NULL, content TEXT NOT NULL);
@@ -86,14 +95,15 @@ class Store:
                 f"(schema {version}, this one reads {_SCHEMA_VERSION})"
             )
             raise LocalResourceError(message, hint="Update nsa-ops on this machine")
-        self._add_addresses()
+        self._add_columns()
         self._connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
 
-    def _add_addresses(self) -> None:
-        """Schema 1 knew only pods that are this machine."""
-        columns = {row[1] for row in self._connection.execute("PRAGMA table_info(pods)")}
-        if "address" not in columns:
-            self._connection.execute("ALTER TABLE pods ADD COLUMN address TEXT NOT NULL DEFAULT ''")
+    def _add_columns(self) -> None:
+        """Give the tables of an older version the columns that were added since."""
+        for table, name, kind in _ADDED:
+            columns = {row[1] for row in self._connection.execute(f"PRAGMA table_info({table})")}
+            if name not in columns:
+                self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
 
     def close(self) -> None:
         """Close the file."""
@@ -268,6 +278,12 @@ class Store:
             same = (intent.act, intent.subject) == (act, subject)
             if same and intent.id < number and not self.is_held(intent):
                 self.end_intent(intent.id, f"done by {number}")
+
+    def intents(self, act: str, subject: str) -> list[Intent]:
+        """Every such act on this subject, ended or not, oldest first."""
+        return self._select(
+            Intent, "intents", "WHERE act = ? AND subject = ? ORDER BY id", (act, subject)
+        )
 
     def open_intents(self) -> list[Intent]:
         """Acts that were begun and never ended, oldest first."""

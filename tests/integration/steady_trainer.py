@@ -69,7 +69,8 @@ class SteadyTrainer:
         (temporary / "state.txt").write_bytes(content)
         digest = hashlib.sha256(content).hexdigest()
         manifest = CheckpointManifest(
-            run_id=self.manifest.run_id, attempt=self.manifest.attempt, step=self.step,
+            run_id=self.manifest.run_id, attempt=self.manifest.attempt,
+            attempt_id=self.manifest.attempt_id, step=self.step,
             tokens_seen=self.step, created_unix_s=time.time(),
             config_sha256=self.manifest.config_sha256,
             files=[CheckpointFile(name="state.txt", size=len(content), sha256=digest)],

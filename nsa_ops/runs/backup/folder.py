@@ -15,6 +15,7 @@ from nsa_core.rundir.atomic import fsync_dir, write_text
 from nsa_core.rundir.bounded_json import JsonLimits, parse_model, read_bounded
 from nsa_core.rundir.checkpoint import CheckpointFile
 from nsa_core.rundir.layout import RUN_ID, RunDir
+from nsa_core.rundir.lineage import Lineage
 from nsa_core.rundir.names import show_name
 from nsa_ops.errors import LocalResourceError, StateConflictError
 from nsa_ops.remote.inbound import Refusal, path_fault, reserve, screen
@@ -36,6 +37,7 @@ class BackupRecord(TolerantModel):
         source: Run directory there.
         pulled_unix_s: When.
         files: Small files with the size and hash they had on the pod.
+        lineage: Attempts of the run up to the last pull; None in a record of an older version.
     """
 
     schema_version: int = 1
@@ -44,6 +46,7 @@ class BackupRecord(TolerantModel):
     source: str
     pulled_unix_s: float
     files: list[CheckpointFile]
+    lineage: Lineage | None = None
 
 
 @dataclass(frozen=True)

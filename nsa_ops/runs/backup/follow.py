@@ -19,7 +19,7 @@ from nsa_ops.runs.backup.pull import Problem, Pulled, bring, plan_pull
 from nsa_ops.runs.backup.receipts import newest_held
 from nsa_ops.runs.backup.retention import plan_prune_here, prune_here
 from nsa_ops.runs.context import Operator, PodLink
-from nsa_ops.runs.status import current_step
+from nsa_ops.runs.status import current_step, receipts_of_report
 from nsa_ops.runs.wait import ENDED, STORY_S
 from nsa_ops.store import RunRecord
 
@@ -154,7 +154,7 @@ class _Follower:
             return
         self._told_s = now_s
         step = current_step(report)
-        saved = newest_held(self._operator.store.receipts(report.run_id))
+        saved = newest_held(receipts_of_report(self._operator, report))
         step_s = report.last_beat.step_s if report.last_beat else None
         at_risk = at_most_lost(last_step=step, saved=saved, step_s=step_s)
         where = f"step {step:,} of {report.manifest.steps:,}"

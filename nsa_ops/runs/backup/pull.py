@@ -3,13 +3,14 @@
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.checkpoint import CheckpointFile, list_checkpoints
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records
+from nsa_core.rundir.lineage import Lineage, lineage_of
 from nsa_core.rundir.retention import plan_removal
 from nsa_ops.errors import (
     DeadlineError,
@@ -32,6 +33,12 @@ from nsa_ops.runs.backup.folder import (
     write_backup_record,
 )
 from nsa_ops.runs.backup.held import Held, find_held
+from nsa_ops.runs.backup.lineage import (
+    check_lineage,
+    read_manifest_there,
+    receipts_of,
+    split_foreign,
+)
 from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost, median_step_s
 from nsa_ops.runs.backup.policy import Policy
 from nsa_ops.runs.backup.receipts import newest_held
@@ -65,6 +72,7 @@ class PullPlan:
         refused: What the pod shows and that is not followed.
         is_listed: What the pod does not list is not there.
         pending_bytes: Bytes that are still to come.
+        lineage: Attempts of the run on the pod; None if it has no manifest.
         plan: The same for people.
     """
 
@@ -78,6 +86,7 @@ class PullPlan:
     refused: list[Refusal]
     is_listed: bool
     pending_bytes: int
+    lineage: Lineage | None
     plan: Plan
 
 
@@ -168,9 +177,17 @@ def plan_pull(
 
     Raises:
         NotFoundError: If run or checkpoint do not exist.
+        StateConflictError: If the run on the pod is of another lineage than the backup.
+        VerificationError: If the pod's manifest cannot be used.
     """
     source = link.run_dir(run_id)
     survey = read_survey(link.transport, source)
+    # After the survey: the manifest is then at least as new as every checkpoint in it.
+    manifest = read_manifest_there(link, source)
+    lineage = lineage_of(manifest) if manifest else None
+    check_lineage(folder, lineage, link.record.name)
+    own, foreign = split_foreign(survey.checkpoints, run_id, manifest)
+    survey = replace(survey, checkpoints=own, refused=[*survey.refused, *foreign])
     wanted = _choose(survey.checkpoints, which, newer_than, policy)
     held = [find_held(folder, one) for one in wanted]
     missing = [one for one, found in zip(wanted, held, strict=True) if found is None]
@@ -192,6 +209,7 @@ def plan_pull(
         refused=survey.refused,
         is_listed=survey.is_listed,
         pending_bytes=max(0, pending),
+        lineage=lineage,
         plan=_describe(folder, files, missing, notes),
     )
 
@@ -285,7 +303,7 @@ def bring(
 
     Raises:
         LocalResourceError: If this machine's disk has no room, before or during the pull.
-        StateConflictError: If another command writes this backup.
+        StateConflictError: If another command writes this backup, or wrote another lineage to it.
         PodUnreachableError, DeadlineError: If the link was lost; the next pull continues there.
     """
     folder = planned.folder
@@ -293,11 +311,12 @@ def bring(
     transfer = Transfer(operator, link.transport, planned.source, folder)
     intent = operator.store.intent("backup pull", planned.run_id, folder=str(folder.root))
     with intent, folder.locked(), _disk_errors(folder), _link_errors(operator):
+        check_lineage(folder, planned.lineage, link.record.name)
         _bring_all(transfer, planned)
         _write_latest(folder)
         here = [*planned.unchanged, *transfer.brought]
         write_backup_record(folder, _record(operator, link, planned, here))
-    receipts = operator.store.receipts(planned.run_id)
+    receipts = _receipts(operator, planned)
     newest = newest_held(one for one in receipts if Path(one.path).parent == folder.run.checkpoints)
     return Pulled(
         run_id=planned.run_id,
@@ -310,6 +329,14 @@ def bring(
         at_risk=_at_risk(folder, newest_held(receipts)),
         problems=[Problem(one.message, one.hint, one.exit_code) for one in transfer.failures],
     )
+
+
+def _receipts(operator: Operator, planned: PullPlan) -> list[Receipt]:
+    """Receipts of this lineage: what is held of another one saves nothing of this one."""
+    receipts, lineage = operator.store.receipts(planned.run_id), planned.lineage
+    if lineage is None:
+        return receipts
+    return receipts_of(receipts, lineage.attempt, lineage.ids.get(lineage.attempt, ""))
 
 
 def _bring_all(transfer: Transfer, planned: PullPlan) -> None:
@@ -335,6 +362,7 @@ def _record(
         source=str(planned.source),
         pulled_unix_s=operator.clock.unix_s(),
         files=[file for name, file in files.items() if path_fault(root, name) is None],
+        lineage=planned.lineage,
     )
 
 

@@ -13,10 +13,12 @@ from nsa_core.rundir.checkpoint import (
     read_checkpoint,
 )
 from nsa_core.rundir.layout import CHECKPOINT_NAME
+from nsa_core.rundir.lineage import Lineage, find_divergence, find_not_own, lineage_of
+from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.names import show_name, show_number
 from nsa_ops.errors import NotFoundError, VerificationError
 from nsa_ops.remote.inbound import path_fault
-from nsa_ops.runs.backup.folder import BackupFolder, ReadRecord, read_record
+from nsa_ops.runs.backup.folder import BackupFolder, BackupRecord, ReadRecord, read_record
 from nsa_ops.runs.backup.safetensors import TensorFileError, read_tensor_entries
 from nsa_ops.store import Receipt, Store
 
@@ -87,8 +89,10 @@ def verify_backup(
     differences += _differences(root, small)
     run_id = read.record.run_id if read.record else ""
     steps, num_files, num_tensors = [], len(small), 0
+    manifest, parted = _read_lineage(folder, read.record)
+    differences += parted
     for path in checkpoints:
-        found = list(_checkpoint_differences(root, path, run_id, receipts))
+        found = list(_checkpoint_differences(root, path, run_id, receipts, manifest))
         checkpoint = None if found else read_checkpoint(path)
         if checkpoint is not None:
             num_files += len(checkpoint.manifest.files) + 1
@@ -145,8 +149,30 @@ def _differences(root: Path, files: Sequence[CheckpointFile]) -> Iterator[Differ
             yield Difference(path, expected, f"sha256 {found} ({size} bytes)")
 
 
+def _read_lineage(
+    folder: BackupFolder, record: BackupRecord | None
+) -> tuple[RunManifest | None, list[Difference]]:
+    """The manifest that the checkpoints must fit, and where it parts from what was pulled."""
+    try:
+        manifest = read_manifest(folder.run)
+    except ManifestError:
+        return None, []  # a missing or changed one is a difference of its record
+    if record is None:
+        return manifest, []
+    held = record.lineage or Lineage(run_id=record.run_id, attempt=0)
+    why = find_divergence(held, lineage_of(manifest))
+    if why is None:
+        return manifest, []
+    expected = "of the lineage that was pulled"
+    return manifest, [Difference(folder.run.manifest, expected, f"of another one: {why}")]
+
+
 def _checkpoint_differences(
-    root: Path, path: Path, run_id: str, receipts: Sequence[Receipt]
+    root: Path,
+    path: Path,
+    run_id: str,
+    receipts: Sequence[Receipt],
+    manifest: RunManifest | None,
 ) -> Iterator[Difference]:
     manifest_path = path / MANIFEST_NAME
     fault = path_fault(root, f"checkpoints/{path.name}/{MANIFEST_NAME}")
@@ -159,6 +185,9 @@ def _checkpoint_differences(
     if misfit is not None:
         yield Difference(manifest_path, *misfit)
         return
+    foreign = find_not_own(checkpoint.manifest, manifest) if manifest else None
+    if foreign is not None:
+        yield Difference(manifest_path, f"a checkpoint of run {run_id}", f"not: {foreign}")
     receipt = next((one for one in receipts if Path(one.path) == path), None)
     if receipt is not None:
         found = hash_file(manifest_path)

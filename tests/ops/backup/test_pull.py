@@ -192,8 +192,7 @@ def test_a_damaged_checkpoint_here_is_kept_aside_and_brought_again(case: Case) -
 def _write_another(builder: RunBuilder, step: int) -> None:
     """Another attempt writes the checkpoint of a step again."""
     shutil.rmtree(builder.run.checkpoint(step))
-    builder.attempt = 2
-    builder.save(step)
+    builder.resume().save(step)
 
 
 def test_another_checkpoint_of_a_held_step_is_a_conflict_and_both_are_kept(case: Case) -> None:

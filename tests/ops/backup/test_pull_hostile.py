@@ -160,19 +160,20 @@ def test_a_plan_names_what_is_refused_and_a_crowd_is_counted(case: Case) -> None
 
 
 def test_an_empty_list_puts_files_away_and_never_over_what_was_put_away_before(case: Case) -> None:
+    note = case.run.root / "note.txt"
+    note.write_bytes(b"good")
     pull(case, LyingPod())
-    good = case.backup.run.manifest.read_bytes()
     for content in (b"one", b"two"):
         pull(case, LyingPod(listed=lambda _honest: b""))
-        lie = entry(b"./manifest.json", content)
+        lie = entry(b"./note.txt", content)
         pod = LyingPod(
             listed=lambda _honest, lie=lie: lie, streamed=lambda _names, _bytes, c=content: c
         )
-        case.run.manifest.write_bytes(content)
+        note.write_bytes(content)
         pull(case, pod)
     pull(case, LyingPod(listed=lambda _honest: b""))
-    kept = {path.read_bytes() for path in case.backup.gone.glob("manifest.json*")}
-    assert kept == {good, b"one", b"two"}
+    kept = {path.read_bytes() for path in case.backup.gone.glob("note.txt*")}
+    assert kept == {b"good", b"one", b"two"}
 
 
 def test_a_file_that_becomes_a_folder_is_reported_and_then_brought(case: Case) -> None:

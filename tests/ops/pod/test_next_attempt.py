@@ -123,3 +123,22 @@ def test_the_end_of_the_next_attempt_replaces_a_record_that_a_kill_left_behind(r
     assert begin_until_killed(run, NUM_CHANGES - 2)
     end(run, 2, 0)
     assert (read_exit(run).attempt, state(run)) == (2, "finished")
+
+
+@pytest.mark.parametrize("by", ["operator", "watchdog"])
+def test_whoever_begins_an_attempt_it_has_an_identity_and_the_chain_of_the_earlier_ones(run, by):
+    first = read_manifest(run).model_copy(update={"attempt_id": "a" * 32})
+    write_manifest(run, first)
+    asked = NextAttemptAction(run_dir=run.root, from_attempt=1, by=by)
+    begun = act(asked.model_dump_json().encode()).manifest
+    assert len(begun.attempt_id) == 32
+    assert begun.earlier_attempts == {1: "a" * 32}
+
+
+@pytest.mark.parametrize("field", ["attempt_id", "earlier_attempts"])
+def test_nobody_chooses_the_identity_of_an_attempt(run, field):
+    changes = {field: "b" * 32 if field == "attempt_id" else {}}
+    asked = NextAttemptAction(run_dir=run.root, from_attempt=1, changes=changes)
+    reply = act(asked.model_dump_json().encode())
+    assert (reply.code, field in reply.message) == (2, True)
+    assert read_manifest(run).attempt == 1

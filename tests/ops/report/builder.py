@@ -13,7 +13,12 @@ from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import ExitRecord, write_exit
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.manifest import RunManifest, begin_next_attempt, write_manifest
+from nsa_core.rundir.manifest import (
+    RunManifest,
+    begin_next_attempt,
+    read_manifest,
+    write_manifest,
+)
 from tests.ops.report.tensors import safetensors_bytes
 
 START_UNIX_S = 1_795_788_180.0
@@ -175,6 +180,7 @@ class RunBuilder:
             files.append(CheckpointFile(name=name, size=len(content), sha256=digest))
         manifest = CheckpointManifest(
             run_id=self.run_id, attempt=self.attempt, step=step, tokens_seen=step * 2048,
+            attempt_id=read_manifest(self.run).attempt_id,
             created_unix_s=self.clock, config_sha256="c" * 64,
             tokenizer_fingerprint="byte-257-9f2c", files=files,
         )  # fmt: skip

@@ -1,0 +1,144 @@
+"""A checkpoint of another run, or of another lineage of this run, is passed over loudly."""
+
+import json
+
+import pytest
+
+from nsa_core.config.run import RunConfig
+from nsa_core.model.weights import model_tensors
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import Parent, begin_next_attempt, read_manifest, write_manifest
+from nsa_core.train import checkpoint as content
+from nsa_core.train.failure import CheckpointError
+from nsa_core.train.random_state import read_host_state, read_torch_state
+from nsa_core.train.resume import find_resume_point
+from tests.core.train.models import CPU, make_model
+
+OWN, OTHER = "a" * 32, "b" * 32
+
+
+def write(run, step, run_id="r1", attempt=1, attempt_id=OWN):
+    snapshot = content.Snapshot(
+        state=content.TrainingState(step=step, tokens_seen=step, loader={}),
+        config=RunConfig(),
+        model=content.to_host(model_tensors(make_model())),
+        optimizer={},
+        random_tensors=read_torch_state(CPU),
+        random_words=read_host_state(),
+    )
+    origin = content.Origin(run_id, attempt, "c0ffee", "tokens", attempt_id)
+    return content.write_checkpoint(run, snapshot, origin)
+
+
+@pytest.fixture
+def own(run, manifest):
+    """Attempt 1 of `r1`, which has an identity."""
+    write_manifest(run, manifest.model_copy(update={"attempt_id": OWN}))
+    return read_manifest(run)
+
+
+def search(run, manifest):
+    rejected = []
+    point = find_resume_point(run, manifest, lambda folder, why: rejected.append(why))
+    return (point.state.step if point else None), rejected
+
+
+def test_a_checkpoint_names_the_attempt_that_wrote_it(run, own):
+    assert write(run, 5).manifest.attempt_id == OWN
+    assert json.loads((run.checkpoint(5) / "checkpoint.json").read_bytes())["attempt_id"] == OWN
+
+
+@pytest.mark.parametrize(
+    ("foreign", "why"),
+    [
+        ({"run_id": "r2"}, "it was written by run r2, not by r1"),
+        ({"attempt": 2}, "it was written by attempt 2, and r1 is at 1"),
+        ({"attempt_id": OTHER}, "it is of another lineage of r1"),
+    ],
+)
+def test_auto_resume_passes_over_a_foreign_checkpoint_and_says_so(run, own, foreign, why):
+    write(run, 5)
+    write(run, 10, **foreign)
+    step, rejected = search(run, own)
+    assert step == 5
+    assert [one.startswith(why) for one in rejected] == [True]
+
+
+def test_where_every_checkpoint_is_foreign_the_trainer_does_not_begin_from_nothing(run, own):
+    write(run, 5, attempt_id=OTHER)
+    write(run, 10, run_id="r2")
+    with pytest.raises(CheckpointError, match=r"of another run, newest step_000010: .* run r2"):
+        search(run, own)
+
+
+def test_a_named_foreign_checkpoint_is_refused_with_15(run, own):
+    path = write(run, 10, attempt_id=OTHER).path
+    named = begin_next_attempt(run, at_unix_s=1.0, changes={"resume": str(path)})
+    with pytest.raises(CheckpointError, match="another lineage of r1") as refused:
+        search(run, named)
+    assert int(refused.value.code) == 15
+
+
+def test_a_checkpoint_of_an_older_version_is_accepted_where_nothing_contradicts(run, own):
+    write(run, 5, attempt_id="")
+    assert search(run, own) == (5, [])
+
+
+def test_the_next_attempt_goes_on_from_a_checkpoint_of_the_one_before(run, own):
+    write(run, 5)
+    second = begin_next_attempt(run, at_unix_s=1.0)
+    assert search(run, second) == (5, [])
+    write(run, 10, attempt=2, attempt_id=second.attempt_id)
+    third = begin_next_attempt(run, at_unix_s=1.0)
+    assert search(run, third) == (10, [])
+
+
+@pytest.fixture
+def parent(tmp_path, manifest):
+    """Another run, `r0`, with a checkpoint of step 20."""
+    run = RunDir(tmp_path / "runs" / "r0")
+    run.root.mkdir(parents=True)
+    write_manifest(run, manifest.model_copy(update={"run_id": "r0", "attempt_id": OTHER}))
+    write(run, 20, run_id="r0", attempt_id=OTHER)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("parent_of", "is_own"),
+    [
+        (Parent(run_id="r0", step=20, attempt_id=OTHER), True),
+        (Parent(run_id="r0", step=20), True),
+        (Parent(run_id="r0", step=15), False),
+        (Parent(run_id="r0", step=20, attempt_id=OWN), False),
+        (Parent(run_id="r9", step=20), False),
+    ],
+)
+def test_a_new_run_begins_only_from_the_parent_that_its_manifest_names(
+    run, own, parent, parent_of, is_own
+):
+    changes = {"resume": str(parent.checkpoint(20)), "parent": parent_of}
+    manifest = own.model_copy(update=changes)
+    if is_own:
+        assert search(run, manifest) == (20, [])
+    else:
+        with pytest.raises(CheckpointError, match="r0"):
+            search(run, manifest)
+
+
+def test_without_a_parent_the_directory_that_holds_the_checkpoint_vouches_for_it(run, own, parent):
+    path = parent.checkpoint(20)
+    manifest = own.model_copy(update={"resume": str(path)})
+    assert search(run, manifest) == (20, [])
+    write_manifest(parent, read_manifest(parent).model_copy(update={"run_id": "r7"}))
+    with pytest.raises(CheckpointError, match="written by run r0, not by r7"):
+        search(run, manifest)
+    parent.manifest.unlink()
+    with pytest.raises(CheckpointError, match="written by run r0, not by r1"):
+        search(run, manifest)
+
+
+def test_a_copy_of_the_parents_checkpoint_in_the_runs_own_folder_is_foreign(run, own, parent):
+    write(run, 20, run_id="r0", attempt_id=OTHER)
+    manifest = own.model_copy(update={"parent": Parent(run_id="r0", step=20)})
+    with pytest.raises(CheckpointError, match="written by run r0, not by r1"):
+        search(run, manifest)
