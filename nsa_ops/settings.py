@@ -4,7 +4,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +12,11 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from nsa_core.config.base import FrozenModel
+from nsa_ops.project_file import PROJECT_SETTINGS, find_project_file, read_own
 
 PREFIX = "NSA_OPS_"
-PROJECT_FILE = "nsa-ops.toml"
+#: Names a settings file to read instead of the user's.
+CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 
 #: What a process on a local pod inherits from here, as a fresh login would have it; no secrets.
 LOGIN_NAMES = frozenset(
@@ -74,6 +76,7 @@ class Settings:
         is_color_forbidden: NO_COLOR is set.
         ssh_environment: What ssh inherits from here.
         socket_dirs: Folders for the sockets of open links, the best first.
+        notices: What people should know about files that were not read.
     """
 
     values: OperatorSettings
@@ -84,22 +87,53 @@ class Settings:
     is_color_forbidden: bool = False
     ssh_environment: dict[str, str] = field(default_factory=dict)
     socket_dirs: tuple[Path, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+#: Settings by name, and where they come from.
+Layer = tuple[str, dict[str, Any]]
 
 
 def read_settings(
     environment: Mapping[str, str] | None = None, *, folder: Path | None = None
 ) -> Settings:
-    """Settings from NSA_OPS_* variables over `nsa-ops.toml` over the user's file over defaults.
+    """Settings from NSA_OPS_* variables over a trusted `nsa-ops.toml` over the user's file.
 
     Args:
         environment: Environment to read; this process's if None.
         folder: Folder where the project's `nsa-ops.toml` is looked for, and in its parents.
 
     Raises:
-        SettingsError: If a file cannot be parsed or a name is unknown.
+        SettingsError: If a file cannot be used or parsed, or a name is unknown.
     """
     found = os.environ if environment is None else environment
-    return _settings_of(found, _layers(found, folder or Path.cwd()))
+    user, variables = _user_layer(found), _variable_layers(found)
+    own = _settings_of(found, [*user, *variables])
+    project = find_project_file(folder or _current_folder(), own.state_dir)
+    if project is None:
+        return own
+    if project.content is None:
+        return replace(own, notices=(project.notice,))
+    layer = parse_project(project.path, project.content)
+    return _settings_of(found, [*user, (str(project.path), layer), *variables])
+
+
+def parse_project(path: Path, content: bytes) -> dict[str, Any]:
+    """Settings of a project's file.
+
+    Raises:
+        SettingsError: If it is not TOML, or holds what a project may not decide.
+    """
+    layer = _parse_toml(path, content)
+    for name in layer:
+        _check_name(name, str(path))
+        if name not in PROJECT_SETTINGS:
+            message = (
+                f"Setting `{name}` may not come from `{path}`: a project decides only "
+                f"{', '.join(PROJECT_SETTINGS)}"
+            )
+            raise SettingsError(message)
+    return layer
 
 
 def built_in_settings(environment: Mapping[str, str] | None = None) -> Settings:
@@ -109,9 +143,7 @@ def built_in_settings(environment: Mapping[str, str] | None = None) -> Settings:
     return _settings_of(found, [(name, {"state_dir": found[name]})] if found.get(name) else [])
 
 
-def _settings_of(
-    found: Mapping[str, str], layers: Sequence[tuple[str, dict[str, Any]]]
-) -> Settings:
+def _settings_of(found: Mapping[str, str], layers: Sequence[Layer]) -> Settings:
     """Settings from layers, weakest first, and what else this environment decides."""
     values: dict[str, Any] = {}
     origins = dict.fromkeys(OperatorSettings.model_fields, "default")
@@ -142,18 +174,25 @@ def _settings_of(
     )
 
 
-def _layers(found: Mapping[str, str], folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Settings by origin, weakest first."""
-    layers: list[tuple[str, dict[str, Any]]] = []
-    user = _config_home(found) / "nsa-ops" / "config.toml"
-    project = _find_upward(folder, PROJECT_FILE)
-    layers += [(str(path), _read_toml(path)) for path in (user, project) if path and path.is_file()]
-    variables = {
-        name.removeprefix(PREFIX).lower(): value
+def _user_layer(found: Mapping[str, str]) -> list[Layer]:
+    """The settings file that a variable names, or the one of the user's folder if it is there."""
+    named = found.get(CONFIG_VARIABLE)
+    path = Path(named or _config_home(found) / "nsa-ops" / "config.toml").expanduser()
+    if not named and not path.is_file():
+        return []
+    content, why = read_own(path, is_link_followed=True)
+    if why:
+        message = f"Settings file `{path}` cannot be used: {why}"
+        raise SettingsError(message)
+    return [(str(path), _parse_toml(path, content))]
+
+
+def _variable_layers(found: Mapping[str, str]) -> list[Layer]:
+    return [
+        (name, {name.removeprefix(PREFIX).lower(): value})
         for name, value in found.items()
-        if name.startswith(PREFIX)
-    }
-    return layers + [(PREFIX + name.upper(), {name: value}) for name, value in variables.items()]
+        if name.startswith(PREFIX) and name != CONFIG_VARIABLE
+    ]
 
 
 def _check_name(name: str, origin: str) -> None:
@@ -166,19 +205,19 @@ def _check_name(name: str, origin: str) -> None:
     raise SettingsError(message)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _parse_toml(path: Path, content: bytes) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         message = f"`{path}` is not valid TOML: {error}"
         raise SettingsError(message) from error
 
 
-def _find_upward(folder: Path, name: str) -> Path | None:
-    for parent in (folder, *folder.parents):
-        if (parent / name).is_file():
-            return parent / name
-    return None
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # somebody removed it under us
+        return Path("/")
 
 
 def _home(found: Mapping[str, str]) -> Path:

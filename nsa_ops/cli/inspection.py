@@ -8,6 +8,7 @@ import typer
 from nsa_ops.cli.arguments import PodOption, RunArgument
 from nsa_ops.cli.command import command
 from nsa_ops.cli.session import Session
+from nsa_ops.errors import ConfigurationError
 
 run_group = typer.Typer(help="Runs that were launched from here.")
 
@@ -79,13 +80,22 @@ def logs(
     offset: Annotated[
         int, typer.Option("--offset", metavar="BYTES", help="First byte; negative from the end")
     ] = 0,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Unchanged bytes; only into a file or a pipe")
+    ] = False,
 ) -> None:
-    """Print a run's log, byte for byte."""
+    """Print a run's log; control characters are shown as escapes."""
     from nsa_ops.cli.live import write_log
     from nsa_ops.runs.logs import read_log
 
+    if raw and session.options.json:
+        message = "`--raw` and `--json` cannot go together"
+        raise ConfigurationError(message, hint="JSON carries every sign as an escape")
+    if raw:
+        session.refuse_raw_terminal()
     session.interrupt_note = "the run goes on"
-    write_log(session, read_log(session.operator, run, offset=offset, follow=follow))
+    chunks = read_log(session.operator, run, offset=offset, follow=follow)
+    write_log(session, chunks, is_raw=raw)
 
 
 def health(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from nsa_ops.cli.output import envelope
-from nsa_ops.cli.streams import complain, printable
+from nsa_ops.cli.streams import complain
 from nsa_ops.errors import ConfigurationError, OpsError
+from nsa_ops.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,10 +55,13 @@ class Session:
         from nsa_ops.settings import SettingsError, read_settings
 
         try:
-            return read_settings()
+            found = read_settings()
         except SettingsError as error:
             hint = "See docs/variables.md; `nsa-ops doctor` goes on without the settings"
             raise ConfigurationError(str(error), hint=hint) from error
+        for notice in found.notices:
+            self.tell(notice)
+        return found
 
     def check_settings(self) -> None:
         """Refuse settings that cannot be used.
@@ -134,10 +138,26 @@ class Session:
             complain(failure)
             raise typer.Exit(failure.exit_code)
 
-    def write(self, content: bytes) -> None:
-        """Unchanged bytes on stdout."""
+    def refuse_raw_terminal(self) -> None:
+        """Keep unchanged bytes of a pod away from a terminal, which would obey them.
+
+        Raises:
+            ConfigurationError: If stdout is a terminal.
+        """
+        if sys.stdout.isatty():
+            message = "`--raw` writes a pod's bytes unchanged, and a terminal would obey them"
+            hint = "Leave `--raw` out, or send it to a file or pipe: `--raw > FILE`"
+            raise ConfigurationError(message, hint=hint)
+
+    def write_raw(self, content: bytes) -> None:
+        """Unchanged bytes on stdout, for `--raw` alone."""
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
+
+    def write_lines(self, text: str) -> None:
+        """Printable lines of a pod on stdout, as they come."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
     @cached_property
     def console(self) -> "Console":

@@ -8,6 +8,7 @@ from contextlib import suppress
 import typer
 
 from nsa_ops.errors import OpsError
+from nsa_ops.printable import printable
 
 
 def prepare_streams() -> None:
@@ -28,13 +29,6 @@ def close_stdout() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-
-
-def printable(text: str) -> str:
-    r"""Text that moves no cursor: a control character is shown as Python writes it (`\x1b`)."""
-    return "".join(
-        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
-    )
 
 
 def complain(error: OpsError) -> None:

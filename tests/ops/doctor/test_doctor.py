@@ -209,7 +209,8 @@ def test_the_command_ends_with_3_where_the_laptop_is_not_fit(
     well = cli("doctor", "--json")
     assert json.loads(well.out)["ok"] is (well.exit_code == 0)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "nsa-ops.toml").write_text("no_such_setting = 1\n")
+    (tmp_path / "config" / "nsa-ops").mkdir(parents=True)
+    (tmp_path / "config" / "nsa-ops" / "config.toml").write_text("no_such_setting = 1\n")
     broken = cli("doctor")
     assert broken.exit_code == 3
     assert "Unknown setting `no_such_setting`" in broken.out
