@@ -77,6 +77,7 @@ class Settings:
         ssh_environment: What ssh inherits from here.
         socket_dirs: Folders for the sockets of open links, the best first.
         notices: What people should know about files that were not read.
+        scratch_dirs: Folders for copies that live for an instant, the best first.
     """
 
     values: OperatorSettings
@@ -88,6 +89,7 @@ class Settings:
     ssh_environment: dict[str, str] = field(default_factory=dict)
     socket_dirs: tuple[Path, ...] = ()
     notices: tuple[str, ...] = ()
+    scratch_dirs: tuple[Path, ...] = ()
 
 
 #: Settings by name, and where they come from.
@@ -171,6 +173,7 @@ def _settings_of(found: Mapping[str, str], layers: Sequence[Layer]) -> Settings:
         is_color_forbidden=bool(found.get("NO_COLOR")),
         ssh_environment=_ssh_environment(found),
         socket_dirs=_socket_dirs(found, state_dir),
+        scratch_dirs=_scratch_dirs(found),
     )
 
 
@@ -258,6 +261,16 @@ def _ssh_environment(found: Mapping[str, str]) -> dict[str, str]:
 def _socket_dirs(found: Mapping[str, str], state_dir: Path) -> tuple[Path, ...]:
     """Where a socket may be: its whole path must be short, so the last one is."""
     runtime = found.get("XDG_RUNTIME_DIR")
-    temporary = Path(found.get("TMPDIR") or "/tmp")  # noqa: S108 (a folder of our own below it)
     first = [Path(runtime) / "nsa-ops"] if runtime else []
-    return (*first, state_dir / "sockets", temporary / f"nsa-ops-{os.getuid()}")
+    return (*first, state_dir / "sockets", _temporary(found) / f"nsa-ops-{os.getuid()}")
+
+
+def _scratch_dirs(found: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where a private folder may be made while the disk of the state folder is full."""
+    runtime = found.get("XDG_RUNTIME_DIR")
+    first = [Path(runtime)] if runtime else []
+    return (*first, Path("/dev/shm"), _temporary(found))  # noqa: S108 (folders of our own there)
+
+
+def _temporary(found: Mapping[str, str]) -> Path:
+    return Path(found.get("TMPDIR") or "/tmp")  # noqa: S108 (folders of our own below it)

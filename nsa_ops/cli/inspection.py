@@ -23,12 +23,12 @@ def register(app: typer.Typer) -> None:
         ("stack", stack),
         ("checkpoint", checkpoint),
     ):
-        command(app, name)(function)
+        command(app, name, is_emergency=True)(function)
     command(app, "tunnel", changes=True)(tunnel)
     app.add_typer(run_group, name="run")
 
 
-@command(run_group, "ls", path="run")
+@command(run_group, "ls", path="run", is_emergency=True)
 def run_ls(session: Session, pod: PodOption = None) -> None:
     """List the runs that were launched from here, with their states."""
     from nsa_ops.cli.render_runs import draw_runs
@@ -37,7 +37,7 @@ def run_ls(session: Session, pod: PodOption = None) -> None:
     session.show(list_runs(session.operator, pod), draw_runs)
 
 
-@command(run_group, "show", path="run")
+@command(run_group, "show", path="run", is_emergency=True)
 def run_show(session: Session, run: RunArgument = None) -> None:
     """Show everything about one run."""
     from nsa_ops.cli.render_runs import draw_run

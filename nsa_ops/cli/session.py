@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from nsa_ops.cli.output import envelope
-from nsa_ops.cli.streams import complain
+from nsa_ops.cli.streams import complain, warn
 from nsa_ops.errors import ConfigurationError, OpsError
 from nsa_ops.printable import printable
 
@@ -40,10 +40,19 @@ class Options:
 class Session:
     """One invocation of one command."""
 
-    def __init__(self, command: str, options: Options) -> None:
+    def __init__(self, command: str, options: Options, *, is_emergency: bool = False) -> None:
+        """Begin.
+
+        Args:
+            command: Its words, such as `pod ls`.
+            options: What every command takes.
+            is_emergency: It goes on where nothing can be recorded, and says what is not.
+        """
         self.command = command
         self.options = options
-        self.interrupt_note = "nothing was left half done"
+        self.interrupt_note = ""
+        self._unrecorded = self._tell_unrecorded if is_emergency else None
+        self._told: set[str] = set()
 
     @cached_property
     def settings(self) -> "Settings":
@@ -87,16 +96,44 @@ class Session:
         """What use cases work with under other settings; the caller closes its store."""
         from nsa_ops.clock import SystemClock
         from nsa_ops.runs.context import Operator, connect_audited
-        from nsa_ops.store import Store
+        from nsa_ops.store import REGISTRY_NAME, Store
 
+        self.close_state(settings)
         return Operator(
             settings=settings,
-            store=Store(settings.state_dir / "registry.sqlite"),
+            store=Store(
+                settings.state_dir / REGISTRY_NAME,
+                unrecorded=self._unrecorded,
+                scratch_dirs=settings.scratch_dirs,
+            ),
             clock=SystemClock(),
             tell=self.tell,
-            connect=partial(connect_audited, tell=self.tell if self.is_verbose else None),
+            connect=partial(
+                connect_audited,
+                tell=self.tell if self.is_verbose else None,
+                unrecorded=self._unrecorded,
+            ),
             timeout_s=self.options.timeout_s,
         )
+
+    def close_state(self, settings: "Settings") -> None:
+        """Take every right on the state folder and what is in it from others.
+
+        Raises:
+            LocalResourceError: If it belongs to another user.
+        """
+        from nsa_ops.private import close_tree
+
+        if notice := close_tree(settings.state_dir).notice:
+            self._warn_once(notice)
+
+    def _tell_unrecorded(self, why: str) -> None:
+        self._warn_once(f"not recorded: {why}")
+
+    def _warn_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            warn(line)
 
     @property
     def is_verbose(self) -> bool:
@@ -104,9 +141,10 @@ class Session:
         return self.options.verbosity > 0
 
     def close(self) -> None:
-        """Close the registry if it was opened."""
+        """Close the registry if it was opened, and to others what this command has made."""
         if "operator" in self.__dict__:
             self.operator.store.close()
+            self.close_state(self.operator.settings)
 
     def tell(self, line: str) -> None:
         """One line of the story, on stderr; silent with `-q`."""

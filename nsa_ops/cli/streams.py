@@ -31,6 +31,12 @@ def close_stdout() -> None:
         os.close(nowhere)
 
 
+def warn(line: str) -> None:
+    """One line on stderr that `-q` does not silence."""
+    with suppress(OSError):  # where stderr takes nothing, nobody can be warned
+        typer.echo(f"warning: {printable(line)}", err=True)
+
+
 def complain(error: OpsError) -> None:
     """What failed and what to do next, on stderr; what people typed is shown, never obeyed."""
     with suppress(OSError):  # where stderr takes nothing, the exit code still tells

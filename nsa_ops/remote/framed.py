@@ -136,7 +136,11 @@ class FramedTransport(ABC):
         line = encode_call(argv, nonce)
         errors: list[bytes] = []
         answer = FramedAnswer(Framed(nonce, sink), Framed(nonce, errors.append))
-        ended = self._exchange(_after(line, stdin), answer, timeout_s)
+        try:
+            ended = self._exchange(_after(line, stdin), answer, timeout_s)
+        except KeyboardInterrupt as stop:
+            stop.add_note(self._stopped(argv, answer))
+            raise
         if answer.is_whole:
             code = self._exit_code(argv, answer.out.ending or "")
             return Completed(tuple(argv), code, b"", b"".join(errors))
@@ -147,10 +151,21 @@ class FramedTransport(ABC):
         if pid is None:
             return ""
         try:
-            self.run(("sh", "-c", frame.KILL, "sh", str(pid)), timeout_s=_KILL_S)
+            done = self.run(("sh", "-c", frame.KILL, "sh", str(pid)), timeout_s=_KILL_S)
         except OpsError as error:
             return f", and may still run there as process {pid} ({error.message})"
-        return ""
+        return "" if done.exit_code == 0 else f", and may still run there as process {pid}"
+
+    def _stopped(self, argv: Sequence[str], answer: FramedAnswer) -> str:
+        """What came of a call that Ctrl-C has cut off: it is ended there, as at a deadline."""
+        command = f"`{shorten(argv)}` on {self.where}"
+        if answer.pid is None:
+            return f"nobody knows whether {command} had begun"
+        try:
+            left = self._kill(answer.pid)
+        except KeyboardInterrupt:  # asked for twice: leave at once
+            left = f", and may still run there as process {answer.pid}"
+        return f"{command} was cut off{left}" if left else f"{command} was ended"
 
     def _exit_code(self, argv: Sequence[str], ending: str) -> int:
         if ending == frame.MISSING:

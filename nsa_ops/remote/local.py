@@ -37,8 +37,9 @@ class LocalTransport:
             _kill_group(process)
             message = f"`{_short(argv)}` did not end within {timeout_s:g} s on {self.where}"
             raise DeadlineError(message, hint="Give it longer with `--timeout`") from error
-        except BaseException:
+        except BaseException as error:
             _kill_group(process)
+            error.add_note(f"`{_short(argv)}` on {self.where} was ended")
             raise
         code = process.returncode
         exit_code = code if code >= 0 else _SIGNAL_BASE - code

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError
 from nsa_ops.plan import Plan, Step, plan_of
+from nsa_ops.private import make_private_folder
 from nsa_ops.project_file import (
     PROJECT_FILE,
     Trusted,
@@ -101,7 +102,7 @@ def execute_trust_file(settings: Settings, planned: TrustPlan) -> list[TrustedFi
     files.pop(str(planned.path), None)
     if planned.sha256:
         files[str(planned.path)] = planned.sha256
-    settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(settings.state_dir)
     write_trusted(settings.state_dir, Trusted(files=files))
     return list_trusted(settings)
 

@@ -1,6 +1,5 @@
 """Send a folder of a backup to a pod: by rsync over the shared link where there is one."""
 
-import time
 from pathlib import Path, PurePosixPath
 
 from nsa_ops.errors import LocalResourceError, NotFoundError, PartialError
@@ -44,11 +43,12 @@ def send_folder(transport: Transport, source: Path, target: PurePosixPath, tell:
 def _sync(
     transport: Transport, door: OpenSSHTransport, source: Path, target: PurePosixPath
 ) -> None:
-    started = time.monotonic()
-    put_tree(door, source, str(target), timeout_s=SEND_TIMEOUT_S)
-    if isinstance(transport, AuditedTransport):
-        size = sum(file.stat().st_size for file in source.iterdir())
-        transport.record("rsync", started, {"target": str(target), "bytes": size})
+    if not isinstance(transport, AuditedTransport):
+        put_tree(door, source, str(target), timeout_s=SEND_TIMEOUT_S)
+        return
+    with transport.recorded("rsync", {"target": str(target)}) as end:
+        put_tree(door, source, str(target), timeout_s=SEND_TIMEOUT_S)
+        end["bytes"] = sum(file.stat().st_size for file in source.iterdir())
 
 
 def ask(transport: Transport, *argv: str, timeout_s: float = QUICK_S) -> None:
