@@ -105,21 +105,20 @@ def list_open(folder: Path) -> list[str]:
 
 def _open_to_others(folder: str) -> Iterator[tuple[str, int]]:
     """Everything in a tree that gives others a right, with its mode; the folder itself first."""
-    mode = stat.S_IMODE(os.stat(folder).st_mode)  # noqa: PTH116 (as above)
-    if mode & OTHERS:
-        yield folder, mode
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                yield from _of_entry(entry)
-    except (FileNotFoundError, PermissionError):  # moved meanwhile, or closed to us too
-        return
-
-
-def _of_entry(entry: "os.DirEntry[str]") -> Iterator[tuple[str, int]]:
-    if entry.is_dir(follow_symlinks=False):
-        yield from _open_to_others(entry.path)
-    elif not entry.is_symlink():
-        mode = stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode)
-        if mode & OTHERS:
-            yield entry.path, mode
+    waiting = [folder]
+    while waiting:
+        path = waiting.pop()
+        try:
+            mode = os.stat(path).st_mode  # noqa: PTH116 (as above)
+            if mode & OTHERS:
+                yield path, stat.S_IMODE(mode)
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                        continue
+                    mode = entry.stat(follow_symlinks=False).st_mode
+                    if mode & OTHERS and not entry.is_symlink():
+                        yield entry.path, stat.S_IMODE(mode)
+        except (FileNotFoundError, PermissionError):  # moved meanwhile, or closed to us too
+            continue

@@ -96,7 +96,7 @@ def _in_session(
     @functools.wraps(function)
     def run(**values: Any) -> None:
         options = _options({name: values.pop(name) for name in shared})
-        session = Session(words, options, is_emergency=is_emergency)
+        session = Session(words, options, changes=changes, is_emergency=is_emergency)
         try:
             if not is_without_settings:
                 session.check_settings()

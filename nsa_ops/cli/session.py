@@ -40,17 +40,21 @@ class Options:
 class Session:
     """One invocation of one command."""
 
-    def __init__(self, command: str, options: Options, *, is_emergency: bool = False) -> None:
+    def __init__(
+        self, command: str, options: Options, *, changes: bool = False, is_emergency: bool = False
+    ) -> None:
         """Begin.
 
         Args:
             command: Its words, such as `pod ls`.
             options: What every command takes.
+            changes: It changes something.
             is_emergency: It goes on where nothing can be recorded, and says what is not.
         """
         self.command = command
         self.options = options
         self.interrupt_note = ""
+        self._changes = changes
         self._unrecorded = self._tell_unrecorded if is_emergency else None
         self._told: set[str] = set()
 
@@ -144,7 +148,8 @@ class Session:
         """Close the registry if it was opened, and to others what this command has made."""
         if "operator" in self.__dict__:
             self.operator.store.close()
-            self.close_state(self.operator.settings)
+            if self._changes:
+                self.close_state(self.operator.settings)
 
     def tell(self, line: str) -> None:
         """One line of the story, on stderr; silent with `-q`."""
