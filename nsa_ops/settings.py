@@ -35,6 +35,10 @@ LOGIN_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "TRITON_")
 TRAINING_NAMES = ("DDP_SAFE",)
 
 
+#: Settings that are paths on this machine.
+PATH_SETTINGS = ("state_dir", "ssh_config")
+
+
 class SettingsError(ValueError):
     """A settings file or variable cannot be used."""
 
@@ -187,7 +191,17 @@ def _user_layer(found: Mapping[str, str]) -> list[Layer]:
     if why:
         message = f"Settings file `{path}` cannot be used: {why}"
         raise SettingsError(message)
-    return [(str(path), _parse_toml(path, content))]
+    return [(str(path), _anchored(_parse_toml(path, content), path.absolute().parent))]
+
+
+def _anchored(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Paths of a settings file, relative to its folder: never to the one that somebody is in."""
+    paths = {
+        name: str(folder / Path(value).expanduser())
+        for name, value in layer.items()
+        if name in PATH_SETTINGS and isinstance(value, str) and value
+    }
+    return layer | paths
 
 
 def _variable_layers(found: Mapping[str, str]) -> list[Layer]:
@@ -228,13 +242,19 @@ def _home(found: Mapping[str, str]) -> Path:
 
 
 def _config_home(found: Mapping[str, str]) -> Path:
-    return Path(found.get("XDG_CONFIG_HOME") or _home(found) / ".config")
+    return _folder(found, "XDG_CONFIG_HOME") or _home(found) / ".config"
 
 
 def _platform_state_dir(found: Mapping[str, str]) -> Path:
     if sys.platform == "darwin":
         return _home(found) / "Library" / "Application Support" / "nsa-ops"
-    return Path(found.get("XDG_STATE_HOME") or _home(found) / ".local" / "state") / "nsa-ops"
+    return (_folder(found, "XDG_STATE_HOME") or _home(found) / ".local" / "state") / "nsa-ops"
+
+
+def _folder(found: Mapping[str, str], name: str) -> Path | None:
+    """The folder in a variable; a relative one counts for nothing, as its specification says."""
+    value = found.get(name, "")
+    return Path(value) if value.startswith("/") else None
 
 
 def _training_environment(found: Mapping[str, str]) -> dict[str, str]:
@@ -260,17 +280,17 @@ def _ssh_environment(found: Mapping[str, str]) -> dict[str, str]:
 
 def _socket_dirs(found: Mapping[str, str], state_dir: Path) -> tuple[Path, ...]:
     """Where a socket may be: its whole path must be short, so the last one is."""
-    runtime = found.get("XDG_RUNTIME_DIR")
-    first = [Path(runtime) / "nsa-ops"] if runtime else []
+    runtime = _folder(found, "XDG_RUNTIME_DIR")
+    first = [runtime / "nsa-ops"] if runtime else []
     return (*first, state_dir / "sockets", _temporary(found) / f"nsa-ops-{os.getuid()}")
 
 
 def _scratch_dirs(found: Mapping[str, str]) -> tuple[Path, ...]:
     """Where a private folder may be made while the disk of the state folder is full."""
-    runtime = found.get("XDG_RUNTIME_DIR")
-    first = [Path(runtime)] if runtime else []
+    runtime = _folder(found, "XDG_RUNTIME_DIR")
+    first = [runtime] if runtime else []
     return (*first, Path("/dev/shm"), _temporary(found))  # noqa: S108 (folders of our own there)
 
 
 def _temporary(found: Mapping[str, str]) -> Path:
-    return Path(found.get("TMPDIR") or "/tmp")  # noqa: S108 (folders of our own below it)
+    return _folder(found, "TMPDIR") or Path("/tmp")  # noqa: S108 (folders of our own below it)

@@ -63,12 +63,18 @@ WRITERS = {
     ("streams.py", "typer.echo(f'warning: {printable(line)}', err=True)"),
     ("streams.py", "typer.echo(f'error: {printable(error.message)}', err=True)"),
     ("streams.py", "typer.echo(f'\\nhint: {printable(error.hint)}', err=True)"),
+    (
+        "app.py",
+        "typer.echo(printable_lines(''.join(traceback.format_exception(error))), err=True)",
+    ),
     ("app.py", "typer.echo(f'nsa-ops {__version__}')"),
     ("app.py", "typer.echo(envelope(command or 'nsa-ops', None, error))"),
     ("render.py", "console.print(printable(text), markup=False, soft_wrap=True)"),
     ("render_checks.py", "console.print(drawn)"),  # made by `cell`
 }
-_WRITES = re.compile(r"typer\.(echo|secho|confirm|prompt)\(|\.print\(|print\(|\.write\(|\.log\(")
+_WRITES = re.compile(
+    r"typer\.(echo|secho|confirm|prompt)\(|\bprint\(|print_\w+\(|\.write\(|\.log\("
+)
 
 
 def test_nothing_else_in_the_command_line_writes_to_a_stream(repository: Path) -> None:

@@ -97,6 +97,23 @@ def test_a_users_file_that_others_can_write_is_refused(home: Path) -> None:
         read_settings({"HOME": str(home)}, folder=home)
 
 
+def test_a_relative_path_in_a_settings_file_is_never_one_of_the_folder_you_are_in(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = home / ".config" / "nsa-ops"
+    (own / "config.toml").write_text('ssh_config = "ssh.conf"\nstate_dir = "state"\n')
+    (home / "elsewhere").mkdir()
+    monkeypatch.chdir(home / "elsewhere")
+    found = read_settings({"HOME": str(home)})
+    assert (found.values.ssh_config, found.state_dir) == (str(own / "ssh.conf"), own / "state")
+    (own / "config.toml").write_text('ssh_config = "~/ssh.conf"\n')
+    relative = dict.fromkeys(("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"), ".")
+    found = read_settings({"HOME": str(home), **relative, "TMPDIR": "."})
+    assert found.values.ssh_config == str(Path("~/ssh.conf").expanduser())
+    assert found.state_dir == home / ".local" / "state" / "nsa-ops"
+    assert all(path.is_absolute() for path in (*found.socket_dirs, *found.scratch_dirs))
+
+
 def test_a_folder_that_is_gone_holds_no_project(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from nsa_ops.runs.context import audit_log
 from nsa_ops.runs.doors import SSH, ssh_settings, target_of
 from nsa_ops.settings import Settings
 from nsa_ops.store import Intent, PodRecord
+from nsa_ops.store.read_only import load_registry
 
 TOOL_S = 10.0
 _SOCKET_S = 2.0
@@ -123,7 +124,7 @@ def read_laptop(settings: Settings, settings_problem: str = "") -> LaptopFacts:
         settings_problem: Why they cannot; empty if they can.
     """
     state = settings.state_dir
-    registry = read_registry(state / "registry.sqlite")
+    registry = read_registry(state / "registry.sqlite", settings.scratch_dirs)
     audit, audit_problem = _read_audit(settings)
     return LaptopFacts(
         python=(sys.version_info.major, sys.version_info.minor),
@@ -145,12 +146,12 @@ def read_laptop(settings: Settings, settings_problem: str = "") -> LaptopFacts:
     )
 
 
-def read_registry(path: Path) -> RegistryFacts:
+def read_registry(path: Path, scratch_dirs: Sequence[Path] = ()) -> RegistryFacts:
     """Look into the registry; a damaged or locked one is a fact, not an error."""
     if not path.is_file():
         return RegistryFacts()
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as found:
+        with contextlib.closing(load_registry(path, scratch_dirs)) as found:
             (verdict,) = found.execute("PRAGMA integrity_check(1)").fetchone()
             if verdict != "ok":
                 return RegistryFacts(is_there=True, problem=str(verdict).splitlines()[0])
