@@ -55,8 +55,9 @@ def _require_own(folder: Path) -> None:
     if found.st_uid == os.getuid():
         return
     message = f"`{folder}` belongs to user {found.st_uid}, and you are user {os.getuid()}"
-    hint = "Work as its owner (without sudo), or name a folder of your own"
-    raise LocalResourceError(message, hint=f"{hint} with `NSA_OPS_STATE_DIR`")
+    raise LocalResourceError(
+        message, hint="Work as its owner, without sudo: the runs are known there"
+    )
 
 
 def close_to_others(path: Path) -> bool:

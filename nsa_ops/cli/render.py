@@ -25,6 +25,7 @@ def make_console(color: str, *, is_color_forbidden: bool) -> Console:
     wanted = color == "always" or (color == "auto" and probe.is_terminal and not is_color_forbidden)
     return Console(
         highlight=False,
+        emoji=False,  # `:x:` in a pod's words is not a picture
         no_color=not wanted,
         force_terminal=True if color == "always" else None,
         width=None if probe.is_terminal else _PIPE_WIDTH,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nsa_ops.cli.render import line, make_console, table
 from nsa_ops.printable import PrintableStream, printable, printable_lines
 
 #: One of each kind: C0, DEL, C1 as text, an 8-bit CSI, overrides, isolates, zero width, line
@@ -46,6 +47,16 @@ def test_pieces_are_put_together_wherever_they_are_cut() -> None:
         pieces = [content[at : at + size] for at in range(0, len(content), size)]
         said = "".join(map(stream.feed, pieces)) + stream.feed(b"", is_last=True)
         assert said == whole, size
+
+
+def test_text_of_a_pod_is_neither_markup_nor_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    console = make_console("never", is_color_forbidden=False)
+    line(console, "[bold]x[/] :fire: \x1b[2J")
+    console.print(table(["A"], [("[link=http://x]y[/] :fire: \x1b[2J",)]))
+    said = capsys.readouterr().out
+    assert said.count(":fire: \\x1b[2J") == 2
+    assert "[bold]x[/]" in said
+    assert "[link=http://x]y[/]" in said
 
 
 #: Who may write to a stream, and what of: the filter, JSON, and constants.
