@@ -4,7 +4,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +12,11 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from nsa_core.config.base import FrozenModel
+from nsa_ops.project_file import PROJECT_SETTINGS, find_project_file, read_own
 
 PREFIX = "NSA_OPS_"
-PROJECT_FILE = "nsa-ops.toml"
+#: Names a settings file to read instead of the user's.
+CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 
 #: What a process on a local pod inherits from here, as a fresh login would have it; no secrets.
 LOGIN_NAMES = frozenset(
@@ -31,6 +33,10 @@ LOGIN_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "TRITON_")
 
 #: Variables of earlier runbooks that configure a run though they do not begin with NSA_.
 TRAINING_NAMES = ("DDP_SAFE",)
+
+
+#: Settings that are paths on this machine.
+PATH_SETTINGS = ("state_dir", "ssh_config")
 
 
 class SettingsError(ValueError):
@@ -74,6 +80,8 @@ class Settings:
         is_color_forbidden: NO_COLOR is set.
         ssh_environment: What ssh inherits from here.
         socket_dirs: Folders for the sockets of open links, the best first.
+        notices: What people should know about files that were not read.
+        scratch_dirs: Folders for copies that live for an instant, the best first.
     """
 
     values: OperatorSettings
@@ -84,22 +92,54 @@ class Settings:
     is_color_forbidden: bool = False
     ssh_environment: dict[str, str] = field(default_factory=dict)
     socket_dirs: tuple[Path, ...] = ()
+    notices: tuple[str, ...] = ()
+    scratch_dirs: tuple[Path, ...] = ()
+
+
+#: Settings by name, and where they come from.
+Layer = tuple[str, dict[str, Any]]
 
 
 def read_settings(
     environment: Mapping[str, str] | None = None, *, folder: Path | None = None
 ) -> Settings:
-    """Settings from NSA_OPS_* variables over `nsa-ops.toml` over the user's file over defaults.
+    """Settings from NSA_OPS_* variables over a trusted `nsa-ops.toml` over the user's file.
 
     Args:
         environment: Environment to read; this process's if None.
         folder: Folder where the project's `nsa-ops.toml` is looked for, and in its parents.
 
     Raises:
-        SettingsError: If a file cannot be parsed or a name is unknown.
+        SettingsError: If a file cannot be used or parsed, or a name is unknown.
     """
     found = os.environ if environment is None else environment
-    return _settings_of(found, _layers(found, folder or Path.cwd()))
+    user, variables = _user_layer(found), _variable_layers(found)
+    own = _settings_of(found, [*user, *variables])
+    project = find_project_file(folder or _current_folder(), own.state_dir)
+    if project is None:
+        return own
+    if project.content is None:
+        return replace(own, notices=(project.notice,))
+    layer = parse_project(project.path, project.content)
+    return _settings_of(found, [*user, (str(project.path), layer), *variables])
+
+
+def parse_project(path: Path, content: bytes) -> dict[str, Any]:
+    """Settings of a project's file.
+
+    Raises:
+        SettingsError: If it is not TOML, or holds what a project may not decide.
+    """
+    layer = _parse_toml(path, content)
+    for name in layer:
+        _check_name(name, str(path))
+        if name not in PROJECT_SETTINGS:
+            message = (
+                f"Setting `{name}` may not come from `{path}`: a project decides only "
+                f"{', '.join(PROJECT_SETTINGS)}"
+            )
+            raise SettingsError(message)
+    return layer
 
 
 def built_in_settings(environment: Mapping[str, str] | None = None) -> Settings:
@@ -109,9 +149,7 @@ def built_in_settings(environment: Mapping[str, str] | None = None) -> Settings:
     return _settings_of(found, [(name, {"state_dir": found[name]})] if found.get(name) else [])
 
 
-def _settings_of(
-    found: Mapping[str, str], layers: Sequence[tuple[str, dict[str, Any]]]
-) -> Settings:
+def _settings_of(found: Mapping[str, str], layers: Sequence[Layer]) -> Settings:
     """Settings from layers, weakest first, and what else this environment decides."""
     values: dict[str, Any] = {}
     origins = dict.fromkeys(OperatorSettings.model_fields, "default")
@@ -139,21 +177,39 @@ def _settings_of(
         is_color_forbidden=bool(found.get("NO_COLOR")),
         ssh_environment=_ssh_environment(found),
         socket_dirs=_socket_dirs(found, state_dir),
+        scratch_dirs=_scratch_dirs(found),
     )
 
 
-def _layers(found: Mapping[str, str], folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Settings by origin, weakest first."""
-    layers: list[tuple[str, dict[str, Any]]] = []
-    user = _config_home(found) / "nsa-ops" / "config.toml"
-    project = _find_upward(folder, PROJECT_FILE)
-    layers += [(str(path), _read_toml(path)) for path in (user, project) if path and path.is_file()]
-    variables = {
-        name.removeprefix(PREFIX).lower(): value
-        for name, value in found.items()
-        if name.startswith(PREFIX)
+def _user_layer(found: Mapping[str, str]) -> list[Layer]:
+    """The settings file that a variable names, or the one of the user's folder if it is there."""
+    named = found.get(CONFIG_VARIABLE)
+    path = Path(named or _config_home(found) / "nsa-ops" / "config.toml").expanduser()
+    if not named and not path.is_file():
+        return []
+    content, why = read_own(path, is_link_followed=True)
+    if why:
+        message = f"Settings file `{path}` cannot be used: {why}"
+        raise SettingsError(message)
+    return [(str(path), _anchored(_parse_toml(path, content), path.absolute().parent))]
+
+
+def _anchored(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Paths of a settings file, relative to its folder: never to the one that somebody is in."""
+    paths = {
+        name: str(folder / Path(value).expanduser())
+        for name, value in layer.items()
+        if name in PATH_SETTINGS and isinstance(value, str) and value
     }
-    return layers + [(PREFIX + name.upper(), {name: value}) for name, value in variables.items()]
+    return layer | paths
+
+
+def _variable_layers(found: Mapping[str, str]) -> list[Layer]:
+    return [
+        (name, {name.removeprefix(PREFIX).lower(): value})
+        for name, value in found.items()
+        if name.startswith(PREFIX) and name != CONFIG_VARIABLE
+    ]
 
 
 def _check_name(name: str, origin: str) -> None:
@@ -166,19 +222,19 @@ def _check_name(name: str, origin: str) -> None:
     raise SettingsError(message)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _parse_toml(path: Path, content: bytes) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         message = f"`{path}` is not valid TOML: {error}"
         raise SettingsError(message) from error
 
 
-def _find_upward(folder: Path, name: str) -> Path | None:
-    for parent in (folder, *folder.parents):
-        if (parent / name).is_file():
-            return parent / name
-    return None
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # somebody removed it under us
+        return Path("/")
 
 
 def _home(found: Mapping[str, str]) -> Path:
@@ -186,13 +242,19 @@ def _home(found: Mapping[str, str]) -> Path:
 
 
 def _config_home(found: Mapping[str, str]) -> Path:
-    return Path(found.get("XDG_CONFIG_HOME") or _home(found) / ".config")
+    return _folder(found, "XDG_CONFIG_HOME") or _home(found) / ".config"
 
 
 def _platform_state_dir(found: Mapping[str, str]) -> Path:
     if sys.platform == "darwin":
         return _home(found) / "Library" / "Application Support" / "nsa-ops"
-    return Path(found.get("XDG_STATE_HOME") or _home(found) / ".local" / "state") / "nsa-ops"
+    return (_folder(found, "XDG_STATE_HOME") or _home(found) / ".local" / "state") / "nsa-ops"
+
+
+def _folder(found: Mapping[str, str], name: str) -> Path | None:
+    """The folder in a variable; a relative one counts for nothing, as its specification says."""
+    value = found.get(name, "")
+    return Path(value) if value.startswith("/") else None
 
 
 def _training_environment(found: Mapping[str, str]) -> dict[str, str]:
@@ -218,7 +280,17 @@ def _ssh_environment(found: Mapping[str, str]) -> dict[str, str]:
 
 def _socket_dirs(found: Mapping[str, str], state_dir: Path) -> tuple[Path, ...]:
     """Where a socket may be: its whole path must be short, so the last one is."""
-    runtime = found.get("XDG_RUNTIME_DIR")
-    temporary = Path(found.get("TMPDIR") or "/tmp")  # noqa: S108 (a folder of our own below it)
-    first = [Path(runtime) / "nsa-ops"] if runtime else []
-    return (*first, state_dir / "sockets", temporary / f"nsa-ops-{os.getuid()}")
+    runtime = _folder(found, "XDG_RUNTIME_DIR")
+    first = [runtime / "nsa-ops"] if runtime else []
+    return (*first, state_dir / "sockets", _temporary(found) / f"nsa-ops-{os.getuid()}")
+
+
+def _scratch_dirs(found: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where a private folder may be made while the disk of the state folder is full."""
+    runtime = _folder(found, "XDG_RUNTIME_DIR")
+    first = [runtime] if runtime else []
+    return (*first, Path("/dev/shm"), _temporary(found))  # noqa: S108 (folders of our own there)
+
+
+def _temporary(found: Mapping[str, str]) -> Path:
+    return _folder(found, "TMPDIR") or Path("/tmp")  # noqa: S108 (folders of our own below it)

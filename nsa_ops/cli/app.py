@@ -26,6 +26,7 @@ from nsa_ops.cli import (
 from nsa_ops.cli.output import envelope
 from nsa_ops.cli.streams import close_stdout, complain, prepare_streams
 from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError, ReaderGoneError
+from nsa_ops.printable import printable_lines
 
 #: How alike two words must be (difflib's ratio) before one is offered for the other.
 _NEAR = 0.7
@@ -156,7 +157,7 @@ def _resource_error(error: OSError) -> LocalResourceError:
 
 def _bug(error: Exception, words: Sequence[str]) -> OpsError:
     if {"-v", "--verbose"} & set(words):
-        traceback.print_exception(error)
+        typer.echo(printable_lines("".join(traceback.format_exception(error))), err=True)
     message = f"This is a bug in nsa-ops: {type(error).__name__}: {error}"
     return OpsError(
         " ".join(message.split()), hint="Repeat it with `-v` for the trace, and report it"

@@ -51,6 +51,7 @@ def command(
     path: str = "",
     changes: bool = False,
     is_without_settings: bool = False,
+    is_emergency: bool = False,
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Register a function as a command; its first parameter receives the `Session`.
 
@@ -61,12 +62,20 @@ def command(
         changes: It changes something: it takes `--yes` and `--plan` too.
         is_without_settings: It goes on where the settings cannot be used; every other command is
             refused then, before it does or shows anything.
+        is_emergency: It goes on where the state folder takes no write, and says what is not
+            recorded; every other command is refused then.
     """
     words = f"{path} {name}".strip()
 
     def register(function: CommandFunction) -> CommandFunction:
         group.command(name, help=inspect.getdoc(function))(
-            _in_session(function, words, changes, is_without_settings)
+            _in_session(
+                function,
+                words,
+                changes=changes,
+                is_without_settings=is_without_settings,
+                is_emergency=is_emergency,
+            )
         )
         return function
 
@@ -74,21 +83,26 @@ def command(
 
 
 def _in_session(
-    function: CommandFunction, words: str, changes: bool, is_without_settings: bool
+    function: CommandFunction,
+    words: str,
+    *,
+    changes: bool,
+    is_without_settings: bool,
+    is_emergency: bool,
 ) -> CommandFunction:
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     shared = _COMMON | (_CHANGING if changes else {})
 
     @functools.wraps(function)
     def run(**values: Any) -> None:
-        session = Session(words, _options({name: values.pop(name) for name in shared}))
+        options = _options({name: values.pop(name) for name in shared})
+        session = Session(words, options, changes=changes, is_emergency=is_emergency)
         try:
             if not is_without_settings:
                 session.check_settings()
             function(session, **values)
         except KeyboardInterrupt as error:
-            message = f"Stopped by Ctrl-C: {session.interrupt_note}"
-            raise InterruptedByOperatorError(message) from error
+            raise InterruptedByOperatorError(_interrupted(session, error)) from error
         finally:
             session.close()
 
@@ -104,6 +118,13 @@ def _in_session(
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _interrupted(session: Session, error: KeyboardInterrupt) -> str:
+    """What was stopped and what goes on: the command's own words, and what the link did."""
+    noted = list(getattr(error, "__notes__", ()))
+    told = [one for one in (session.interrupt_note, *noted) if one]
+    return f"Stopped by Ctrl-C: {'; '.join(told) or 'no command on a pod was under way'}"
 
 
 def _options(values: dict[str, Any]) -> Options:

@@ -1,5 +1,6 @@
 """Commands about configuration: `config`, `profile` and `estimate`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ profile_group = typer.Typer(help="What each kind of card can do and what we allo
 def register(app: typer.Typer) -> None:
     """Add these commands to the root."""
     command(app, "estimate")(estimate)
+    command(config_group, "trust", path="config", changes=True)(config_trust)
     app.add_typer(config_group, name="config")
     app.add_typer(profile_group, name="profile")
 
@@ -51,6 +53,31 @@ def config_show(
     settings = session.settings
     values = list_settings(settings) if operator else list_values(settings, choice)
     session.show(values, draw_values_with_origin if origin else draw_values)
+
+
+def config_trust(
+    session: Session,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="Default: the nearest `nsa-ops.toml`")
+    ] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Trust it no longer")] = False,
+) -> None:
+    """Trust the content of a project's `nsa-ops.toml` as it is now, or forget that."""
+    from nsa_ops.cli.render import draw_trusted
+    from nsa_ops.runs.trust import execute_trust_file, plan_trust_file
+
+    planned = plan_trust_file(session.settings, file, is_forgotten=forget)
+    session.agree(planned.plan, is_reversible=False)
+    session.show(execute_trust_file(session.settings, planned), draw_trusted)
+
+
+@command(config_group, "trusted", path="config")
+def config_trusted(session: Session) -> None:
+    """List the project files that are trusted, and whether each is still what was trusted."""
+    from nsa_ops.cli.render import draw_trusted
+    from nsa_ops.runs.trust import list_trusted
+
+    session.show(list_trusted(session.settings), draw_trusted)
 
 
 @command(profile_group, "ls", path="profile")

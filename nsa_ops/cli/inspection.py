@@ -9,6 +9,7 @@ import typer
 from nsa_ops.cli.arguments import OnPodOption, PodOption, RunArgument
 from nsa_ops.cli.command import command
 from nsa_ops.cli.session import Session
+from nsa_ops.errors import ConfigurationError
 
 run_group = typer.Typer(help="Runs that were launched from here.")
 
@@ -23,12 +24,12 @@ def register(app: typer.Typer) -> None:
         ("stack", stack),
         ("checkpoint", checkpoint),
     ):
-        command(app, name)(function)
+        command(app, name, is_emergency=True)(function)
     command(app, "tunnel", changes=True)(tunnel)
     app.add_typer(run_group, name="run")
 
 
-@command(run_group, "ls", path="run")
+@command(run_group, "ls", path="run", is_emergency=True)
 def run_ls(session: Session, pod: PodOption = None) -> None:
     """List the runs that were launched from here, with their states."""
     from nsa_ops.cli.render_runs import draw_runs
@@ -37,7 +38,7 @@ def run_ls(session: Session, pod: PodOption = None) -> None:
     session.show(list_runs(session.operator, pod), draw_runs)
 
 
-@command(run_group, "show", path="run")
+@command(run_group, "show", path="run", is_emergency=True)
 def run_show(session: Session, run: RunArgument = None) -> None:
     """Show everything about one run."""
     from nsa_ops.cli.render_runs import draw_run
@@ -88,13 +89,22 @@ def logs(
         int, typer.Option("--offset", metavar="BYTES", help="First byte; negative from the end")
     ] = 0,
     pod: OnPodOption = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Unchanged bytes; only into a file or a pipe")
+    ] = False,
 ) -> None:
-    """Print a run's log, byte for byte."""
+    """Print a run's log; control characters are shown as escapes."""
     from nsa_ops.cli.live import write_log
     from nsa_ops.runs.logs import read_log
 
+    if raw and session.options.json:
+        message = "`--raw` and `--json` cannot go together"
+        raise ConfigurationError(message, hint="JSON carries every sign as an escape")
+    if raw:
+        session.refuse_raw_terminal()
     session.interrupt_note = "the run goes on"
-    write_log(session, read_log(session.operator, run, offset=offset, follow=follow, pod=pod))
+    chunks = read_log(session.operator, run, offset=offset, follow=follow, pod=pod)
+    write_log(session, chunks, is_raw=raw)
 
 
 def health(

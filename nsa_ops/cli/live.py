@@ -8,6 +8,7 @@ from nsa_ops.cli.output import envelope
 from nsa_ops.cli.render_backup import draw_pulled
 from nsa_ops.cli.render_watch import draw_frame, frame_view, progress_line
 from nsa_ops.cli.session import Session
+from nsa_ops.printable import PrintableStream
 from nsa_ops.runs.backup.pull import Pulled
 from nsa_ops.runs.logs import Chunk
 from nsa_ops.runs.watch import Frame
@@ -57,15 +58,19 @@ def _lines(session: Session, frames: Iterator[Frame]) -> None:
         draw_frame(session.console, last)
 
 
-def write_log(session: Session, chunks: Iterator[Chunk]) -> None:
-    """Unchanged bytes, or JSON lines that carry them as text with their offsets."""
+def write_log(session: Session, chunks: Iterator[Chunk], *, is_raw: bool) -> None:
+    """Printable lines, unchanged bytes, or JSON lines that carry text with its offsets."""
+    lines = PrintableStream()
     for chunk in chunks:
         if session.options.json:
             text = chunk.content.decode(errors="replace")
             data = {"offset": chunk.offset, "next_offset": chunk.next_offset, "text": text}
             typer.echo(envelope(session.command, data))
+        elif is_raw:
+            session.write_raw(chunk.content)
         else:
-            session.write(chunk.content)
+            session.write_lines(lines.feed(chunk.content))
+    session.write_lines(lines.feed(b"", is_last=True))
 
 
 def show_pulls(session: Session, pulls: Iterator[Pulled]) -> None:

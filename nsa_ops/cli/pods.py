@@ -138,7 +138,7 @@ def pod_trust(
     session.show(execute_trust(session.operator, planned), draw_pod)
 
 
-@command(pod_group, "ssh", path="pod")
+@command(pod_group, "ssh", path="pod", is_emergency=True)
 def pod_ssh(session: Session, pod: PodArgument = None) -> None:
     """Open a terminal on a pod, with its pinned host key."""
     from nsa_ops.runs.ssh_pods import open_terminal
@@ -146,7 +146,7 @@ def pod_ssh(session: Session, pod: PodArgument = None) -> None:
     raise typer.Exit(open_terminal(session.operator, pod))
 
 
-@command(pod_group, "ls", path="pod")
+@command(pod_group, "ls", path="pod", is_emergency=True)
 def pod_ls(session: Session) -> None:
     """List the pods this machine knows."""
     from nsa_ops.cli.render import draw_pods
@@ -154,7 +154,7 @@ def pod_ls(session: Session) -> None:
     session.show(session.operator.store.pods(), draw_pods)
 
 
-@command(pod_group, "show", path="pod")
+@command(pod_group, "show", path="pod", is_emergency=True)
 def pod_show(session: Session, pod: PodArgument = None) -> None:
     """Show a pod and the runs that were launched on it."""
     from nsa_ops.cli.render import draw_pod_details

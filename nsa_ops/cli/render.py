@@ -8,11 +8,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from nsa_core.config.profile import HardwareProfile
-from nsa_ops.cli.streams import printable
 from nsa_ops.plan import Plan
+from nsa_ops.printable import printable
 from nsa_ops.quantities import format_time
 from nsa_ops.runs.configure import Checked, Value
 from nsa_ops.runs.pods import PodDetails
+from nsa_ops.runs.trust import TrustedFile
 from nsa_ops.store import PodRecord, RunRecord
 
 _PIPE_WIDTH = 200
@@ -24,6 +25,7 @@ def make_console(color: str, *, is_color_forbidden: bool) -> Console:
     wanted = color == "always" or (color == "auto" and probe.is_terminal and not is_color_forbidden)
     return Console(
         highlight=False,
+        emoji=False,  # `:x:` in a pod's words is not a picture
         no_color=not wanted,
         force_terminal=True if color == "always" else None,
         width=None if probe.is_terminal else _PIPE_WIDTH,
@@ -36,8 +38,13 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     for heading in headings:
         drawn.add_column(heading, overflow="fold")
     for row in rows:
-        drawn.add_row(*(escape(printable(cell_text(cell))) for cell in row))
+        drawn.add_row(*map(cell, row))
     return drawn
+
+
+def cell(value: object) -> str:
+    """A value for a cell of a table: its text as it is, neither markup nor control characters."""
+    return escape(printable(cell_text(value)))
 
 
 def facts(console: Console, pairs: Sequence[tuple[str, object]]) -> None:
@@ -154,6 +161,15 @@ def draw_reasons(console: Console, values: list[Value]) -> None:
     """Values that a profile decides, with the reason."""
     rows = [(value.key, value.value, value.reason or "-") for value in values]
     console.print(table(["KEY", "VALUE", "WHY"], rows))
+
+
+def draw_trusted(console: Console, files: list[TrustedFile]) -> None:
+    """Project files that are trusted."""
+    if not files:
+        line(console, "no project file is trusted")
+        return
+    rows = [(one.path, one.sha256[:12], one.state) for one in files]
+    console.print(table(["FILE", "SHA256", "STATE"], rows))
 
 
 def draw_profiles(console: Console, profiles: list[HardwareProfile]) -> None:

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
 
 from nsa_core.rundir.report import CheckResult
-from nsa_ops.cli.render import line, table
+from nsa_ops.cli.render import cell, line, table
 from nsa_ops.runs.doctor.doctor import Examined
 from nsa_ops.runs.judge_files import Judgement
 from nsa_ops.runs.preflight import Preflight
@@ -22,9 +21,9 @@ def draw_checks(console: Console, checks: Sequence[CheckResult]) -> None:
     for check in checks:
         drawn.add_row(
             f"[{_COLORS[check.status]}]{_MARKS[check.status]}[/]",
-            escape(check.name),
-            escape(found_text(check)),
-            escape(check.limit),
+            cell(check.name),
+            cell(found_text(check)),
+            cell(check.limit),
         )
     console.print(drawn)
     for check in checks:

@@ -10,7 +10,7 @@ from nsa_ops.runs.reconcile import Settled
 
 def draw_audit(console: Console, view: AuditView) -> None:
     """Entries in a table, then the state of the chain."""
-    if not view.num_lines:
+    if not view.num_lines and not view.missing:
         line(console, f"no command was run on a pod yet: {view.path}")
         return
     rows = [
@@ -20,8 +20,10 @@ def draw_audit(console: Console, view: AuditView) -> None:
     if rows:
         headings = ["LINE", "WHEN", "POD", "CALL", "WHAT", "OUTCOME", "SECONDS"]
         console.print(table(headings, rows))
-    whole = "broken" if view.broken_line else "whole"
-    line(console, f"{len(rows)} of {view.num_lines} entries; the chain of hashes is {whole}")
+    if view.num_cut_off:
+        line(console, f"cut off, without an end: {view.num_cut_off}; see `--failed --last 0`")
+    whole = "whole" if view.is_whole else "broken" if view.broken_line else "incomplete"
+    line(console, f"{len(rows)} of {view.num_entries} entries; the chain of hashes is {whole}")
 
 
 def draw_settled(console: Console, settled: list[Settled]) -> None:

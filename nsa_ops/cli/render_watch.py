@@ -8,8 +8,8 @@ from rich.text import Text
 
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.cli.render import line
-from nsa_ops.cli.streams import printable
 from nsa_ops.pod.messages import RunReport
+from nsa_ops.printable import printable
 from nsa_ops.runs.choose import LIVE
 from nsa_ops.runs.status import current_step
 from nsa_ops.runs.watch import Frame

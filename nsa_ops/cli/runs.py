@@ -30,8 +30,8 @@ def register(app: typer.Typer) -> None:
     """Add these commands to the root."""
     command(app, "preflight")(preflight)
     command(app, "launch", changes=True)(launch)
-    command(app, "watch")(watch)
-    command(app, "halt", changes=True)(halt)
+    command(app, "watch", is_emergency=True)(watch)
+    command(app, "halt", changes=True, is_emergency=True)(halt)
     command(app, "resume", changes=True)(resume)
 
 
@@ -71,6 +71,7 @@ def preflight(
         raise typer.BadParameter(message)
     tier: Literal["quick", "standard", "full"]
     tier = "full" if full else "quick" if quick else "standard"
+    session.interrupt_note = "no verdict was recorded"
     found = run_preflight(session.operator, pod, choice, overrides, tier)
     session.show(found, draw_preflight, failure=refusal_of(found))
 

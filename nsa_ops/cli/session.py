@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from nsa_ops.cli.output import envelope
-from nsa_ops.cli.streams import complain, printable
+from nsa_ops.cli.streams import complain, warn
 from nsa_ops.errors import ConfigurationError, OpsError
+from nsa_ops.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,10 +40,23 @@ class Options:
 class Session:
     """One invocation of one command."""
 
-    def __init__(self, command: str, options: Options) -> None:
+    def __init__(
+        self, command: str, options: Options, *, changes: bool = False, is_emergency: bool = False
+    ) -> None:
+        """Begin.
+
+        Args:
+            command: Its words, such as `pod ls`.
+            options: What every command takes.
+            changes: It changes something.
+            is_emergency: It goes on where nothing can be recorded, and says what is not.
+        """
         self.command = command
         self.options = options
-        self.interrupt_note = "nothing was left half done"
+        self.interrupt_note = ""
+        self._changes = changes
+        self._unrecorded = self._tell_unrecorded if is_emergency else None
+        self._told: set[str] = set()
 
     @cached_property
     def settings(self) -> "Settings":
@@ -54,10 +68,13 @@ class Session:
         from nsa_ops.settings import SettingsError, read_settings
 
         try:
-            return read_settings()
+            found = read_settings()
         except SettingsError as error:
             hint = "See docs/variables.md; `nsa-ops doctor` goes on without the settings"
             raise ConfigurationError(str(error), hint=hint) from error
+        for notice in found.notices:
+            self.tell(notice)
+        return found
 
     def check_settings(self) -> None:
         """Refuse settings that cannot be used.
@@ -83,16 +100,44 @@ class Session:
         """What use cases work with under other settings; the caller closes its store."""
         from nsa_ops.clock import SystemClock
         from nsa_ops.runs.context import Operator, connect_audited
-        from nsa_ops.store import Store
+        from nsa_ops.store import REGISTRY_NAME, Store
 
+        self.close_state(settings)
         return Operator(
             settings=settings,
-            store=Store(settings.state_dir / "registry.sqlite"),
+            store=Store(
+                settings.state_dir / REGISTRY_NAME,
+                unrecorded=self._unrecorded,
+                scratch_dirs=settings.scratch_dirs,
+            ),
             clock=SystemClock(),
             tell=self.tell,
-            connect=partial(connect_audited, tell=self.tell if self.is_verbose else None),
+            connect=partial(
+                connect_audited,
+                tell=self.tell if self.is_verbose else None,
+                unrecorded=self._unrecorded,
+            ),
             timeout_s=self.options.timeout_s,
         )
+
+    def close_state(self, settings: "Settings") -> None:
+        """Take every right on the state folder and what is in it from others.
+
+        Raises:
+            LocalResourceError: If it belongs to another user.
+        """
+        from nsa_ops.private import close_tree
+
+        if notice := close_tree(settings.state_dir).notice:
+            self._warn_once(notice)
+
+    def _tell_unrecorded(self, why: str) -> None:
+        self._warn_once(f"not recorded: {why}")
+
+    def _warn_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            warn(line)
 
     @property
     def is_verbose(self) -> bool:
@@ -100,9 +145,11 @@ class Session:
         return self.options.verbosity > 0
 
     def close(self) -> None:
-        """Close the registry if it was opened."""
+        """Close the registry if it was opened, and to others what this command has made."""
         if "operator" in self.__dict__:
             self.operator.store.close()
+            if self._changes:
+                self.close_state(self.operator.settings)
 
     def tell(self, line: str) -> None:
         """One line of the story, on stderr; silent with `-q`."""
@@ -134,10 +181,26 @@ class Session:
             complain(failure)
             raise typer.Exit(failure.exit_code)
 
-    def write(self, content: bytes) -> None:
-        """Unchanged bytes on stdout."""
+    def refuse_raw_terminal(self) -> None:
+        """Keep unchanged bytes of a pod away from a terminal, which would obey them.
+
+        Raises:
+            ConfigurationError: If stdout is a terminal.
+        """
+        if sys.stdout.isatty():
+            message = "`--raw` writes a pod's bytes unchanged, and a terminal would obey them"
+            hint = "Leave `--raw` out, or send it to a file or pipe: `--raw > FILE`"
+            raise ConfigurationError(message, hint=hint)
+
+    def write_raw(self, content: bytes) -> None:
+        """Unchanged bytes on stdout, for `--raw` alone."""
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
+
+    def write_lines(self, text: str) -> None:
+        """Printable lines of a pod on stdout, as they come."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
     @cached_property
     def console(self) -> "Console":

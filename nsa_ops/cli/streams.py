@@ -8,6 +8,7 @@ from contextlib import suppress
 import typer
 
 from nsa_ops.errors import OpsError
+from nsa_ops.printable import printable
 
 
 def prepare_streams() -> None:
@@ -30,11 +31,10 @@ def close_stdout() -> None:
         os.close(nowhere)
 
 
-def printable(text: str) -> str:
-    r"""Text that moves no cursor: a control character is shown as Python writes it (`\x1b`)."""
-    return "".join(
-        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
-    )
+def warn(line: str) -> None:
+    """One line on stderr that `-q` does not silence."""
+    with suppress(OSError):  # where stderr takes nothing, nobody can be warned
+        typer.echo(f"warning: {printable(line)}", err=True)
 
 
 def complain(error: OpsError) -> None:

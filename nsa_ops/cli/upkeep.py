@@ -28,14 +28,16 @@ def audit(
         int, typer.Option("--last", min=0, metavar="N", help="The newest N; 0 shows all")
     ] = 20,
 ) -> None:
-    """Show the log of every command on a pod, and check its chain; exit code 9 if it is broken."""
+    """Show the log of every command on a pod, and check that it is whole; exit code 9 if not."""
     from nsa_ops.cli.render_upkeep import draw_audit
     from nsa_ops.runs.audit_log import AuditQuery, is_pod_unseen, read_audit, refusal_of
-    from nsa_ops.runs.context import AUDIT_NAME
+    from nsa_ops.runs.context import AUDIT_NAME, audit_log
     from nsa_ops.runs.pods import choose_pod
 
+    session.close_state(session.settings)
     path = session.settings.state_dir / AUDIT_NAME
-    view = read_audit(path, AuditQuery(pod, call, text, failed, last))
+    head = audit_log(session.settings).head
+    view = read_audit(path, AuditQuery(pod, call, text, failed, last), head)
     if not view.entries and is_pod_unseen(path, pod):
         choose_pod(session.operator.store, pod)  # refuses a name that is no pod's
     session.show(view, draw_audit, failure=refusal_of(view))

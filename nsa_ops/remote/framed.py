@@ -179,6 +179,9 @@ class FramedTransport(ABC):
         except OversizeError:
             self._kill(None if is_last else answer.pid)
             raise
+        except KeyboardInterrupt as stop:
+            stop.add_note(self._stopped(argv, answer))
+            raise
         if answer.is_whole:
             code = self._exit_code(argv, answer.out.ending or "")
             return Completed(tuple(argv), code, b"", bytes(errors))
@@ -194,10 +197,21 @@ class FramedTransport(ABC):
         argv = ("sh", "-c", frame.KILL, "sh", str(pid))
         nothing = Ceiling(_drop, MAX_OUTPUT_BYTES, f"`kill` on {self.where}")
         try:
-            self._call(argv, (), nothing, _KILL_S, is_last=True)
+            done = self._call(argv, (), nothing, _KILL_S, is_last=True)
         except OpsError as error:
             return f", and may still run there as process {pid} ({error.message})"
-        return ""
+        return "" if done.exit_code == 0 else f", and may still run there as process {pid}"
+
+    def _stopped(self, argv: Sequence[str], answer: FramedAnswer) -> str:
+        """What came of a call that Ctrl-C has cut off: it is ended there, as at a deadline."""
+        command = f"`{shorten(argv)}` on {self.where}"
+        if answer.pid is None:
+            return f"nobody knows whether {command} had begun"
+        try:
+            left = self._kill(answer.pid)
+        except KeyboardInterrupt:  # asked for twice: leave at once
+            left = f", and may still run there as process {answer.pid}"
+        return f"{command} was cut off{left}" if left else f"{command} was ended"
 
     def _exit_code(self, argv: Sequence[str], ending: str) -> int:
         if ending == frame.MISSING:

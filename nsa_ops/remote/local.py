@@ -54,7 +54,11 @@ class LocalTransport:
         errors = bytearray()
         what = f"`{_short(argv)}` on {self.where}"
         feeds = (Ceiling(sink, max_bytes, what), Ceiling(errors.extend, MAX_OUTPUT_BYTES, what))
-        code = await_child(self._start(argv), [stdin] if stdin else [], feeds, timeout_s)
+        try:
+            code = await_child(self._start(argv), [stdin] if stdin else [], feeds, timeout_s)
+        except KeyboardInterrupt as stop:
+            stop.add_note(f"{what} was ended")
+            raise
         if code is None:
             message = f"`{_short(argv)}` did not end within {timeout_s:g} s on {self.where}"
             raise DeadlineError(message, hint="Give it longer with `--timeout`")

@@ -4,7 +4,8 @@ import os
 import re
 import stat
 import subprocess
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -50,9 +51,7 @@ class OpenSSHTransport(FramedTransport):
         """Socket of the shared link, in a folder that only this user can enter."""
         target = self._target
         name = socket_name(target, read_pin(target).fingerprint)
-        path = choose_socket(target.settings.socket_dirs, name)
-        _make_private(path.parent)
-        return path
+        return _place_socket(target.settings.socket_dirs, name)
 
     @cached_property
     def _argv(self) -> list[str]:
@@ -134,6 +133,27 @@ def forget_link(target: SshTarget) -> None:
     if target.known_hosts.is_file():
         OpenSSHTransport(target).close()
         unpin(target)
+
+
+def _place_socket(folders: Sequence[Path], name: str) -> Path:
+    """The first place that is short enough and takes a socket: a disk may be full or read-only.
+
+    Raises:
+        LocalResourceError: If there is none, or others may enter the first one.
+    """
+    problem = ""
+    for number in range(len(folders)):
+        path = choose_socket(folders[number:], name)
+        try:
+            _make_private(path.parent)
+            if not path.exists():
+                tempfile.TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            problem = f"`{path.parent}` takes no socket of a link: {error.strerror or error}"
+            continue
+        return path
+    hint = "Set XDG_RUNTIME_DIR or TMPDIR to a folder of your own that takes files"
+    raise LocalResourceError(problem, hint=hint)
 
 
 def _make_private(folder: Path) -> None:

@@ -9,8 +9,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from nsa_core.rundir.process import ProcessIdentity, is_alive
 from nsa_ops.errors import ConfigurationError, VerificationError
-from nsa_ops.remote.audit import CALLS, first_broken_line
+from nsa_ops.remote.audit import CALLS
+from nsa_ops.remote.audit_chain import Chain, ChainHead, read_chain
+
+_CUT_OFF = "cut off"
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class AuditEntry:
     """One call, as the log has it.
 
     Attributes:
-        line: Number of its line.
+        line: Number of its last line; a call has one when it begins and one when it ended.
         at: Unix seconds.
         pod: Pod.
         call: Which of the door's calls.
@@ -56,8 +62,8 @@ class AuditEntry:
 
     @property
     def has_failed(self) -> bool:
-        """It raised, or ended with another code than 0."""
-        return self.outcome.startswith("error") or (
+        """It raised, was cut off, or ended with another code than 0."""
+        return self.outcome.startswith(("error", _CUT_OFF)) or (
             self.outcome.startswith("exit ") and (self.outcome != "exit 0")
         )
 
@@ -69,35 +75,71 @@ class AuditView:
     Attributes:
         path: The log.
         num_lines: Lines in all.
+        num_entries: Calls in all.
+        num_cut_off: Calls that began and never ended, because their command was killed.
         broken_line: First line whose hash or predecessor does not agree; None if all do.
+        missing: What was written and is not there any more, in words; empty if nothing.
         entries: Entries that were asked for, oldest first.
     """
 
     path: Path
     num_lines: int
+    num_entries: int
+    num_cut_off: int
     broken_line: int | None
+    missing: str
     entries: list[AuditEntry]
 
+    @property
+    def is_whole(self) -> bool:
+        """Every line that was written is there as it was written."""
+        return self.broken_line is None and not self.missing
 
-def read_audit(path: Path, query: AuditQuery) -> AuditView:
+
+def read_audit(path: Path, query: AuditQuery, head: ChainHead | None = None) -> AuditView:
     """Check the chain of the whole log and pick entries; a log that is not there is empty.
+
+    Args:
+        path: The log.
+        query: Which entries.
+        head: What is known of its end, kept apart; None checks the lines alone.
 
     Raises:
         ConfigurationError: If there is no such call: nothing could ever be found.
+        LocalResourceError: If the head cannot be read.
     """
     _check_call(query.call)
-    if not path.exists():
-        return AuditView(path, 0, None, [])
-    with path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # nobody appends meanwhile
-        broken = first_broken_line(path)
-        lines = file.read().splitlines()
-    found = [entry for entry in _parse(lines) if _fits(entry, query)]
-    return AuditView(path, len(lines), broken, found[-query.last :] if query.last else found)
+    chain, lines = _read_locked(path, head)
+    entries = _parse(lines)
+    found = [entry for entry in entries if _fits(entry, query)]
+    return AuditView(
+        path=path,
+        num_lines=chain.num_lines,
+        num_entries=len(entries),
+        num_cut_off=sum(entry.outcome.startswith(_CUT_OFF) for entry in entries),
+        broken_line=chain.broken_line,
+        missing=chain.missing,
+        entries=found[-query.last :] if query.last else found,
+    )
+
+
+def _read_locked(path: Path, head: ChainHead | None) -> tuple[Chain, list[bytes]]:
+    """The state of the log and its lines, while nobody appends."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            chain = read_chain(path, head.read() if head is not None else None)
+            return chain, file.read().split(b"\n")
+    except FileNotFoundError:
+        return read_chain(path, head.read() if head is not None else None), []
 
 
 def refusal_of(view: AuditView) -> VerificationError | None:
-    """What a broken chain means; None if it is whole."""
+    """What a log that is not whole means; None if it is."""
+    if view.missing:
+        message = f"`{view.path}` lacks {view.missing}"
+        hint = "Look for a copy of the log; the next command goes on in it, and the gap stays known"
+        return VerificationError(message, hint=hint)
     if view.broken_line is None:
         return None
     message = (
@@ -122,14 +164,29 @@ def _check_call(call: str) -> None:
     raise ConfigurationError(message, hint=hint)
 
 
-def _parse(lines: list[bytes]) -> Iterator[AuditEntry]:
+def _parse(lines: list[bytes]) -> list[AuditEntry]:
+    """Calls in the order of their last lines; an earlier version wrote one line a call."""
+    begun: dict[str, tuple[int, dict[str, Any]]] = {}
+    entries = []
+    for number, document in _documents(lines):
+        if "begun_by" in document:
+            begun[str(document.get("id"))] = number, document
+        else:
+            _, before = begun.pop(str(document.get("id")), (0, {}))
+            known = {key: value for key, value in before.items() if key != "begun_by"}
+            entries.append(_entry(number, known | document))
+    entries += [_entry(number, document) for number, document in begun.values()]
+    return sorted(entries, key=lambda entry: entry.line)
+
+
+def _documents(lines: list[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(lines, start=1):
         try:
             document = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # the chain tells of it
         if isinstance(document, dict):
-            yield _entry(number, document)
+            yield number, document
 
 
 def _entry(number: int, document: dict[str, Any]) -> AuditEntry:
@@ -148,11 +205,24 @@ def _entry(number: int, document: dict[str, Any]) -> AuditEntry:
 
 
 def _outcome(document: dict[str, Any]) -> str:
+    if "begun_by" in document:
+        return _without_end(document["begun_by"])
     if "error" in document:
         return f"error: {document['error']}"
     if "exit_code" in document:
         return f"exit {document['exit_code']}"
     return f"{document.get('bytes', 0)} bytes"
+
+
+def _without_end(begun_by: object) -> str:
+    """What a beginning without an end means: its command is at work, or was killed."""
+    try:
+        identity = ProcessIdentity.model_validate(begun_by)
+    except ValidationError:  # a system without /proc
+        return "under way, or its command was killed"
+    if is_alive(identity):
+        return f"under way in process {identity.pid}"
+    return f"{_CUT_OFF}: process {identity.pid} was killed, and what it began may go on there"
 
 
 def _fits(entry: AuditEntry, query: AuditQuery) -> bool:

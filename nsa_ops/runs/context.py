@@ -10,7 +10,8 @@ from nsa_ops.remote.tmux import Tmux
 from nsa_ops.remote.transport import Transport
 from nsa_ops.runs.doors import open_door
 from nsa_ops.settings import Settings
-from nsa_ops.store import PodRecord, Store
+from nsa_ops.store import REGISTRY_NAME, PodRecord, Store
+from nsa_ops.store.audit_head import AuditHead
 
 #: The log of every command, in the state folder.
 AUDIT_NAME = "audit.jsonl"
@@ -86,16 +87,28 @@ class Operator:
         return self.timeout_s or self.settings.values.timeout_s or default_s
 
 
-def connect_audited(pod: PodRecord, settings: Settings, tell: Tell | None = None) -> Transport:
+def audit_log(settings: Settings, unrecorded: Tell | None = None) -> AuditLog:
+    """The log of every command, whose head the registry keeps."""
+    head = AuditHead(settings.state_dir / REGISTRY_NAME, settings.scratch_dirs)
+    return AuditLog(settings.state_dir / AUDIT_NAME, head, unrecorded)
+
+
+def connect_audited(
+    pod: PodRecord,
+    settings: Settings,
+    tell: Tell | None = None,
+    unrecorded: Tell | None = None,
+) -> Transport:
     """Open the door that the pod's kind names, with every command written to the audit log.
 
     Args:
         pod: Pod to reach.
         settings: Where the audit log is, and what the door needs of this machine.
         tell: Takes a line for every command too; None keeps them to the log.
+        unrecorded: Takes why a command cannot be logged, and it is run; None refuses it.
 
     Raises:
         ConfigurationError: If this version does not know the kind.
     """
-    log = AuditLog(settings.state_dir / AUDIT_NAME)
+    log = audit_log(settings, unrecorded)
     return AuditedTransport(open_door(pod, settings), log, pod.name, tell)

@@ -10,11 +10,11 @@ from nsa_ops.errors import (
     LocalResourceError,
     NotFoundError,
 )
-from nsa_ops.remote.audit import AuditedTransport, AuditLog
+from nsa_ops.remote.audit import AuditedTransport
 from nsa_ops.remote.ssh_config import identity_paths, resolve
 from nsa_ops.remote.ssh_target import Address, SshSettings
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.context import Operator
+from nsa_ops.runs.context import Operator, audit_log
 from nsa_ops.runs.doors import target_of
 from nsa_ops.runs.named_file import read_named
 from nsa_ops.store import PodRecord
@@ -90,10 +90,9 @@ def install_key(operator: Operator, pod: PodRecord, public_key: Path, password: 
     from nsa_ops.remote.fabric import FabricTransport  # needs packages that may be absent
 
     door = FabricTransport(target_of(pod, operator.settings), password)
-    log = AuditLog(operator.settings.state_dir / "audit.jsonl")
     try:
         key = public_key.read_text().strip().encode() + b"\n"
-        audited = AuditedTransport(door, log, pod.name)
+        audited = AuditedTransport(door, audit_log(operator.settings), pod.name)
         done = audited.run(("sh", "-c", _INSTALL), stdin=key, timeout_s=QUICK_S)
     finally:
         door.close()

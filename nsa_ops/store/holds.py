@@ -1,11 +1,13 @@
 """Holds: a locked file for each act under way, so that a killed command is told from a busy one."""
 
 import fcntl
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from nsa_ops.errors import LocalResourceError
+from nsa_ops.private import make_private_folder
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ def take_hold(folder: Path, number: int) -> Hold:
     """
     path = folder / f"{number}.lock"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("wb")
+        make_private_folder(folder)
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb")
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         message = f"The lock `{path}` of an act cannot be made: {error.strerror}"

@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -14,9 +14,15 @@ from pydantic import ValidationError
 from nsa_core.rundir.redaction import redact
 from nsa_core.rundir.report import Report
 from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
-from nsa_ops.store.holds import is_held, take_hold
+from nsa_ops.private import create_private, make_private_folder
+from nsa_ops.store.holds import Hold, is_held, take_hold
+from nsa_ops.store.read_only import load_registry
 from nsa_ops.store.records import Intent, PodRecord, Receipt, RunRecord
 
+#: The registry, in the state folder.
+REGISTRY_NAME = "registry.sqlite"
+#: Commands that go on where nothing can be recorded.
+EMERGENCY = "`status`, `watch`, `logs`, `halt` and `pod ssh` work meanwhile"
 _SCHEMA_VERSION = 2
 #: Columns that an older version did not have: table, name, type and default.
 _ADDED = (
@@ -58,7 +64,7 @@ def _refusal(path: Path, error: sqlite3.Error | ValidationError) -> LocalResourc
     """What sqlite said of the registry, and the way out."""
     if isinstance(error, sqlite3.OperationalError):
         message = f"The registry `{path}` refused: {error}"
-        hint = "Free space, end the other nsa-ops, or name another folder with `NSA_OPS_STATE_DIR`"
+        hint = f"Free space, see the rights there, or end the other nsa-ops; {EMERGENCY}"
         return LocalResourceError(message, hint=hint)
     what = str(error).splitlines()[0]
     return LocalResourceError(
@@ -68,42 +74,95 @@ def _refusal(path: Path, error: sqlite3.Error | ValidationError) -> LocalResourc
     )
 
 
+def _add_columns(connection: sqlite3.Connection) -> None:
+    """Give the tables of an older version the columns that were added since."""
+    for table, name, kind in _ADDED:
+        columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+        if name not in columns:
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
+
+
 class Store:
     """The registry: one sqlite file in WAL mode, safe for several commands at once."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=FULL")
-            self._connection.executescript(_SCHEMA)
-            self._check_version()
-        except OSError as error:
-            message = f"The registry `{path}` cannot be opened: {error}"
-            hint = "Name another folder with `NSA_OPS_STATE_DIR`"
-            raise LocalResourceError(message, hint=hint) from error
-        except sqlite3.Error as error:
-            raise _refusal(path, error) from error
+    def __init__(
+        self,
+        path: Path,
+        *,
+        unrecorded: Callable[[str], None] | None = None,
+        scratch_dirs: Sequence[Path] = (),
+    ) -> None:
+        """Open the registry, or make it.
 
-    def _check_version(self) -> None:
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        Args:
+            path: The file.
+            unrecorded: Takes why nothing can be written: it is then read as it is, and acts go on
+                without a record. None refuses a registry that takes no write.
+            scratch_dirs: Folders for a copy of a registry that cannot be read in its own.
+
+        Raises:
+            LocalResourceError: If it cannot be opened.
+        """
+        self.path = path
+        self._unrecorded = unrecorded
+        try:
+            self._connection = self._open()
+        except LocalResourceError as error:
+            if unrecorded is None or not path.is_file():
+                raise
+            self._connection = self._load(scratch_dirs)
+            unrecorded(error.message)
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            make_private_folder(self.path.parent)
+            create_private(self.path)
+            connection = sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)
+        except OSError as error:
+            raise self._no_place(error) from error
+        except sqlite3.Error as error:
+            raise _refusal(self.path, error) from error
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            self._prepare(connection)
+        except sqlite3.Error as error:
+            connection.close()
+            raise _refusal(self.path, error) from error
+        except LocalResourceError:
+            connection.close()
+            raise
+        return connection
+
+    def _no_place(self, error: OSError) -> LocalResourceError:
+        message = f"The registry `{self.path}` cannot be opened: {error}"
+        # Another folder knows no runs, so it is named only where there are none to lose.
+        other = "name another folder with `NSA_OPS_STATE_DIR`"
+        hint = EMERGENCY if self.path.is_file() else other
+        return LocalResourceError(message, hint=f"Free space, see the rights there; {hint}")
+
+    def _load(self, scratch_dirs: Sequence[Path]) -> sqlite3.Connection:
+        try:
+            connection = load_registry(self.path, scratch_dirs)
+            self._prepare(connection)
+            connection.execute("PRAGMA query_only=ON")
+        except sqlite3.Error as error:
+            raise _refusal(self.path, error) from error
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Have the tables of this version; writes only where something is missing."""
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > _SCHEMA_VERSION:
             message = (
                 f"The registry `{self.path}` was written by a newer nsa-ops "
                 f"(schema {version}, this one reads {_SCHEMA_VERSION})"
             )
             raise LocalResourceError(message, hint="Update nsa-ops on this machine")
-        self._add_columns()
-        self._connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
-
-    def _add_columns(self) -> None:
-        """Give the tables of an older version the columns that were added since."""
-        for table, name, kind in _ADDED:
-            columns = {row[1] for row in self._connection.execute(f"PRAGMA table_info({table})")}
-            if name not in columns:
-                self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
+        connection.executescript(_SCHEMA)
+        _add_columns(connection)
+        if version != _SCHEMA_VERSION:
+            connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
 
     def close(self) -> None:
         """Close the file."""
@@ -119,9 +178,16 @@ class Store:
         except (sqlite3.Error, ValidationError) as error:
             raise _refusal(self.path, error) from error
 
-    def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
-        with self._told():
-            return self._connection.execute(statement, values)
+    def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> int:
+        """Change something; the number of the new row, or 0 where the act goes on unrecorded."""
+        try:
+            with self._told():
+                return int(self._connection.execute(statement, values).lastrowid or 0)
+        except LocalResourceError as error:
+            if self._unrecorded is None:
+                raise
+            self._unrecorded(error.message)
+            return 0
 
     def _insert(self, table: str, record: Any, *, replace: bool) -> None:
         values = asdict(record)
@@ -236,7 +302,7 @@ class Store:
         link lost in it, Ctrl-C. `reconcile` looks at those; the same act done later closes them.
         """
         number = self.leave_open(act, subject, **detail)
-        hold = take_hold(self._holds, number)
+        hold = self._hold(number)
         try:
             yield number
         except (PodUnreachableError, DeadlineError, KeyboardInterrupt):
@@ -248,7 +314,20 @@ class Store:
             self.end_intent(number, "done")
             self._end_earlier(act, subject, number)
         finally:
-            hold.release()
+            if hold is not None:
+                hold.release()
+
+    def _hold(self, number: int) -> Hold | None:
+        """Lock an act that is recorded; None where it goes on without."""
+        if not number:
+            return None
+        try:
+            return take_hold(self._holds, number)
+        except LocalResourceError as error:
+            if self._unrecorded is None:
+                raise
+            self._unrecorded(error.message)
+            return None
 
     @property
     def _holds(self) -> Path:
@@ -259,14 +338,15 @@ class Store:
         kept = {
             key: redact(value) if isinstance(value, str) else value for key, value in detail.items()
         }
-        cursor = self._execute(
+        return self._execute(
             "INSERT INTO intents (at, act, subject, detail) VALUES (?, ?, ?, ?)",
             (time.time(), act, subject, json.dumps(kept, default=str)),
         )
-        return int(cursor.lastrowid or 0)
 
     def end_intent(self, number: int, outcome: str) -> None:
-        """Write down how an act ended."""
+        """Write down how an act ended; one that was not recorded has no end either."""
+        if not number:
+            return
         self._execute(
             "UPDATE intents SET ended_unix_s = ?, outcome = ? WHERE id = ?",
             (time.time(), redact(outcome), number),

@@ -208,7 +208,7 @@ def test_watch_goes_through_an_outage_of_30_seconds_without_losing_or_repeating_
 
 def test_a_command_that_is_stopped_and_continued_loses_and_repeats_nothing(pod: SshPod) -> None:
     assert pod.launch("r1", "schedule.steps=160").exit_code == 0
-    following = pod.start("logs", "-f")
+    following = pod.start("logs", "-f", "--raw")
     assert following.stdout is not None
     first = os.read(following.stdout.fileno(), 20)
     following.send_signal(signal.SIGSTOP)

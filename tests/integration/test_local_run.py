@@ -3,6 +3,7 @@ trainer that counts steps."""
 
 import json
 import os
+import pty
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -210,11 +211,29 @@ def test_watch_gives_every_record_once_and_ends_with_the_run(pod: LocalPod) -> N
 
 def test_logs_are_the_bytes_of_the_file(pod: LocalPod) -> None:
     assert pod.launch("r1", "schedule.steps=60").exit_code == 0
-    followed = pod.must("logs", "-f").out
+    followed = pod.must("logs", "-f", "--raw").out
     log = pod.run_dir("r1").log.read_bytes()
     assert followed == log
-    assert pod.must("logs", "--offset", "7").out == log[7:]
-    assert pod.must("logs", "--offset", "-9").out == log[-9:]
+    assert pod.must("logs", "--raw", "--offset", "7").out == log[7:]
+    assert pod.must("logs", "--raw", "--offset", "-9").out == log[-9:]
+    pod.run_dir("r1").log.write_bytes(b"10 %\r20 %\r\n\x1b[2J\xff\xe2\x80\xae\xc2\x9b\tend")
+    assert pod.must("logs").out == b"10 %\n20 %\n\\x1b[2J\\xff\\u202e\\x9b\tend"
+    told = json.loads(pod.must("logs", "--json").out)["data"]["text"]
+    assert told == "10 %\r20 %\r\n\x1b[2J\ufffd\u202e\x9b\tend"
+
+
+def test_raw_bytes_of_a_log_never_reach_a_terminal(pod: LocalPod) -> None:
+    master, terminal = pty.openpty()
+    try:
+        refused = subprocess.run(
+            [*pod.command, "logs", "r1", "--raw"], cwd=pod.folder, env=pod.environment,
+            stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(terminal)
+        os.close(master)
+    assert refused.returncode == 2
+    assert b"a terminal would obey them" in refused.stderr
 
 
 def test_ctrl_c_in_watch_leaves_the_run_alone(pod: LocalPod) -> None:

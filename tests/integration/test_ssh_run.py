@@ -63,7 +63,7 @@ def test_the_everyday_path_runs_on_a_pod_behind_ssh(pod: SshPod, tmp_path: Path)
     resumed = pod.must("resume", "--json").data
     assert (resumed["attempt"], resumed["from_step"]) == (2, halted["step"])
     log = pod.run_dir("r1").log.read_bytes()
-    assert pod.must("logs").out.startswith(log)
+    assert pod.must("logs", "--raw").out.startswith(log)
     assert first_broken_line(pod.folder / "state" / "audit.jsonl") is None
     for folder in (pod.folder / "state", pod.root / "runs"):
         files = [path for path in folder.rglob("*") if path.is_file()]

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from nsa_ops.cli.render_watch import draw_frame, frame_lines
-from nsa_ops.cli.streams import printable
+from nsa_ops.printable import printable
 from nsa_ops.runs.watch import Frame
 from tests.ops.cli_case import CommandLine
 from tests.ops.runs.documents import beat, report

@@ -1,6 +1,5 @@
 """Send a folder of a backup to a pod: by rsync over the shared link where there is one."""
 
-import time
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
@@ -67,11 +66,12 @@ def _sync(
     target: PurePosixPath,
     names: Sequence[str],
 ) -> None:
-    started = time.monotonic()
-    put_tree(door, source, str(target), names, timeout_s=SEND_TIMEOUT_S)
-    if isinstance(transport, AuditedTransport):
-        size = sum((source / name).lstat().st_size for name in names)
-        transport.record("rsync", started, {"target": str(target), "bytes": size})
+    if not isinstance(transport, AuditedTransport):
+        put_tree(door, source, str(target), names, timeout_s=SEND_TIMEOUT_S)
+        return
+    with transport.recorded("rsync", {"target": str(target)}) as end:
+        put_tree(door, source, str(target), names, timeout_s=SEND_TIMEOUT_S)
+        end["bytes"] = sum((source / name).lstat().st_size for name in names)
 
 
 def ask(transport: Transport, *argv: str, timeout_s: float = QUICK_S) -> None:

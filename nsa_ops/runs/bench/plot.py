@@ -4,9 +4,9 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from nsa_ops.runs.bench.panels import Line, Panel, Panels
+from nsa_ops.runs.report.escape import escape
 from nsa_ops.runs.report.scale import Scale
 
 #: Pixels. The right margin holds the names of the lines, which end there.
@@ -53,7 +53,7 @@ def draw_panels(panels: Panels) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" '
-        f'aria-label="{escape(panels.title, quote=True)}">',
+        f'aria-label="{escape(panels.title)}">',
         f"<style>{STYLE}</style>",
         f'<rect class="page" width="{width}" height="{height}"/>',
         _text(EDGE + 8, 28, "title", panels.title),

@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from nsa_ops.errors import OpsError
-from nsa_ops.remote.audit import first_broken_line
+from nsa_ops.private import list_open
+from nsa_ops.remote.audit_chain import Chain, read_chain
 from nsa_ops.remote.host_keys import read_pin
 from nsa_ops.remote.openssh import OpenSSHTransport
 from nsa_ops.remote.ssh_config import resolve
+from nsa_ops.runs.context import audit_log
 from nsa_ops.runs.doors import SSH, ssh_settings, target_of
 from nsa_ops.settings import Settings
 from nsa_ops.store import Intent, PodRecord
+from nsa_ops.store.read_only import load_registry
 
 TOOL_S = 10.0
 _SOCKET_S = 2.0
@@ -85,8 +88,9 @@ class LaptopFacts:
         state_problem: Why nothing can be written there; empty if it can.
         state_free_bytes: Free there.
         registry: The registry.
-        audit_lines: Lines of the audit log; None if there is none.
-        audit_broken_line: First line that the chain does not hold for; None if it holds.
+        state_open: What others may read, write or enter there.
+        audit: State of the audit log; None if there is none, and none is known.
+        audit_problem: Why its state cannot be told; empty if it can.
         links: Sockets of links.
         pin_problems: Pods whose pinned host key or ssh configuration is not usable, with why.
         unknown_pins: Pinned keys of pods that the registry does not know.
@@ -102,8 +106,9 @@ class LaptopFacts:
     state_problem: str
     state_free_bytes: int | None
     registry: RegistryFacts
-    audit_lines: int | None
-    audit_broken_line: int | None
+    state_open: tuple[str, ...]
+    audit: Chain | None
+    audit_problem: str
     links: LinkFacts
     pin_problems: dict[str, str]
     unknown_pins: tuple[Path, ...]
@@ -119,8 +124,8 @@ def read_laptop(settings: Settings, settings_problem: str = "") -> LaptopFacts:
         settings_problem: Why they cannot; empty if they can.
     """
     state = settings.state_dir
-    registry = read_registry(state / "registry.sqlite")
-    audit = state / "audit.jsonl"
+    registry = read_registry(state / "registry.sqlite", settings.scratch_dirs)
+    audit, audit_problem = _read_audit(settings)
     return LaptopFacts(
         python=(sys.version_info.major, sys.version_info.minor),
         settings_problem=settings_problem,
@@ -130,8 +135,9 @@ def read_laptop(settings: Settings, settings_problem: str = "") -> LaptopFacts:
         state_problem=_write_problem(state),
         state_free_bytes=_free_bytes(state),
         registry=registry,
-        audit_lines=_count_lines(audit),
-        audit_broken_line=first_broken_line(audit) if audit.is_file() else None,
+        state_open=tuple(list_open(state)),
+        audit=audit,
+        audit_problem=audit_problem,
         links=read_links(settings, registry.pods),
         pin_problems=dict(_pin_problems(settings, registry.pods)),
         unknown_pins=tuple(_unknown_pins(state, registry)),
@@ -140,12 +146,12 @@ def read_laptop(settings: Settings, settings_problem: str = "") -> LaptopFacts:
     )
 
 
-def read_registry(path: Path) -> RegistryFacts:
+def read_registry(path: Path, scratch_dirs: Sequence[Path] = ()) -> RegistryFacts:
     """Look into the registry; a damaged or locked one is a fact, not an error."""
     if not path.is_file():
         return RegistryFacts()
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as found:
+        with contextlib.closing(load_registry(path, scratch_dirs)) as found:
             (verdict,) = found.execute("PRAGMA integrity_check(1)").fetchone()
             if verdict != "ok":
                 return RegistryFacts(is_there=True, problem=str(verdict).splitlines()[0])
@@ -264,11 +270,15 @@ def _nearest(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
-def _count_lines(path: Path) -> int | None:
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
+def _read_audit(settings: Settings) -> tuple[Chain | None, str]:
+    """State of the audit log, and why it cannot be told."""
+    log = audit_log(settings)
+    try:
+        head = log.head.read() if log.head is not None else None
+        is_known = log.path.is_file() or head is not None
+        return (read_chain(log.path, head) if is_known else None), ""
+    except (OpsError, OSError) as error:
+        return None, str(error)
 
 
 def _is_synchronised() -> bool | None:

@@ -29,6 +29,7 @@ def judge_laptop(facts: LaptopFacts) -> list[CheckResult]:
         _settings(facts),
         *(_tool(name, version) for name, version in facts.versions.items()),
         _state(facts),
+        _private(facts),
         _registry(facts),
         _intents(facts),
         _audit(facts),
@@ -64,7 +65,9 @@ def _tool(name: str, version: str) -> CheckResult:
 
 
 def _state(facts: LaptopFacts) -> CheckResult:
-    name, hint = "state.folder", "Name another folder with `NSA_OPS_STATE_DIR`, or free space"
+    name, hint = "state.folder", "Free space, or see the rights there"
+    if not facts.registry.is_there:  # another folder knows none of the runs of this one
+        hint = "Name another folder with `NSA_OPS_STATE_DIR`, or free space"
     if facts.state_problem:
         return checked(name, "fail", facts.state_problem, hint=hint)
     free = facts.state_free_bytes
@@ -74,6 +77,16 @@ def _state(facts: LaptopFacts) -> CheckResult:
         name, status, f"{measured} free in `{facts.state_dir}`", measured=measured,
         limit=f">= {format_bytes(MIN_FREE_BYTES)}", hint=hint,
     )  # fmt: skip
+
+
+def _private(facts: LaptopFacts) -> CheckResult:
+    name, found = "state.private", facts.state_open
+    if not found:
+        return checked(name, "pass", "nobody else has a right in the state folder")
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    message = f"others have rights on `{found[0]}`{more}"
+    hint = "The next command takes them away; where it cannot, it says why"
+    return checked(name, "warn", message, measured=str(len(found)), limit="0", hint=hint)
 
 
 def _registry(facts: LaptopFacts) -> CheckResult:
@@ -104,12 +117,18 @@ def _intents(facts: LaptopFacts) -> CheckResult:
 
 def _audit(facts: LaptopFacts) -> CheckResult:
     name = "state.audit"
-    if facts.audit_lines is None:
+    if facts.audit_problem:
+        hint = "See the rights there, and `nsa-ops audit`"
+        return checked(name, "unknown", facts.audit_problem, hint=hint)
+    if facts.audit is None:
         return checked(name, "skipped", "there is no audit log yet")
-    if facts.audit_broken_line is None:
-        return checked(name, "pass", f"{facts.audit_lines} lines, and the chain holds")
-    path = facts.state_dir / "audit.jsonl"
-    message = f"the chain breaks at line {facts.audit_broken_line} of {facts.audit_lines}"
+    num_lines, path = facts.audit.num_lines, facts.state_dir / "audit.jsonl"
+    if facts.audit.missing:
+        hint = f"Look for a copy of `{path}`; see `nsa-ops audit --last 0`"
+        return checked(name, "fail", f"the log lacks {facts.audit.missing}", hint=hint)
+    if facts.audit.broken_line is None:
+        return checked(name, "pass", f"{num_lines} lines, and the chain holds")
+    message = f"the chain breaks at line {facts.audit.broken_line} of {num_lines}"
     hint = (
         "A kill or a full disk tears one line, an edit changes it: see `nsa-ops audit --last 0`, "
         f"and keep a copy of `{path}`"

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from nsa_ops.printable import printable_lines
 from nsa_ops.quantities import format_duration
 from nsa_ops.runs.report import story, subject
 from nsa_ops.runs.report.record import RecordedRun
@@ -36,7 +37,7 @@ def render_markdown(record: RecordedRun) -> str:
 
 def escape_markdown(text: str) -> str:
     """Text that Markdown shows as it is, on one line; HTML in it stays text."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    return _SPECIAL.sub(r"\\\1", " ".join(printable_lines(text).split()))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -52,7 +53,7 @@ def _fence(text: str) -> str:
     """A code block whose fence is longer than any run of backticks in the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}\n{text}\n{fence}"
+    return f"{fence}\n{printable_lines(text)}\n{fence}"
 
 
 def _validation(record: RecordedRun) -> list[str]:

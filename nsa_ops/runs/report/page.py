@@ -1,11 +1,11 @@
 """Lay a RecordedRun out as one self-contained HTML page: no script and no request."""
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from importlib.resources import files
 
 from nsa_ops.quantities import format_duration, format_time
 from nsa_ops.runs.report import story, subject
+from nsa_ops.runs.report.escape import escape, escape_lines
 from nsa_ops.runs.report.figures import figures
 from nsa_ops.runs.report.record import RecordedRun
 from nsa_ops.runs.report.svg import Chart, draw_chart
@@ -166,7 +166,7 @@ def _checkpoints(record: RecordedRun) -> str:
 def _samples(record: RecordedRun) -> str:
     texts = "".join(
         f"<blockquote><small>{escape(sample.drawn)}</small>"
-        f"<pre><b>{escape(sample.prompt)}</b>{escape(sample.text)}</pre></blockquote>"
+        f"<pre><b>{escape_lines(sample.prompt)}</b>{escape_lines(sample.text)}</pre></blockquote>"
         for sample in record.samples
     )
     return _section(
@@ -198,7 +198,7 @@ def _reproduce(record: RecordedRun) -> str:
     commands = story.reproduce_commands(record)
     if not commands:
         return _section("Reproduce", '<p class="none">The manifest holds no launch command.</p>')
-    lines = "\n".join(escape(command) for command in commands)
+    lines = "\n".join(escape_lines(command) for command in commands)
     return _section("Reproduce", f'<pre class="command">{lines}</pre>')
 
 

@@ -7,10 +7,10 @@ chart is plain CSS: every column of the plot holds a cursor, shown while the poi
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from itertools import groupby, pairwise
 
 from nsa_ops.quantities import format_count, format_number
+from nsa_ops.runs.report.escape import escape
 from nsa_ops.runs.report.labels import Box, place_label
 from nsa_ops.runs.report.scale import Scale, finite_range, inner_ticks, nice_ticks, thin
 
@@ -99,7 +99,7 @@ def draw_chart(chart: Chart) -> str:
     frame = _frame(chart)
     parts = [
         f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(f"{chart.title}, {chart.unit}", quote=True)}">',
+        f'aria-label="{escape(f"{chart.title}, {chart.unit}")}">',
         *_grid(chart, frame),
         *_moments(chart, frame),
         *(_areas(chart, frame) if chart.stacked else _lines(chart, frame)),

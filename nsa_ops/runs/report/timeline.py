@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Literal
 
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import TrainerExit
 from nsa_ops.quantities import format_duration, format_time
+from nsa_ops.runs.report.escape import escape
 from nsa_ops.runs.report.record import Attempt, RecordedRun
 from nsa_ops.runs.report.scale import Scale
 from nsa_ops.runs.report.story import Tone

@@ -168,7 +168,9 @@ def test_a_foreign_checkpoint_is_refused_and_the_good_ones_are_brought(
 ) -> None:
     build(case, 20, 40)
     change_checkpoint(case, 40, **fields)
-    with pytest.raises(PartialError, match=r"checkpoint `step_000040` is (not brought: it|of the run) ") as part:
+    with pytest.raises(
+        PartialError, match=r"checkpoint `step_000040` is (not brought: it|of the run) "
+    ) as part:
         pull(case)
     assert part.value.exit_code == 10
     assert case.backup.run.checkpoint(20).is_dir()

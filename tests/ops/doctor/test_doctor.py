@@ -15,6 +15,7 @@ from nsa_ops.runs.doctor.facts import LaptopFacts, read_laptop
 from nsa_ops.runs.doctor.judge import judge_laptop
 from nsa_ops.settings import Settings, read_settings
 from nsa_ops.store import PodRecord, Store
+from nsa_ops.store.audit_head import AuditHead
 from tests.ops.cli_case import CommandLine
 
 GPU = PodRecord(
@@ -74,6 +75,17 @@ def edit_audit(settings: Settings) -> None:
     path.write_text(path.read_text().replace('"number": 1', '"number": 7'))
 
 
+def cut_audit(settings: Settings) -> None:
+    head = AuditHead(settings.state_dir / "registry.sqlite")
+    log = AuditLog(settings.state_dir / "audit.jsonl", head)
+    log.append({"number": 4})
+    log.path.write_bytes(b"".join(log.path.read_bytes().splitlines(keepends=True)[:2]))
+
+
+def open_state(settings: Settings) -> None:
+    (settings.state_dir / "audit.jsonl").chmod(0o640)
+
+
 def tear_audit(settings: Settings) -> None:
     path = settings.state_dir / "audit.jsonl"
     path.write_bytes(path.read_bytes()[:-10])
@@ -115,6 +127,8 @@ def set_clock_back(settings: Settings) -> None:
         (damage_registry, "state.registry", "fail", "damaged", ".recover"),
         (empty_registry, "state.registry", "fail", "file is not a database", ".recover"),
         (edit_audit, "state.audit", "fail", "breaks at line 2 of 3", "nsa-ops audit"),
+        (cut_audit, "state.audit", "fail", "its end: 4 lines were written, and 2", "copy of"),
+        (open_state, "state.private", "warn", "others have rights on", "next command"),
         (tear_audit, "state.audit", "fail", "breaks at line 3 of 3", "audit.jsonl"),
         (leave_socket, "links.stale", "warn", "1 sockets that nobody listens on", "rm "),
         (open_folder, "links.folder", "fail", "others may enter", "chmod 700"),
@@ -209,7 +223,8 @@ def test_the_command_ends_with_3_where_the_laptop_is_not_fit(
     well = cli("doctor", "--json")
     assert json.loads(well.out)["ok"] is (well.exit_code == 0)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "nsa-ops.toml").write_text("no_such_setting = 1\n")
+    (tmp_path / "config" / "nsa-ops").mkdir(parents=True)
+    (tmp_path / "config" / "nsa-ops" / "config.toml").write_text("no_such_setting = 1\n")
     broken = cli("doctor")
     assert broken.exit_code == 3
     assert "Unknown setting `no_such_setting`" in broken.out

@@ -92,6 +92,23 @@ def test_hostile_content_stays_text_everywhere(tmp_path: Path) -> None:
     assert "<script" not in outside_code.replace("\\<", "")
 
 
+def test_control_characters_of_a_run_are_escapes_in_the_page_and_its_twin(tmp_path: Path) -> None:
+    steering = "a\x1b]0;title\x07\x9b2J\u202eb\rc\x00"
+    builder = RunBuilder(RunDir(tmp_path / "run"), steps=40).launch(
+        code_commit=steering, profile=steering, command=["nsa-ops", steering],
+        overrides={steering: steering}, pod_facts={steering: steering}, origins={"seed": steering},
+    )  # fmt: skip
+    builder.train(0, 40).validate(40).save(40).event(steering, steering, steering)
+    builder.end(1, steering, 40)
+    samples = {"samples": [{"prompt": steering, "text": steering}]}
+    builder.run.samples.write_text(json.dumps(samples))
+    written = write_report(builder.run.root, out=tmp_path, now_unix_s=1_795_800_000.0)
+    for path in (written.page, written.markdown):
+        text = path.read_bytes().decode()
+        assert {sign for sign in text if not sign.isprintable()} <= {"\n", "\t"}
+        assert text.count("x1b]0;title") >= 8 or text.count("x1b\\]0;title") >= 5
+
+
 def test_a_directory_with_almost_nothing_still_gives_a_page(tmp_path: Path) -> None:
     builder = RunBuilder(RunDir(tmp_path / "bare"), steps=40).row(10).row(20)
     page, twin = _write(builder.run, tmp_path)

@@ -1,0 +1,42 @@
+r"""The one filter between others' text and a person: what steers a terminal is shown as `\x1b`.
+
+Escaped are the control characters (C0, DEL, C1), the invisible ones that reorder or hide text
+(bidirectional overrides and isolates, zero-width signs), surrogates, private and unassigned code
+points, and bytes that are not UTF-8. Letters, marks, symbols and spaces of every script stay.
+"""
+
+import codecs
+import io
+import unicodedata
+
+
+def printable(text: str) -> str:
+    """Text as one line that moves no cursor; newlines and tabs are escaped too."""
+    return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def printable_lines(text: str) -> str:
+    """The same with newlines and tabs kept; a carriage return ends a line, as a newline does."""
+    whole = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in whole.split("\n"))
+
+
+def _shown(sign: str) -> str:
+    is_shown = sign.isprintable() or unicodedata.category(sign) == "Zs"
+    return sign if is_shown else sign.encode("unicode_escape").decode()
+
+
+class PrintableStream:
+    r"""Bytes that come piece by piece as printable lines.
+
+    A character or a `\r\n` that a piece cuts in two is put together. A progress bar rewrites its
+    line with carriage returns: each of its states becomes a line, so that none hides another.
+    """
+
+    def __init__(self) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
+
+    def feed(self, piece: bytes, *, is_last: bool = False) -> str:
+        """The next lines; what the next piece may still belong to waits, unless `is_last`."""
+        return printable_lines(self._decoder.decode(piece, final=is_last))

@@ -1,0 +1,125 @@
+"""Files of this user alone: the state folder has 0700 and what is in it 0600, whatever the umask.
+
+A folder of an earlier version, or one that something else has opened to others, is closed at the
+next start. What belongs to another user is refused: its owner could change it under us.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nsa_ops.errors import LocalResourceError
+
+#: What nobody else may do: read, write, enter.
+OTHERS = 0o077
+
+
+@dataclass
+class Closing:
+    """What came of closing a folder to others.
+
+    Attributes:
+        num_closed: Files and folders that were open, and are not any more.
+        still_open: Those that could not be closed, with the system's words.
+    """
+
+    num_closed: int = 0
+    still_open: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def notice(self) -> str:
+        """A line for people where something stays open; empty if nothing does."""
+        if not self.still_open:
+            return ""
+        path, why = next(iter(self.still_open.items()))
+        more = f" and {len(self.still_open) - 1} more" if len(self.still_open) > 1 else ""
+        return f"others may read `{path}`{more}, and that cannot be changed: {why}"
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder that only this user can enter, or close one that is there.
+
+    Raises:
+        LocalResourceError: If it is no folder of this user.
+        OSError: If it cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _require_own(folder)
+    close_to_others(folder)
+
+
+def _require_own(folder: Path) -> None:
+    found = folder.stat()
+    if found.st_uid == os.getuid():
+        return
+    message = f"`{folder}` belongs to user {found.st_uid}, and you are user {os.getuid()}"
+    raise LocalResourceError(
+        message, hint="Work as its owner, without sudo: the runs are known there"
+    )
+
+
+def close_to_others(path: Path) -> bool:
+    """Take every right from others; whether there was one.
+
+    Raises:
+        OSError: If it cannot be changed.
+    """
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & OTHERS:
+        path.chmod(mode & ~OTHERS)
+    return bool(mode & OTHERS)
+
+
+def create_private(path: Path) -> None:
+    """Make an empty file with 0600 where there is none; sqlite gives its journals the same."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+
+
+def close_tree(folder: Path) -> Closing:
+    """Close a state folder of this user and all that is in it; links are not followed.
+
+    Raises:
+        LocalResourceError: If it belongs to another user.
+    """
+    found = Closing()
+    if not folder.is_dir():
+        return found
+    _require_own(folder)
+    for path, mode in _open_to_others(str(folder)):
+        try:
+            os.chmod(path, mode & ~OTHERS)  # noqa: PTH101 (a string from scandir; thousands of them)
+        except FileNotFoundError:  # another command has moved it
+            continue
+        except OSError as error:
+            found.still_open[path] = error.strerror or str(error)
+        else:
+            found.num_closed += 1
+    return found
+
+
+def list_open(folder: Path) -> list[str]:
+    """What in a state folder others have a right on; changes nothing."""
+    return [path for path, _ in _open_to_others(str(folder))] if folder.is_dir() else []
+
+
+def _open_to_others(folder: str) -> Iterator[tuple[str, int]]:
+    """Everything in a tree that gives others a right, with its mode; the folder itself first."""
+    waiting = [folder]
+    while waiting:
+        path = waiting.pop()
+        try:
+            mode = os.stat(path).st_mode  # noqa: PTH116 (as above)
+            if mode & OTHERS:
+                yield path, stat.S_IMODE(mode)
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                        continue
+                    mode = entry.stat(follow_symlinks=False).st_mode
+                    if mode & OTHERS and not entry.is_symlink():
+                        yield entry.path, stat.S_IMODE(mode)
+        except (FileNotFoundError, PermissionError):  # moved meanwhile, or closed to us too
+            continue

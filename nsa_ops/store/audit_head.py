@@ -1,0 +1,83 @@
+"""The head of the audit log's chain, kept in the registry: apart from the log it vouches for."""
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsa_ops.errors import LocalResourceError
+from nsa_ops.private import create_private
+from nsa_ops.remote.audit_chain import Head
+from nsa_ops.store.read_only import load_registry
+
+_BUSY_S = 10.0
+_SELECT = "SELECT lines, bytes, sha256 FROM audit_head WHERE log = ?"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS audit_head (
+  log TEXT PRIMARY KEY, lines INTEGER NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class AuditHead:
+    """How far the log of this registry has come; each call opens the registry for itself.
+
+    A log that is written is locked, so that two writers never meet here.
+    """
+
+    registry: Path
+    scratch_dirs: Sequence[Path] = ()
+    log: str = "audit.jsonl"
+
+    def read(self) -> Head | None:
+        """What is known of the log; None if nothing is, as before this version.
+
+        Raises:
+            LocalResourceError: If the registry cannot be read.
+        """
+        if not self.registry.is_file():
+            return None
+        try:
+            with closing(self._open()) as registry:
+                row = registry.execute(_SELECT, (self.log,)).fetchone()
+        except sqlite3.Error as error:
+            if "no such table" in str(error):
+                return None
+            raise self._refusal(error, "give") from error
+        return Head(*row) if row else None
+
+    def _open(self) -> sqlite3.Connection:
+        """The registry to read, also where its folder takes no write."""
+        registry = self._connect("ro")
+        try:
+            registry.execute("PRAGMA schema_version").fetchone()
+        except sqlite3.OperationalError:
+            registry.close()
+            return load_registry(self.registry, self.scratch_dirs)
+        return registry
+
+    def write(self, head: Head) -> None:
+        """Remember how far the log has come.
+
+        Raises:
+            LocalResourceError: If the registry takes no write.
+        """
+        row = (self.log, head.lines, head.bytes, head.sha256)
+        try:
+            create_private(self.registry)
+            with closing(self._connect("rw")) as registry:
+                # A head that a power cut takes back is behind the log, which is no contradiction.
+                registry.execute("PRAGMA synchronous=NORMAL")
+                registry.executescript(_SCHEMA)
+                registry.execute("INSERT OR REPLACE INTO audit_head VALUES (?, ?, ?, ?)", row)
+        except (OSError, sqlite3.Error) as error:
+            raise self._refusal(error, "keep") from error
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        address = f"{self.registry.absolute().as_uri()}?mode={mode}"
+        return sqlite3.connect(address, uri=True, timeout=_BUSY_S, isolation_level=None)
+
+    def _refusal(self, error: OSError | sqlite3.Error, verb: str) -> LocalResourceError:
+        message = f"The registry `{self.registry}` does not {verb} the audit log's head: {error}"
+        return LocalResourceError(message, hint="Free space, or see the rights there")
