@@ -6,7 +6,7 @@ product but how a call may begin (`read` and `eval` of one line), so it lies to 
 """
 
 # It stands before every tool of the pod, and pathlib would double its start.
-# ruff: noqa: PTH100, PTH115, PTH118, PTH119, PTH123
+# ruff: noqa: PTH118, PTH119, PTH123
 
 import json
 import os
@@ -127,9 +127,9 @@ class Liar:
         for true, lie, rule in pairs:
             if not rule.get("serve") or len(lie) < 2:
                 continue
-            if word == lie:
-                return true
             is_path = word.startswith(b"/") and b"\n" not in word.rstrip(b"\n")
+            if word == lie and not is_path:
+                return true
             if is_path and (lie in word or lie.strip(b"./") in word):
                 return text(rule["serve"])
         return word
@@ -137,6 +137,8 @@ class Liar:
     def answer(self, rules):
         content = self.swapped_request(rules)
         given = {"stdin": None} if content is None else {"input": content}
+        if any(one.get("skip") for one in rules):
+            self.real, self.arguments = "/bin/true", []
         done = subprocess.run(
             [self.real, *self.arguments],
             stdout=subprocess.PIPE,

@@ -80,7 +80,6 @@ NAMES = (
 )
 
 #: The same for a file inside a checkpoint, where only plain names are right.
-IN_CHECKPOINT = tuple(
-    name for name in NAMES if name.id not in {"dash", "spaces", "nfd", "case-twin", "record", "part"}
-    and b"\xff" not in name.lie and b"\xed\xa0" not in name.lie
-)  # fmt: skip
+_PLAIN = {"dash", "spaces", "nfd", "case-twin", "record", "part"}
+_NO_JSON = {"not-utf8", "surrogate"}
+IN_CHECKPOINT = tuple(name for name in NAMES if name.id not in _PLAIN | _NO_JSON)

@@ -1,4 +1,4 @@
-"""A pod gives its files names that lead elsewhere: they are refused alone, and the good ones come."""
+"""A pod gives its files names that lead elsewhere: refused alone, and the good ones come."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """What must stay as it is: a whole tree by name, type, mode, content and link, and what changed."""
 
 # Names that are no text are looked at, too.
-# ruff: noqa: PTH100, PTH115, PTH118, PTH119, PTH123
+# ruff: noqa: PTH115, PTH118, PTH123
 
 import hashlib
 import json
