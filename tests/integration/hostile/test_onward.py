@@ -1,7 +1,6 @@
 """A backup that a stranger made, or a target that lies: restore, push and prune spread nothing."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -88,7 +87,7 @@ def test_a_folder_that_is_a_link_is_neither_pulled_into_nor_pruned(world: World)
     side = world.sides["near"]
     outside = world.laptop / "elsewhere"
     for step in (20, 30):
-        os.symlink(outside, side.held(step), target_is_directory=True)
+        side.held(step).symlink_to(outside, target_is_directory=True)
     before = tree_guard.look(outside)
     for words in (
         ("backup", "prune", side.run_id, "--keep", "1", "-y"),
