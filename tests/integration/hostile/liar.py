@@ -130,7 +130,8 @@ class Liar:
             is_path = word.startswith(b"/") and b"\n" not in word.rstrip(b"\n")
             if word == lie and not is_path:
                 return true
-            if is_path and (lie in word or lie.strip(b"./") in word):
+            core = lie.strip(b"./")
+            if is_path and len(core) > 2 and core in word:
                 return text(rule["serve"])
         return word
 

@@ -80,6 +80,8 @@ NAMES = (
 )
 
 #: The same for a file inside a checkpoint, where only plain names are right.
-_PLAIN = {"dash", "spaces", "nfd", "case-twin", "record", "part"}
-_NO_JSON = {"not-utf8", "surrogate"}
-IN_CHECKPOINT = tuple(name for name in NAMES if name.id not in _PLAIN | _NO_JSON)
+_KINDS = {
+    "absolute", "parents", "dotted", "dot", "empty", "trailing-slash", "nul", "escape", "300",
+    "deep", "good-manifest", "pulling",
+}  # fmt: skip
+IN_CHECKPOINT = tuple(name for name in NAMES if name.id in _KINDS)
