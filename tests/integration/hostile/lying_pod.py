@@ -16,7 +16,7 @@ from typing import Any
 from nsa_ops.remote.snapshot import code_root
 from nsa_ops.store import Receipt, Store
 from tests.integration.hostile import tree_guard
-from tests.integration.hostile.ended_run import HELD, enrich
+from tests.integration.hostile.ended_run import CONTENT, HELD, MARKER, enrich
 from tests.integration.local_pod import STEADY, LocalPod
 from tests.integration.ssh_server import SshServer, ssh_server
 from tests.integration.tcp_proxy import Proxy, tcp_proxy
@@ -361,6 +361,7 @@ def lying_world(base: Path) -> Iterator[World]:
                 _await(lambda side=side: (side.run_dir / "exit.json").exists())
                 enrich(side.run_dir)
                 world.must("backup", "pull", side.run_id, "--checkpoint", str(HELD), "-y")
+                (side.run_dir / MARKER).write_bytes(CONTENT)
         finally:
             for pod in pods:
                 pod.stop()

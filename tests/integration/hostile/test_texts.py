@@ -58,7 +58,9 @@ def test_what_a_run_says_reaches_no_terminal_raw(world: World, command: tuple[st
     speak(side.run_dir)
     named = [word for word in command if not word.startswith("-")]
     flags = [word for word in command if word.startswith("-")]
-    heard, problems = told(world, side, *named, side.run_id, *flags, codes=(0, 2, 3, 6, 7, 9, 10))
+    heard, problems = told(
+        world, side, *named, side.run_id, *flags, codes=(0, 2, 3, 6, 7, 8, 9, 10)
+    )
     assert problems == [], heard.said
 
 
