@@ -1,6 +1,7 @@
 """Words of a pod that drive a terminal or a browser: every command shows them as plain text."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.integration.hostile.judged import told
 from tests.integration.hostile.lying_pod import Side, World
+from tests.integration.hostile.tree_guard import controls
 
 pytestmark = pytest.mark.integration
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x9b1m\x00\x08\x7f\r<script>alert(1)</script>"
@@ -28,7 +30,7 @@ def add_line(path: Path, **changes: Any) -> None:
 def speak(run: Path) -> None:
     """Put the words wherever a run directory holds text that somebody reads."""
     with (run / "training.log").open("ab") as log:
-        log.write(f"{EVIL}{ONLY_RAW}".encode() + b"\x9b\xff\n")
+        log.write(b"```\n" + f"{EVIL}{ONLY_RAW}".encode() + b"\x9b\xff\n")
     add_line(run / "events.jsonl", kind=EVIL, by=EVIL, message=EVIL, facts={EVIL: EVIL})
     add_line(
         run / "heartbeat_rank0.jsonl", iso=EVIL, throttle=EVIL, kernel_paths={EVIL: EVIL},
@@ -89,12 +91,25 @@ def test_a_report_shows_it_as_plain_text_in_both_forms(world: World) -> None:
     speak(run)
     heard = world("report", str(run), "--out", "page.html")
     assert heard.problems((0,)) == [], heard.said
-    from tests.integration.hostile.tree_guard import controls
+    page, text = ((world.work / f"page.{suffix}").read_bytes() for suffix in ("html", "md"))
+    assert controls(page) + controls(text) == []
+    assert b"<script>alert" not in page
+    assert "<script>alert" not in outside_fences(text.decode())
 
-    for name in ("page.html", "page.md"):
-        content = (world.work / name).read_bytes()
-        assert controls(content) == [], name
-        assert b"<script>alert" not in content, name
+
+def outside_fences(markdown: str) -> str:
+    """The lines that a reader of Markdown takes for more than code."""
+    kept: list[str] = []
+    fence = ""
+    for line in markdown.splitlines():
+        marks = line[: len(line) - len(line.lstrip("`"))]
+        if not fence and len(marks) >= 3:
+            fence = marks
+        elif fence and len(marks) >= len(fence) and line.strip() == marks:
+            fence = ""
+        elif not fence:
+            kept.append(re.sub(r"`[^`]+`", "", line))
+    return "\n".join(kept)
 
 
 ERRORS = {
