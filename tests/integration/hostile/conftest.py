@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.hostile.lying_pod import Side, World, lying_world
+from tests.integration.hostile.lying_pod import Side, World
+from tests.integration.hostile.lying_world import lying_world
 
 
 @pytest.fixture(scope="session")
