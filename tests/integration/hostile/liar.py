@@ -138,6 +138,11 @@ class Liar:
     def answer(self, rules):
         content = self.swapped_request(rules)
         given = {"stdin": None} if content is None else {"input": content}
+        for rule in rules:
+            if "prepare" in rule:
+                subprocess.run(
+                    ["/bin/sh", "-c", rule["prepare"]], env=self.environment, check=False
+                )
         if any(one.get("skip") for one in rules):
             self.real, self.arguments = "/bin/true", []
         done = subprocess.run(

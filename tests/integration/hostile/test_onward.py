@@ -99,11 +99,11 @@ def test_a_folder_that_is_a_link_is_neither_pulled_into_nor_pruned(world: World)
 
 
 TARGETS = {
-    "says-nothing": {"instead": "", "code": 0},
-    "fails": {"instead": "", "code": 1},
-    "nonsense": {"instead": "\x1b[2J{[[[\xff", "code": 0},
-    "deep": {"instead": "[" * 100_000, "code": 0},
-    "takes-nothing": {"skip": True, "instead": "", "code": 0},
+    "says-nothing": {"skip": True, "instead": "", "code": 0},
+    "fails": {"skip": True, "instead": "", "code": 1},
+    "nonsense": {"skip": True, "instead": "\x1b[2J{[[[\xff", "code": 0},
+    "deep": {"skip": True, "instead": "[" * 100_000, "code": 0},
+    "silent": {"skip": True, "asked": "rsync", "script": "sleep 100"},
 }
 
 
@@ -114,7 +114,7 @@ def test_a_target_that_lies_is_never_called_whole(world: World, act: str, target
     far.lie(TARGETS[target])
     words = ("--pod", "far") if act == "restore" else (f"far:{far.root}/copies",)
     heard, problems = told(
-        world, near, "backup", act, near.run_id, *words, "-y",
+        world, near, "backup", act, near.run_id, *words, "-y", "--timeout", "5",
         codes=(3, 4, 5, 6, 7, 8, 9, 10, 11), other=("*",),
     )  # fmt: skip
     assert far.num_lies, heard.said

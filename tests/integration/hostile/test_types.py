@@ -121,7 +121,7 @@ SWAPS = {
     "folder": ("rm -f {it}; mkdir {it}", "a folder in the place of what was listed"),
     "gone": ("rm -f {it}", "nothing is there any more"),
     "other": ("printf other > {it}", "other bytes, and fewer"),
-    "grown": ("truncate -s 3G {it}", "three GB of zeros after it"),
+    "grown": ("truncate -s 3M {it}", "three MB of zeros after it"),
     "same-size": (
         "printf X | dd of={it} conv=notrunc bs=1 seek=20 2>/dev/null",
         "one byte differs",
@@ -138,8 +138,12 @@ def test_a_file_that_is_swapped_between_listing_and_reading_brings_nothing_else(
 ) -> None:
     side = world.sides[side_name]
     script, why = SWAPS[swap]
-    script = script.format(it=side.run_dir / MARKER)
-    side.lie({"answer": MARKER, "script": script})
+    it, kept = side.run_dir / MARKER, side.folder / "kept"
+    shutil.copy(it, kept)
+    # Each listing sees the true file, and what reads it then sees another.
+    back = f"rm -rf {it}; cp {kept} {it}"
+    rule = {"asked": "find ", "answer": MARKER, "prepare": back, "script": script.format(it=it)}
+    side.lie(rule)
     heard, problems = pull(world, side, (0, 9, 10))
     assert side.num_lies, heard.said
     assert problems + lacks(side, 20, 30) == [], f"{why}\n{heard.said}"
