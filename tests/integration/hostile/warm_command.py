@@ -1,0 +1,96 @@
+"""`nsa-ops` in a process forked from one that has imported it: the command line without its start.
+
+Reads one JSON line for each command on stdin. A keeper waits for the command within its limits and
+writes what became of it, whole, to the result file that the line names.
+"""
+
+import importlib
+import json
+import os
+import pkgutil
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import nsa_ops.cli
+import nsa_ops.runs
+
+#: Far above what is allowed, so that a fault ends before the machine does.
+ADDRESS_BYTES, FILE_BYTES = 3 * 2**29, 400 * 2**20
+
+
+def _import_all() -> None:
+    for package in (nsa_ops.cli, nsa_ops.runs):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+
+
+def _command(asked: dict[str, Any]) -> None:
+    """Become the command; never returns."""
+    os.setsid()
+    for number, name in ((1, "out"), (2, "err")):
+        descriptor = os.open(asked[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(descriptor, number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    os.umask(0o022)
+    os.chdir(asked["folder"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    sys.argv = ["nsa-ops", *asked["words"]]
+    code = 1
+    try:
+        from nsa_ops.cli.app import main
+
+        main(asked["words"])
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _keep(asked: dict[str, Any]) -> None:
+    """Run one command, end it where it is late, and write down what it took."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    began_s = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        _command(asked)
+    is_late = False
+    while True:
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
+        if ended:
+            break
+        if not is_late and time.monotonic() > began_s + asked["limit_s"]:
+            is_late = True
+            os.killpg(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    found = {
+        "code": os.waitstatus_to_exitcode(status),
+        "seconds": time.monotonic() - began_s,
+        "peak_mib": usage.ru_maxrss / 1024,
+        "is_late": is_late,
+    }
+    result = Path(asked["result"])
+    part = result.with_suffix(".part")
+    part.write_text(json.dumps(found))
+    part.replace(result)
+    os._exit(0)
+
+
+def serve() -> None:
+    _import_all()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in iter(sys.stdin.readline, ""):
+        if os.fork() == 0:
+            _keep(json.loads(line))
+
+
+if __name__ == "__main__":
+    serve()
