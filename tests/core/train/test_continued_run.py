@@ -1,5 +1,6 @@
 """What a checkpoint of the trainer holds, and a run that goes on from one, in this process."""
 
+import hashlib
 import json
 import shutil
 
@@ -117,3 +118,25 @@ def test_a_loss_scale_is_in_the_snapshot(text, tmp_path):
         session.steps.scaler = torch.amp.GradScaler("cpu", init_scale=32.0)
         session.steps.scaler.scale(torch.ones(1))
         assert session.snapshot().state.loss_scaler["scale"] == 32.0
+
+
+def test_a_skipped_step_is_still_counted_after_a_stop(whole, cut):
+    """Three in a hundred end a run, whatever stops lie between them."""
+    state = whole.checkpoint(2) / "state.json"
+    changed = json.loads(state.read_text()) | {"unusable_steps": [1]}
+    write_checkpoint_file(cut, 2, "state.json", json.dumps(changed))
+    with opened(cut) as session:
+        assert session.position.unusable_steps == (1,)
+        assert session.keeper.last_anomaly_step == 1
+
+
+def write_checkpoint_file(run, step, name, content):
+    """Replace a file of a checkpoint together with its hash."""
+    folder = run.checkpoint(step)
+    (folder / name).write_text(content)
+    manifest = json.loads((folder / "checkpoint.json").read_text())
+    for file in manifest["files"]:
+        if file["name"] == name:
+            file["size"] = len(content)
+            file["sha256"] = hashlib.sha256(content.encode()).hexdigest()
+    (folder / "checkpoint.json").write_text(json.dumps(manifest))

@@ -162,3 +162,14 @@ def test_steps_are_logged_as_often_as_asked(tmp_path, text, log_every, expected)
     run = new_run(tmp_path, text, telemetry={"log_every": log_every, "gate_every": 1})
     assert run_here(run).code == 0
     assert [int(row["step"]) for row in rows(run.training_csv)] == expected
+
+
+def test_the_threads_of_the_configuration_are_those_of_torch(tmp_path, text):
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            run = new_run(tmp_path, text, f"threads{threads}", runtime={"threads": threads})
+            with opened(run):
+                assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
