@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from nsa_core.kernels.backend import check_compressed, check_tokens
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 
@@ -20,7 +21,7 @@ def masked_softmax(score_HTR: Tensor, is_visible_TR: Tensor) -> Tensor:
     hidden_HTR = score_HTR.masked_fill(~is_visible_TR, float("-inf"))
     sees_any_T1 = is_visible_TR.any(dim=-1, keepdim=True)
     prob_HTR = torch.softmax(hidden_HTR.masked_fill(~sees_any_T1, 0.0), dim=-1)
-    return prob_HTR * sees_any_T1
+    return torch.where(sees_any_T1, prob_HTR, 0.0)
 
 
 def scaled_scores(q_THD: Tensor, k_RGD: Tensor) -> Tensor:
@@ -34,7 +35,20 @@ def attend(q_THD: Tensor, k_RGD: Tensor, v_RGE: Tensor, is_visible_HTR: Tensor) 
     """One explicit score-mask-softmax-sum; the mask may broadcast over H."""
     prob_HTR = masked_softmax(scaled_scores(q_THD, k_RGD), is_visible_HTR)
     heads_per_group = q_THD.shape[1] // k_RGD.shape[1]
-    return torch.einsum("htr,rhe->the", prob_HTR, v_RGE.repeat_interleave(heads_per_group, dim=1))
+    v_RHE = v_RGE.repeat_interleave(heads_per_group, dim=1)
+    return weighted_values(prob_HTR, v_RHE, is_visible_HTR)
+
+
+def weighted_values(prob_HTR: Tensor, v_RHE: Tensor, is_visible_HTR: Tensor) -> Tensor:
+    """The weighted sum of the values; one that is not finite reaches only the rows that see it.
+
+    A plain product would carry NaN to all rows: 0 * NaN is NaN.
+    """
+    finite_RHE = torch.nan_to_num(v_RHE, nan=0.0, posinf=0.0, neginf=0.0)
+    out_THE = torch.einsum("htr,rhe->the", prob_HTR, finite_RHE)
+    is_broken_H1R = ~v_RHE.isfinite().all(dim=-1).T.unsqueeze(1)
+    sees_broken_HT = (is_visible_HTR & is_broken_H1R).any(dim=-1)
+    return out_THE.masked_fill(sees_broken_HT.T.unsqueeze(-1), float("nan"))
 
 
 def compressed_visibility(num_tokens: int, geometry: BlockGeometry) -> Tensor:
@@ -115,6 +129,7 @@ class ReferenceBackend:
         self, q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor, geometry: BlockGeometry, packing: Packing
     ) -> tuple[Tensor, Tensor]:
         """See `AttentionBackend.compressed`."""
+        check_compressed(q_NHD, k_CGD, v_CGE, geometry, packing)
         outs, lses = [], []
         for start, stop in document_borders(packing):
             q_THD, slots = q_NHD[start:stop], document_slots(start, stop, geometry)
@@ -134,6 +149,7 @@ class ReferenceBackend:
         packing: Packing,
     ) -> Tensor:
         """See `AttentionBackend.select`; takes its own softmax and leaves lse alone."""
+        check_compressed(q_NHD, k_CGD, k_CGD, geometry, packing)
         del lse_NH
         num_groups = k_CGD.shape[1]
         ids_NGS = torch.full((packing.num_tokens, num_groups, geometry.num_selected), -1)
@@ -156,6 +172,7 @@ class ReferenceBackend:
         packing: Packing,
     ) -> Tensor:
         """See `AttentionBackend.selected`."""
+        check_tokens(q_NHD, k_NGD, v_NGE, packing)
         heads_per_group = q_NHD.shape[1] // k_NGD.shape[1]
         outs = []
         for start, stop in document_borders(packing):
@@ -169,6 +186,7 @@ class ReferenceBackend:
         self, q_NHD: Tensor, k_NGD: Tensor, v_NGE: Tensor, geometry: BlockGeometry, packing: Packing
     ) -> Tensor:
         """See `AttentionBackend.sliding`."""
+        check_tokens(q_NHD, k_NGD, v_NGE, packing)
         outs = []
         for start, stop in document_borders(packing):
             rows = slice(start, stop)

@@ -3,7 +3,7 @@
 Legend: B batch, T tokens of a row, N = B * T, W model width, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -27,6 +27,11 @@ from nsa_core.model.statistics import AttentionStatistics, read_statistics
 ActivationCheckpointing = Literal["none", "full", "selective"]
 #: The Triton kernel needs a card and half precision; speed and memory only.
 LossKernel = Literal["torch", "triton"]
+
+
+TOKEN_DTYPES = (torch.int64, torch.int32)
+#: Attention of one layer: normed input [N, W] in, what it adds [N, W] out.
+Attend = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +71,13 @@ class Block(nn.Module):
         self, x_NW: Tensor, context: AttentionContext, *, is_selective: bool = False
     ) -> Tensor:
         """Add attention and MLP to the residual stream."""
-        normed_NW = self.attention_norm(x_NW)
         if is_selective:
-            attended = _recomputed(self.attention, normed_NW, context)
-        else:
-            attended = self.attention(normed_NW, context)
-        x_NW = x_NW + attended
+            return self.add(x_NW, lambda normed_NW: _recomputed(self.attention, normed_NW, context))
+        return self.add(x_NW, lambda normed_NW: self.attention(normed_NW, context))
+
+    def add(self, x_NW: Tensor, attend: Attend) -> Tensor:
+        """Add to the residual stream what `attend` makes of its norm, then the MLP."""
+        x_NW = x_NW + attend(self.attention_norm(x_NW))
         mapped: Tensor = self.mlp(self.mlp_norm(x_NW))
         return x_NW + mapped
 
@@ -127,8 +133,10 @@ class LanguageModel(nn.Module):
             packing: Documents of the flattened batch; None makes each row one document.
 
         Raises:
-            ValueError: If the documents and the batch differ in their number of tokens.
+            ValueError: If there is no token, an id is no int64 or int32, or the documents and the
+                batch differ in their number of tokens.
         """
+        check_tokens(tokens_BT)
         if packing is None:
             packing = Packing.uniform(tokens_BT.shape[0], tokens_BT.shape[1], tokens_BT.device)
         if packing.num_tokens != tokens_BT.numel():
@@ -138,20 +146,45 @@ class LanguageModel(nn.Module):
             )
             raise ValueError(message)
         context = make_context(self.geometry, packing, self.rotary)
-        x_NW = self.embedding(tokens_BT.reshape(-1))
         mode = self.activation_checkpointing if torch.is_grad_enabled() else "none"
-        for block in self.block_list:
+
+        def run(_index: int, block: Block, x_NW: Tensor) -> Tensor:
             if mode == "full":
-                x_NW = _recomputed(block, x_NW, context)
-            else:
-                x_NW = block(x_NW, context, is_selective=mode == "selective")
+                return _recomputed(block, x_NW, context)
+            after_NW: Tensor = block(x_NW, context, is_selective=mode == "selective")
+            return after_NW
+
+        return self.through_blocks(tokens_BT.reshape(-1), run)
+
+    def through_blocks(
+        self, token_N: Tensor, run: Callable[[int, Block, Tensor], Tensor]
+    ) -> Tensor:
+        """Embed these ids, let `run` take the stream through every block, and norm: [N, W].
+
+        Args:
+            token_N: Ids.
+            run: Layer from 0, block and residual stream [N, W] in; residual stream out.
+        """
+        x_NW = self.embedding(token_N)
+        for index, block in enumerate(self.block_list):
+            x_NW = run(index, block, x_NW)
         hidden: Tensor = self.norm(x_NW)
         return hidden
 
     def loss(
         self, tokens_BT: Tensor, targets_BT: Tensor, packing: Packing | None = None
     ) -> LossSum:
-        """Summed cross-entropy and the number of targets; a target of -1 is ignored."""
+        """Summed cross-entropy and the number of targets; a target of -1 is ignored.
+
+        Raises:
+            ValueError: If targets and tokens differ in shape; else as `hidden` and `loss_sum`.
+        """
+        if targets_BT.shape != tokens_BT.shape:
+            message = (
+                f"targets of shape {list(targets_BT.shape)} do not fit tokens of shape "
+                f"{list(tokens_BT.shape)}"
+            )
+            raise ValueError(message)
         hidden_NW = self.hidden(tokens_BT, packing)
         in_place = self.loss_kernel == "triton"
         return loss_sum(hidden_NW, self.head_weight, targets_BT.reshape(-1), in_place=in_place)
@@ -209,6 +242,23 @@ class LanguageModel(nn.Module):
     def _nsa_layers(self) -> list[NSAAttention]:
         attentions = (block.attention for block in self.block_list)
         return [attention for attention in attentions if isinstance(attention, NSAAttention)]
+
+
+def check_tokens(tokens_BT: Tensor) -> None:
+    """Refuse what is no batch of ids.
+
+    Raises:
+        ValueError: If it is not [B, T] with B and T at least 1, or its dtype is not one of ids.
+    """
+    if tokens_BT.ndim != 2 or tokens_BT.dtype not in TOKEN_DTYPES:
+        message = (
+            f"tokens must be [batch, tokens] of int64 or int32, got {list(tokens_BT.shape)} "
+            f"of {tokens_BT.dtype}"
+        )
+        raise ValueError(message)
+    if 0 in tokens_BT.shape:
+        message = f"there are no tokens in a batch of shape {list(tokens_BT.shape)}"
+        raise ValueError(message)
 
 
 def _recomputed(module: nn.Module, *inputs: object) -> Tensor:
