@@ -6,6 +6,8 @@ sum.
 """
 
 import itertools
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -121,6 +123,23 @@ def choose(scores: Tensor, num_selected: int, block: int) -> Tensor:
             picked = sorted(forced | set(rest[: num_selected - len(forced)]))
             ids[t, g, : len(picked)] = torch.tensor(picked, dtype=torch.int32)
     return ids
+
+
+def num_choices(position: int, block: int, num_selected: int) -> int:
+    """Sets of blocks that a token may choose; 1 where forced blocks, or all, leave no choice."""
+    started = set(range(position // block + 1))
+    free = started - {0, position // block - 1, position // block}
+    places = num_selected - len(started - free)
+    return math.comb(len(free), min(places, len(free)))
+
+
+def free_choices(lengths: Sequence[int], block: int, num_selected: int) -> int:
+    """Tokens of documents of these lengths that have more candidates than places for them."""
+    return sum(
+        num_choices(position, block, num_selected) > 1
+        for length in lengths
+        for position in range(length)
+    )
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

@@ -9,16 +9,18 @@ from nsa_core.kernels.backend import AttentionBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing, compressed_slots
 
+#: Three blocks are forced: with more than three, the rest is chosen freely in long documents.
 GEOMETRIES = {
-    "paper-ratios": BlockGeometry(8, 4, 16, 3, 13),
+    "paper-ratios": BlockGeometry(8, 4, 16, 4, 13),
     "no-overlap": BlockGeometry(4, 4, 8, 4, 3),
-    "stride-1": BlockGeometry(2, 1, 3, 3, 64),
+    "stride-1": BlockGeometry(2, 1, 3, 6, 64),
     "l-equals-l'": BlockGeometry(8, 2, 8, 5, 1),
+    "forced-only": BlockGeometry(4, 2, 4, 3, 6),
 }
 #: Lengths of the documents of one row: below l, not multiples of d, l, l' or w, and long.
 DOCUMENTS = {
-    "one": [61],
-    "several": [3, 29, 1, 46, 8],
+    "one": [109],
+    "several": [3, 29, 1, 94, 8],
     "tiny": [1],
     "below-l": [2, 1],
 }

@@ -27,7 +27,7 @@ def geometries(draw):
 
 @given(
     geometry=geometries(),
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4),
     group_size=st.integers(1, 16),
     groups=st.integers(1, 3),
     copies=st.integers(1, 3),

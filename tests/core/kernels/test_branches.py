@@ -10,6 +10,7 @@ from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
 from nsa_core.kernels.sdpa import SdpaBackend
 from tests.core.kernels.cases import DOCUMENTS, GEOMETRIES, Inputs, gradients, make_inputs, run
+from tests.oracle import free_choices
 
 BACKENDS = {"reference": ReferenceBackend(), "sdpa": SdpaBackend()}
 #: (tile, chunk elements, masked-length factor): whole documents at once; small tiles, one a chunk;
@@ -36,6 +37,8 @@ def packings(lengths):
 @pytest.mark.parametrize("lengths", DOCUMENTS.values(), ids=DOCUMENTS)
 @pytest.mark.usefixtures("tiling")
 def test_outputs_choices_and_gradients_equal_the_reference_in_float64(geometry, lengths):
+    is_free = geometry.num_selected > 3 and max(lengths) > 90
+    assert not is_free or free_choices(lengths, geometry.select_block, geometry.num_selected) >= 30
     for packing in packings(lengths):
         inputs = make_inputs(packing, geometry)
         expected = run(BACKENDS["reference"], inputs, geometry, packing)
@@ -51,7 +54,7 @@ def test_outputs_choices_and_gradients_equal_the_reference_in_float64(geometry, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.usefixtures("tiling")
 def test_lower_precision_stays_within_its_rounding(dtype):
-    geometry, packing = GEOMETRIES["paper-ratios"], Packing.from_lengths([3, 29, 46])
+    geometry, packing = GEOMETRIES["paper-ratios"], Packing.from_lengths([3, 29, 94])
     exact_inputs = make_inputs(packing, geometry, dtype=torch.float32)
     for tensor in exact_inputs.all():
         tensor.data = tensor.data.to(dtype).double()
@@ -86,7 +89,7 @@ def error(found, truth):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("lengths", [[3, 29, 46], [150]], ids=str)
+@pytest.mark.parametrize("lengths", [[3, 29, 94], [150]], ids=str)
 @pytest.mark.usefixtures("tiling")
 def test_half_precision_is_rounded_at_the_ends_and_nowhere_between(dtype, lengths):
     """Softmax and sums are float32, so the outputs are the truth rounded once.
@@ -162,12 +165,12 @@ def test_gradcheck_of_each_branch(backend, branch):
 
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 def test_zero_queries_give_the_plain_mean_of_the_visible_values(backend):
-    geometry, packing = GEOMETRIES["paper-ratios"], Packing.from_lengths([61])
+    geometry, packing = GEOMETRIES["paper-ratios"], Packing.from_lengths([109])
     inputs = make_inputs(packing, geometry, dtype=torch.float32)
     with torch.no_grad():
         inputs.q.zero_()
     outs = run(backend, inputs, geometry, packing)
-    for t in (0, 7, 8, 15, 16, 40, 60):
+    for t in (0, 7, 8, 15, 16, 40, 60, 108):
         blocks = inputs.v_cmp[: geometry.num_compressed(t + 1)]
         mean_cmp = blocks.mean(0) if len(blocks) else torch.zeros_like(inputs.v_cmp[0])
         torch.testing.assert_close(outs.compressed[t, ::2], mean_cmp, rtol=0, atol=1e-6)

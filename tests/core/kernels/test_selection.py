@@ -49,7 +49,7 @@ def test_scores_weigh_compressed_blocks_by_their_overlap():
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
 def test_choices_hold_the_forced_blocks_once_each_and_have_the_right_count(backend, geometry):
-    lengths = [3, 29, 46]
+    lengths = [3, 29, 94]
     packing = Packing.from_lengths(lengths)
     ids = run(backend, make_inputs(packing, geometry), geometry, packing).ids
     for row, position in enumerate(packing.position_N.tolist()):

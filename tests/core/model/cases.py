@@ -9,14 +9,23 @@ from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.packing import Packing
 from nsa_core.model.attention import NSAAttention, make_context
 from nsa_core.model.transformer import LanguageModel
+from tests.oracle import free_choices
 
+#: Three of the five blocks are forced, so two are chosen freely from position 20 on.
 SIZES = {
     "compress_block": 4,
     "compress_stride": 2,
     "select_block": 4,
-    "num_selected": 3,
+    "num_selected": 5,
     "window": 5,
 }
+
+
+def free_tokens(config: ModelConfig, *lengths: int) -> int:
+    """Tokens of documents of these lengths that choose freely; all of them in a dense model."""
+    if config.attention == "dense":
+        return sum(lengths)
+    return free_choices(lengths, config.nsa.select_block, config.nsa.num_selected)
 
 
 def small_config(**changes) -> ModelConfig:

@@ -16,11 +16,11 @@ from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.reference import ReferenceBackend
 from nsa_core.kernels.sdpa import SdpaBackend
 from nsa_core.model.transformer import LanguageModel
-from tests.core.model.cases import small_config, small_model
+from tests.core.model.cases import free_tokens, small_config, small_model
 
 BACKENDS = {"reference": ReferenceBackend(), "sdpa": SdpaBackend()}
 #: Below, at and above the window of 5; no multiples of d 2, l 4, l' 4.
-LENGTHS = (1, 2, 4, 5, 6, 7, 23, 41)
+LENGTHS = (1, 2, 4, 5, 6, 7, 23, 67)
 
 
 class SlidingLeak(SdpaBackend):
@@ -47,6 +47,13 @@ class SelectedLeak(SdpaBackend):
         return super().selected(q_NHD, *ahead, ids_NGS, geometry, packing)
 
 
+class ChoiceLeak(SdpaBackend):
+    """A token chooses its blocks with the query of the next one."""
+
+    def select(self, q_NHD, *rest):
+        return super().select(torch.cat((q_NHD[1:], q_NHD[:1])), *rest)
+
+
 LEAKS = {"sliding": SlidingLeak(), "compressed": CompressedLeak(), "selected": SelectedLeak()}
 
 
@@ -54,6 +61,7 @@ LEAKS = {"sliding": SlidingLeak(), "compressed": CompressedLeak(), "selected": S
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_changing_the_future_changes_no_bit_of_the_past(backend, dtype):
     model = small_model(backends=BranchBackends.of(backend), dtype=dtype)
+    assert free_tokens(model.config, max(LENGTHS)) >= 40
     result = perturbation_probe(model, vocab_size=31, lengths=LENGTHS)
     assert result.num_cases > 40
     assert result.leaks == ()
@@ -81,6 +89,14 @@ def test_a_planted_leak_fails_the_perturbation_and_the_gradient_probe(backend):
     assert leak.change.kept_start <= leak.token < leak.change.kept_stop
     assert leak.difference > 0
     assert not gradient_probe(model, length=23, outputs=(3, 9)).is_causal
+
+
+def test_a_choice_made_with_the_query_of_the_next_token_fails_the_perturbation_probe():
+    model = small_model(backends=BranchBackends.of(ChoiceLeak()))
+    leaks = perturbation_probe(model, vocab_size=31, lengths=(67,)).leaks
+    assert {leak.change.is_packed for leak in leaks} == {False, True}
+    # Two layers, and each of them reaches one token further.
+    assert all(0 < leak.change.start - leak.token <= 2 for leak in leaks)
 
 
 def test_attention_across_documents_fails_the_perturbation_probe():

@@ -15,17 +15,19 @@ from nsa_core.evaluate.generate import (
     pick_token,
     stream,
 )
-from tests.core.model.cases import small_config, small_model
+from tests.core.model.cases import free_tokens, small_config, small_model, tokens
 
 
 @pytest.mark.parametrize("attention", ["nsa", "dense"])
 @pytest.mark.parametrize("chunk", [2, 512])
 def test_greedy_tokens_are_the_ones_of_whole_forward_passes(attention, chunk):
     model = small_model(small_config(attention=attention))
-    prompt, row = [3, 1, 4, 1, 5], [3, 1, 4, 1, 5]
+    prompt = tokens(1, 30)[0].tolist()
+    row = list(prompt)
+    assert free_tokens(model.config, 42) - free_tokens(model.config, 30) == 12
     for _ in range(12):
         row.append(int(model(torch.tensor([row]))[0, -1].argmax()))
-    assert generate(model, prompt, max_new_tokens=12, prefill_chunk=chunk) == row[5:]
+    assert generate(model, prompt, max_new_tokens=12, prefill_chunk=chunk) == row[30:]
 
 
 def test_a_stop_token_ends_the_text_and_is_left_out():

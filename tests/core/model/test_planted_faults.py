@@ -28,6 +28,7 @@ from nsa_core.model.loss import loss_sum
 from tests.core.kernels.cases import make_inputs, run
 from tests.core.model.cases import (
     first_attention,
+    free_tokens,
     run_attention,
     small_config,
     small_model,
@@ -35,7 +36,8 @@ from tests.core.model.cases import (
 )
 from tests.core.model.layer_reference import nsa_layer
 
-LENGTH = 19
+#: 21 of 41 tokens choose freely (asserted below).
+LENGTH = 41
 
 
 def layer_input():
@@ -75,7 +77,7 @@ def check_causality():
 
 def check_documents():
     """Packed documents equal separate ones."""
-    model, row, lengths = small_model(), tokens(1, 24), [9, 15]
+    model, row, lengths = small_model(), tokens(1, 75), [30, 45]
     packed = model(row, Packing.from_lengths(lengths))[0]
     alone = torch.cat([model(part)[0] for part in row.split(lengths, dim=1)])
     torch.testing.assert_close(packed, alone, rtol=0, atol=1e-9)
@@ -103,9 +105,9 @@ def check_ties():
 
 def check_decode():
     """A prompt in one chunk, then single tokens, equals one shot."""
-    model, row = small_model(), tokens(1, 30)
-    cache = DecodeCache.allocate(model.config, batch=1, capacity=30, chunk=18, dtype=torch.float64)
-    pieces = row.split([18, *[1] * 12], dim=1)
+    model, row = small_model(), tokens(1, 50)
+    cache = DecodeCache.allocate(model.config, batch=1, capacity=50, chunk=38, dtype=torch.float64)
+    pieces = row.split([38, *[1] * 12], dim=1)
     hidden = torch.cat([decode.extend(model, cache, piece).hidden_BmW for piece in pieces], dim=1)
     torch.testing.assert_close(hidden[0], model.hidden(row), rtol=0, atol=1e-9)
 
@@ -227,6 +229,66 @@ def tie_broken_by_a_small_multiple_of_the_index(monkeypatch):
     monkeypatch.setattr(sdpa, "choose_blocks", choose_blocks)
 
 
+def plant_scores(monkeypatch, change):
+    """Change the importance of the blocks before they are ranked."""
+    plain = sdpa.choose_blocks
+
+    def choose_blocks(score, position, geometry):
+        return plain(change(score), position, geometry)
+
+    monkeypatch.setattr(sdpa, "choose_blocks", choose_blocks)
+
+
+def choice_by_the_query_of_the_next_token(monkeypatch):
+    plain = SdpaBackend.select
+
+    def select(self, q, *rest):
+        return plain(self, torch.cat((q[1:], q[:1])), *rest)
+
+    monkeypatch.setattr(SdpaBackend, "select", select)
+
+
+def scores_times_zero(monkeypatch):
+    plant_scores(monkeypatch, lambda score: score * 0)
+
+
+def random_choice(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    plant_scores(monkeypatch, lambda score: torch.rand(score.shape, generator=generator))
+
+
+def plant_head_sum(monkeypatch, reduce):
+    """Reduce the heads of a group by something else than their sum."""
+    plain = sdpa.attention_probabilities
+
+    def attention_probabilities(*inputs):
+        prob = plain(*inputs)
+        wrong = reduce(prob)
+        return torch.cat((wrong, torch.zeros_like(prob[:, :, :, 1:])), dim=3)
+
+    monkeypatch.setattr(sdpa, "attention_probabilities", attention_probabilities)
+
+
+def highest_head_for_the_sum(monkeypatch):
+    plant_head_sum(monkeypatch, lambda prob: prob.amax(dim=3, keepdim=True))
+
+
+def first_head_for_the_sum(monkeypatch):
+    plant_head_sum(monkeypatch, lambda prob: prob[:, :, :, :1])
+
+
+def last_overlap_dropped(monkeypatch):
+    monkeypatch.setattr(BlockGeometry, "overlap_weights", (1, 2, 0))
+
+
+def highest_index_wins_a_tie(monkeypatch):
+    def lift_later_blocks(score):
+        index = torch.arange(score.shape[-1], dtype=score.dtype)
+        return score * (1 + 2 * torch.finfo(score.dtype).eps * index)
+
+    plant_scores(monkeypatch, lift_later_blocks)
+
+
 def detached_phi(monkeypatch):
     plain = MLPCompression.forward
     monkeypatch.setattr(MLPCompression, "forward", lambda self, x: plain(self, x).detach())
@@ -315,8 +377,15 @@ FAULTS = {
     rope_over_the_flattened_heads_of_q: (check_layer,),
     rotated_compressed_key_at_the_end_of_its_block: (check_layer,),
     off_by_one_in_equation_9: (check_choices,),
-    equal_weights_in_equation_9: (check_choices,),
+    equal_weights_in_equation_9: (check_choices, check_layer),
     tie_broken_by_a_small_multiple_of_the_index: (check_ties,),
+    choice_by_the_query_of_the_next_token: (check_causality, check_layer, check_decode),
+    scores_times_zero: (check_choices, check_layer, check_decode),
+    random_choice: (check_choices, check_layer, check_decode, check_ties),
+    highest_head_for_the_sum: (check_choices, check_layer, check_decode),
+    first_head_for_the_sum: (check_choices, check_layer, check_decode),
+    last_overlap_dropped: (check_layer,),
+    highest_index_wins_a_tie: (check_ties,),
     detached_phi: (check_gradients,),
     gradient_of_a_key_overwritten_instead_of_added: (check_gradients,),
     gates_in_the_wrong_order: (check_layer,),
@@ -336,6 +405,13 @@ def is_red(check):
     except AssertionError:
         return True
     return False
+
+
+def test_the_checks_see_tokens_that_choose_freely():
+    config = small_config()
+    assert free_tokens(config, LENGTH) == 21
+    assert free_tokens(config, 30, 45) == 35
+    assert free_tokens(config, 50) == 30
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
