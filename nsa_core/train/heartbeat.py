@@ -3,7 +3,8 @@
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -65,6 +66,16 @@ class HeartbeatWriter:
         self.phase, self.phase_deadline_s = phase, deadline_s
         if phase not in ("train", "data_wait"):
             self.write("beat")
+
+    @contextmanager
+    def within(self, phase: Phase, deadline_s: float | None = None) -> Iterator[None]:
+        """Be in `phase` during the body, then again in the phase before with its own deadline."""
+        before = self.phase, self.phase_deadline_s
+        self.enter(phase, deadline_s)
+        try:
+            yield
+        finally:
+            self.enter(*before)
 
     def write(self, msg: Message, **progress: Any) -> None:
         """Write one line; fields of `progress` are those of `Heartbeat`."""

@@ -75,9 +75,7 @@ class CheckpointKeeper:
             DiskFullError: If the disk refuses and the run should not go on.
         """
         beats = self._telemetry.beats
-        before = beats.phase
-        beats.enter("checkpoint")
-        with self._clock.within("checkpoint_stall"):
+        with beats.within("checkpoint"), self._clock.within("checkpoint_stall"):
             began = time.monotonic()
             self.settle(wait=True)
             if step != self.whole_step:
@@ -85,7 +83,6 @@ class CheckpointKeeper:
                 self._stall_s = time.monotonic() - began
             if wait:
                 self.settle(wait=True, is_last=True)
-        beats.enter(before)
 
     def settle(self, *, wait: bool = False, is_last: bool = False) -> None:
         """Take note of a finished write: retention and events, or the question of going on.

@@ -79,15 +79,12 @@ def _enter_training(session: Session) -> None:
 
 def _fetch(session: Session) -> list[TokenBatch]:
     """All micro-batches of one step."""
-    beats, before = session.context.beats, session.context.beats.phase
-    with session.clock.within("data_wait"):
-        beats.enter("data_wait", session.config.data.loader_timeout_s)
-        batches = [
+    beats, deadline_s = session.context.beats, session.config.data.loader_timeout_s
+    with session.clock.within("data_wait"), beats.within("data_wait", deadline_s):
+        return [
             session.loader.next_batch(session.stop.check)
             for _ in range(session.config.batch.accumulation)
         ]
-        beats.phase = before
-    return batches
 
 
 def _step(session: Session, batches: list[TokenBatch]) -> tuple[StepResult, float]:

@@ -14,11 +14,15 @@ class OptimizerSet:
 
     State is read and written by parameter name, so that a checkpoint does not depend on the order
     in which a model declares its layers.
+
+    Raises:
+        ValueError: If a parameter is narrower than float32.
     """
 
     def __init__(
         self, parameters: Sequence[ParameterInfo], config: OptimizerConfig, device: torch.device
     ) -> None:
+        _require_master_weights(parameters)
         matrices = [p for p in parameters if config.kind == "muon" and p.is_block_matrix]
         taken = {info.name for info in matrices}
         rest = [info for info in parameters if info.name not in taken]
@@ -100,6 +104,17 @@ class OptimizerSet:
             state = optimizer.state_dict()
             state["state"] = {i: by_name[name] for i, name in enumerate(names) if name in by_name}
             optimizer.load_state_dict(state)
+
+
+def _require_master_weights(parameters: Sequence[ParameterInfo]) -> None:
+    """Refuse half weights: most updates are smaller than their last bit, and would be lost."""
+    for info in parameters:
+        if info.parameter.dtype not in (torch.float32, torch.float64):
+            message = (
+                f"parameter `{info.name}` is {info.parameter.dtype}, and an optimizer needs at "
+                "least float32; autocast makes the products half"
+            )
+            raise ValueError(message)
 
 
 def _adamw(

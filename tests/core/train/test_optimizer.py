@@ -69,3 +69,36 @@ def test_state_of_a_parameter_that_is_not_here_is_refused():
     made = OptimizerSet(make_model().parameter_infos(), OptimizerConfig(), CPU)
     with pytest.raises(ValueError, match=r"blocks\.9"):
         made.load_state_tensors({"blocks.9.weight/exp_avg": torch.zeros(1)})
+
+
+def groups(**config):
+    made = OptimizerSet(make_model().parameter_infos(), OptimizerConfig(**config), CPU)
+    return [group for optimizer in made.torch_optimizers for group in optimizer.param_groups]
+
+
+def test_the_values_of_the_configuration_reach_every_group():
+    given = {"learning_rate": 0.3, "beta1": 0.7, "beta2": 0.8, "eps": 1e-5, "weight_decay": 0.2}
+    decayed, plain, matrices = groups(kind="muon", muon_learning_rate=0.4, **given)
+    for group in (decayed, plain):
+        assert (group["lr"], group["betas"], group["eps"]) == (0.3, (0.7, 0.8), 1e-5)
+        assert not group["amsgrad"]
+        assert not group["maximize"]
+        assert group["decoupled_weight_decay"]
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.2, 0.0)
+    assert (matrices["lr"], matrices["weight_decay"]) == (0.4, 0.2)
+    assert (matrices["momentum"], matrices["nesterov"], matrices["ns_steps"]) == (0.95, True, 5)
+
+
+def test_muon_takes_the_matrices_of_the_blocks_alone():
+    model = make_model()
+    made = OptimizerSet(model.parameter_infos(), OptimizerConfig(kind="muon"), CPU)
+    taken = {id(p) for p in made.torch_optimizers[1].param_groups[0]["params"]}
+    names = {name for name, p in model.named_parameters() if id(p) in taken}
+    inside = {"q", "kv", "phi_k.up", "phi_k.down", "phi_v.up", "phi_v.down", "out"}
+    assert names == {f"blocks.0.attention.{name}.weight" for name in inside} | {
+        "blocks.0.mlp.up.weight", "blocks.0.mlp.down.weight",
+    }  # fmt: skip
+
+
+def test_a_plain_run_has_no_muon():
+    assert len(groups(kind="adamw")) == 2

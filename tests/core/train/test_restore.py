@@ -1,6 +1,7 @@
 """What loading a checkpoint puts back beside the weights."""
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from nsa_core.model.weights import model_tensors
 from nsa_core.train import checkpoint as content
+from nsa_core.train.failure import CheckpointError
 from nsa_core.train.learner import Learner
 from nsa_core.train.restore import restore
 from nsa_core.train.resume import find_resume_point
@@ -55,3 +57,33 @@ def test_a_resume_goes_on_with_the_next_draw_of_each_generator(run, manifest, ge
     point = find_resume_point(run, manifest, lambda folder, damage: None)
     restore(point, learner, TOKENIZER, CPU, rank=0)
     assert DRAWS[generator]() == expected
+
+
+def resume_point(run, manifest):
+    return find_resume_point(run, manifest, lambda folder, damage: None)
+
+
+def with_scaler(model, scale):
+    steps = make_steps(model)
+    steps.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    steps.scaler.scale(torch.ones(1))
+    return Learner(model, steps)
+
+
+def test_a_resume_goes_on_with_the_loss_scale(run, manifest):
+    save(run, manifest, with_scaler(make_model(), 64.0))
+    point = resume_point(run, manifest)
+    scale = {**torch.amp.GradScaler("cpu", init_scale=64.0).state_dict(), "_growth_tracker": 7}
+    state = point.state.model_copy(update={"loss_scaler": scale})
+    learner = with_scaler(make_model(), 1.0)
+    restore(replace(point, state=state), learner, TOKENIZER, CPU, rank=0)
+    found = learner.steps.scaler.state_dict()
+    assert (found["scale"], found["_growth_tracker"]) == (64.0, 7)
+
+
+def test_a_checkpoint_of_another_tokenizer_is_refused(run, manifest):
+    learner = Learner(make_model(), make_steps(make_model()))
+    save(run, manifest, learner)
+    other = SimpleNamespace(name="bpe", fingerprint="others")
+    with pytest.raises(CheckpointError, match="another tokenizer than bpe"):
+        restore(resume_point(run, manifest), learner, other, CPU, rank=0)

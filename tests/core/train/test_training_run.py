@@ -4,18 +4,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from nsa_core.env import RankEnvironment
 from nsa_core.rundir.manifest import read_manifest
 from nsa_core.train import learner, loop
-from nsa_core.train.context import AttemptContext
-from nsa_core.train.disk import LossyWrites
 from nsa_core.train.gates import record_gates
-from nsa_core.train.heartbeat import HeartbeatWriter
-from nsa_core.train.log import RunLog
-from nsa_core.train.run import run_training
 from nsa_core.train.schedule import learning_rate_scale
-from nsa_core.train.stop import SignalWatch
-from nsa_core.train.telemetry import Telemetry
+from tests.core.train.sessions import run_here
 from tests.integration.trainer_runs import make_run, rows
 
 STEPS = 6
@@ -37,23 +30,8 @@ def tiny(tmp_path):
     )
 
 
-def train(run):
-    """One attempt without its process: no signal handler, no heartbeat thread, no exit.json."""
-    manifest, log = read_manifest(run), RunLog(run.log)
-    beats = HeartbeatWriter(
-        run, run_id=run.run_id, attempt=manifest.attempt, rank=0, writes=LossyWrites(log.tell)
-    )
-    telemetry = Telemetry(run, manifest, beats, log)
-    signals = SignalWatch(lambda why: None)
-    context = AttemptContext(run, manifest, RankEnvironment(), log, beats, signals)
-    try:
-        return run_training(context, telemetry, None)
-    finally:
-        telemetry.close()
-
-
 def test_the_logged_rate_is_that_of_the_optimizer_step_and_not_of_the_micro_step(tiny):
-    assert train(tiny).code == 0
+    assert run_here(tiny).code == 0
     schedule = read_manifest(tiny).config.schedule
     logged = [float(row["lr"]) for row in rows(tiny.training_csv)]
     expected = [1e-3 * learning_rate_scale(step, schedule) for step in range(STEPS)]
@@ -83,5 +61,5 @@ def test_a_compiled_run_records_its_gates_once_before_it_is_timed(tmp_path, monk
             yield
 
     monkeypatch.setattr(loop, "record_gates", noted)
-    assert train(run).code == 0
+    assert run_here(run).code == 0
     assert [step for step, is_wanted in enumerate(wanted, start=1) if is_wanted] == [3, 6]

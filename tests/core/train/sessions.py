@@ -1,0 +1,116 @@
+"""The trainer in this process, as an attempt opens it: no signals, no thread, no exit.json."""
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from nsa_core.config.run import RunConfig
+from nsa_core.env import RankEnvironment
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import RunManifest, read_manifest, write_manifest
+from nsa_core.train.context import AttemptContext
+from nsa_core.train.disk import LossyWrites
+from nsa_core.train.goodput import start_clock
+from nsa_core.train.heartbeat import HeartbeatWriter
+from nsa_core.train.log import RunLog
+from nsa_core.train.prepare import prepare
+from nsa_core.train.run import Outcome, run_training
+from nsa_core.train.session import Session
+from nsa_core.train.stop import SignalWatch, StopWatch
+from nsa_core.train.telemetry import Telemetry
+from tests.integration.trainer_runs import merge
+
+#: Long enough documents for choices that are free (more than 4 blocks of 4), several in a row.
+SMALL: dict[str, Any] = {
+    "seed": 3,
+    "model": {
+        "vocab_size": 257, "dim": 16, "num_layers": 2, "num_heads": 2, "num_kv_groups": 1,
+        "head_dim_k": 8, "head_dim_v": 8, "mlp_width": 32,
+        "nsa": {"compress_block": 4, "compress_stride": 2, "select_block": 4, "num_selected": 4,
+                "window": 6},
+    },
+    "data": {"source": "fineweb_edu_local", "tokenizer": "byte", "validation_fraction": 0.1},
+    "batch": {"seq_len": 48, "micro_batch": 2, "accumulation": 2},
+    "schedule": {"steps": 5, "warmup_steps": 2, "min_ratio": 0.2},
+    "optimizer": {"learning_rate": 0.02, "beta1": 0.8, "beta2": 0.97, "eps": 1e-3,
+                  "weight_decay": 0.5, "clip_norm": 0.5},
+    "checkpoint": {"save_every": 1, "keep_last": 100, "background": False},
+    "telemetry": {"log_every": 1, "gate_every": 100, "tensorboard": False},
+    "evaluation": {"eval_every": 0, "eval_batches": 1, "sample_tokens": 0},
+    "runtime": {"device": "cpu", "precision": "fp32", "threads": 1},
+}  # fmt: skip
+
+
+def write_texts(path: Path) -> list[str]:
+    """120 documents of 1 to 60 letters, the same ones each time."""
+    numbers = random.Random(11)
+    texts = [
+        f"{number:x}" + "".join(numbers.choices("abcdefgh ", k=numbers.randrange(60)))
+        for number in range(120)
+    ]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return texts
+
+
+def new_run(root: Path, text: Path, run_id: str = "r1", **changes: Any) -> RunDir:
+    """A run directory below `root/runs` with attempt 1 of a small run on a file of text."""
+    data = {"path": str(text), "cache_dir": str(text.parent / "shards")}
+    config = RunConfig.model_validate(merge(merge(SMALL, {"data": data}), changes))
+    run = RunDir(root / "runs" / run_id)
+    run.root.mkdir(parents=True)
+    write_manifest(
+        run,
+        RunManifest(
+            run_id=run_id, config=config, config_sha256="0" * 64, created_unix_s=time.time()
+        ),
+    )
+    return run
+
+
+@contextmanager
+def _attempt(run: RunDir) -> Iterator[tuple[AttemptContext, Telemetry]]:
+    manifest, log = read_manifest(run), RunLog(run.log)
+    beats = HeartbeatWriter(
+        run, run_id=run.run_id, attempt=manifest.attempt, rank=0, writes=LossyWrites(log.tell)
+    )
+    telemetry = Telemetry(run, manifest, beats, log)
+    signals = SignalWatch(lambda why: None)
+    try:
+        yield (
+            AttemptContext(run, manifest, RankEnvironment(), log, beats, signals),
+            telemetry,
+        )
+    finally:
+        telemetry.close()
+
+
+def run_here(run: RunDir) -> Outcome:
+    """One attempt from the first line to the last."""
+    with _attempt(run) as (context, telemetry):
+        return run_training(context, telemetry, None)
+
+
+@contextmanager
+def opened(run: RunDir) -> Iterator[Session]:
+    """The session of an attempt, ready to train."""
+    with _attempt(run) as (context, telemetry):
+        clock = start_clock(run, launched_unix_s=time.time(), last_alive_unix_s=None)
+        stop = StopWatch(run, context.manifest, context.signals, report_stale=lambda what: None)
+        session = prepare(context, telemetry, stop, clock)
+        try:
+            yield session
+        finally:
+            session.loader.close()
+
+
+def saved(run: RunDir, step: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights and optimizer state in the checkpoint of a step."""
+    folder = run.checkpoint(step)
+    return load_file(folder / "model.safetensors"), load_file(folder / "optimizer.safetensors")
