@@ -55,7 +55,7 @@ def plant(faults: list[Fault], arguments: argparse.Namespace) -> list[Verdict]:
 
     def tell(job: Job, ran: Ran) -> None:
         done.append(job.name)
-        print(f"{len(done)}/{total} {ran.seconds:5.1f} s {job.name}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{len(done)}/{total} {ran.seconds:5.1f} s {job.name}\n")
 
     with tempfile.TemporaryDirectory(prefix="nsa-faults-") as folder:
         ran = run_jobs(
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     faults = choose(read_faults(arguments.lists), arguments)
     if not faults:
-        print("error: no fault of the list is meant by these words", file=sys.stderr)
+        sys.stderr.write("error: no fault of the list is meant by these words\n")
         return 2
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     if arguments.out is not None:
         arguments.out.write_text(document + "\n")
-    print(document if arguments.json else table(verdicts))
+    sys.stdout.write(f"{document if arguments.json else table(verdicts)}\n")
     return int(any(verdict.status in ("green", "error") for verdict in verdicts))
 
 

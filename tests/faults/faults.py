@@ -51,7 +51,8 @@ class Fault:
             message = f"{self.id}: `old` stands {count} times in {self.file}, and has to stand once"
             raise FaultListError(message)
         if self.old == self.new:
-            raise FaultListError(f"{self.id}: the edit changes nothing")
+            message = f"{self.id}: the edit changes nothing"
+            raise FaultListError(message)
         return text.replace(self.old, self.new)
 
 
@@ -68,7 +69,8 @@ def read_faults(folder: Path = LISTS) -> list[Fault]:
     ids = [fault.id for fault in faults]
     repeated = sorted({name for name in ids if ids.count(name) > 1})
     if repeated:
-        raise FaultListError(f"ids that occur twice: {', '.join(repeated)}")
+        message = f"ids that occur twice: {', '.join(repeated)}"
+        raise FaultListError(message)
     return faults
 
 
@@ -77,7 +79,8 @@ def _parse(line: str, kind: str, place: str) -> Fault:
         values = json.loads(line)
         fault = Fault(**values | {"kind": kind, "tests": tuple(values.get("tests", ()))})
     except (TypeError, ValueError) as error:
-        raise FaultListError(f"{place}: not a fault: {error}") from error
+        message = f"{place}: not a fault: {error}"
+        raise FaultListError(message) from error
     if bool(fault.tests) == bool(fault.equivalent):
         message = f"{place}: {fault.id} needs either tests or the reason why it is equivalent"
         raise FaultListError(message)

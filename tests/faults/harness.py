@@ -155,7 +155,16 @@ def _run_child(tree: Path, job: Job, result: Path, output: Path) -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] in PRODUCT]:
             del sys.modules[name]
         recorder = Recorder()
-        words = ["-q", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", ALREADY_IMPORTED]
+        words = [
+            "-q",
+            "--tb=line",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "-W",
+            ALREADY_IMPORTED,
+        ]
         code = int(pytest.main([*words, *job.options, *job.tests], plugins=[recorder]))
         result.write_text(json.dumps(recorder.outcomes))
     except BaseException:
