@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from nsa_core.config.backend_policy import Branch
 from nsa_core.kernels.backend import BRANCHES, AttentionBackend
-from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.geometry import BlockGeometry, is_forced
 from nsa_core.kernels.packing import Packing
 from nsa_core.model.attention import NSAAttention
 from nsa_core.model.transformer import LanguageModel
+
+_NO_BLOCK = 2**31 - 1  # sorts behind every block
 
 
 def nsa_layers(model: LanguageModel) -> list[NSAAttention]:
@@ -85,16 +87,12 @@ class _ForcedChoice:
         geometry: BlockGeometry,
         packing: Packing,
     ) -> Tensor:
-        """The forced blocks, ascending, -1 behind them."""
-        del q_NHD, lse_NH
-        current_N = packing.position_N // geometry.select_block
-        ids_NS = torch.full(
-            (len(current_N), geometry.num_selected), -1, dtype=torch.int32, device=current_N.device
-        )
-        ids_NS[:, 0] = 0
-        ids_NS[:, 1] = torch.where(current_N >= 1, (current_N - 1).clamp(min=1), -1)
-        ids_NS[:, 2] = torch.where(current_N >= 2, current_N, -1)
-        return ids_NS[:, None].expand(-1, k_CGD.shape[1], -1).contiguous()
+        """The forced ones among the inner backend's blocks, ascending, -1 behind them."""
+        ids_NGS = self.inner.select(q_NHD, k_CGD, lse_NH, geometry, packing)
+        current_N11 = (packing.position_N // geometry.select_block)[:, None, None]
+        is_kept_NGS = (ids_NGS >= 0) & is_forced(ids_NGS, current_N11)
+        kept_NGS = torch.where(is_kept_NGS, ids_NGS, _NO_BLOCK).sort(dim=-1).values
+        return torch.where(kept_NGS < _NO_BLOCK, kept_NGS, -1)
 
     def selected(
         self,

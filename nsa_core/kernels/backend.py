@@ -23,7 +23,8 @@ class AttentionBackend(Protocol):
     Outputs have the dtype of q; softmax and lse are float32 (float64 for float64 inputs). All but
     `select` are differentiable in q, k and v. Query head a belongs to group a // (H / G).
     The compressed block i of a document that starts in row s lies in slot s // d + i. Slots that
-    no block owns hold finite garbage and must never influence anything.
+    no block owns hold anything, and like every key and value that a token does not see, they must
+    never influence anything: not by NaN times a probability of 0 either.
     """
 
     @property
@@ -74,6 +75,18 @@ class AttentionBackend(Protocol):
     ) -> Tensor:
         """Attend to the last `window` keys of the document, the token included; returns out_NHE."""
         ...
+
+
+def nothing_visible(q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and lse of the compressed branch for a call without a slot (N < d).
+
+    The output is a function of the empty keys and values, so that what made them has gradients of
+    zero and not none.
+    """
+    wide = torch.promote_types(q_NHD.dtype, torch.float32)
+    lse_NH = torch.full(q_NHD.shape[:2], float("-inf"), dtype=wide, device=q_NHD.device)
+    out_NHE = q_NHD.new_zeros(*q_NHD.shape[:2], v_CGE.shape[-1])
+    return out_NHE + (k_CGD.sum() + v_CGE.sum()), lse_NH
 
 
 @runtime_checkable

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from nsa_core.kernels.backend import BranchBackends
-from nsa_core.kernels.gathered import attend_tiles, attention_probabilities, wide_dtype
+from nsa_core.kernels.gathered import (
+    FiniteKeys,
+    attend_tiles,
+    attention_probabilities,
+    wide_dtype,
+)
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.mixing import gated_sum
 from nsa_core.kernels.selection import choose_blocks, select_scores
@@ -152,9 +157,9 @@ def attend_one(q_BHD: Tensor, pair: Pair, is_visible_BGR: Tensor) -> tuple[Tenso
         out_BHE in the dtype of q, and lse [B, G, 1, h] in `wide_dtype`.
     """
     q_BG1hD, wide = _tiles(q_BHD, pair[0].shape[1]), wide_dtype(q_BHD.dtype)
-    k_BGRD, v_BGRE = (x.to(wide) for x in pair)
+    keys = FiniteKeys.of(*(x.to(wide) for x in pair))
     with torch.autocast(q_BHD.device.type, enabled=False):
-        out_BG1hE, lse_BG1h = attend_tiles(q_BG1hD, k_BGRD, v_BGRE, is_visible_BGR.unsqueeze(2))
+        out_BG1hE, lse_BG1h = attend_tiles(q_BG1hD, keys, is_visible_BGR.unsqueeze(2))
     return out_BG1hE.flatten(1, 3).to(q_BHD.dtype), lse_BG1h
 
 
@@ -179,10 +184,9 @@ def _attend_and_choose(
     k_BGCD, v_BGCE = by_group(pairs.compressed)
     out_BHE, lse_BG1h = attend_one(q_BHD, (k_BGCD, v_BGCE), sees_B1C)
     q_BG1hD = _tiles(q_BHD, k_BGCD.shape[1])
+    keys = FiniteKeys.of_keys(k_BGCD.to(q_BG1hD.dtype))
     with torch.autocast(q_BHD.device.type, enabled=False):
-        prob_BG1hC = attention_probabilities(
-            q_BG1hD, k_BGCD.to(q_BG1hD.dtype), sees_B1C.unsqueeze(2), lse_BG1h
-        )
+        prob_BG1hC = attention_probabilities(q_BG1hD, keys, sees_B1C.unsqueeze(2), lse_BG1h)
     num_blocks = geometry.num_select_blocks(pairs.selected[0].shape[1])
     score_BGJ = select_scores(prob_BG1hC.sum(dim=3).squeeze(2), num_blocks, geometry)
     return out_BHE, choose_blocks(score_BGJ, position_B, geometry)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from nsa_core.config.backend_policy import Branch
 from nsa_core.config.training import NOT_BY_FLASH
-from nsa_core.kernels.backend import AttentionBackend, DeviceFacts
+from nsa_core.kernels.backend import AttentionBackend, DeviceFacts, nothing_visible
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 
@@ -182,8 +182,7 @@ class FlashBackend:
     ) -> tuple[Tensor, Tensor]:
         """See `AttentionBackend.compressed`."""
         if k_CGD.shape[0] == 0:
-            lse_NH = q_NHD.new_full(q_NHD.shape[:2], float("-inf"), dtype=torch.float32)
-            return q_NHD.new_zeros(*q_NHD.shape[:2], v_CGE.shape[-1]), lse_NH
+            return nothing_visible(q_NHD, k_CGD, v_CGE)
         stride = geometry.compress_stride
         _require_sequences(stride * (packing.cu_seqlens.numel() - 1))
         groups = residue_sequences(packing, geometry)

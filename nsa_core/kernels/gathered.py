@@ -7,9 +7,9 @@ chunk, Q queries of a tile, R keys of a tile, K rows of the keys.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -52,20 +52,57 @@ class TilePlan(Protocol):
         ...
 
 
-def attention_scores(q_PGQhD: Tensor, k_PGRD: Tensor, is_visible_PGQR: Tensor) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class FiniteKeys:
+    """Keys and values whose numbers are all finite, and a note of which were not.
+
+    0 * NaN is NaN: the product of a probability of 0 and a NaN would carry it to queries that do
+    not see it. So products are made of finite numbers, and the note is added to the scores of the
+    queries that do see the key.
+
+    Attributes:
+        k: [..., D], 0 where it was not finite.
+        v: [..., E], 0 where it was not finite.
+        note: [...], 0, or NaN where the key or its value was not finite.
+    """
+
+    k: Tensor
+    v: Tensor
+    note: Tensor
+
+    @classmethod
+    def of(cls, k: Tensor, v: Tensor) -> Self:
+        """Part any keys and values [..., width] from what is not finite in them."""
+        note = (k * 0).sum(dim=-1) + (v * 0).sum(dim=-1)
+        finite_k, finite_v = (torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0) for x in (k, v))
+        return cls(finite_k, finite_v, note)
+
+    @classmethod
+    def of_keys(cls, k: Tensor) -> Self:
+        """For scores alone: values of width 0."""
+        return cls.of(k, k[..., :0])
+
+    def gather(self, row_PGR: Tensor, dtype: torch.dtype) -> Self:
+        """The rows [P, G, R] of keys [K, G, D] and values [K, G, E], in this dtype."""
+        k, v = (_gather(x, row_PGR).to(dtype) for x in (self.k, self.v))
+        return type(self)(k, v, self.note.flatten()[row_PGR].to(dtype))
+
+
+def _gather(x_KGD: Tensor, row_PGR: Tensor) -> Tensor:
+    flat = x_KGD.flatten(0, 1)
+    return flat.index_select(0, row_PGR.flatten()).view(*row_PGR.shape, flat.shape[-1])
+
+
+def attention_scores(q_PGQhD: Tensor, keys: FiniteKeys, is_visible_PGQR: Tensor) -> Tensor:
     """q.k / sqrt(D) in units of ln 2 where visible, else -inf: [P, G, Q, h, R].
 
     Base 2 and an added bias, because on a CPU exp2 is about 10 times as fast as exp of -inf, and
-    masked_fill about 20 times as slow as an addition (torch 2.13, one AVX-512 core).
+    masked_fill of all heads slower than an addition (torch 2.13, one AVX-512 core).
     """
     scaled_PGMD = q_PGQhD.flatten(2, 3) * (LOG2_E * q_PGQhD.shape[-1] ** -0.5)
-    score_PGQhR = _split_rows(scaled_PGMD @ k_PGRD.mT, q_PGQhD)
-    return score_PGQhR.add_(_visibility_bias(is_visible_PGQR, score_PGQhR.dtype).unsqueeze(-2))
-
-
-def _visibility_bias(is_visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where visible, -inf elsewhere, without a branch per element."""
-    return (is_visible.to(dtype) - 1).mul_(torch.finfo(dtype).max).mul_(2)
+    score_PGQhR = _split_rows(scaled_PGMD @ keys.k.mT, q_PGQhD)
+    bias_PGQR = torch.where(is_visible_PGQR, keys.note.unsqueeze(-2), float("-inf"))
+    return score_PGQhR.add_(bias_PGQR.unsqueeze(-2))
 
 
 def _split_rows(x_PGMX: Tensor, like_PGQhD: Tensor) -> Tensor:
@@ -73,29 +110,29 @@ def _split_rows(x_PGMX: Tensor, like_PGQhD: Tensor) -> Tensor:
 
 
 def attend_tiles(
-    q_PGQhD: Tensor, k_PGRD: Tensor, v_PGRE: Tensor, is_visible_PGQR: Tensor
+    q_PGQhD: Tensor, keys: FiniteKeys, is_visible_PGQR: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Softmax over the visible keys, then the weighted sum of their values.
 
     Returns:
         out_PGQhE and lse_PGQh; a query that sees nothing gets 0 and -inf.
     """
-    score_PGQhR = attention_scores(q_PGQhD, k_PGRD, is_visible_PGQR)
+    score_PGQhR = attention_scores(q_PGQhD, keys, is_visible_PGQR)
     top_PGQh1 = score_PGQhR.amax(dim=-1, keepdim=True)
     top_PGQh1.masked_fill_(top_PGQh1 == float("-inf"), 0.0)
     weight_PGQhR = score_PGQhR.sub_(top_PGQh1).exp2_()
     total_PGQh1 = weight_PGQhR.sum(dim=-1, keepdim=True)
-    out_PGQhE = _split_rows(weight_PGQhR.flatten(2, 3) @ v_PGRE, q_PGQhD)
+    out_PGQhE = _split_rows(weight_PGQhR.flatten(2, 3) @ keys.v, q_PGQhD)
     out_PGQhE /= total_PGQh1.masked_fill(total_PGQh1 == 0, 1.0)
     return out_PGQhE, (top_PGQh1 / LOG2_E + total_PGQh1.log()).squeeze(-1)
 
 
 def attention_probabilities(
-    q_PGQhD: Tensor, k_PGRD: Tensor, is_visible_PGQR: Tensor, lse_PGQh: Tensor
+    q_PGQhD: Tensor, keys: FiniteKeys, is_visible_PGQR: Tensor, lse_PGQh: Tensor
 ) -> Tensor:
     """The softmax again, from the log-sum-exp of the forward pass: [P, G, Q, h, R]."""
     finite_PGQh = lse_PGQh.masked_fill(lse_PGQh == float("-inf"), 0.0)
-    score_PGQhR = attention_scores(q_PGQhD, k_PGRD, is_visible_PGQR)
+    score_PGQhR = attention_scores(q_PGQhD, keys, is_visible_PGQR)
     return score_PGQhR.sub_(finite_PGQh.unsqueeze(-1) * LOG2_E).exp2_()
 
 
@@ -129,15 +166,26 @@ def chunks(plan: TilePlan, num_queries: int, elements_per_key: int, device: str)
         yield slice(first, min(first + size, num_tiles))
 
 
-def _gather(x_KGD: Tensor, row_PGR: Tensor) -> Tensor:
-    flat = x_KGD.reshape(-1, x_KGD.shape[-1])
-    return flat.index_select(0, row_PGR.flatten()).view(*row_PGR.shape, flat.shape[-1])
-
-
 def _elements_per_key(q_NHD: Tensor, v_KGE: Tensor, plan: TilePlan) -> int:
     scores = q_NHD.shape[1] * plan.queries
     gathered = v_KGE.shape[1] * max(q_NHD.shape[2], v_KGE.shape[2])
     return max(scores, gathered)
+
+
+def _tile_keys(
+    k_KGD: Tensor, v_KGE: Tensor, plan: TilePlan, num_queries: int, dtype: torch.dtype
+) -> Callable[[Tensor], FiniteKeys]:
+    """What gathers the keys of a tile; rows are parted from what is not finite once at most.
+
+    A decode step reads few of the rows that a cache holds, and touches no others.
+    """
+    num_read = -(-num_queries // plan.queries) * plan.keys
+    if num_read < len(k_KGD):
+        return lambda row_PGR: FiniteKeys.of(
+            *(_gather(x, row_PGR).to(dtype) for x in (k_KGD, v_KGE))
+        )
+    finite = FiniteKeys.of(k_KGD, v_KGE)
+    return lambda row_PGR: finite.gather(row_PGR, dtype)
 
 
 class _GatheredAttention(torch.autograd.Function):
@@ -166,16 +214,12 @@ def _forward(q_NHD: Tensor, k_KGD: Tensor, v_KGE: Tensor, plan: TilePlan) -> tup
     num_tokens, num_groups, wide = q_NHD.shape[0], k_KGD.shape[1], wide_dtype(q_NHD.dtype)
     q_PGQhD = to_tiles(q_NHD, num_groups, plan.queries)
     limit = _elements_per_key(q_NHD, v_KGE, plan)
+    keys_of = _tile_keys(k_KGD, v_KGE, plan, num_tokens, wide)
     outs, lses = [], []
     for tiles in chunks(plan, num_tokens, limit, q_NHD.device.type):
-        keys = plan.tile_keys(tiles.start, tiles.stop, num_groups)
-        k_PGRD, v_PGRE = (
-            _gather(k_KGD, keys.row_PGR).to(wide),
-            _gather(v_KGE, keys.row_PGR).to(wide),
-        )
-        out_PGQhE, lse_PGQh = attend_tiles(
-            q_PGQhD[tiles].to(wide), k_PGRD, v_PGRE, keys.is_visible_PGQR
-        )
+        rows = plan.tile_keys(tiles.start, tiles.stop, num_groups)
+        keys = keys_of(rows.row_PGR)
+        out_PGQhE, lse_PGQh = attend_tiles(q_PGQhD[tiles].to(wide), keys, rows.is_visible_PGQR)
         outs.append(from_tiles(out_PGQhE).to(q_NHD.dtype))
         lses.append(from_tiles(lse_PGQh.unsqueeze(-1)).squeeze(-1))
     return torch.cat(outs)[:num_tokens], torch.cat(lses)[:num_tokens]
@@ -192,22 +236,19 @@ def _backward(
     delta_PGQh1 = to_tiles(delta_NH, num_groups, plan.queries)
     grad_k = torch.zeros(k_KGD.shape, dtype=wide, device=k_KGD.device)
     grad_v = torch.zeros(v_KGE.shape, dtype=wide, device=v_KGE.device)
-    grads_q = []
+    keys_of, grads_q = _tile_keys(k_KGD, v_KGE, plan, num_tokens, wide), []
     for tiles in chunks(plan, num_tokens, _elements_per_key(q_NHD, v_KGE, plan), q_NHD.device.type):
-        keys = plan.tile_keys(tiles.start, tiles.stop, num_groups)
-        k_PGRD, v_PGRE = (
-            _gather(k_KGD, keys.row_PGR).to(wide),
-            _gather(v_KGE, keys.row_PGR).to(wide),
-        )
+        rows = plan.tile_keys(tiles.start, tiles.stop, num_groups)
+        keys = keys_of(rows.row_PGR)
         q_tile, grad_tile = q_PGQhD[tiles].to(wide), grad_PGQhE[tiles].to(wide)
-        prob = attention_probabilities(q_tile, k_PGRD, keys.is_visible_PGQR, lse_PGQh[tiles])
+        prob = attention_probabilities(q_tile, keys, rows.is_visible_PGQR, lse_PGQh[tiles])
         grad_PGME = grad_tile.flatten(2, 3)
-        _add_rows(grad_v, keys.row_PGR, prob.flatten(2, 3).mT @ grad_PGME)
-        grad_prob = _split_rows(grad_PGME @ v_PGRE.mT, q_tile)
+        _add_rows(grad_v, rows.row_PGR, prob.flatten(2, 3).mT @ grad_PGME)
+        grad_prob = _split_rows(grad_PGME @ keys.v.mT, q_tile)
         grad_score = prob.mul_(grad_prob.sub_(delta_PGQh1[tiles])).flatten(2, 3)
         grad_score *= q_NHD.shape[-1] ** -0.5
-        _add_rows(grad_k, keys.row_PGR, grad_score.mT @ q_tile.flatten(2, 3))
-        grads_q.append(from_tiles(_split_rows(grad_score @ k_PGRD, q_tile)))
+        _add_rows(grad_k, rows.row_PGR, grad_score.mT @ q_tile.flatten(2, 3))
+        grads_q.append(from_tiles(_split_rows(grad_score @ keys.k, q_tile)))
     grad_q = torch.cat(grads_q)[:num_tokens]
     return grad_q.to(q_NHD.dtype), grad_k.to(k_KGD.dtype), grad_v.to(v_KGE.dtype)
 

@@ -1,9 +1,21 @@
-"""Which blocks a token sees, and which of them overlap: integers only."""
+"""Which blocks a token sees, which it always attends to, and which of them overlap."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
+
+from torch import Tensor
 
 from nsa_core.config.nsa import NSAConfig
+
+Block = TypeVar("Block", int, Tensor)
+
+
+def is_forced(block: Block, current: Block) -> Block:
+    """Whether a token in block `current` always attends to `block`: first, previous or its own.
+
+    For integers and, element by element, for tensors; the Triton kernels have theirs in `rows.py`.
+    """
+    return (block == 0) | (block == current) | (block == current - 1)
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,7 @@ class BlockGeometry:
     def forced_blocks(self, position: int) -> tuple[int, ...]:
         """Blocks that a token always attends to, ascending: the first, the previous, its own."""
         current = position // self.select_block
-        return tuple(sorted({0, max(current - 1, 0), current}))
+        return tuple(block for block in range(current + 1) if is_forced(block, current))
 
     def num_chosen(self, position: int) -> int:
         """Blocks a token attends to: `num_selected`, or all that have started if they are fewer."""

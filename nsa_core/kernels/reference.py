@@ -20,7 +20,7 @@ def masked_softmax(score_HTR: Tensor, is_visible_TR: Tensor) -> Tensor:
     hidden_HTR = score_HTR.masked_fill(~is_visible_TR, float("-inf"))
     sees_any_T1 = is_visible_TR.any(dim=-1, keepdim=True)
     prob_HTR = torch.softmax(hidden_HTR.masked_fill(~sees_any_T1, 0.0), dim=-1)
-    return prob_HTR * sees_any_T1
+    return torch.where(sees_any_T1, prob_HTR, 0.0)
 
 
 def scaled_scores(q_THD: Tensor, k_RGD: Tensor) -> Tensor:
@@ -34,7 +34,20 @@ def attend(q_THD: Tensor, k_RGD: Tensor, v_RGE: Tensor, is_visible_HTR: Tensor) 
     """One explicit score-mask-softmax-sum; the mask may broadcast over H."""
     prob_HTR = masked_softmax(scaled_scores(q_THD, k_RGD), is_visible_HTR)
     heads_per_group = q_THD.shape[1] // k_RGD.shape[1]
-    return torch.einsum("htr,rhe->the", prob_HTR, v_RGE.repeat_interleave(heads_per_group, dim=1))
+    v_RHE = v_RGE.repeat_interleave(heads_per_group, dim=1)
+    return weighted_values(prob_HTR, v_RHE, is_visible_HTR)
+
+
+def weighted_values(prob_HTR: Tensor, v_RHE: Tensor, is_visible_HTR: Tensor) -> Tensor:
+    """The weighted sum of the values; one that is not finite reaches only the rows that see it.
+
+    A plain product would carry NaN to all rows: 0 * NaN is NaN.
+    """
+    finite_RHE = torch.nan_to_num(v_RHE, nan=0.0, posinf=0.0, neginf=0.0)
+    out_THE = torch.einsum("htr,rhe->the", prob_HTR, finite_RHE)
+    is_broken_H1R = ~v_RHE.isfinite().all(dim=-1).T.unsqueeze(1)
+    sees_broken_HT = (is_visible_HTR & is_broken_H1R).any(dim=-1)
+    return out_THE.masked_fill(sees_broken_HT.T.unsqueeze(-1), float("nan"))
 
 
 def compressed_visibility(num_tokens: int, geometry: BlockGeometry) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from nsa_core.config.backend_policy import Branch
-from nsa_core.kernels.backend import DeviceFacts
+from nsa_core.kernels.backend import DeviceFacts, nothing_visible
 from nsa_core.kernels.gathered import (
+    FiniteKeys,
     attention_probabilities,
     chunks,
     gathered_attention,
@@ -61,7 +62,7 @@ class SdpaBackend:
     ) -> tuple[Tensor, Tensor]:
         """See `AttentionBackend.compressed`."""
         if k_CGD.shape[0] == 0:
-            return _nothing_visible(q_NHD, v_CGE.shape[-1])
+            return nothing_visible(q_NHD, k_CGD, v_CGE)
         return gathered_attention(q_NHD, k_CGD, v_CGE, CompressedPlan(geometry, packing))
 
     @torch.no_grad()
@@ -78,14 +79,14 @@ class SdpaBackend:
         plan = CompressedPlan(geometry, packing)
         q_PGQhD = to_tiles(q_NHD, num_groups, plan.queries)
         lse_PGQh = to_tiles(lse_NH.unsqueeze(-1), num_groups, plan.queries).squeeze(-1)
-        parts = []
+        keys, parts = FiniteKeys.of_keys(k_CGD), []
         limit = plan.queries * q_NHD.shape[1]
         for tiles in chunks(plan, packing.num_tokens, limit, q_NHD.device.type):
             position_PQ = packing.position_N[
                 query_rows(tiles.start, tiles.stop, plan.queries, packing)
             ]
             prob_PQGC = _document_probabilities(
-                q_PGQhD[tiles].to(wide), k_CGD.to(wide), lse_PGQh[tiles].to(wide), plan, tiles
+                q_PGQhD[tiles].to(wide), keys, lse_PGQh[tiles].to(wide), plan, tiles
             )
             num_blocks = geometry.num_select_blocks(packing.max_seqlen)
             score_PQGJ = select_scores(prob_PQGC, num_blocks, geometry)
@@ -117,34 +118,27 @@ class SdpaBackend:
         return gathered_attention(q_NHD, k_NGD, v_NGE, plan)[0]
 
 
-def _nothing_visible(q_NHD: Tensor, value_width: int) -> tuple[Tensor, Tensor]:
-    num_tokens, num_heads, _ = q_NHD.shape
-    lse_NH = torch.full(
-        (num_tokens, num_heads), float("-inf"), dtype=wide_dtype(q_NHD.dtype), device=q_NHD.device
-    )
-    return q_NHD.new_zeros(num_tokens, num_heads, value_width), lse_NH
-
-
 def _document_probabilities(
-    q_PGQhD: Tensor, k_CGD: Tensor, lse_PGQh: Tensor, plan: CompressedPlan, tiles: slice
+    q_PGQhD: Tensor, keys: FiniteKeys, lse_PGQh: Tensor, plan: CompressedPlan, tiles: slice
 ) -> Tensor:
     """Compressed probabilities, summed over the heads of a group, in document order: [P, Q, G, C].
 
     The slots of a tile are shared by its documents, so each query shifts them to its own start.
     """
-    geometry, packing, num_groups = plan.geometry, plan.packing, k_CGD.shape[1]
+    geometry, packing, num_groups = plan.geometry, plan.packing, keys.k.shape[1]
     num_compressed = geometry.num_compressed(packing.max_seqlen)
     shape = (q_PGQhD.shape[0], q_PGQhD.shape[2], num_groups, num_compressed)
-    if 0 in shape or k_CGD.shape[0] == 0:
+    if 0 in shape or keys.k.shape[0] == 0:
         return q_PGQhD.new_zeros(shape)
-    keys = plan.tile_keys(tiles.start, tiles.stop, num_groups)
-    k_PGRD = k_CGD.flatten(0, 1)[keys.row_PGR]
-    prob_PGQhR = attention_probabilities(q_PGQhD, k_PGRD, keys.is_visible_PGQR, lse_PGQh)
+    rows = plan.tile_keys(tiles.start, tiles.stop, num_groups)
+    prob_PGQhR = attention_probabilities(
+        q_PGQhD, keys.gather(rows.row_PGR, q_PGQhD.dtype), rows.is_visible_PGQR, lse_PGQh
+    )
     prob_PQGR = prob_PGQhR.sum(dim=3).transpose(1, 2)
     start_PQ = packing.start_N[query_rows(tiles.start, tiles.stop, plan.queries, packing)]
     first_P1 = plan.first_slots(tiles.start, tiles.stop).unsqueeze(-1)
     shift_PQ = start_PQ // geometry.compress_stride - first_P1
-    column_PQC = shift_PQ.unsqueeze(-1) + torch.arange(num_compressed, device=k_CGD.device)
+    column_PQC = shift_PQ.unsqueeze(-1) + torch.arange(num_compressed, device=keys.k.device)
     inside_PQGC = column_PQC.clamp(0, plan.keys - 1).unsqueeze(2).expand(shape)
     is_read_PQ1C = ((column_PQC >= 0) & (column_PQC < plan.keys)).unsqueeze(2)
-    return prob_PQGR.gather(-1, inside_PQGC) * is_read_PQ1C
+    return torch.where(is_read_PQ1C, prob_PQGR.gather(-1, inside_PQGC), 0.0)

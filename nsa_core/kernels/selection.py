@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.geometry import BlockGeometry, is_forced
 
 
 def select_scores(prob_C: Tensor, num_blocks: int, geometry: BlockGeometry) -> Tensor:
@@ -45,8 +45,7 @@ def choose_blocks(score_GJ: Tensor, position: Tensor, geometry: BlockGeometry) -
     num_blocks, num_selected = score_GJ.shape[-1], geometry.num_selected
     block_J = torch.arange(num_blocks, device=score_GJ.device)
     current = (position // geometry.select_block)[..., None, None]
-    is_forced = (block_J == 0) | (block_J == current) | (block_J == current - 1)
-    ranked = score_GJ.masked_fill(is_forced, float("inf"))
+    ranked = score_GJ.masked_fill(is_forced(block_J, current), float("inf"))
     ranked = ranked.masked_fill(block_J > current, float("-inf"))
     order = ranked.sort(dim=-1, descending=True, stable=True).indices[..., :num_selected]
     chosen = torch.where(order <= current, order, num_blocks).sort(dim=-1).values

@@ -80,8 +80,27 @@ class KeysValues:
     v_win: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Projected:
+    """What a layer makes of its input, before rotation.
+
+    Attributes:
+        q_NHD: Queries.
+        pairs: Keys and values of the branches.
+        gate_NY: The gate's product with x; None where the gate has a hidden layer.
+    """
+
+    q_NHD: Tensor
+    pairs: KeysValues
+    gate_NY: Tensor | None
+
+
 class NSAAttention(nn.Module):
-    """Compressed, selected and sliding attention, mixed by gates (paper Eq. 5)."""
+    """Compressed, selected and sliding attention, mixed by gates (paper Eq. 5).
+
+    `q`, `kv` and `gate.logits` hold weights by the names of the checkpoints; `project` multiplies
+    with them, in training and in decode.
+    """
 
     def __init__(self, config: ModelConfig, backends: BranchBackends) -> None:
         """Make the projections; `LanguageModel` fills them."""
@@ -108,13 +127,11 @@ class NSAAttention(nn.Module):
     def forward(self, x_NW: Tensor, context: AttentionContext) -> Tensor:
         """Attend within each document; returns [N, W]."""
         geometry, packing = context.geometry, context.packing
-        q_NX, kv_NX, gate_NX = self._project(x_NW)
-        pairs = self._split_keys_values(kv_NX)
-        q_NHD = q_NX.reshape(x_NW.shape[0], self.config.num_heads, self.config.head_dim_k)
-        q_NHD = rotate(q_NHD, context.token_tables)
+        projected = self.project(x_NW)
+        pairs, q_NHD = projected.pairs, rotate(projected.q_NHD, context.token_tables)
         k_CGD, v_CGE = self._compress(pairs, context)
         k_slc, k_win = (rotate(k, context.token_tables) for k in (pairs.k_slc, pairs.k_win))
-        gate_NH3 = self.gate(x_NW, gate_NX)
+        gate_NH3 = self.gate(x_NW, projected.gate_NY)
         branches, fused = self.backends, self.backends.fused
         if fused is not None:
             mixed_NHE, ids_NGS = fused.attend(
@@ -133,32 +150,27 @@ class NSAAttention(nn.Module):
         result: Tensor = self.out(mixed_NHE.flatten(1))
         return result
 
-    def _project(self, x_NW: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries, keys with values, and the gate's product with x, by one matrix product.
+    def project(self, x_NW: Tensor, *, has_few_rows: bool = False) -> Projected:
+        """Queries, keys with values, and the gate's product with x.
 
-        The parameters stay apart, as checkpoints and decode know them. x is read once, its gradient
-        written once, and the few rows of the gate cost no product of their own, which the tensor
-        cores of no card like. A gate with a hidden layer makes its product itself: None.
+        Made by one matrix product: x is read once, its gradient written once, and the few rows of
+        the gate cost no product of their own, which the tensor cores of no card like.
+
+        Args:
+            x_NW: Input of the layer.
+            has_few_rows: Multiply with each weight where it lies: copying the weights side by side
+                would cost a decode step more than it saves.
         """
         weights = [self.q.weight, self.kv.weight]
         if self.gate.hidden is None:
             weights.append(self.gate.logits.weight)
-        rows = [len(weight) for weight in weights]
-        padding = -sum(rows) % _ALIGNED_ROWS
-        if padding:
-            weights.append(x_NW.new_zeros(padding, x_NW.shape[1], dtype=self.q.weight.dtype))
-        product_NX = F.linear(x_NW, torch.cat(weights))
-        q_NX, kv_NX, *gate = torch.split(product_NX[:, : sum(rows)], rows, dim=-1)
-        return q_NX, kv_NX, gate[0] if gate else None
-
-    def project_queries(self, x_NW: Tensor) -> Tensor:
-        """Queries [N, H, D], not rotated."""
-        q_NX: Tensor = self.q(x_NW)
-        return q_NX.view(x_NW.shape[0], self.config.num_heads, self.config.head_dim_k)
-
-    def project_keys_values(self, x_NW: Tensor) -> KeysValues:
-        """The six keys and values [N, G, .], not rotated."""
-        return self._split_keys_values(self.kv(x_NW))
+        if has_few_rows:
+            products = [F.linear(x_NW, weight) for weight in weights]
+        else:
+            products = _one_product(x_NW, weights)
+        q_NX, kv_NX, *gate = products
+        q_NHD = q_NX.reshape(x_NW.shape[0], self.config.num_heads, self.config.head_dim_k)
+        return Projected(q_NHD, self._split_keys_values(kv_NX), gate[0] if gate else None)
 
     def _split_keys_values(self, kv_NX: Tensor) -> KeysValues:
         groups = self.config.num_kv_groups
@@ -172,12 +184,24 @@ class NSAAttention(nn.Module):
         return result
 
     def _compress(self, pairs: KeysValues, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        """Compressed keys (rotated at their first position) and values; 0 in unused slots."""
-        exists_C11 = context.slots.exists_C[:, None, None]
+        """Compressed keys (rotated at their first position) and values.
+
+        Slots without a block hold anything: no backend lets them count (`AttentionBackend`).
+        """
         k_CGD = self.phi_k(_blocks(pairs.k_cmp, context))
-        v_CGE = self.phi_v(_blocks(pairs.v_cmp, context))
-        k_CGD = rotate(k_CGD, context.slot_tables)
-        return torch.where(exists_C11, k_CGD, 0.0), torch.where(exists_C11, v_CGE, 0.0)
+        v_CGE: Tensor = self.phi_v(_blocks(pairs.v_cmp, context))
+        return rotate(k_CGD, context.slot_tables), v_CGE
+
+
+def _one_product(x_NW: Tensor, weights: list[Tensor]) -> list[Tensor]:
+    """The products of x with each of these weights, made at once."""
+    rows = [len(weight) for weight in weights]
+    padding = -sum(rows) % _ALIGNED_ROWS
+    if padding:
+        filler = x_NW.new_zeros(padding, x_NW.shape[1], dtype=weights[0].dtype)
+        weights = [*weights, filler]
+    product_NX = F.linear(x_NW, torch.cat(weights))
+    return list(torch.split(product_NX[:, : sum(rows)], rows, dim=-1))
 
 
 def _blocks(x_NGD: Tensor, context: AttentionContext) -> Tensor:

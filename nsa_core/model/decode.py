@@ -5,11 +5,13 @@ E value width, C compressed blocks, J selection blocks, S = num_selected, R keys
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from nsa_core.kernels.gathered import (
+    FiniteKeys,
     attention_probabilities,
     gathered_attention,
     to_tiles,
@@ -19,6 +21,7 @@ from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.selection import choose_blocks, select_scores
 from nsa_core.model.attention import DenseAttention, KeysValues, NSAAttention
 from nsa_core.model.cache import DecodeCache, DenseLayerCache, NSALayerCache, PairBuffer
+from nsa_core.model.cached_layers import CachedPass
 from nsa_core.model.decode_plans import CachedBlocksPlan, CachedPlan, Positions
 from nsa_core.model.rotary import Rotary, rotate
 from nsa_core.model.transformer import LanguageModel
@@ -76,25 +79,13 @@ def extend(model: LanguageModel, cache: DecodeCache, tokens_Bm: Tensor) -> Decod
         )
         raise ValueError(message)
     positions = Positions(first, last, batch, tokens_Bm.device)
-    x_NW: Tensor = model.embedding(tokens_Bm.reshape(-1))
-    ids, reads = [], []
-    for block, layer in zip(model.block_list, cache.layers, strict=True):
-        normed_NW = block.attention_norm(x_NW)
-        attention = block.attention
-        if isinstance(attention, NSAAttention) and isinstance(layer, NSALayerCache):
-            attended, chosen, read = _extend_nsa(attention, normed_NW, layer, positions, model)
-            ids.append(chosen)
-        elif isinstance(attention, DenseAttention) and isinstance(layer, DenseLayerCache):
-            attended, read = _extend_dense(attention, normed_NW, layer, positions, model.rotary)
-        else:
-            message = f"a cache made for {type(layer).__name__} cannot serve {type(attention)}"
-            raise TypeError(message)
-        reads.append(read)
-        x_NW = x_NW + attended
-        x_NW = x_NW + block.mlp(block.mlp_norm(x_NW))
+    steps = CachedPass(
+        partial(_extend_nsa, positions=positions, model=model),
+        partial(_extend_dense, positions=positions, rotary=model.rotary),
+    )
+    hidden_NW = steps.run(model, cache, tokens_Bm.reshape(-1))
     cache.length = last
-    hidden: Tensor = model.norm(x_NW)
-    return DecodeStep(hidden.view(batch, count, -1), tuple(ids), tuple(reads))
+    return DecodeStep(hidden_NW.view(batch, count, -1), tuple(steps.ids), tuple(steps.reads))
 
 
 def prefill(model: LanguageModel, cache: DecodeCache, tokens_BT: Tensor) -> DecodeStep:
@@ -124,8 +115,8 @@ def _extend_nsa(
 ) -> tuple[Tensor, Tensor, LayerReads]:
     rotary, geometry = model.rotary, model.geometry
     tables = rotary.tables(positions.of_all_sequences())
-    q_NHD = rotate(attention.project_queries(x_NW), tables)
-    pairs = attention.project_keys_values(x_NW)
+    projected = attention.project(x_NW)
+    pairs, q_NHD = projected.pairs, rotate(projected.q_NHD, tables)
     rows_m = positions.new()
     _write(layer.selected, rows_m, rotate(pairs.k_slc, tables), pairs.v_slc)
     ring = layer.window.k.shape[1]
@@ -138,7 +129,7 @@ def _extend_nsa(
         gathered_attention(q_NHD, pair.k.flatten(0, 1), pair.v.flatten(0, 1), plan)[0]
         for pair, plan in ((layer.selected, blocks), (layer.window, window))
     )
-    out_NW = attention.mix(attention.gate(x_NW), (out_cmp, out_slc, out_win))
+    out_NW = attention.mix(attention.gate(x_NW, projected.gate_NY), (out_cmp, out_slc, out_win))
     batch = positions.batch
     return out_NW, ids_BmGS, LayerReads(reads_cmp, blocks.reads(batch), window.reads(batch))
 
@@ -243,6 +234,9 @@ def _group_probabilities(q_NHD: Tensor, k_BCGD: Tensor, lse_NH: Tensor, plan: Ca
     lse_BGmh = to_tiles(lse_NH.unsqueeze(-1), num_groups, plan.queries).squeeze(-1)
     with torch.autocast(q_NHD.device.type, enabled=False):
         prob_BGmhC = attention_probabilities(
-            q_BGmhD, k_BCGD.transpose(1, 2).to(wide), plan.is_visible_mR[None, None], lse_BGmh
+            q_BGmhD,
+            FiniteKeys.of_keys(k_BCGD.transpose(1, 2).to(wide)),
+            plan.is_visible_mR[None, None],
+            lse_BGmh,
         )
     return prob_BGmhC.sum(dim=3).transpose(1, 2)

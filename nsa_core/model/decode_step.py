@@ -8,6 +8,7 @@ compressed block.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from nsa_core.kernels.decode import (
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.model.attention import DenseAttention, KeysValues, NSAAttention
 from nsa_core.model.cache import DecodeCache, DenseLayerCache, NSALayerCache, PairBuffer
+from nsa_core.model.cached_layers import CachedPass
 from nsa_core.model.decode import LayerReads
 from nsa_core.model.rotary import Rotary, rotate
 from nsa_core.model.transformer import LanguageModel
@@ -87,27 +89,13 @@ def decode_step(
         attend: Attention of the NSA layers.
     """
     place = _Place.of(position_B, model.rotary, model.geometry)
-    x_BW: Tensor = model.embedding(token_B)
-    ids, counted = [], []
-    for block, layer in zip(model.block_list, cache.layers, strict=True):
-        normed_BW = block.attention_norm(x_BW)
-        attention = block.attention
-        if isinstance(attention, NSAAttention) and isinstance(layer, NSALayerCache):
-            attended, chosen, read = _step_nsa(
-                attention, normed_BW, layer, place, model.geometry, attend
-            )
-            ids.append(chosen)
-        elif isinstance(attention, DenseAttention) and isinstance(layer, DenseLayerCache):
-            attended, read = _step_dense(attention, normed_BW, layer, place)
-        else:
-            message = f"a cache made for {type(layer).__name__} cannot serve {type(attention)}"
-            raise TypeError(message)
-        counted.append(read)
-        x_BW = x_BW + attended
-        x_BW = x_BW + block.mlp(block.mlp_norm(x_BW))
-    hidden_BW: Tensor = model.norm(x_BW)
+    steps = CachedPass(
+        partial(_step_nsa, place=place, geometry=model.geometry, attend=attend),
+        partial(_step_dense, place=place),
+    )
+    hidden_BW = steps.run(model, cache, token_B)
     logits_BV = nn.functional.linear(hidden_BW, model.head_weight)
-    return TokenStep(logits_BV, hidden_BW, tuple(ids), tuple(counted))
+    return TokenStep(logits_BV, hidden_BW, tuple(steps.ids), tuple(steps.reads))
 
 
 def _step_nsa(
@@ -118,14 +106,15 @@ def _step_nsa(
     geometry: BlockGeometry,
     attend: DecodeAttention,
 ) -> tuple[Tensor, Tensor, CountedReads]:
-    q_BHD = rotate(attention.project_queries(x_BW), place.tables)
-    pairs = attention.project_keys_values(x_BW)
+    projected = attention.project(x_BW, has_few_rows=True)
+    pairs, q_BHD = projected.pairs, rotate(projected.q_NHD, place.tables)
     position_B, window = place.position_B, layer.window
     layer.selected.write_one(position_B, rotate(pairs.k_slc, place.tables), pairs.v_slc)
     window.write_one(position_B % window.k.shape[1], rotate(pairs.k_win, place.tables), pairs.v_win)
     _compress_last(attention, pairs, layer, place, geometry)
     cached = CachedPairs(*((pair.k, pair.v) for pair in (layer.compressed, layer.selected, window)))
-    found = attend.attend(q_BHD, cached, attention.gate(x_BW), position_B, geometry)
+    gate_BH3 = attention.gate(x_BW, projected.gate_NY)
+    found = attend.attend(q_BHD, cached, gate_BH3, position_B, geometry)
     out_BW: Tensor = attention.out(found.out_BHE.flatten(1))
     return out_BW, found.ids_BGS, found.counted
 

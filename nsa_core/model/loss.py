@@ -173,11 +173,11 @@ def _chunk(logits_RV: Tensor, target_R: Tensor, *, needs_grad: bool) -> tuple[Te
     is_used_R1 = (target_R != IGNORED_TARGET).unsqueeze(-1)
     column_R1 = target_R.masked_fill(target_R == IGNORED_TARGET, 0).unsqueeze(-1)
     lse_R1 = logits_RV.logsumexp(dim=-1, keepdim=True)
-    loss_R1 = (lse_R1 - logits_RV.gather(-1, column_R1)) * is_used_R1
+    loss_R1 = torch.where(is_used_R1, lse_R1 - logits_RV.gather(-1, column_R1), 0.0)
     if needs_grad:
         logits_RV = logits_RV.sub_(lse_R1).exp_()
         logits_RV.scatter_add_(-1, column_R1, torch.full_like(lse_R1, -1.0))
-        logits_RV = (logits_RV * is_used_R1).to(dtype)
+        logits_RV = torch.where(is_used_R1, logits_RV, 0.0).to(dtype)
     return loss_R1.squeeze(-1), logits_RV
 
 

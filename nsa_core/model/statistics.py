@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nsa_core.kernels.geometry import is_forced
+
 #: A (token, head) counts as collapsed below this entropy (nats) with a share above the next one.
 COLLAPSE_ENTROPY = 0.1
 COLLAPSE_SHARE = 0.95
@@ -62,9 +64,8 @@ def measure(gate_NH3: Tensor, ids_NGS: Tensor, position_N: Tensor, select_block:
     is_collapsed_NH = (entropy_NH < COLLAPSE_ENTROPY) & (top_NH > COLLAPSE_SHARE)
     is_chosen_NGS = ids_NGS >= 0
     current_N11 = (position_N // select_block)[:, None, None]
-    is_forced_NGS = (ids_NGS == 0) | (ids_NGS >= current_N11 - 1)
     num_chosen = is_chosen_NGS.sum()
-    num_free = (is_chosen_NGS & ~is_forced_NGS).sum()
+    num_free = (is_chosen_NGS & ~is_forced(ids_NGS, current_N11)).sum()
     figures = (
         entropy_NH.mean(),
         entropy_NH.min(),

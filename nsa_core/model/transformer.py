@@ -3,7 +3,7 @@
 Legend: B batch, T tokens of a row, N = B * T, W model width, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -27,6 +27,10 @@ from nsa_core.model.statistics import AttentionStatistics, read_statistics
 ActivationCheckpointing = Literal["none", "full", "selective"]
 #: The Triton kernel needs a card and half precision; speed and memory only.
 LossKernel = Literal["torch", "triton"]
+
+
+#: Attention of one layer: normed input [N, W] in, what it adds [N, W] out.
+Attend = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +70,13 @@ class Block(nn.Module):
         self, x_NW: Tensor, context: AttentionContext, *, is_selective: bool = False
     ) -> Tensor:
         """Add attention and MLP to the residual stream."""
-        normed_NW = self.attention_norm(x_NW)
         if is_selective:
-            attended = _recomputed(self.attention, normed_NW, context)
-        else:
-            attended = self.attention(normed_NW, context)
-        x_NW = x_NW + attended
+            return self.add(x_NW, lambda normed_NW: _recomputed(self.attention, normed_NW, context))
+        return self.add(x_NW, lambda normed_NW: self.attention(normed_NW, context))
+
+    def add(self, x_NW: Tensor, attend: Attend) -> Tensor:
+        """Add to the residual stream what `attend` makes of its norm, then the MLP."""
+        x_NW = x_NW + attend(self.attention_norm(x_NW))
         mapped: Tensor = self.mlp(self.mlp_norm(x_NW))
         return x_NW + mapped
 
@@ -138,13 +143,28 @@ class LanguageModel(nn.Module):
             )
             raise ValueError(message)
         context = make_context(self.geometry, packing, self.rotary)
-        x_NW = self.embedding(tokens_BT.reshape(-1))
         mode = self.activation_checkpointing if torch.is_grad_enabled() else "none"
-        for block in self.block_list:
+
+        def run(_index: int, block: Block, x_NW: Tensor) -> Tensor:
             if mode == "full":
-                x_NW = _recomputed(block, x_NW, context)
-            else:
-                x_NW = block(x_NW, context, is_selective=mode == "selective")
+                return _recomputed(block, x_NW, context)
+            after_NW: Tensor = block(x_NW, context, is_selective=mode == "selective")
+            return after_NW
+
+        return self.through_blocks(tokens_BT.reshape(-1), run)
+
+    def through_blocks(
+        self, token_N: Tensor, run: Callable[[int, Block, Tensor], Tensor]
+    ) -> Tensor:
+        """Embed these ids, let `run` take the stream through every block, and norm: [N, W].
+
+        Args:
+            token_N: Ids.
+            run: Layer from 0, block and residual stream [N, W] in; residual stream out.
+        """
+        x_NW = self.embedding(token_N)
+        for index, block in enumerate(self.block_list):
+            x_NW = run(index, block, x_NW)
         hidden: Tensor = self.norm(x_NW)
         return hidden
 

@@ -18,6 +18,7 @@ from nsa_core.kernels.triton.rows import (
     NO_ROW,
     SLIDING,
     finish_softmax,
+    hide_unseen,
     key_gradient_step,
     matmul,
     num_visible,
@@ -135,7 +136,7 @@ def attend_forward_kernel(
         if MODE == CHOSEN:
             word = tl.load(word_row + (j // 32) * num_tokens, mask=inside, other=0)
             seen = seen & (((word >> (j % 32)) & 1) != 0)[:, None]
-        scores = tl.where(seen, matmul(q, tl.trans(k)), -INFINITY)
+        scores, v = hide_unseen(matmul(q, tl.trans(k)), v, seen)
         peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, inside, False)
     divisor, lse = finish_softmax(peak, total)
     out = (out / divisor[:, None]).to(OUT.dtype.element_ty)

@@ -18,11 +18,12 @@ from nsa_core.kernels.triton.rows import (
     COMPRESSED,
     INFINITY,
     LOWEST,
+    is_free,
     matmul,
     num_visible,
     softmax_step,
 )
-from nsa_core.kernels.triton.topk import NONE
+from nsa_core.kernels.triton.topk import NONE, given_blocks
 
 
 @triton.jit
@@ -166,7 +167,7 @@ def rank_blocks_kernel(
     current = position // BLOCK
     if current >= CHOSEN:
         block = tile * BLOCKS + tl.arange(0, BLOCKS)
-        is_open = (block >= 1) & (block < current - 1)
+        is_open = is_free(block, current)
         score = _block_scores(
             SCORE, PEAK, TOTAL, pair, block, position, rows, num_slots, span_slots,
             SPAN, STRIDE, BLOCK, HG, HEADS, SPAN_SLOTS,
@@ -189,13 +190,9 @@ def _choose(BEST, pair, current, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, RA
     RANKED candidates are left by all tiles; the best one is taken until there are enough.
     """
     column = tl.arange(0, COLUMNS)
-    if current < CHOSEN:  # every block that has started
-        ids = tl.where(column <= current, column, NONE + column)
-    else:
+    ids = given_blocks(column, current, CHOSEN)
+    if current >= CHOSEN:
         key = tl.load(BEST + pair.to(tl.int64) * RANKED + tl.arange(0, RANKED))
-        ids = tl.where(column == CHOSEN - 1, 0, NONE + column)
-        ids = tl.where(column == CHOSEN - 2, current - 1, ids)
-        ids = tl.where(column == CHOSEN - 3, current, ids)
         score = (key >> 32).to(tl.int32)  # -1 where there is none
         block = NONE - (key & 0xFFFFFFFF).to(tl.int32)
         for n in range(CHOSEN - 3):

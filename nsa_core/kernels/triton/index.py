@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa_core.kernels.triton.launcher import run
+from nsa_core.kernels.triton.rows import is_free
 from nsa_core.kernels.triton.tiles import Documents, locate
 
 FIRST = tl.constexpr(1)  # flag: block 0 is chosen (and is neither of the two below)
@@ -74,7 +75,7 @@ def index_queries_kernel(
     inside = position < length
     token = start + position
     ids, at = _load_ids(IDS, token, inside, g, G, CHOSEN, SLOTS)
-    listed = (ids > 0) & (ids < block - 1)
+    listed = is_free(ids, block)
     key = ((slot // chunk_slots) * G + g) * num_slots + (slot - block) + ids
     if PASS == SCATTER_PASS:
         rank = tl.load(RANK + at, mask=listed, other=0)

@@ -15,6 +15,8 @@ from nsa_core.kernels.triton.rows import (
     INFINITY,
     LOWEST,
     finish_softmax,
+    hide_unseen,
+    is_free,
     key_gradient_step,
     matmul,
     query_gradient_step,
@@ -71,7 +73,7 @@ def merge_forward_kernel(
     out = tl.zeros([BM, E], tl.float32)
     k, v = load_block(K, V, start + block * BLOCK, length - block * BLOCK, g, BLOCK, G, D, E)
     seen = (tl.arange(0, BLOCK)[None, :] <= within[:, None]) & ((flags & CURRENT) != 0)[:, None]
-    scores = tl.where(seen, matmul(q, tl.trans(k)), -INFINITY)
+    scores, v = hide_unseen(matmul(q, tl.trans(k)), v, seen)
     peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, inside, False)
     if block > 0:
         k, v = load_block(K, V, start + (block - 1) * BLOCK, BLOCK, g, BLOCK, G, D, E)
@@ -88,7 +90,7 @@ def merge_forward_kernel(
         id_row = ((start + position) * G + g) * CHOSEN
         for n in tl.range(CHOSEN, num_stages=STAGES):
             chosen_block = tl.load(IDS + id_row + n, mask=inside, other=-1)
-            listed = (chosen_block > 0) & (chosen_block < block - 1)
+            listed = is_free(chosen_block, block)
             at = partial_row(start + position - token0, n, row % HG, g, G, HG, CHOSEN)
             part_lse = tl.load(PART_LSE + at, mask=listed, other=LOWEST)
             source = PART_OUT + at[:, None] * E + ee[None, :]
@@ -158,7 +160,7 @@ def merge_query_gradient_kernel(
             id_row = ((start + position) * G + g) * CHOSEN
             for n in tl.range(CHOSEN, num_stages=STAGES):
                 chosen_block = tl.load(IDS + id_row + n, mask=inside, other=-1)
-                listed = (chosen_block > 0) & (chosen_block < block - 1)
+                listed = is_free(chosen_block, block)
                 at = partial_row(start + position - token0, n, row % HG, g, G, HG, CHOSEN)
                 source = PART_DQ + at[:, None] * D + dd[None, :]
                 dq += tl.load(source, mask=listed[:, None], other=0.0).to(tl.float32)

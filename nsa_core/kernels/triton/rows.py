@@ -43,6 +43,15 @@ def num_visible(position, MODE: tl.constexpr, SPAN: tl.constexpr, STRIDE: tl.con
 
 
 @triton.jit
+def is_free(block, current):
+    """Whether a token in block `current` attends to an earlier block by choice only.
+
+    The opposite of `geometry.is_forced` among the blocks that have started.
+    """
+    return (block > 0) & (block < current - 1)
+
+
+@triton.jit
 def matmul(a, b):
     """A @ b in float32; float32 operands are not rounded to tf32."""
     return tl.dot(a, b, input_precision="ieee")
@@ -71,6 +80,19 @@ def softmax_step(scores, v, qk_scale, peak, total, out, chosen, HAS_CHOICE: tl.c
     total = total * decay + tl.sum(prob, 1)
     out = matmul_add(prob.to(v.dtype), v, out * decay[:, None])
     return raised, total, out
+
+
+@triton.jit
+def hide_unseen(scores, v, seen):
+    """Scores that are -inf where a row does not see a key, and values that cannot reach such a row.
+
+    0 * NaN is NaN, so a value that is not finite is taken for 0, and makes the scores of the rows
+    that do see its key NaN.
+    """
+    is_finite = tl.abs(v.to(tl.float32)) < INFINITY
+    is_broken = tl.max(tl.where(is_finite, 0, 1), 1) > 0
+    scores = tl.where(is_broken[None, :], float("nan"), scores)
+    return tl.where(seen, scores, -INFINITY), tl.where(is_finite, v, 0.0).to(v.dtype)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ and at most the next one, with min(r, R - i % R) and max(0, i % R + r - R) strid
 import triton
 import triton.language as tl
 
-from nsa_core.kernels.triton.rows import COMPRESSED, INFINITY, LOG2E, matmul, num_visible
+from nsa_core.kernels.triton.rows import COMPRESSED, INFINITY, LOG2E, is_free, matmul, num_visible
 from nsa_core.kernels.triton.tiles import locate
 
 
@@ -91,8 +91,7 @@ def score_kernel(
         own += tl.where((jj == 0)[None, :], carry[:, None], tl.gather(spill, before, 1))
         carry = tl.sum(tl.where((jj == TILE_BLOCKS - 1)[None, :], spill, 0.0), 1)
         column = j * TILE_BLOCKS + jj
-        is_free = (column > 0) & (column < block - 1)
-        own = tl.where(is_free[None, :], own, -1.0)
+        own = tl.where(is_free(column, block)[None, :], own, -1.0)
         target = score_row + token[:, None] * num_blocks + column[None, :]
         tl.store(target, own, mask=inside[:, None] & (column < num_blocks)[None, :])
         tl.store(cell_row + token * num_cells + j, tl.max(own, 1), mask=inside)

@@ -11,6 +11,20 @@ import triton.language as tl
 NONE = tl.constexpr(1 << 30)
 
 
+@triton.jit
+def given_blocks(column, current, CHOSEN: tl.constexpr):
+    """Ids that a token has before anything is ranked; NONE and above are places left.
+
+    All blocks that have started where they are no more than CHOSEN, else the forced ones, in the
+    last three places.
+    """
+    forced = tl.where(column == CHOSEN - 1, 0, NONE + column)
+    forced = tl.where(column == CHOSEN - 2, current - 1, forced)
+    forced = tl.where(column == CHOSEN - 3, current, forced)
+    started = tl.where(column <= current, column, NONE + column)
+    return tl.where(current < CHOSEN, started, forced)
+
+
 @triton.jit(do_not_specialize=["first_slot", "chunk_tokens", "num_blocks", "num_cells"])
 def top_blocks_kernel(
     SCORE, CELL_MAX, IDS, DOCUMENT, CU, first_slot, chunk_tokens, num_blocks, num_cells,
@@ -36,12 +50,7 @@ def top_blocks_kernel(
     if current * BLOCK + (pid % PARTS) * BT >= length:
         return
     column = tl.arange(0, SLOTS)
-    forced = tl.where(column == CHOSEN - 1, 0, NONE + column)
-    forced = tl.where((column == CHOSEN - 2) & (current >= 2), current - 1, forced)
-    forced = tl.where((column == CHOSEN - 3) & (current >= 1), current, forced)
-    if current < CHOSEN:  # every block that has started
-        forced = tl.where(column <= current, column, NONE + column)
-    ids = tl.zeros([BT, SLOTS], tl.int32) + forced[None, :]
+    ids = tl.zeros([BT, SLOTS], tl.int32) + given_blocks(column, current, CHOSEN)[None, :]
     if current >= CHOSEN:
         row = g.to(tl.int64) * chunk_tokens + slot * BLOCK + token
         cell_index = tl.arange(0, CELLS)

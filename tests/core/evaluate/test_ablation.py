@@ -71,9 +71,9 @@ def test_only_the_forced_blocks_are_chosen():
     with only_forced_blocks(model):
         chooser = nsa_layers(model)[0].backends.compressed
         packing = Packing.from_lengths([3, 30])
-        ids = chooser.select(
-            torch.zeros(33, 4, 6), torch.zeros(16, 2, 6), torch.empty(0), geometry, packing
-        )
+        q, k, v = torch.zeros(33, 4, 6), torch.zeros(16, 2, 6), torch.zeros(16, 2, 5)
+        _, lse = chooser.compressed(q, k, v, geometry, packing)
+        ids = chooser.select(q, k, lse, geometry, packing)
     assert isinstance(nsa_layers(model)[0].backends.compressed, SdpaBackend)
     for row, position in enumerate([*range(3), *range(30)]):
         chosen = [block for block in ids[row, 0].tolist() if block >= 0]

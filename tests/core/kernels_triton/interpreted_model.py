@@ -15,17 +15,19 @@ from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
 from nsa_core.kernels.triton.backend import TritonBackend
 from nsa_core.model.transformer import LanguageModel
-from tests.core.model.cases import small_config, small_model, tokens
+from tests.core.model.cases import free_tokens, small_config, small_model, tokens
 
 SIZES = {
     "compress_block": 8,
     "compress_stride": 4,
     "select_block": 16,
-    "num_selected": 3,
+    "num_selected": 4,
     "window": 20,
 }
-#: Below and above the window of 20; no multiples of 4, 8, 16 or 20. The last has five blocks.
-LENGTHS = (19, 67)
+#: Below and above the window of 20; no multiples of 4, 8, 16 or 20. The last has nine blocks, and
+#: 77 tokens that choose one of two to six.
+LENGTHS = (19, 141)
+DOCUMENTS = [19, 1, 121]
 
 
 def model_on(backend) -> LanguageModel:
@@ -38,8 +40,8 @@ def model_on(backend) -> LanguageModel:
 
 def gradients(backend) -> dict[str, torch.Tensor]:
     """Gradient of every parameter by the loss of packed documents, by name."""
-    model, row = model_on(backend), tokens(1, 67)
-    model.loss(row, row.roll(-1, dims=1), Packing.from_lengths([19, 1, 47])).sum.backward()
+    model, row = model_on(backend), tokens(1, sum(DOCUMENTS))
+    model.loss(row, row.roll(-1, dims=1), Packing.from_lengths(DOCUMENTS)).sum.backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
@@ -56,11 +58,26 @@ def gradient_errors() -> dict[str, float]:
 
 def statistics(backend) -> dict[str, float]:
     """What a step records of its gates and of its choice."""
-    model, row = model_on(backend), tokens(1, 67)
+    model, row = model_on(backend), tokens(1, sum(DOCUMENTS))
     with torch.no_grad(), model.recording_statistics():
-        model.loss(row, row.roll(-1, dims=1), Packing.from_lengths([19, 1, 47]))
+        model.loss(row, row.roll(-1, dims=1), Packing.from_lengths(DOCUMENTS))
     found = dataclasses.asdict(model.gate_statistics().worst)
     return found | dict(zip(("cmp", "slc", "win"), found.pop("branch_shares"), strict=True))
+
+
+def later_nan(backend) -> dict[str, int]:
+    """Bits that a NaN in the keys and values of later tokens moved, and tokens that show it."""
+    config = model_on(backend).config.model_copy(update={"tie_embeddings": False})
+    outs, first = [], 75
+    row = tokens(1, 90) % 30
+    row[:, first:] = 30
+    for value in (0.5, float("nan")):
+        model = small_model(config, backends=BranchBackends.of(backend), dtype=torch.float32)
+        with torch.no_grad():
+            model.embedding.weight[30] = value
+            outs.append(model.hidden(row))
+    moved = int((outs[0][:first] != outs[1][:first]).sum())
+    return {"moved": moved, "shown": int(outs[1][first:].isnan().all(dim=-1).sum())}
 
 
 def main() -> None:
@@ -73,6 +90,8 @@ def main() -> None:
         "moved": [f"{leak.change} at {leak.token}" for leak in change.leaks],
         "reached": slope.leaks,
         "gradient_errors": gradient_errors(),
+        "free_tokens": [free_tokens(model.config, n) for n in LENGTHS],
+        "later_nan": [later_nan(TritonBackend(dense_until=limit)) for limit in (0, 1 << 30)],
         "statistics": [statistics(TritonBackend()), statistics(ReferenceBackend())],
     }
     sys.stdout.write(json.dumps(found))

@@ -13,12 +13,18 @@ TOLERANCE = 2e-6
 @pytest.mark.slow
 def test_changing_the_future_or_another_document_changes_no_bit(interpreted):
     assert interpreted["num_cases"] >= 20
+    assert interpreted["free_tokens"] == [0, 77]
     assert interpreted["moved"] == []
 
 
 @pytest.mark.slow
 def test_the_gradient_of_an_output_by_later_inputs_is_exactly_zero(interpreted):
     assert interpreted["reached"] == []
+
+
+@pytest.mark.slow
+def test_a_nan_in_later_keys_and_values_changes_no_bit_of_an_earlier_token(interpreted):
+    assert interpreted["later_nan"] == [{"moved": 0, "shown": 15}] * 2
 
 
 @pytest.mark.slow

@@ -177,3 +177,17 @@ def test_statistics_are_those_of_the_single_branches():
             run_attention(model, inputs(41), Packing.uniform(1, 41))
         figures.append(first_attention(model).figures)
     torch.testing.assert_close(*figures, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("phi", ["linear", "mlp"])
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_without_a_compressed_block_the_gradients_of_phi_are_zeros(phi, backend, length):
+    # Below d = 2 there is no slot for a block, below l = 4 there is one without a block.
+    model = small_model(small_config(nsa={"phi": phi}), backends=BranchBackends.of(backend))
+    row = tokens(1, length)
+    model.loss(row, row).sum.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert ".phi_" not in name or not parameter.grad.any(), name

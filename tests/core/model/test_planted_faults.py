@@ -164,8 +164,8 @@ def softmax_over_invisible_blocks(monkeypatch):
 def only_the_first_key_attended(monkeypatch):
     plain = gathered.attend_tiles
 
-    def attend_tiles(q, k, v, is_visible):
-        return plain(q, k, v, is_visible & (is_visible.cumsum(dim=-1) == 1))
+    def attend_tiles(q, keys, is_visible):
+        return plain(q, keys, is_visible & (is_visible.cumsum(dim=-1) == 1))
 
     monkeypatch.setattr(gathered, "attend_tiles", attend_tiles)
 
@@ -311,8 +311,8 @@ def gates_in_the_wrong_order(monkeypatch):
 def scores_without_scale(monkeypatch):
     plain = gathered.attention_scores
 
-    def attention_scores(q, k, is_visible):
-        return plain(q * q.shape[-1] ** 0.5, k, is_visible)
+    def attention_scores(q, keys, is_visible):
+        return plain(q * q.shape[-1] ** 0.5, keys, is_visible)
 
     monkeypatch.setattr(gathered, "attention_scores", attention_scores)
 
