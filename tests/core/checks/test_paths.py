@@ -1,11 +1,13 @@
 """The checks reach every path that a run takes: a fault of one path alone turns them red."""
 
+from math import nan
+
 import pytest
 import torch
 
 from nsa_core.checks import probes
 from nsa_core.checks.layer import expected_attention, layer_probe
-from nsa_core.checks.numerics import choice_regret, parity_probe, short_length
+from nsa_core.checks.numerics import Parity, choice_regret, parity_probe, short_length
 from nsa_core.checks.probes import _Probes
 from nsa_core.config.model import RopeConfig
 from nsa_core.config.recipe import resolve
@@ -228,3 +230,8 @@ def test_decode_goes_beyond_the_tokens_that_take_every_block(monkeypatch):
         lambda score, position, geometry: choose_blocks(score * 0, position, geometry),
     )
     assert found(made.decode()) == {"decode.prefill": "fail"}
+
+
+@pytest.mark.parametrize(("error", "is_close"), [(0.9e-5, True), (1.1e-5, False), (nan, False)])
+def test_an_error_is_close_only_as_a_number_within_the_limit(error, is_close):
+    assert Parity("sliding", "sdpa", error, "dq", 1e-5).is_close is is_close
