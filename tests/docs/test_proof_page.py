@@ -1,8 +1,11 @@
-"""The page of proofs names files that exist, and each of the eleven properties."""
+"""The page of proofs names files that exist, each of the eleven properties, and true numbers."""
 
 import re
 
+import pytest
+
 from tests.docs.markdown import REPOSITORY
+from tests.faults.faults import read_faults
 
 PAGE = (REPOSITORY / "docs" / "proof.md").read_text()
 
@@ -17,3 +20,35 @@ def test_every_property_has_a_row_with_tests():
     rows = dict(re.findall(r"^\| (\d+) \|(.*)$", PAGE, re.MULTILINE))
     assert list(rows) == [str(number) for number in range(1, 12)]
     assert all("`tests/" in row for row in rows.values())
+
+
+def test_the_page_counts_the_faults_of_the_list():
+    faults = read_faults()
+    counted = {
+        kind: (int(planted), int(equivalent))
+        for kind, planted, equivalent in re.findall(
+            r"^\| (\w+) \| (\d+) \| (\d+) \|$", PAGE, re.MULTILINE
+        )
+    }
+    wanted = {
+        kind: (
+            sum(not fault.equivalent for fault in faults if kind in (fault.kind, "all")),
+            sum(bool(fault.equivalent) for fault in faults if kind in (fault.kind, "all")),
+        )
+        for kind in [*sorted({fault.kind for fault in faults}), "all"]
+    }
+    assert counted == wanted
+
+
+FREE_CHOICES = re.findall(r"^\| `(tests/core/model/\w+\.py)` \| (\d+) \|$", PAGE, re.MULTILINE)
+
+
+def test_the_page_names_the_tests_of_free_choices():
+    assert len(FREE_CHOICES) >= 6
+
+
+@pytest.mark.parametrize(("file", "least"), FREE_CHOICES)
+def test_a_number_of_free_choices_is_the_least_that_its_test_asserts(file, least):
+    text = (REPOSITORY / file).read_text()
+    asserted = re.findall(r"free_tokens\(.*\) (?:>=|==) (\d+)$", text, re.MULTILINE)
+    assert min(map(int, asserted)) == int(least)
