@@ -13,7 +13,15 @@ from pathlib import Path
 
 from tests.faults.faults import LISTS, Fault, read_faults
 from tests.faults.harness import Job, Ran, run_jobs, warm_up
-from tests.faults.judge import Verdict, baseline_jobs, count_by_kind, fault_jobs, judge, table
+from tests.faults.judge import (
+    Verdict,
+    baseline_jobs,
+    count_by_kind,
+    fault_jobs,
+    judge,
+    page_rows,
+    table,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,6 +36,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=600.0, metavar="S", help="of one fault")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON to a file as well")
+    parser.add_argument("--rows", action="store_true", help="print the rows of docs/proof.md only")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     parser.add_argument("--lists", type=Path, default=LISTS, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -72,6 +81,9 @@ def plant(faults: list[Fault], arguments: argparse.Namespace) -> list[Verdict]:
 def main(argv: list[str] | None = None) -> int:
     """Plant the faults that the flags ask for, print the result and return the exit code."""
     arguments = parse_arguments(argv)
+    if arguments.rows:
+        sys.stdout.write(f"{page_rows(read_faults(arguments.lists))}\n")
+        return 0
     faults = choose(read_faults(arguments.lists), arguments)
     if not faults:
         sys.stderr.write("error: no fault of the list is meant by these words\n")

@@ -93,6 +93,18 @@ def count_by_kind(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
     return dict(sorted(counts.items()))
 
 
+def page_rows(faults: Sequence[Fault]) -> str:
+    """The rows of docs/proof.md: for each kind and for all, real faults and equivalent ones."""
+    kinds = [*sorted({fault.kind for fault in faults}), "all"]
+    counts = {
+        kind: [bool(fault.equivalent) for fault in faults if kind in (fault.kind, "all")]
+        for kind in kinds
+    }
+    return "\n".join(
+        f"| {kind} | {found.count(False)} | {found.count(True)} |" for kind, found in counts.items()
+    )
+
+
 def table(verdicts: Sequence[Verdict]) -> str:
     """The counts kind by kind, the sum, and a line for every fault that is not noticed."""
     counts = count_by_kind(verdicts)
