@@ -2,10 +2,13 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from nsa_core.config.base import FrozenModel
 from nsa_core.config.nsa import NSAConfig
+
+#: Beyond these a float32 logit over it may not be finite, or no branch differs from another.
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 
 
 class GateConfig(FrozenModel):
@@ -14,13 +17,31 @@ class GateConfig(FrozenModel):
     Attributes:
         kind: `linear` is sigmoid(W x + b); `mlp` puts one hidden layer before it; `softmax` makes
             the three shares sum to one.
-        temperature: Divides the logits of `softmax`.
+        temperature: Divides the logits of `softmax`; 1 for the other kinds, which have none.
         per: One gate per query head, or one per key/value group.
     """
 
     kind: Literal["linear", "mlp", "softmax"] = "linear"
     temperature: float = Field(1.0, gt=0)
     per: Literal["head", "group"] = "head"
+
+    @model_validator(mode="after")
+    def _check_temperature(self, info: ValidationInfo) -> Self:
+        if info.mode == "json":  # a record of a run: what it was trained with has to load
+            return self
+        if self.kind != "softmax" and self.temperature != 1:
+            message = (
+                f"temperature {self.temperature:g} does nothing while kind is {self.kind}; "
+                "set model.gate.kind to softmax, or model.gate.temperature to 1"
+            )
+            raise ValueError(message)
+        if not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
+            message = (
+                f"temperature must be {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, "
+                f"got {self.temperature}"
+            )
+            raise ValueError(message)
+        return self
 
 
 class RopeConfig(FrozenModel):
@@ -63,7 +84,7 @@ class ModelConfig(FrozenModel):
     mlp_width: int = Field(2048, ge=1)
     activation: Literal["swiglu", "silu"] = "swiglu"
     tie_embeddings: bool = True
-    norm_eps: float = Field(1e-6, gt=0)
+    norm_eps: float = Field(1e-6, gt=0, allow_inf_nan=False)
     gate: GateConfig = GateConfig()
     rope: RopeConfig = RopeConfig()
     nsa: NSAConfig = NSAConfig()

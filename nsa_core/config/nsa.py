@@ -17,6 +17,26 @@ PAPER_SYMBOLS = {
 }
 
 
+#: The first block, the one before a token's own and its own are always selected.
+NUM_FORCED = 3
+
+
+def check_block_sizes(compress_block: int, compress_stride: int, select_block: int) -> None:
+    """Refuse block sizes, in tokens, that do not fit together.
+
+    Raises:
+        ValueError: If a block is no multiple of the stride, or a compressed one longer than a
+            selectable one.
+    """
+    for name, size in (("compress_block", compress_block), ("select_block", select_block)):
+        if size % compress_stride:
+            message = f"{name} {size} must be a multiple of compress_stride {compress_stride}"
+            raise ValueError(message)
+    if compress_block > select_block:
+        message = f"compress_block {compress_block} must not exceed select_block {select_block}"
+        raise ValueError(message)
+
+
 class NSAConfig(FrozenModel):
     """Sizes in tokens of the three branches; the defaults are the paper's section 4.1.
 
@@ -32,25 +52,13 @@ class NSAConfig(FrozenModel):
     compress_block: int = Field(32, ge=1)
     compress_stride: int = Field(16, ge=1)
     select_block: int = Field(64, ge=1)
-    num_selected: int = Field(16, ge=3)
+    num_selected: int = Field(16, ge=NUM_FORCED)
     window: int = Field(512, ge=1)
     phi: Literal["avg", "linear", "mlp"] = "mlp"
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        for name in ("compress_block", "select_block"):
-            size = getattr(self, name)
-            if size % self.compress_stride:
-                message = (
-                    f"{name} {size} must be a multiple of compress_stride {self.compress_stride}"
-                )
-                raise ValueError(message)
-        if self.compress_block > self.select_block:
-            message = (
-                f"compress_block {self.compress_block} must not exceed "
-                f"select_block {self.select_block}"
-            )
-            raise ValueError(message)
+        check_block_sizes(self.compress_block, self.compress_stride, self.select_block)
         return self
 
     def num_compressed(self, num_tokens: int) -> int:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nsa_core.config.model import MAX_TEMPERATURE, MIN_TEMPERATURE
+from nsa_core.kernels.inputs import require_count
 from nsa_core.model.cache import DecodeCache
 from nsa_core.model.decode import logits, prefill
 from nsa_core.model.decode_loop import DecodeLoop
 from nsa_core.model.transformer import LanguageModel
-
-#: Beyond these a float32 logit over it may not be finite, and no draw could tell them apart.
-MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 
 
 @dataclass(frozen=True)
@@ -106,13 +105,31 @@ def stream(
         num_ids: Draw only from the first ids: a vocabulary may be padded beyond its tokenizer's.
 
     Raises:
-        ValueError: If the prompt is empty or an id is not in the vocabulary.
+        ValueError: If the prompt is empty, an id is not in the vocabulary, or a count is below 1;
+            at once, before the first id is asked for.
     """
     vocab_size = model.config.vocab_size
+    require_count("max_new_tokens", max_new_tokens)
+    require_count("prefill_chunk", prefill_chunk)
+    require_count("num_ids", vocab_size if num_ids is None else num_ids, most=vocab_size)
     if not prompt or not 0 <= min(prompt) <= max(prompt) < vocab_size:
         message = f"the prompt needs at least one id, all in 0 .. {vocab_size - 1}"
         raise ValueError(message)
-    sampling = sampling or Sampling()
+    return _stream(
+        model, prompt, max_new_tokens, sampling or Sampling(), stop_token, prefill_chunk, num_ids
+    )
+
+
+def _stream(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    sampling: Sampling,
+    stop_token: int | None,
+    prefill_chunk: int,
+    num_ids: int | None,
+) -> Iterator[int]:
+    """`stream`, its arguments checked."""
     weight = model.embedding.weight
     generator = torch.Generator(weight.device).manual_seed(sampling.seed)
     cache = DecodeCache.allocate(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nsa_core.config.backend_policy import NSA_BRANCHES, Branch, Rows
 from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.inputs import check_attention_inputs
 from nsa_core.kernels.packing import Packing
 
 BRANCHES = NSA_BRANCHES
@@ -75,6 +76,31 @@ class AttentionBackend(Protocol):
     ) -> Tensor:
         """Attend to the last `window` keys of the document, the token included; returns out_NHE."""
         ...
+
+
+def check_compressed(
+    q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor, geometry: BlockGeometry, packing: Packing
+) -> None:
+    """`check_attention_inputs` of the compressed branch.
+
+    Raises:
+        ValueError: As that.
+    """
+    check_attention_inputs(
+        q_NHD, k_CGD, v_CGE,
+        num_tokens=packing.num_tokens, num_keys=geometry.num_slots(packing.num_tokens),
+    )  # fmt: skip
+
+
+def check_tokens(q_NHD: Tensor, k_NGD: Tensor, v_NGE: Tensor, packing: Packing) -> None:
+    """`check_attention_inputs` of the branches whose keys are those of the tokens.
+
+    Raises:
+        ValueError: As that.
+    """
+    check_attention_inputs(
+        q_NHD, k_NGD, v_NGE, num_tokens=packing.num_tokens, num_keys=packing.num_tokens
+    )
 
 
 def nothing_visible(q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,13 @@ from torch import Tensor
 
 from nsa_core.config.backend_policy import Branch
 from nsa_core.config.training import NOT_BY_FLASH
-from nsa_core.kernels.backend import AttentionBackend, DeviceFacts, nothing_visible
+from nsa_core.kernels.backend import (
+    AttentionBackend,
+    DeviceFacts,
+    check_compressed,
+    check_tokens,
+    nothing_visible,
+)
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 
@@ -181,6 +187,7 @@ class FlashBackend:
         self, q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor, geometry: BlockGeometry, packing: Packing
     ) -> tuple[Tensor, Tensor]:
         """See `AttentionBackend.compressed`."""
+        check_compressed(q_NHD, k_CGD, v_CGE, geometry, packing)
         if k_CGD.shape[0] == 0:
             return nothing_visible(q_NHD, k_CGD, v_CGE)
         stride = geometry.compress_stride
@@ -211,6 +218,7 @@ class FlashBackend:
         packing: Packing,
     ) -> Tensor:
         """See `AttentionBackend.select`."""
+        check_compressed(q_NHD, k_CGD, k_CGD, geometry, packing)
         return self._chooser.select(q_NHD, k_CGD, lse_NH, geometry, packing)
 
     def selected(
@@ -234,6 +242,7 @@ class FlashBackend:
         self, q_NHD: Tensor, k_NGD: Tensor, v_NGE: Tensor, geometry: BlockGeometry, packing: Packing
     ) -> Tensor:
         """See `AttentionBackend.sliding`."""
+        check_tokens(q_NHD, k_NGD, v_NGE, packing)
         _require_sequences(packing.cu_seqlens.numel() - 1)
         left = geometry.window - 1 if geometry.window < packing.max_seqlen else -1
         out: Tensor = self._package.flash_attn_varlen_func(

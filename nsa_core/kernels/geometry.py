@@ -1,11 +1,12 @@
 """Which blocks a token sees, which it always attends to, and which of them overlap."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self, TypeVar
 
 from torch import Tensor
 
-from nsa_core.config.nsa import NSAConfig
+from nsa_core.config.nsa import NUM_FORCED, NSAConfig, check_block_sizes
+from nsa_core.kernels.inputs import require_count
 
 Block = TypeVar("Block", int, Tensor)
 
@@ -35,6 +36,17 @@ class BlockGeometry:
     select_block: int
     num_selected: int
     window: int
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that mean nothing, as the configuration does.
+
+        Raises:
+            ValueError: If one is below its least value, or they do not fit together.
+        """
+        for field in fields(self):
+            least = NUM_FORCED if field.name == "num_selected" else 1
+            require_count(field.name, getattr(self, field.name), least=least)
+        check_block_sizes(self.compress_block, self.compress_stride, self.select_block)
 
     @classmethod
     def from_config(cls, config: NSAConfig) -> Self:

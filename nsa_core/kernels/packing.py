@@ -3,6 +3,7 @@
 Legend: B batch, T tokens of a row, N = B * T tokens of the call, M documents.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -11,6 +12,10 @@ import torch
 from torch import Tensor
 
 from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.inputs import require_count
+
+#: Rows and borders are int32.
+MAX_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +53,54 @@ class Packing:
         """Derive the per-token views from document borders that are already on the device.
 
         Args:
-            cu_seqlens: int32 [M + 1], ascending, from 0 to `num_tokens`; not checked here because
-                that would need a host synchronisation.
+            cu_seqlens: int32 [M + 1], ascending, from 0 to `num_tokens`. Borders in the memory of
+                the host are checked; a card would have to be waited for, so there `check` does it
+                on request.
             max_seqlen: Upper bound of the document lengths.
             num_tokens: The last entry of `cu_seqlens`.
             uniform_length: Length of every document, where they are equally long.
+
+        Raises:
+            ValueError: If that does not hold, or there is no token.
         """
+        require_count("num_tokens", num_tokens, most=MAX_TOKENS)
+        require_count("max_seqlen", max_seqlen)
+        if cu_seqlens.dtype != torch.int32 or cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
+            message = (
+                "cu_seqlens must be int32 [documents + 1] with at least one document, got "
+                f"{cu_seqlens.dtype} {list(cu_seqlens.shape)}"
+            )
+            raise ValueError(message)
+        is_here = type(cu_seqlens) is Tensor and cu_seqlens.device.type == "cpu"
+        if is_here and not torch.compiler.is_compiling():
+            _check_borders(cu_seqlens.tolist(), max_seqlen, num_tokens, uniform_length)
+        return cls._derive(
+            cu_seqlens,
+            max_seqlen=max_seqlen,
+            num_tokens=num_tokens,
+            uniform_length=uniform_length,
+        )
+
+    def check(self) -> Self:
+        """Read the borders back and refuse those that `from_cu_seqlens` would; waits for a card.
+
+        Raises:
+            ValueError: If they do not ascend from 0 to the last token, or a bound does not hold.
+        """
+        borders = self.cu_seqlens.tolist()
+        _check_borders(borders, self.max_seqlen, self.num_tokens, self.uniform_length)
+        return self
+
+    @classmethod
+    def _derive(
+        cls,
+        cu_seqlens: Tensor,
+        *,
+        max_seqlen: int,
+        num_tokens: int,
+        uniform_length: int | None = None,
+    ) -> Self:
+        """The per-token views of borders that are known to be right."""
         rows = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device)
         document_N = torch.searchsorted(cu_seqlens, rows, right=True) - 1
         start_N = cu_seqlens[document_N]
@@ -69,9 +116,16 @@ class Packing:
 
     @classmethod
     def uniform(cls, batch: int, length: int, device: torch.device | str = "cpu") -> Self:
-        """A batch [B, T] without document borders: B documents of T tokens."""
+        """A batch [B, T] without document borders: B documents of T tokens.
+
+        Raises:
+            ValueError: If B or T is below 1.
+        """
+        require_count("rows of the batch", batch)
+        require_count("tokens of a row", length)
+        require_count("tokens of a call", batch * length, most=MAX_TOKENS)
         cu_seqlens = length * torch.arange(batch + 1, dtype=torch.int32, device=device)
-        return cls.from_cu_seqlens(
+        return cls._derive(
             cu_seqlens, max_seqlen=length, num_tokens=batch * length, uniform_length=length
         )
 
@@ -88,7 +142,8 @@ class Packing:
         borders = [0]
         for length in lengths:
             borders.append(borders[-1] + length)
-        return cls.from_cu_seqlens(
+        require_count("tokens of a call", borders[-1], most=MAX_TOKENS)
+        return cls._derive(
             torch.tensor(borders, dtype=torch.int32, device=device),
             max_seqlen=max(lengths),
             num_tokens=borders[-1],
@@ -109,8 +164,15 @@ class Packing:
             max_documents: Upper bound of their number if one below B * T is known. Kernels take
                 time for every document there may be, so give one. Where there are more, the device
                 stops with an assertion; nothing is cut off in silence.
+
+        Raises:
+            ValueError: If there is no token, or a bound is below 1.
         """
         batch, length = document_BT.shape
+        require_count("rows of the batch", batch)
+        require_count("tokens of a row", length)
+        require_count("max_seqlen", length if max_seqlen is None else max_seqlen)
+        require_count("max_documents", 1 if max_documents is None else max_documents)
         is_start_BT = torch.ones_like(document_BT, dtype=torch.bool)
         is_start_BT[:, 1:] = document_BT[:, 1:] != document_BT[:, :-1]
         num_tokens = batch * length
@@ -122,7 +184,23 @@ class Packing:
         torch._assert_async(
             ordered[-1] == num_tokens, f"there are more than max_documents={kept - 1} documents"
         )
-        return cls.from_cu_seqlens(ordered, max_seqlen=max_seqlen or length, num_tokens=num_tokens)
+        return cls._derive(ordered, max_seqlen=max_seqlen or length, num_tokens=num_tokens)
+
+
+def _check_borders(
+    borders: list[int], max_seqlen: int, num_tokens: int, uniform_length: int | None
+) -> None:
+    lengths = [stop - start for start, stop in itertools.pairwise(borders)]
+    if borders[0] != 0 or borders[-1] != num_tokens or min(lengths) < 0:
+        shown = ", ".join(map(str, borders[:8])) + (", ..." if len(borders) > 8 else "")
+        message = f"cu_seqlens must ascend from 0 to {num_tokens}, got [{shown}]"
+        raise ValueError(message)
+    if max(lengths) > max_seqlen:
+        message = f"max_seqlen {max_seqlen} is below the longest document of {max(lengths)} tokens"
+        raise ValueError(message)
+    if uniform_length is not None and {*lengths} != {uniform_length}:
+        message = f"documents of {min(lengths)} to {max(lengths)} tokens are not {uniform_length}"
+        raise ValueError(message)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from nsa_core.kernels.backend import check_compressed, check_tokens
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 
@@ -128,6 +129,7 @@ class ReferenceBackend:
         self, q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor, geometry: BlockGeometry, packing: Packing
     ) -> tuple[Tensor, Tensor]:
         """See `AttentionBackend.compressed`."""
+        check_compressed(q_NHD, k_CGD, v_CGE, geometry, packing)
         outs, lses = [], []
         for start, stop in document_borders(packing):
             q_THD, slots = q_NHD[start:stop], document_slots(start, stop, geometry)
@@ -147,6 +149,7 @@ class ReferenceBackend:
         packing: Packing,
     ) -> Tensor:
         """See `AttentionBackend.select`; takes its own softmax and leaves lse alone."""
+        check_compressed(q_NHD, k_CGD, k_CGD, geometry, packing)
         del lse_NH
         num_groups = k_CGD.shape[1]
         ids_NGS = torch.full((packing.num_tokens, num_groups, geometry.num_selected), -1)
@@ -169,6 +172,7 @@ class ReferenceBackend:
         packing: Packing,
     ) -> Tensor:
         """See `AttentionBackend.selected`."""
+        check_tokens(q_NHD, k_NGD, v_NGE, packing)
         heads_per_group = q_NHD.shape[1] // k_NGD.shape[1]
         outs = []
         for start, stop in document_borders(packing):
@@ -182,6 +186,7 @@ class ReferenceBackend:
         self, q_NHD: Tensor, k_NGD: Tensor, v_NGE: Tensor, geometry: BlockGeometry, packing: Packing
     ) -> Tensor:
         """See `AttentionBackend.sliding`."""
+        check_tokens(q_NHD, k_NGD, v_NGE, packing)
         outs = []
         for start, stop in document_borders(packing):
             rows = slice(start, stop)

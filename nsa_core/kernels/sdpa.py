@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nsa_core.config.backend_policy import Branch
-from nsa_core.kernels.backend import DeviceFacts, nothing_visible
+from nsa_core.kernels.backend import DeviceFacts, check_compressed, check_tokens, nothing_visible
 from nsa_core.kernels.gathered import (
     FiniteKeys,
     attention_probabilities,
@@ -61,6 +61,7 @@ class SdpaBackend:
         self, q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor, geometry: BlockGeometry, packing: Packing
     ) -> tuple[Tensor, Tensor]:
         """See `AttentionBackend.compressed`."""
+        check_compressed(q_NHD, k_CGD, v_CGE, geometry, packing)
         if k_CGD.shape[0] == 0:
             return nothing_visible(q_NHD, k_CGD, v_CGE)
         return gathered_attention(q_NHD, k_CGD, v_CGE, CompressedPlan(geometry, packing))
@@ -75,6 +76,7 @@ class SdpaBackend:
         packing: Packing,
     ) -> Tensor:
         """See `AttentionBackend.select`."""
+        check_compressed(q_NHD, k_CGD, k_CGD, geometry, packing)
         num_groups, wide = k_CGD.shape[1], wide_dtype(q_NHD.dtype)
         plan = CompressedPlan(geometry, packing)
         q_PGQhD = to_tiles(q_NHD, num_groups, plan.queries)
@@ -103,6 +105,7 @@ class SdpaBackend:
         packing: Packing,
     ) -> Tensor:
         """See `AttentionBackend.selected`."""
+        check_tokens(q_NHD, k_NGD, v_NGE, packing)
         limit = self._masked_until
         if limit is None:
             limit = MASKED_LENGTH_FACTOR * geometry.num_selected * geometry.select_block
@@ -114,6 +117,7 @@ class SdpaBackend:
         self, q_NHD: Tensor, k_NGD: Tensor, v_NGE: Tensor, geometry: BlockGeometry, packing: Packing
     ) -> Tensor:
         """See `AttentionBackend.sliding`."""
+        check_tokens(q_NHD, k_NGD, v_NGE, packing)
         plan = SlidingPlan(geometry.window, packing)
         return gathered_attention(q_NHD, k_NGD, v_NGE, plan)[0]
 

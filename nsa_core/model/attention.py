@@ -14,11 +14,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from nsa_core.config.model import ModelConfig
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.inputs import require_count
 from nsa_core.kernels.mixing import gated_sum
 from nsa_core.kernels.packing import CompressedSlots, Packing, compressed_slots
 from nsa_core.model.compression import make_compression
 from nsa_core.model.layers import BranchGate
-from nsa_core.model.rotary import Rotary, rotate
+from nsa_core.model.rotary import MAX_POSITIONS, Rotary, rotate
 from nsa_core.model.statistics import measure
 
 #: Rows of a product in half precision begin at whole 16 bytes.
@@ -57,7 +58,12 @@ class AttentionContext:
 
 
 def make_context(geometry: BlockGeometry, packing: Packing, rotary: Rotary) -> AttentionContext:
-    """Derive the shared tables from the documents."""
+    """Derive the shared tables from the documents.
+
+    Raises:
+        ValueError: If a document may have more positions than rotary angles tell apart.
+    """
+    require_count("tokens of a document", packing.max_seqlen, most=MAX_POSITIONS)
     slots = compressed_slots(packing, geometry)
     return AttentionContext(
         geometry=geometry,

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from nsa_core.config.model import ModelConfig
 from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.inputs import require_count
+from nsa_core.model.rotary import MAX_POSITIONS
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,17 @@ class DecodeCache:
             chunk: Most tokens added in one step: prompts are taken in chunks of this size.
             dtype: Of keys and values.
             device: Of the buffers.
+
+        Raises:
+            ValueError: If a count is below 1, there are more positions than rotary angles tell
+                apart, or the dtype is none of floating point.
         """
+        require_count("batch", batch)
+        require_count("capacity", capacity, most=MAX_POSITIONS)
+        require_count("chunk", chunk)
+        if not dtype.is_floating_point:
+            message = f"a cache holds floating-point numbers, got {dtype}"
+            raise ValueError(message)
         geometry = BlockGeometry.from_config(config.nsa)
         sizes = CacheSizes.plan(geometry, capacity=capacity, chunk=min(chunk, capacity))
 

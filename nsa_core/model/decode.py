@@ -24,7 +24,7 @@ from nsa_core.model.cache import DecodeCache, DenseLayerCache, NSALayerCache, Pa
 from nsa_core.model.cached_layers import CachedPass
 from nsa_core.model.decode_plans import CachedBlocksPlan, CachedPlan, Positions
 from nsa_core.model.rotary import Rotary, rotate
-from nsa_core.model.transformer import LanguageModel
+from nsa_core.model.transformer import LanguageModel, check_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +65,13 @@ def extend(model: LanguageModel, cache: DecodeCache, tokens_Bm: Tensor) -> Decod
     """Add new tokens to every cached sequence and compute their hidden states.
 
     Raises:
-        ValueError: If there are no tokens, more than a chunk, or more than the cache holds.
+        ValueError: If there are no tokens, more than a chunk, more than the cache holds, or those
+            of another number of sequences.
     """
+    check_tokens(tokens_Bm)
     batch, count = tokens_Bm.shape
-    if count == 0:
-        message = "there are no tokens to add to the cache"
+    if batch != cache.batch:
+        message = f"the cache holds {cache.batch} sequences, and there are tokens of {batch}"
         raise ValueError(message)
     first, last = cache.length, cache.length + count
     if count > cache.sizes.chunk or last > cache.sizes.capacity:
@@ -94,6 +96,7 @@ def prefill(model: LanguageModel, cache: DecodeCache, tokens_BT: Tensor) -> Deco
     Raises:
         ValueError: As `extend`, or if the prompt has no tokens.
     """
+    check_tokens(tokens_BT)
     first, *rest = torch.split(tokens_BT, cache.sizes.chunk, dim=1)
     step = extend(model, cache, first)
     for chunk in rest:

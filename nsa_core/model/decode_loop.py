@@ -7,7 +7,7 @@ from nsa_core.kernels.cuda_graph import capture
 from nsa_core.kernels.decode import choose_decode_attention
 from nsa_core.model.cache import DecodeCache
 from nsa_core.model.decode_step import TokenStep, decode_step
-from nsa_core.model.transformer import LanguageModel
+from nsa_core.model.transformer import TOKEN_DTYPES, LanguageModel
 
 
 def describe_decode(model: LanguageModel) -> str:
@@ -53,8 +53,14 @@ class DecodeLoop:
         """Add these ids, on the device, and compute the logits after them; the host does not wait.
 
         Raises:
-            ValueError: If the cache is full.
+            ValueError: If the cache is full, or there is not one id of each sequence.
         """
+        if token_B.shape != self._token_B.shape or token_B.dtype not in TOKEN_DTYPES:
+            message = (
+                f"a step takes {len(self._token_B)} ids as int64 or int32, got "
+                f"{list(token_B.shape)} of {token_B.dtype}"
+            )
+            raise ValueError(message)
         if self.cache.length >= self.cache.sizes.capacity:
             message = f"the cache is full: it holds {self.cache.sizes.capacity} tokens"
             raise ValueError(message)

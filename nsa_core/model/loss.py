@@ -42,12 +42,29 @@ def loss_sum(
             one ends in torch's index error on a processor, in its assertion on a card, and is
             undefined with `in_place`; `train.prepare` refuses a tokenizer with more ids than V.
         in_place: Let a Triton kernel turn the logits into their gradient; speed and memory only.
+
+    Raises:
+        ValueError: If there is no token, or sizes or dtypes do not fit together.
     """
+    _check_inputs(hidden_NW, weight_VW, target_N)
     needs_grad = torch.is_grad_enabled() and (hidden_NW.requires_grad or weight_VW.requires_grad)
     total: Tensor = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch's own
         hidden_NW, weight_VW, target_N, needs_grad, in_place
     )
     return LossSum(total, (target_N != IGNORED_TARGET).sum().float())
+
+
+def _check_inputs(hidden_NW: Tensor, weight_VW: Tensor, target_N: Tensor) -> None:
+    fits = hidden_NW.ndim == weight_VW.ndim == 2 and hidden_NW.shape[1] == weight_VW.shape[1]
+    if not fits or target_N.shape != hidden_NW.shape[:1] or not len(target_N):
+        shapes = [list(x.shape) for x in (hidden_NW, weight_VW, target_N)]
+        message = f"the loss takes [N, W], [V, W] and [N] with at least one token, got {shapes}"
+        raise ValueError(message)
+    is_floating = hidden_NW.is_floating_point() and weight_VW.is_floating_point()
+    if not is_floating or target_N.dtype != torch.int64:
+        dtypes = [x.dtype for x in (hidden_NW, weight_VW, target_N)]
+        message = f"the loss takes floating-point matrices and int64 targets, got {dtypes}"
+        raise ValueError(message)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

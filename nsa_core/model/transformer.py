@@ -29,6 +29,7 @@ ActivationCheckpointing = Literal["none", "full", "selective"]
 LossKernel = Literal["torch", "triton"]
 
 
+TOKEN_DTYPES = (torch.int64, torch.int32)
 #: Attention of one layer: normed input [N, W] in, what it adds [N, W] out.
 Attend = Callable[[Tensor], Tensor]
 
@@ -132,8 +133,10 @@ class LanguageModel(nn.Module):
             packing: Documents of the flattened batch; None makes each row one document.
 
         Raises:
-            ValueError: If the documents and the batch differ in their number of tokens.
+            ValueError: If there is no token, an id is no int64 or int32, or the documents and the
+                batch differ in their number of tokens.
         """
+        check_tokens(tokens_BT)
         if packing is None:
             packing = Packing.uniform(tokens_BT.shape[0], tokens_BT.shape[1], tokens_BT.device)
         if packing.num_tokens != tokens_BT.numel():
@@ -171,7 +174,17 @@ class LanguageModel(nn.Module):
     def loss(
         self, tokens_BT: Tensor, targets_BT: Tensor, packing: Packing | None = None
     ) -> LossSum:
-        """Summed cross-entropy and the number of targets; a target of -1 is ignored."""
+        """Summed cross-entropy and the number of targets; a target of -1 is ignored.
+
+        Raises:
+            ValueError: If targets and tokens differ in shape; else as `hidden` and `loss_sum`.
+        """
+        if targets_BT.shape != tokens_BT.shape:
+            message = (
+                f"targets of shape {list(targets_BT.shape)} do not fit tokens of shape "
+                f"{list(tokens_BT.shape)}"
+            )
+            raise ValueError(message)
         hidden_NW = self.hidden(tokens_BT, packing)
         in_place = self.loss_kernel == "triton"
         return loss_sum(hidden_NW, self.head_weight, targets_BT.reshape(-1), in_place=in_place)
@@ -229,6 +242,23 @@ class LanguageModel(nn.Module):
     def _nsa_layers(self) -> list[NSAAttention]:
         attentions = (block.attention for block in self.block_list)
         return [attention for attention in attentions if isinstance(attention, NSAAttention)]
+
+
+def check_tokens(tokens_BT: Tensor) -> None:
+    """Refuse what is no batch of ids.
+
+    Raises:
+        ValueError: If it is not [B, T] with B and T at least 1, or its dtype is not one of ids.
+    """
+    if tokens_BT.ndim != 2 or tokens_BT.dtype not in TOKEN_DTYPES:
+        message = (
+            f"tokens must be [batch, tokens] of int64 or int32, got {list(tokens_BT.shape)} "
+            f"of {tokens_BT.dtype}"
+        )
+        raise ValueError(message)
+    if 0 in tokens_BT.shape:
+        message = f"there are no tokens in a batch of shape {list(tokens_BT.shape)}"
+        raise ValueError(message)
 
 
 def _recomputed(module: nn.Module, *inputs: object) -> Tensor:

@@ -17,6 +17,7 @@ from nsa_core.kernels.triton.backend import TritonBackend
 from nsa_core.model.statistics import AttentionStatistics
 from nsa_core.model.transformer import LanguageModel
 from tests.core.kernels.cases import Inputs, make_inputs, run
+from tests.oracle import free_choices
 
 pytestmark = pytest.mark.gpu
 
@@ -80,7 +81,7 @@ def test_the_future_changes_no_bit_of_the_past(dtype, attention):
     model = LanguageModel(SMALL.model_copy(update={"attention": attention})).cuda()
     with torch.autocast("cuda", dtype or torch.float16, enabled=dtype is not None):
         result = perturbation_probe(
-            model, vocab_size=64, lengths=(31, 47, 48, 49, 333), device="cuda"
+            model, vocab_size=64, lengths=(31, 47, 48, 49, 333, 701), device="cuda"
         )
     assert result.leaks == ()
 
@@ -99,7 +100,7 @@ def test_random_tokens_cannot_be_predicted_at_full_size():
 def test_a_step_never_waits_for_the_card(attention, is_packed):
     model = LanguageModel(SMALL.model_copy(update={"attention": attention})).cuda()
     row = torch.randint(64, (2, 400), device="cuda")
-    ids = (torch.arange(400, device="cuda") // 170).expand(2, -1)
+    ids = (torch.arange(400, device="cuda") // 370).expand(2, -1)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -142,8 +143,9 @@ def one_step(config: ModelConfig, backends: BranchBackends, how: str = "eager") 
     if how == "whole":
         loss = torch.compile(model.loss)
     generator = torch.Generator("cuda").manual_seed(0)
-    row = torch.randint(64, (2, 400), device="cuda", generator=generator)
-    ids = (torch.arange(400, device="cuda") // 170).expand(2, -1)
+    row = torch.randint(64, (2, 800), device="cuda", generator=generator)
+    ids = (torch.arange(800, device="cuda") // 390).expand(2, -1)
+    assert free_choices([390, 390, 20] * 2, 64, SMALL.nsa.num_selected) == 536
     packing = Packing.from_document_ids(ids, max_documents=6)
     with torch.autocast("cuda", torch.bfloat16), model.recording_statistics():
         result = loss(row, row, packing)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nsa_core.config.backend_policy import Branch
 from nsa_core.config.kernel_sizes import training_refusal
-from nsa_core.kernels.backend import DeviceFacts
+from nsa_core.kernels.backend import DeviceFacts, check_compressed, check_tokens
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.triton import autograd, ops
@@ -77,6 +77,7 @@ class TritonBackend:
         self, q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor, geometry: BlockGeometry, packing: Packing
     ) -> tuple[Tensor, Tensor]:
         """See `AttentionBackend.compressed`."""
+        check_compressed(q_NHD, k_CGD, v_CGE, geometry, packing)
         check_shapes(q_NHD, k_CGD, v_CGE, geometry, packing)
         out_NHE, lse_NH = ops.compressed(
             *_contiguous(q_NHD, k_CGD, v_CGE), packing.cu_seqlens, packing.max_seqlen,
@@ -95,6 +96,7 @@ class TritonBackend:
         packing: Packing,
     ) -> Tensor:
         """See `AttentionBackend.select`."""
+        check_compressed(q_NHD, k_CGD, k_CGD, geometry, packing)
         check_shapes(q_NHD, k_CGD, k_CGD, geometry, packing)
         ids_NGS: Tensor = ops.select(
             *_contiguous(q_NHD, k_CGD, lse_NH), packing.cu_seqlens, packing.max_seqlen,
@@ -113,6 +115,7 @@ class TritonBackend:
         packing: Packing,
     ) -> Tensor:
         """See `AttentionBackend.selected`."""
+        check_tokens(q_NHD, k_NGD, v_NGE, packing)
         check_shapes(q_NHD, k_NGD, v_NGE, geometry, packing)
         out_NHE: Tensor = ops.selected_attention(
             *_contiguous(q_NHD, k_NGD, v_NGE, ids_NGS), packing.cu_seqlens, packing.max_seqlen,
@@ -124,6 +127,7 @@ class TritonBackend:
         self, q_NHD: Tensor, k_NGD: Tensor, v_NGE: Tensor, geometry: BlockGeometry, packing: Packing
     ) -> Tensor:
         """See `AttentionBackend.sliding`."""
+        check_tokens(q_NHD, k_NGD, v_NGE, packing)
         check_shapes(q_NHD, k_NGD, v_NGE, geometry, packing)
         out_NHE: Tensor = ops.sliding(
             *_contiguous(q_NHD, k_NGD, v_NGE), packing.cu_seqlens, packing.max_seqlen,
@@ -158,6 +162,9 @@ class TritonBackend:
         Returns:
             The gated sum [N, H, E] and the chosen ids [N, G, S].
         """
+        check_compressed(q_NHD, *compressed, geometry, packing)
+        for pair in (selected, sliding):
+            check_tokens(q_NHD, *pair, packing)
         for pair in (compressed, selected, sliding):
             check_shapes(q_NHD, *pair, geometry, packing)
         sizes = [

@@ -12,6 +12,7 @@ from nsa_core.config.training import OptimizerConfig
 from nsa_core.evaluate.forward import autocast
 from nsa_core.kernels.packing import Packing
 from nsa_core.model import loss as loss_module
+from nsa_core.model import transformer
 from nsa_core.model.transformer import LanguageModel
 from tests.core.model.cases import small_config, small_model, tokens
 from tests.oracle import num_reads
@@ -134,6 +135,63 @@ def test_recomputation_changes_no_bit_of_the_gradients(mode, attention):
     model.activation_checkpointing = mode
     again = torch.autograd.grad(model.loss(row, row).sum, list(model.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
+
+
+def count_forwards(model, mode):
+    """How often each part of a block was begun in one step; torch stops a repetition early."""
+    counts = {"attention": 0, "mlp": 0}
+    for block in model.block_list:
+        for part in counts:
+
+            def count(*_, part=part):
+                counts[part] += 1
+
+            getattr(block, part).register_forward_pre_hook(count)
+    model.activation_checkpointing = mode
+    model.loss(tokens(1, 9), tokens(1, 9)).sum.backward()
+    return counts
+
+
+@pytest.mark.parametrize("attention", ["nsa", "dense"])
+@pytest.mark.parametrize(
+    ("mode", "counts"), [("none", (2, 2)), ("selective", (4, 2)), ("full", (4, 4))]
+)
+def test_recomputation_runs_what_its_mode_names_again(mode, counts, attention):
+    model = small_model(small_config(attention=attention))
+    assert tuple(count_forwards(model, mode).values()) == counts
+
+
+@pytest.mark.parametrize("attention", ["nsa", "dense"])
+def test_recomputation_keeps_less_for_the_backward_pass(attention):
+    row, kept = tokens(1, 40), {}
+    for mode in ("none", "selective", "full"):
+        model = small_model(small_config(attention=attention))
+        model.activation_checkpointing = mode
+        sizes = {}
+
+        def keep(tensor, sizes=sizes):
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            hidden = model.hidden(row)
+        kept[mode] = sum(sizes.values())
+        assert hidden.requires_grad
+    assert kept["full"] < kept["selective"] < kept["none"]
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_nothing_is_prepared_for_recomputation_without_gradients(mode, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError
+
+    monkeypatch.setattr(transformer, "checkpoint", refuse)
+    model = small_model()
+    model.activation_checkpointing = mode
+    with torch.no_grad():
+        model(tokens(1, 9))
+    with pytest.raises(AssertionError):
+        model(tokens(1, 9))
 
 
 def test_statistics_are_off_until_asked_for_and_then_true():
