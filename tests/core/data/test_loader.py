@@ -239,6 +239,17 @@ def test_validation_is_the_same_every_time_and_on_any_number_of_ranks(staged, wo
     assert sum(b.num_text_bytes for b in found) == sum(b.num_text_bytes for b in reference)
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_validation_takes_no_more_samples_than_asked(staged, world_size):
+    rows_each = 2 // world_size
+    ranks = [
+        list(validation_batches(staged, plan(rows_each, rank, world_size), 3, pack_documents=True))
+        for rank in range(world_size)
+    ]
+    used = sum((b.targets_BT != IGNORED).any(dim=1).sum().item() for r in ranks for b in r)
+    assert used == 3 * rows_each
+
+
 def test_validation_bytes_are_the_bytes_of_the_counted_targets(staged):
     batches = list(validation_batches(staged, plan(4), 10**6, pack_documents=True))
     tokens, documents, num_bytes = staged.manifest.total("validation")

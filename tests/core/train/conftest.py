@@ -13,6 +13,7 @@ from nsa_core.train.disk import LossyWrites
 from nsa_core.train.heartbeat import HeartbeatWriter
 from nsa_core.train.log import RunLog
 from nsa_core.train.telemetry import Telemetry
+from tests.core.train.sessions import write_texts
 
 
 @pytest.fixture
@@ -41,3 +42,17 @@ def telemetry(run: RunDir, manifest: RunManifest) -> Iterator[Telemetry]:
     made = Telemetry(run, manifest, beats, log)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of small documents; its shards are made once, in its folder."""
+    path = tmp_path_factory.mktemp("text") / "text.jsonl"
+    write_texts(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The documents of `text`."""
+    return write_texts(tmp_path_factory.mktemp("texts") / "text.jsonl")

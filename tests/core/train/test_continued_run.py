@@ -13,17 +13,10 @@ from nsa_core.rundir.manifest import read_manifest
 from nsa_core.train.checkpoint import read_state
 from nsa_core.train.loop import train
 from tests.core.train.models import same, weights
-from tests.core.train.sessions import new_run, opened, run_here, saved, write_texts
+from tests.core.train.sessions import new_run, opened, run_here, saved
 from tests.integration.trainer_runs import losses, next_attempt, rows
 
 STEPS = 5
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.jsonl"
-    write_texts(path)
-    return path
 
 
 @pytest.fixture(scope="module", params=["adamw", "muon"])

@@ -21,17 +21,10 @@ from nsa_core.train.goodput import GoodputClock
 from nsa_core.train.loop import train
 from nsa_core.train.step import StepResult
 from tests.core.train.models import CPU, same, weights
-from tests.core.train.sessions import new_run, opened, run_here, write_texts
+from tests.core.train.sessions import new_run, opened, run_here
 from tests.integration.trainer_runs import events, rows
 
 TOKENS = 192
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.jsonl"
-    write_texts(path)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,7 @@ def test_the_sum_equals_wall_time_across_attempts(run, monkeypatch):
     assert found.buckets["down"] == 70
     assert found.buckets["rollback_lost"] == 30 + 10
     assert abs(sum(found.buckets.values()) - (1200.0 - 1000.0)) < 1
+    assert found.began_unix_s == 1000.0
 
 
 def test_a_damaged_record_begins_a_new_one(run):

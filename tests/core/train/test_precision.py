@@ -12,7 +12,7 @@ from nsa_core.train.loop import train
 from nsa_core.train.optimizer import OptimizerSet
 from tests.core.train.float64_loop import Float64Loop
 from tests.core.train.models import CPU, make_batches, make_model, no_poll
-from tests.core.train.sessions import new_run, opened, run_here, saved, write_texts
+from tests.core.train.sessions import new_run, opened, run_here, saved
 from tests.integration.trainer_runs import rows
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -25,13 +25,6 @@ def watch_activations(model):
         for module in (block.attention, block.mlp):
             module.register_forward_hook(lambda module, inputs, out: seen.add(out.dtype))
     return seen
-
-
-@pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "text.jsonl"
-    write_texts(path)
-    return path
 
 
 def half_run(tmp_path, text, precision="bf16", **changes):
@@ -78,10 +71,10 @@ def test_weights_that_are_half_are_refused(dtype):
         OptimizerSet(infos, OptimizerConfig(), CPU)
 
 
-def test_a_bf16_run_has_the_loss_and_the_norm_of_float64_up_to_its_rounding(tmp_path, text):
+def test_a_bf16_run_has_the_loss_and_the_norm_of_float64_up_to_its_rounding(tmp_path, text, texts):
     run = half_run(tmp_path, text)
     assert run_here(run).code == 0
-    loop = Float64Loop(read_manifest(run).config, write_texts(text))
+    loop = Float64Loop(read_manifest(run).config, texts)
     for row, number in zip(rows(run.training_csv), range(1, 6), strict=True):
         expected = loop.step()
         assert float(row["loss"]) == pytest.approx(expected.loss, rel=1e-3)

@@ -12,17 +12,10 @@ from nsa_core.rundir.manifest import read_manifest
 from nsa_core.train.loop import train
 from tests.core.train.float64_loop import END, Float64Loop, documents_of
 from tests.core.train.models import same, weights
-from tests.core.train.sessions import new_run, opened, run_here, write_texts
+from tests.core.train.sessions import new_run, opened, run_here
 from tests.integration.trainer_runs import rows
 
 ONE_STEP = {"steps": 1, "warmup_steps": 0}
-
-
-@pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "text.jsonl"
-    write_texts(path)
-    return path
 
 
 #: Times that a block and its attention begin in a step of two micro-batches.
@@ -106,11 +99,13 @@ def batches_of(session):
 
 
 @pytest.mark.parametrize("pack", [True, False])
-def test_the_documents_of_the_text_are_the_segments_that_the_model_sees(tmp_path, text, pack):
+def test_the_documents_of_the_text_are_the_segments_that_the_model_sees(
+    tmp_path, text, texts, pack
+):
     run = new_run(tmp_path, text, data={"pack_documents": pack}, schedule=ONE_STEP)
     with opened(run) as session:
         found = batches_of(session)
-        loop = Float64Loop(session.config, write_texts(text))
+        loop = Float64Loop(session.config, texts)
     samples = loop.samples()
     assert len(found) == 2
     for (tokens, targets, packing), two in zip(found, (samples[:2], samples[2:]), strict=True):
