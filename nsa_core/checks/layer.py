@@ -94,13 +94,12 @@ def expected_attention(model: LanguageModel, x_TW: Tensor) -> Tensor:
         x_TW: Input of the layer in float64.
     """
     config, layer = model.config, model.block_list[0].attention
-    weights = dict(layer.named_parameters())
+    weights: dict[str, Tensor] = dict(layer.named_parameters())
     groups, width_k, width_v = config.num_kv_groups, config.head_dim_k, config.head_dim_v
     num_pairs = 1 if config.attention == "dense" else 3
     q_THD = (x_TW @ weights["q.weight"].T).view(len(x_TW), config.num_heads, width_k)
-    k_TX, v_TX = (x_TW @ weights["kv.weight"].T).split(
-        (num_pairs * groups * width_k, num_pairs * groups * width_v), dim=1
-    )
+    widths = [num_pairs * groups * width_k, num_pairs * groups * width_v]
+    k_TX, v_TX = torch.split(x_TW @ weights["kv.weight"].T, widths, dim=1)
     keys = k_TX.view(len(x_TW), num_pairs, groups, width_k).unbind(1)
     values = v_TX.view(len(x_TW), num_pairs, groups, width_v).unbind(1)
     q_THD = _turned(q_THD, config)
@@ -130,6 +129,8 @@ def _sparse(
     k_CGD = _compressed(keys[0], "phi_k", weights, config)
     k_CGD = _turned(k_CGD, config, config.nsa.compress_stride)
     v_CGE = _compressed(values[0], "phi_v", weights, config)
+    unused = geometry.num_slots(len(q_THD)) - len(k_CGD)
+    k_CGD, v_CGE = (F.pad(x, (0, 0, 0, 0, 0, unused)) for x in (k_CGD, v_CGE))
     out_cmp, lse_TH = reference.compressed(q_THD, k_CGD, v_CGE, geometry, packing)
     ids_TGS = reference.select(q_THD, k_CGD, lse_TH, geometry, packing)
     k_slc, k_win = (_turned(k, config) for k in keys[1:])
