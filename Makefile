@@ -1,7 +1,7 @@
 # The commands of this repository. `make demo` and `make test` need Python 3.11+, make and tmux; each
 # makes its own environment in .venv (tools/setup.sh) and says in one line what a machine lacks.
 
-.PHONY: help demo test check lock clean
+.PHONY: help demo test faults check lock clean
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 
@@ -16,6 +16,10 @@ test:  ## Run every check and every test that needs no GPU
 	@tools/setup.sh dev
 	@tools/check.sh
 	@.venv/bin/python -m pytest -rs -n 2 --dist loadfile $(ARGS)
+
+faults:  ## Plant every fault of tests/faults in a copy and print which ones the tests notice
+	@tools/setup.sh dev
+	@.venv/bin/python -m tests.faults $(ARGS)
 
 check:  ## Format, lint, types, layers, shell scripts and the image, without the tests
 	@tools/setup.sh dev

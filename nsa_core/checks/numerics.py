@@ -16,19 +16,24 @@ from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import (
     ReferenceBackend,
+    attend,
     block_scores,
     document_borders,
     document_slots,
 )
+from nsa_core.kernels.selection import choose_blocks
 
 #: Relative L2 error that each dtype may have (spec: what must be shown, 1). The specification's
 #: 1e-5 for float32 is absolute and of outputs; here it is relative, because gradients grow with the
 #: row. Outputs of values of size 1 are smaller than 1, so for them it asks for more on average.
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-#: Share of the exact choice's score that a choice in lower precision may lose.
+#: Share of the exact choice's free score that a choice in lower precision may lose.
 REGRET_LIMIT = 1e-3
-#: Of the longer document, or so: the reference keeps its scores, 4 bytes a head and pair of tokens.
-_MAX_TOKENS = 1100
+#: Blocks that a token far enough in always takes: the first, the previous one and its own.
+_NUM_FORCED = 3
+#: Scores of the reference that exist at a time, over all heads: long documents go through it some
+#: queries at a time, forward and backward.
+_CHUNK_SCORES = {"cpu": 2**22, "cuda": 2**27}
 
 
 @dataclass(frozen=True)
@@ -74,15 +79,21 @@ class _Inputs:
     geometry: BlockGeometry
 
 
-def _draw(config: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int) -> _Inputs:
-    """Random inputs in two documents of odd lengths.
+def short_length(config: ModelConfig) -> int:
+    """Tokens of a row beyond the window, of which about half have a choice of blocks."""
+    sizes = config.nsa
+    return max(2 * sizes.window, (2 * sizes.num_selected + 2) * sizes.select_block) + 13
 
-    The first one reaches beyond the window, and has more blocks than may be chosen, if the memory
-    of the reference's masks allows it.
+
+def _draw(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, num_tokens: int | None, seed: int
+) -> _Inputs:
+    """Random inputs in two documents: one of this many tokens, or `short_length`, and a short one.
+
+    The second one begins in the middle of a block of the row.
     """
     geometry = BlockGeometry.from_config(config.nsa)
-    wanted = max(2 * geometry.window, (geometry.num_selected + 2) * geometry.select_block)
-    lengths = [min(wanted, _MAX_TOKENS) + 13, geometry.select_block + 5]
+    lengths = [num_tokens or short_length(config), geometry.select_block + 5]
     packing = Packing.from_lengths(lengths, device)
     generator = torch.Generator().manual_seed(seed)
 
@@ -118,9 +129,79 @@ def _run(branch: Branch, backend: AttentionBackend, *inputs: Tensor) -> dict[str
     }
 
 
-def _compare(name: str, branch: Branch, backend: AttentionBackend, *inputs: Tensor) -> Parity:
+def _reference_run(see: "_Visible", x: _Inputs, *inputs: Tensor) -> dict[str, Tensor]:
+    """What `_run` gives, by explicit scores, mask, softmax and sum for some queries at a time."""
+    q, k, v = (tensor.float().clone().requires_grad_() for tensor in inputs[:3])
+    outs = []
+    for start, stop in document_borders(x.packing):
+        keys = see.keys(start, stop)
+        num_keys = max(1, keys.stop - keys.start)
+        step = max(1, _CHUNK_SCORES[q.device.type] // (q.shape[1] * num_keys))
+        for first in range(start, stop, step):
+            rows = slice(first, min(first + step, stop))
+            mask_HTR = see.mask(rows, start, num_keys=keys.stop - keys.start)
+            out = attend(q[rows], k[keys], v[keys], mask_HTR)
+            out.backward(inputs[3][rows].float())  # type: ignore[no-untyped-call]
+            outs.append(out.detach())
+    found = {"out": torch.cat(outs), "dq": q.grad, "dk": k.grad, "dv": v.grad}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class _Visible:
+    """Which keys the queries of a branch see, written from the specification.
+
+    Attributes:
+        geometry: Block sizes.
+        num_heads: H.
+        device: Of the masks.
+        ids_NGS: Chosen blocks of the selected branch; None for the others.
+        is_compressed: Keys are compressed blocks.
+    """
+
+    geometry: BlockGeometry
+    num_heads: int
+    device: torch.device
+    ids_NGS: Tensor | None = None
+    is_compressed: bool = False
+
+    def keys(self, start: int, stop: int) -> slice:
+        """Rows of the keys of the document in rows start .. stop - 1."""
+        if self.is_compressed:
+            return document_slots(start, stop, self.geometry)
+        return slice(start, stop)
+
+    def mask(self, rows: slice, start: int, *, num_keys: int) -> Tensor:
+        """Bool [1 or H, T, R] for some rows of a document that begins at `start`."""
+        device = self.device
+        position_T1 = torch.arange(rows.start - start, rows.stop - start, device=device)[:, None]
+        key_R = torch.arange(num_keys, device=device)
+        if self.is_compressed:
+            last_R = key_R * self.geometry.compress_stride + self.geometry.compress_block - 1
+            return (last_R <= position_T1)[None]
+        age_TR = position_T1 - key_R
+        if self.ids_NGS is None:
+            return ((age_TR >= 0) & (age_TR < self.geometry.window))[None]
+        ids_TGS, block_R = self.ids_NGS[rows].long(), key_R // self.geometry.select_block
+        num_blocks = int(block_R[-1]) + 1
+        is_chosen_TGJ = torch.zeros(
+            *ids_TGS.shape[:2], num_blocks + 1, dtype=torch.bool, device=device
+        )
+        is_chosen_TGJ.scatter_(2, torch.where(ids_TGS < 0, num_blocks, ids_TGS), 1)
+        is_seen_GTR = is_chosen_TGJ[..., block_R].transpose(0, 1) & (age_TR >= 0)
+        return is_seen_GTR.repeat_interleave(self.num_heads // ids_TGS.shape[1], dim=0)
+
+
+def _compare(
+    name: str,
+    branch: Branch,
+    backend: AttentionBackend,
+    see: _Visible,
+    x: _Inputs,
+    *inputs: Tensor,
+) -> Parity:
     found = _run(branch, backend, *inputs)
-    wanted = _run(branch, ReferenceBackend(), *(tensor.float() for tensor in inputs))
+    wanted = _reference_run(see, x, *inputs)
     errors = {
         key: relative_error(found[key], wanted[key]) if key in found else math.inf for key in wanted
     }
@@ -133,40 +214,72 @@ def parity_probe(
     backends: BranchBackends,
     device: torch.device,
     dtype: torch.dtype,
+    num_tokens: int | None = None,
     seed: int = 0,
 ) -> list[Parity]:
     """Compare every branch of the model with the reference at its own widths and block sizes.
 
-    The selected branch gets the reference's own choice; the choice itself is judged by
-    `choice_regret`.
+    The selected branch gets random blocks, the forced ones among them; the choice itself is judged
+    by `choice_regret`.
 
     Args:
         config: Widths and block sizes.
         backends: The backends that would train.
         device: Where they run.
         dtype: In which q, k and v arrive.
+        num_tokens: Of the longer document; `short_length` if left out.
         seed: Of the inputs.
     """
-    x = _draw(config, device, dtype, seed)
-    reference = ReferenceBackend()
-    ids_NGS = reference.select(
-        x.q_NHD.float(), x.k_CGD.float(), torch.empty(0), x.geometry, x.packing
-    ).to(device, torch.int32)
+    x = _draw(config, device, dtype, num_tokens, seed)
+    ids_NGS = _random_choice(x, config.num_kv_groups, seed)
     compressed: Branch = lambda b, q, k, v: b.compressed(q, k, v, x.geometry, x.packing)[0]  # noqa: E731
     selected: Branch = lambda b, q, k, v: b.selected(q, k, v, ids_NGS, x.geometry, x.packing)  # noqa: E731
     sliding: Branch = lambda b, q, k, v: b.sliding(q, k, v, x.geometry, x.packing)  # noqa: E731
     everything = replace(x.geometry, window=x.packing.max_seqlen)
     dense: Branch = lambda b, q, k, v: b.sliding(q, k, v, everything, x.packing)  # noqa: E731
-    token_inputs = (x.q_NHD, x.k_NGD, x.v_NGE, x.grad_NHE)
+    heads, of_tokens = config.num_heads, (x.q_NHD, x.k_NGD, x.v_NGE, x.grad_NHE)
     if backends.dense is not None:
-        return [_compare("dense", dense, backends.dense, *token_inputs)]
+        see = _Visible(everything, heads, device)
+        return [_compare("dense", dense, backends.dense, see, x, *of_tokens)]
+    of_slots = (x.q_NHD, x.k_CGD, x.v_CGE, x.grad_NHE)
+    see_blocks = _Visible(x.geometry, heads, device, is_compressed=True)
+    see_chosen = _Visible(x.geometry, heads, device, ids_NGS)
+    see_window = _Visible(x.geometry, heads, device)
     return [
-        _compare(
-            "compressed", compressed, backends.compressed, x.q_NHD, x.k_CGD, x.v_CGE, x.grad_NHE
-        ),
-        _compare("selected", selected, backends.selected, *token_inputs),
-        _compare("sliding", sliding, backends.sliding, *token_inputs),
+        _compare("compressed", compressed, backends.compressed, see_blocks, x, *of_slots),
+        _compare("selected", selected, backends.selected, see_chosen, x, *of_tokens),
+        _compare("sliding", sliding, backends.sliding, see_window, x, *of_tokens),
     ]
+
+
+def _random_choice(x: _Inputs, num_groups: int, seed: int) -> Tensor:
+    """Blocks [N, G, S] int32 that keep the rules of a choice and are random otherwise."""
+    num_blocks = x.geometry.num_select_blocks(x.packing.max_seqlen)
+    generator = torch.Generator().manual_seed(seed)
+    score = torch.rand(x.packing.num_tokens, num_groups, num_blocks, generator=generator)
+    position_N = x.packing.position_N
+    return choose_blocks(score.to(position_N.device), position_N, x.geometry)
+
+
+@dataclass(frozen=True)
+class ChoiceResult:
+    """How good a choice of blocks is where there is one.
+
+    Attributes:
+        num_choices: Tokens and groups with more blocks than may be chosen; 0 where all chosen
+            blocks are forced ones.
+        regret: Share of the score of the exact choice's free blocks that was lost there; 0 is
+            exact. A choice that breaks a rule (a block chosen twice, one of the future, a wrong
+            count) costs 1.
+    """
+
+    num_choices: int
+    regret: float
+
+    @property
+    def is_good(self) -> bool:
+        """Within the limit; NaN is not."""
+        return self.regret <= REGRET_LIMIT
 
 
 def choice_regret(
@@ -174,28 +287,58 @@ def choice_regret(
     backend: AttentionBackend,
     device: torch.device,
     dtype: torch.dtype,
+    num_tokens: int | None = None,
     seed: int = 0,
-) -> float:
-    """Share of the exact choice's score that a backend's choice of blocks loses; 0 is exact.
+) -> ChoiceResult:
+    """Judge a backend's choice of blocks by the exact scores.
 
-    A choice that breaks a rule (a block chosen twice, one of the future, a wrong count) costs 1.
+    Forced blocks, and tokens that take every block there is, are held to the rules and left out of
+    the scores: they would hide a poor choice.
+
+    Args:
+        config: Widths and block sizes.
+        backend: What chooses.
+        device: Where it runs.
+        dtype: In which q and k arrive.
+        num_tokens: Of the longer document; `short_length` if left out.
+        seed: Of the inputs.
     """
-    x = _draw(config, device, dtype, seed)
+    x = _draw(config, device, dtype, num_tokens, seed)
     q_NHD, k_CGD = x.q_NHD.float(), x.k_CGD.float()
     exact = ReferenceBackend().select(q_NHD, k_CGD, torch.empty(0), x.geometry, x.packing)
     _, lse_NH = backend.compressed(x.q_NHD, x.k_CGD, x.v_CGE, x.geometry, x.packing)
     found = backend.select(x.q_NHD, x.k_CGD, lse_NH, x.geometry, x.packing)
     wanted_score = found_score = 0.0
+    num_choices = 0
     for start, stop in document_borders(x.packing):
         slots = document_slots(start, stop, x.geometry)
         score_TGJ = block_scores(q_NHD[start:stop], k_CGD[slots], x.geometry)
         wanted, chosen = exact[start:stop], found[start:stop]
         position_T = torch.arange(stop - start, device=device)
         if not follows_the_rules(chosen, wanted, position_T, x.geometry).all():
-            return 1.0
-        wanted_score += float(chosen_scores(score_TGJ, wanted).sum())
-        found_score += float(chosen_scores(score_TGJ, chosen).sum())
-    return max(0.0, 1 - found_score / wanted_score)
+            return ChoiceResult(wanted.shape[0] * wanted.shape[1], 1.0)
+        chooses_T = position_T // x.geometry.select_block >= x.geometry.num_selected
+        chooses_T &= torch.tensor(x.geometry.num_selected > _NUM_FORCED, device=device)
+        num_choices += int(chooses_T.sum()) * wanted.shape[1]
+        wanted_score += _free_score(score_TGJ, wanted, position_T, x.geometry, chooses_T)
+        found_score += _free_score(score_TGJ, chosen, position_T, x.geometry, chooses_T)
+    if not num_choices:
+        return ChoiceResult(0, 0.0)
+    return ChoiceResult(num_choices, max(1 - found_score / wanted_score, 0.0))
+
+
+def _free_score(
+    score_TGJ: Tensor,
+    ids_TGS: Tensor,
+    position_T: Tensor,
+    geometry: BlockGeometry,
+    chooses_T: Tensor,
+) -> float:
+    """Score of the chosen blocks that are not forced, of the tokens that choose."""
+    current_T11 = (position_T // geometry.select_block)[:, None, None]
+    is_free_TGS = (ids_TGS > 0) & (ids_TGS < current_T11 - 1)
+    score_TGS = chosen_scores(score_TGJ, ids_TGS) * is_free_TGS
+    return float(score_TGS[chooses_T].sum(dtype=torch.float64))
 
 
 def follows_the_rules(

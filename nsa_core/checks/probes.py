@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from nsa_core.checks.causality import SentinelSettings, perturbation_probe, sentinel_probe
 from nsa_core.checks.decode_kernels import DecodeKernelsResult, decode_kernels_probe
 from nsa_core.checks.decoding import DecodeResult, decode_probe
+from nsa_core.checks.layer import EXACT_LIMIT, layer_probe
 from nsa_core.checks.long_context import (
     ANGLE_LIMIT,
     GROWTH_LIMIT,
@@ -16,7 +18,13 @@ from nsa_core.checks.long_context import (
     long_context_probe,
     packing_error,
 )
-from nsa_core.checks.numerics import LIMITS, REGRET_LIMIT, choice_regret, parity_probe
+from nsa_core.checks.numerics import (
+    LIMITS,
+    REGRET_LIMIT,
+    choice_regret,
+    parity_probe,
+    short_length,
+)
 from nsa_core.config.backend_policy import policy_text
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.run import RunConfig
@@ -41,6 +49,8 @@ _DECODE_HINT = "generated text would differ from the trained model"
 LONG_TOKENS = {"cpu": 2**13, "cuda": 2**16}
 #: How many blocks a token has chosen follows from its position: only the mean's rounding is left.
 _BLOCKS_LIMIT = 1e-4
+#: Factor on the loss in fp16, as a gradient scaler has one: small gradients would become 0.
+_FP16_SCALE = 2.0**12
 #: Vocabulary and layers of the models that the probes build: the widths are the run's own.
 _PROBE_SIZE = {"vocab_size": 64, "num_layers": 2}
 
@@ -90,28 +100,58 @@ class _Probes:
             )
 
     def parity(self) -> Iterator[CheckResult]:
-        """Each branch against the reference, forward and gradients."""
-        for found in parity_probe(self.model_config, self.backends, self.device, self.dtype):
+        """Each branch against the reference, forward and gradients.
+
+        Where the rows of the run are so long, and in the full tier, once more beyond the length at
+        which every backend takes its path for long documents.
+        """
+        yield from self._parity("", None)
+        if self.is_full or self.config.batch.seq_len >= self.long_length():
+            yield from self._parity(".long", self.long_length())
+
+    def _parity(self, suffix: str, num_tokens: int | None) -> Iterator[CheckResult]:
+        config, length = self.model_config, num_tokens or short_length(self.model_config)
+        for found in parity_probe(config, self.backends, self.device, self.dtype, num_tokens):
             yield CheckResult(
-                name=f"parity.{found.branch}",
+                name=f"parity.{found.branch}{suffix}",
                 status="pass" if found.is_close else "fail",
-                message=f"{found.backend} in {self.dtype}: worst is {found.worst}",
+                message=f"{found.backend} in {self.dtype}, {length} tokens: worst is {found.worst}",
                 measured=f"{found.error:.1e} relative L2",
                 limit=f"{found.limit:.0e}",
                 hint="" if found.is_close else "choose another backend for this branch",
             )
 
     def choice(self) -> Iterator[CheckResult]:
-        """The chosen blocks against the exact choice."""
-        regret = choice_regret(self.model_config, self.backends.compressed, self.device, self.dtype)
-        is_good = regret <= REGRET_LIMIT
+        """The chosen blocks against the exact choice, where there is one."""
+        length = self.long_length() if self.is_full else None
+        found = choice_regret(
+            self.model_config, self.backends.compressed, self.device, self.dtype, length
+        )
         yield CheckResult(
             name="parity.choice",
-            status="pass" if is_good else "fail",
-            message="blocks chosen against the exact choice",
-            measured=f"{regret:.1e} of its score lost",
+            status="pass" if found.is_good else "fail",
+            message=f"free blocks of {found.num_choices} choices against the exact ones",
+            measured=f"{found.regret:.1e} of their score lost",
             limit=f"{REGRET_LIMIT:.0e}",
-            hint="" if is_good else "use runtime.backend_compressed=sdpa",
+            hint="" if found.is_good else "use runtime.backend_compressed=sdpa",
+        )
+
+    def layer(self) -> Iterator[CheckResult]:
+        """A whole attention layer against the paper written out, and the backends in it."""
+        sizes, length = self.model_config.nsa, short_length(self.model_config)
+        found = layer_probe(
+            self.model(), self._plain_model(), num_tokens=length, autocast=self.autocast()
+        )
+        limit = LIMITS[self.dtype]
+        is_good = found.exact <= EXACT_LIMIT and found.kernels <= limit
+        yield CheckResult(
+            name="parity.layer",
+            status="pass" if is_good else "fail",
+            message=f"attention of layer 0, {length} tokens, {sizes.num_selected} blocks chosen",
+            measured=f"{found.exact:.1e} from the paper in float64, {found.kernels:.1e} from "
+            f"plain PyTorch in {self.dtype}",
+            limit=f"{EXACT_LIMIT:.0e} and {limit:.0e}",
+            hint="" if is_good else "the layer is not what decode and the paper compute",
         )
 
     def perturbation(self) -> Iterator[CheckResult]:
@@ -142,22 +182,29 @@ class _Probes:
         )
 
     def gradients(self) -> Iterator[CheckResult]:
-        """Every parameter must get a finite gradient that is not zero."""
+        """Every row of every parameter must get a finite gradient that is not zero.
+
+        A fused matrix holds several branches: as a whole it is trained even if one of them is cut
+        off. Every id of the vocabulary occurs, so that the rows of the embedding are held to it.
+        """
         model = self.model()
         generator = torch.Generator().manual_seed(0)
-        shape = (1, self.reach() + 1)
-        row = torch.randint(self.model_config.vocab_size, shape, generator=generator)
-        row = row.to(self.device)
+        length = max(self.reach(), self.model_config.vocab_size) + 1
+        row = torch.randperm(length, generator=generator) % self.model_config.vocab_size
+        row = row[None].to(self.device)
         with self.autocast():
             loss = model.loss(row[:, :-1], row[:, 1:])
-        torch.autograd.backward(loss.sum / loss.count)
-        dead = [name for name, one in model.named_parameters() if not _is_trained(one)]
-        count = sum(1 for _ in model.parameters())
+        scale = _FP16_SCALE if self.dtype == torch.float16 else 1.0
+        torch.autograd.backward(loss.sum * (scale / loss.count))
+        trained = {name: _trained_rows(one) for name, one in model.named_parameters()}
+        dead = [describe_dead_rows(name, rows) for name, rows in trained.items() if not rows.all()]
+        num_rows = sum(len(rows) for rows in trained.values())
+        num_trained = sum(int(rows.sum()) for rows in trained.values())
         yield CheckResult(
             name="gradients.reach",
             status="fail" if dead else "pass",
             message=f"no gradient reaches {dead[0]}" if dead else "every parameter is trained",
-            measured=f"{count - len(dead)} of {count} parameters",
+            measured=f"{num_trained} of {num_rows} rows of {len(trained)} parameters",
             limit="all, finite and not zero",
             hint="a branch or its compression is cut off from the loss" if dead else "",
         )
@@ -229,9 +276,10 @@ class _Probes:
         return plain.to(self.device)
 
     def _decode(self, model: LanguageModel, one_pass: LanguageModel | None = None) -> DecodeResult:
-        """Steps from beyond the window and the first compressed blocks on."""
+        """Steps from beyond the window and the first blocks on, where a token has a choice."""
         nsa = self.model_config.nsa
-        prompt = max(nsa.window, nsa.compress_block + nsa.compress_stride) + 23
+        all_chosen = nsa.num_selected * nsa.select_block
+        prompt = max(nsa.window, all_chosen, nsa.compress_block + nsa.compress_stride) + 23
         return decode_probe(model, num_tokens=prompt + 38, prompt=prompt, one_pass=one_pass)
 
     def long_context(self) -> Iterator[CheckResult]:
@@ -308,9 +356,28 @@ def _judge_kernels(found: DecodeKernelsResult) -> CheckResult:
     )
 
 
-def _is_trained(parameter: torch.nn.Parameter) -> bool:
+def _trained_rows(parameter: torch.nn.Parameter) -> Tensor:
+    """Bool [rows]: which rows of a matrix, or numbers of a vector, have a usable gradient.
+
+    A row is what the last axis holds; one number of it must not be 0, and all must be finite.
+    """
     grad = parameter.grad
-    return grad is not None and bool(torch.isfinite(grad).all()) and bool((grad != 0).any())
+    shape = parameter.shape[:-1] if parameter.ndim > 1 else parameter.shape
+    if grad is None:
+        return torch.zeros(shape.numel(), dtype=torch.bool)
+    row_RX = grad.reshape(shape.numel(), -1)
+    return (row_RX.isfinite().all(dim=1) & (row_RX != 0).any(dim=1)).cpu()
+
+
+def describe_dead_rows(name: str, is_trained_R: Tensor) -> str:
+    """Name of a parameter with the first range of its rows that no gradient reaches."""
+    dead = torch.nonzero(~is_trained_R).flatten().tolist()
+    if len(dead) == len(is_trained_R):
+        return name
+    stop = next(
+        (row for row in range(dead[0], len(is_trained_R)) if is_trained_R[row]), len(is_trained_R)
+    )
+    return f"{name}, rows {dead[0]} to {stop - 1}"
 
 
 def _sentinel_settings(device: torch.device) -> SentinelSettings:
@@ -330,8 +397,9 @@ def run_probes(
     """Run the probes of a tier.
 
     `quick` leaves out the sentinel, which takes longest; `full` runs it at the specification's
-    size on every device, perturbs a row of 16 windows as well, and adds a long row, the angles of
-    far positions and packed documents.
+    size on every device, perturbs a row of 16 windows as well, compares every branch and the choice
+    beyond the length at which backends change their path, and adds a long row, far angles and
+    packed documents.
 
     Args:
         config: The run's configuration: widths, block sizes, precision and backends are its own.
@@ -344,6 +412,7 @@ def run_probes(
         probes.kernels,
         probes.parity,
         probes.choice,
+        probes.layer,
         probes.gradients,
         probes.statistics,
         probes.perturbation,

@@ -1,8 +1,12 @@
-"""The page of proofs names files that exist, and each of the eleven properties."""
+"""The page of proofs names files that exist, each of the eleven properties, and true numbers."""
 
 import re
 
+import pytest
+
 from tests.docs.markdown import REPOSITORY
+from tests.faults.faults import read_faults
+from tests.faults.judge import page_rows
 
 PAGE = (REPOSITORY / "docs" / "proof.md").read_text()
 
@@ -17,3 +21,21 @@ def test_every_property_has_a_row_with_tests():
     rows = dict(re.findall(r"^\| (\d+) \|(.*)$", PAGE, re.MULTILINE))
     assert list(rows) == [str(number) for number in range(1, 12)]
     assert all("`tests/" in row for row in rows.values())
+
+
+def test_the_page_counts_the_faults_of_the_list():
+    assert page_rows(read_faults()) in PAGE, "print them by python -m tests.faults --rows"
+
+
+FREE_CHOICES = re.findall(r"^\| `(tests/core/model/\w+\.py)` \| (\d+) \|$", PAGE, re.MULTILINE)
+
+
+def test_the_page_names_the_tests_of_free_choices():
+    assert len(FREE_CHOICES) >= 6
+
+
+@pytest.mark.parametrize(("file", "least"), FREE_CHOICES)
+def test_a_number_of_free_choices_is_the_least_that_its_test_asserts(file, least):
+    text = (REPOSITORY / file).read_text()
+    asserted = re.findall(r"free_tokens\(.*\) (?:>=|==) (\d+)$", text, re.MULTILINE)
+    assert min(map(int, asserted)) == int(least)

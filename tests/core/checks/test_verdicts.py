@@ -12,7 +12,7 @@ from nsa_core.checks.causality import gradient_probe
 from nsa_core.checks.decoding import DecodeResult, decode_probe
 from nsa_core.checks.long_context import ANGLE_LIMIT, LongContextResult, angle_error
 from nsa_core.checks.numerics import follows_the_rules, parity_probe
-from nsa_core.checks.probes import _is_trained, _Probes, _sentinel_settings
+from nsa_core.checks.probes import _Probes, _sentinel_settings, _trained_rows, describe_dead_rows
 from nsa_core.config.model import RopeConfig
 from nsa_core.config.recipe import resolve
 from nsa_core.kernels.backend import BranchBackends
@@ -185,17 +185,32 @@ def test_a_choice_that_breaks_one_rule_is_refused(row):
 @pytest.mark.parametrize(
     ("grad", "is_trained"),
     [
-        (None, False),
-        ([0.0, 0.0], False),
-        ([math.nan, 1.0], False),
-        ([1.0, math.inf], False),
-        ([0.0, -1e-30], True),
+        (None, [False, False]),
+        ([0.0, 1.0], [False, True]),
+        ([math.nan, 1.0], [False, True]),
+        ([1.0, math.inf], [True, False]),
+        ([0.0, -1e-30], [False, True]),
+        ([[0.0, 0.0], [0.0, 1.0]], [False, True]),
+        ([[1.0, math.nan], [1.0, 1.0]], [False, True]),
+        ([[[0.0, 1.0]], [[0.0, 0.0]]], [True, False]),
     ],
 )
-def test_a_parameter_is_trained_by_a_finite_gradient_that_is_not_zero(grad, is_trained):
-    parameter = nn.Parameter(torch.ones(2))
+def test_a_row_is_trained_by_a_finite_gradient_that_is_not_zero(grad, is_trained):
+    parameter = nn.Parameter(torch.ones(2) if grad is None else torch.ones_like(torch.tensor(grad)))
     parameter.grad = None if grad is None else torch.tensor(grad)
-    assert _is_trained(parameter) is is_trained
+    assert _trained_rows(parameter).tolist() == is_trained
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([False, False], "kv"),
+        ([True, False, False, True, False], "kv, rows 1 to 2"),
+        ([True, False], "kv, rows 1 to 1"),
+    ],
+)
+def test_a_cut_off_slice_is_named_by_its_rows(rows, words):
+    assert describe_dead_rows("kv", torch.tensor(rows)) == words
 
 
 class ExactAngles(Rotary):

@@ -51,6 +51,14 @@ def test_one_epoch_predicts_every_token_but_the_first_of_each_document(staged, c
     assert batches[-1].state.epoch == 1
 
 
+def test_the_second_pass_of_a_loader_has_another_order_of_the_same_samples(staged, config):
+    loader = Loader(staged, config, plan(micro_batch=1))
+    found = rows(take(loader, 2 * loader.num_samples))
+    first, second = found[: loader.num_samples], found[loader.num_samples :]
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
 def test_targets_are_the_next_tokens_and_stop_at_document_borders(staged, config):
     (batch,) = take(Loader(staged, config, plan(micro_batch=8)), 1)
     end = staged.tokenizer.end_id

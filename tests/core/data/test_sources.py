@@ -121,6 +121,11 @@ def test_a_taken_text_is_valid_utf8_with_newlines_only(text):
         assert "\0" not in document.text
 
 
+def test_every_kind_of_line_end_becomes_one_newline():
+    (document,) = take_text("a\r\nb\rc\nd\r\n\r\ne", Origin("f", 1), Tallies())
+    assert document.text == "a\nb\nc\nd\n\ne"
+
+
 def test_named_origins_are_bounded_and_the_count_is_not():
     tally = RejectTally()
     for number in range(1000):

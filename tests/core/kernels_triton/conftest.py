@@ -14,11 +14,19 @@ import pytest
 NOT_BY_NUMPY = "only 0-dimensional arrays can be converted to Python scalars"
 
 
+def wanted_cases(request: pytest.FixtureRequest) -> list[str]:
+    """The cases of the chosen tests of a module; an empty list, if one of them needs all."""
+    tests = [item for item in request.session.items if item.path == request.path]
+    cases = [getattr(test, "callspec", None) and test.callspec.params.get("case") for test in tests]
+    return sorted(set(cases)) if all(cases) else []
+
+
 @pytest.fixture(scope="module")
 def interpreted(request: pytest.FixtureRequest, repository: Path) -> Any:
     """What the module named by `INTERPRETED` of a test module printed as JSON."""
+    module = f"tests.core.kernels_triton.{request.module.INTERPRETED}"
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.core.kernels_triton.{request.module.INTERPRETED}"],
+        [sys.executable, "-m", module, *wanted_cases(request)],
         cwd=repository,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
