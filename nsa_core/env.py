@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from nsa_core.config.base import FrozenModel
 
@@ -32,16 +33,46 @@ def set_before_torch(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
 
 
-def trainer_environment(allocator: str) -> dict[str, str]:
+def trainer_environment(allocator: str, caches: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment a trainer is started with: this process's own and what a run needs.
 
     Args:
         allocator: Value of PYTORCH_CUDA_ALLOC_CONF; empty leaves what is set.
+        caches: Folders of the compilers, as `compiler_caches` gives them.
     """
     needed = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
     if allocator:
         needed["PYTORCH_CUDA_ALLOC_CONF"] = allocator
-    return {**os.environ, **needed}
+    return {**os.environ, **needed, **(caches or {})}
+
+
+#: Where the compilers keep what they made, below the folder of the pod's caches.
+COMPILER_CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "torchinductor"}
+
+
+def compiler_caches(
+    pod_root: Path, code_id: str, environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Folders of the compilers' caches for one code, which every attempt of it finds again.
+
+    Each code has its own: a cache that other code filled can hold nothing that this one may use,
+    and goes when that code goes. A folder that the pod's owner has set stays.
+
+    Args:
+        pod_root: Folder of ours on the pod.
+        code_id: Hash of the code; without one, the folders stay as they are.
+        environment: What is set already; this process's own if omitted.
+    """
+    found = os.environ if environment is None else environment
+    if code_id in ("", "unknown"):
+        return {}
+    caches = {}
+    for variable, folder in COMPILER_CACHES.items():
+        shared = pod_root / "caches" / folder
+        owned = found.get(variable, "")
+        if not owned or Path(owned).resolve() == shared.resolve():
+            caches[variable] = str(shared / code_id)
+    return caches
 
 
 #: Variables that change what a run computes or how fast; recorded in env.json, nothing else is.
@@ -53,6 +84,7 @@ RECORDED = (
     "OMP_NUM_THREADS",
     "OMP_WAIT_POLICY",
     "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCHINDUCTOR_CACHE_DIR",
     "TRITON_CACHE_DIR",
     "TRITON_INTERPRET",
     "HF_HUB_OFFLINE",

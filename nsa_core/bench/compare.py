@@ -15,7 +15,7 @@ from typing import Any
 from nsa_core.bench.command import Bench, tell
 from nsa_core.bench.run_row import RunRow, read_data_facts, read_run_row
 from nsa_core.config.errors import ConfigError
-from nsa_core.config.recipe import ResolvedConfig, resolve
+from nsa_core.config.recipe import ResolvedConfig, parse_set, resolve
 from nsa_core.config.run import RunConfig
 from nsa_core.data.errors import DataError
 from nsa_core.data.staging import stage
@@ -92,6 +92,9 @@ def check_curve(config: RunConfig) -> None:
 
 
 def _resolve(options: argparse.Namespace, attention: str) -> ResolvedConfig:
+    if any(parse_set(flag)[0] == "model.attention" for flag in options.set):
+        message = "--set model.attention: this bench trains both kinds of attention"
+        raise ConfigError(message)
     return resolve(options.recipe, sets=[*options.set, f"model.attention={attention}"])
 
 

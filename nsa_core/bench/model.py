@@ -14,10 +14,11 @@ import torch
 
 from nsa_core.bench.command import Bench, check_at_least, tell
 from nsa_core.config.counts import count_flops
+from nsa_core.config.errors import ConfigError
 from nsa_core.config.model import ModelConfig
-from nsa_core.config.recipe import resolve
+from nsa_core.config.recipe import parse_set, resolve
 from nsa_core.config.run import RunConfig
-from nsa_core.config.training import BatchConfig, DataConfig, Precision, RuntimeConfig
+from nsa_core.config.training import BatchConfig, DataConfig, RuntimeConfig
 from nsa_core.data.batch import TokenBatch
 from nsa_core.rundir.bench_result import Machine
 from nsa_core.train.card import peak_flops_per_s
@@ -41,9 +42,7 @@ class ModelRequest:
         warmup_steps: Steps before the first timed one; they compile.
         steps: Steps of one repetition.
         runs: Repetitions behind each median.
-        compile: Compile the blocks, as `runtime.compile` does.
-        precision: As `runtime.precision`.
-        device: As `runtime.device`.
+        runtime: Device, precision, kernels and compiler, as a run has them.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -53,9 +52,7 @@ class ModelRequest:
     warmup_steps: int = 3
     steps: int = 5
     runs: int = 3
-    compile: bool = True
-    precision: Precision = "bf16"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    runtime: RuntimeConfig = field(default_factory=lambda: RuntimeConfig(compile=True))
 
     def __post_init__(self) -> None:
         """Refuse what would time something else.
@@ -136,9 +133,7 @@ def run_config(request: ModelRequest, attention: Attention, length: int) -> RunC
         model=request.model.model_copy(update={"attention": attention}),
         data=DataConfig(source="synthetic", tokenizer="byte", pack_documents=False),
         batch=BatchConfig(seq_len=length, micro_batch=request.tokens // length),
-        runtime=RuntimeConfig(
-            device=request.device, precision=request.precision, compile=request.compile
-        ),
+        runtime=request.runtime,
     )
 
 
@@ -202,7 +197,7 @@ def _measure_row(request: ModelRequest, attention: Attention, length: int) -> Mo
         rates.append(request.steps * request.tokens / (_now(device) - began))
     rate = statistics.median(rates)
     flops = count_flops(config.model, length).train
-    peak = peak_flops_per_s(device, request.precision)
+    peak = peak_flops_per_s(device, request.runtime.precision)
     return ModelRow(
         attention=attention,
         T=length,
@@ -266,21 +261,58 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="sizes, as in a run")
 
 
-def measure(options: argparse.Namespace, machine: Machine) -> Iterator[ModelRow]:
-    """Rows of the command line; on a CPU in float32 and as written, without the compiler."""
-    is_card = machine.card != "cpu"
-    return measure_model(
-        ModelRequest(
-            model=resolve("m7c-125m", sets=options.set).config.model,
-            attentions=tuple(options.attention or ATTENTIONS),
-            lengths=tuple(options.length or (2048, 32768, 65536)),
-            tokens=options.tokens,
-            steps=options.steps,
-            runs=options.runs,
-            compile=is_card,
-            precision="bf16" if is_card else "fp32",
-        )
+def read_request(options: argparse.Namespace, *, is_card: bool) -> ModelRequest:
+    """What the command line asks for; on a CPU in float32 and as written unless it says otherwise.
+
+    Raises:
+        ConfigError: If `--set` names what this bench does not follow.
+    """
+    for flag in options.set:
+        _check_followed(parse_set(flag)[0])
+    defaults = [
+        f"runtime.compile={str(is_card).lower()}",
+        f"runtime.precision={'bf16' if is_card else 'fp32'}",
+    ]
+    config = resolve("m7c-125m", sets=[*defaults, *options.set]).config
+    return ModelRequest(
+        model=config.model,
+        attentions=tuple(options.attention or ATTENTIONS),
+        lengths=tuple(options.length or (2048, 32768, 65536)),
+        tokens=options.tokens,
+        steps=options.steps,
+        runs=options.runs,
+        runtime=config.runtime,
     )
+
+
+#: Read before the process begins, or about more cards than the one that is timed.
+_NOT_FOLLOWED = ("runtime.allocator", "runtime.num_gpus")
+
+
+def _check_followed(key: str) -> None:
+    """Refuse a value that would change nothing here.
+
+    Raises:
+        ConfigError: If so.
+    """
+    if key == "model.attention":
+        message = "--set model.attention: this bench times the kinds that --attention names"
+        raise ConfigError(message)
+    if not key.startswith(("model.", "runtime.")) or key in _NOT_FOLLOWED:
+        message = (
+            f"--set {key}: this bench times steps on one random batch, and follows no such "
+            "setting; it follows model.* and runtime.*, and has --length and --tokens"
+        )
+        raise ConfigError(message)
+
+
+def measure(options: argparse.Namespace, machine: Machine) -> Iterator[ModelRow]:
+    """Rows of the command line.
+
+    Raises:
+        ConfigError: If `--set` names what this bench does not follow.
+    """
+    return measure_model(read_request(options, is_card=machine.card != "cpu"))
 
 
 def find_untrained(rows: Sequence[Any]) -> str | None:

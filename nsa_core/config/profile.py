@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PositiveFloat, ValidationError
 
 from nsa_core.config.base import FrozenModel
 from nsa_core.config.errors import ConfigError
@@ -37,6 +37,8 @@ class Expected(FrozenModel):
         all_reduce_gb_s: Bus bandwidth of a sum over the cards of one machine, if they are joined
             by NVLink; None where nothing is known.
         min_fraction: Share of these below which preflight warns.
+        tokens_per_s: Of a launched run of each recipe as this profile resolves it, changed in
+            nothing but its data; a recipe that was not measured is absent.
         source: Where the figures are from.
     """
 
@@ -45,6 +47,7 @@ class Expected(FrozenModel):
     host_to_device_gb_s: float | None = None
     all_reduce_gb_s: float | None = None
     min_fraction: float = Field(0.6, gt=0, le=1)
+    tokens_per_s: dict[str, PositiveFloat] = {}
     source: str
 
 

@@ -152,8 +152,10 @@ def resolve(
     flags = dict(parse_set(flag) for flag in sets)
     layers: list[tuple[str, dict[str, Any]]] = [(f"recipe {path.stem}", recipe_values)]
     if hardware:
-        asked = recipe_values | variables.values | flags
-        layers.append((f"profile {hardware.name}", _profile_values(hardware, asked, memory_gib)))
+        changes = variables.values | flags
+        values = _profile_values(hardware, recipe_values | changes, memory_gib)
+        values |= _expected_speed(hardware, path.stem, changes)
+        layers.append((f"profile {hardware.name}", values))
     layers += [("", variables.values), ("--set", flags)]
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -182,6 +184,20 @@ def _profile_values(
     if batch is None:
         return values
     return {"batch.micro_batch": batch[0], "batch.accumulation": batch[1]} | values
+
+
+#: What decides how many tokens a second a recipe makes on a card.
+_DECIDES_SPEED = ("model.", "batch.", "optimizer.", "runtime.", "data.pack_documents")
+
+
+def _expected_speed(
+    hardware: HardwareProfile, recipe: str, changes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Tokens/s that were measured with this recipe; nothing for a recipe that was changed."""
+    expected = hardware.expected.tokens_per_s.get(recipe)
+    if expected is None or any(key.startswith(_DECIDES_SPEED) for key in changes):
+        return {}
+    return {"watchdog.expected_tokens_per_s": expected}
 
 
 def _validate(flat: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfig:

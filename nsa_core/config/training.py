@@ -214,6 +214,8 @@ class WatchdogLimits(FrozenModel):
         gate_records: New records in a row that must agree before the gates are judged.
         throughput_fraction: Share of the run's own median that is too slow.
         throughput_window_s: It has been too slow for so long; half of it at half the share.
+        expected_tokens_per_s: What the profile expects of this recipe; 0 where it was not measured.
+        expected_fraction: Share of it below which the run's own median is too slow.
         fetch_warn_s: Fetching a batch takes so long, record after record.
         fetch_p95_warn_ms: 95th percentile of the fetch that is too long.
         zero_in_row: Records in a row with a learning rate or gradient norm of exactly 0.
@@ -264,6 +266,8 @@ class WatchdogLimits(FrozenModel):
     gate_max_halt: float = 0.9
     throughput_fraction: float = Field(0.5, gt=0, lt=1)
     throughput_window_s: float = Field(600.0, gt=0)
+    expected_tokens_per_s: float = Field(0.0, ge=0)
+    expected_fraction: float = Field(0.8, gt=0, le=1)
     fetch_warn_s: float = Field(2.0, gt=0)
     fetch_p95_warn_ms: float = Field(100.0, gt=0)
     zero_in_row: int = Field(3, ge=1)

@@ -17,7 +17,7 @@ _DATA_SHARE = 0.3
 
 
 def throughput_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
-    """Slower than the run's own median for the whole window; half of it if twice as bad."""
+    """Slower than the run's own median for the whole window, or that median than the profile's."""
     usual = evidence.reference.tokens_per_s
     records = [r for r in evidence.records if r.tokens_per_s is not None and r.msg == "progress"]
     if not usual or len(records) < 2:
@@ -37,7 +37,24 @@ def throughput_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
                 facts={"share": share, "slow_s": slow_s, "median": usual},
                 stage=stage,
             )
-    return None
+    return _below_expected(usual, records, limits)
+
+
+def _below_expected(
+    usual: float, records: Sequence[Heartbeat], limits: WatchdogLimits
+) -> Finding | None:
+    """The run's own median is below what its profile expects of its recipe."""
+    expected = limits.expected_tokens_per_s
+    if len(records) < MEDIAN_RECORDS or usual >= limits.expected_fraction * expected:
+        return None
+    share = usual / expected
+    return Finding(
+        rule="throughput_low",
+        level="warn",
+        sentence=f"The run's own median of {usual:.4g} tokens/s is {share:.0%} of the "
+        f"{expected:.4g} that its profile expects of this recipe; {_cause(records[-1])}",
+        facts={"share": share, "median": usual, "expected": expected},
+    )
 
 
 def _slow_for_s(records: Sequence[Heartbeat], limit: float) -> float:

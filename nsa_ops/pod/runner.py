@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nsa_core.env import trainer_environment
+from nsa_core.env import compiler_caches, trainer_environment
 from nsa_core.rundir import events
 from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.layout import RunDir
@@ -129,7 +129,9 @@ def start_trainer(
             start_new_session=True,
             preexec_fn=record_trainer,  # noqa: PLW1509 -- the runner has one thread
             pass_fds=(lock,),
-            env=trainer_environment(manifest.config.runtime.allocator),
+            env=trainer_environment(
+                manifest.config.runtime.allocator, compiler_caches(run.pod_root, manifest.code_id)
+            ),
         )
 
 

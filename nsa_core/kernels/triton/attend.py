@@ -1,8 +1,10 @@
 """Kernels for the three ways a row attends: compressed blocks, window, chosen blocks.
 
 All three see, at position t, keys [low(t), high(t)) of their own document; `CHOSEN` also needs the
-bit of the key's block. So a row tile walks key tiles in three phases: those that the lower limit
-cuts, those that every row sees whole (no element mask), and those that the causal limit cuts.
+bit of the key's block. So a row tile walks key tiles in three phases: those that every row sees
+whole (no element mask), those that the lower limit cuts, and those that the causal limit cuts. The
+pipelined loop over whole tiles comes first: behind a masked loop that writes the same sums, ptxas
+makes every product of Hopper wait for the one before (its message C7515).
 Layout: q, out [N, H, D|E]; k, v [keys, G, D|E]; lse, offset, delta [N, H]; bits [G, words, N]
 int32.
 """
@@ -101,15 +103,6 @@ def attend_forward_kernel(
     total = tl.zeros([BM], tl.float32)
     out = tl.zeros([BM, E], tl.float32)
     begin, low_end, full_end, end = row_limits(first, last, MODE, SPAN, STRIDE, BN)
-    if MODE == SLIDING:
-        for j in tl.range(begin, low_end, num_stages=1):
-            step = tile_step * j
-            scores = matmul(q, tl.trans(tl.load(k_base + step * D + k_tile)))
-            scores = tl.where(
-                (j * BN + kk)[None, :] > (position - SPAN)[:, None], scores, -INFINITY
-            )
-            v = tl.load(v_base + step * E + v_tile)
-            peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, inside, False)
     word_row = BITS
     if MODE == CHOSEN:
         word_row += num_tokens.to(tl.int64) * (g * num_words) + start + position
@@ -125,6 +118,15 @@ def attend_forward_kernel(
         for j in tl.range(low_end, full_end, num_stages=STAGES):
             step = tile_step * j
             scores = matmul(q, tl.trans(tl.load(k_base + step * D + k_tile)))
+            v = tl.load(v_base + step * E + v_tile)
+            peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, inside, False)
+    if MODE == SLIDING:
+        for j in tl.range(begin, low_end, num_stages=1):
+            step = tile_step * j
+            scores = matmul(q, tl.trans(tl.load(k_base + step * D + k_tile)))
+            scores = tl.where(
+                (j * BN + kk)[None, :] > (position - SPAN)[:, None], scores, -INFINITY
+            )
             v = tl.load(v_base + step * E + v_tile)
             peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, inside, False)
     for j in tl.range(full_end, end, num_stages=1):
@@ -367,6 +369,17 @@ def attend_key_gradient_kernel(
     num_before = whole_from - begin
     num_cut = num_before + end - whole_to
     head = 0
+    at = whole_from
+    for _ in tl.range(0, HG * (whole_to - whole_from), num_stages=STAGES):
+        dk, dv = key_gradient_tile(
+            dk, dv, k, v, q_base, grad_base, TERMS, terms_base, word_row, at * BM, high, key0,
+            head, num_padded, qk_scale,
+            MODE, SPAN, STRIDE, BLOCK, G * HG, D, E, BM, BN, False,
+        )  # fmt: skip
+        is_last = at == whole_to - 1
+        at = tl.where(is_last, whole_from, at + 1)
+        head = tl.where(is_last, head + 1, head)
+    head = 0
     i = 0
     for _ in tl.range(0, HG * num_cut, num_stages=1):
         at = tl.where(i < num_before, begin + i, whole_to + i - num_before)
@@ -377,17 +390,6 @@ def attend_key_gradient_kernel(
         )  # fmt: skip
         is_last = i == num_cut - 1
         i = tl.where(is_last, 0, i + 1)
-        head = tl.where(is_last, head + 1, head)
-    head = 0
-    at = whole_from
-    for _ in tl.range(0, HG * (whole_to - whole_from), num_stages=STAGES):
-        dk, dv = key_gradient_tile(
-            dk, dv, k, v, q_base, grad_base, TERMS, terms_base, word_row, at * BM, high, key0,
-            head, num_padded, qk_scale,
-            MODE, SPAN, STRIDE, BLOCK, G * HG, D, E, BM, BN, False,
-        )  # fmt: skip
-        is_last = at == whole_to - 1
-        at = tl.where(is_last, whole_from, at + 1)
         head = tl.where(is_last, head + 1, head)
     dk = dk * scale
     if MODE == COMPRESSED:

@@ -63,7 +63,7 @@ def _attend(forward: Launch, query_gradient: Launch, key_gradient: Launch) -> di
 
 
 _SM90_64: dict[Kernel, Launch] = {
-    **_attend(Launch(64, 64, 4, 3), Launch(64, 64, 4, 3, 168), Launch(64, 64, 4, 3, 168)),
+    **_attend(Launch(64, 64, 4, 3), Launch(64, 64, 4, 3, 168), Launch(64, 64, 4, 3)),
     "compressed_forward": Launch(64, 64, 4, 3, 128),
     "chosen_forward": Launch(64, 64, 4, 3, 128),
     "score": Launch(64, 64, 4, 2),

@@ -6,6 +6,7 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 
 from nsa_core.config.profile import HardwareProfile
+from nsa_core.env import COMPILER_CACHES
 from nsa_ops.errors import ConfigurationError, LocalResourceError
 from nsa_ops.facts.bare import LAUNCHER
 from nsa_ops.remote.snapshot import Snapshot
@@ -16,12 +17,11 @@ from nsa_ops.runs.provision.source import Source
 ENVIRONMENT_BYTES = {"cpu": 4 * 2**30}
 CUDA_ENVIRONMENT_BYTES = 14 * 2**30
 #: Caches of a run that belong on the pod's own disk, not in a home that a restart loses. What the
-#: pod's owner has set already stays.
+#: pod's owner has set already stays. A trainer's compilers get a folder of the run's code in them.
 _CACHES = (
     ("HF_HUB_CACHE", "huggingface/hub"),
     ("HF_DATASETS_CACHE", "huggingface/datasets"),
-    ("TRITON_CACHE_DIR", "triton"),
-    ("TORCHINDUCTOR_CACHE_DIR", "torchinductor"),
+    *COMPILER_CACHES.items(),
 )
 _LOCK = "requirements/train.lock"
 _SETUP = "tools/setup.sh"

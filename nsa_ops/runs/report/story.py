@@ -3,7 +3,7 @@
 import math
 import shlex
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -118,7 +118,19 @@ def _speed(record: RecordedRun) -> Iterator[Fact]:
     if finite:
         low, high = format_count(min(finite)), format_count(max(finite))
         median = format_count(statistics.median(finite))
-        yield Fact("tokens per second", median, f"median; {low} to {high}")
+        yield Fact(
+            "tokens per second", median, f"median; {low} to {high}{_expected(record, finite)}"
+        )
+
+
+def _expected(record: RecordedRun, speeds: Sequence[float]) -> str:
+    """The median as a share of what the profile expects of this recipe, if it was measured."""
+    manifest = record.manifest
+    expected = 0.0 if manifest is None else manifest.config.watchdog.expected_tokens_per_s
+    if not expected:
+        return ""
+    share = statistics.median(speeds) / expected
+    return f"; {share:.0%} of the {format_count(expected)} that the profile expects"
 
 
 def _memory(record: RecordedRun) -> Iterator[Fact]:

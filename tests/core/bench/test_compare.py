@@ -153,3 +153,11 @@ def test_text_that_was_not_held_out_fails_the_comparison(compared):
 def test_a_row_is_one_line(compared):
     line = format_row(rows_of(compared)[0])
     assert line.split()[:3] == ["nsa", "5", "640"]
+
+
+def test_a_kind_of_attention_is_refused_because_both_are_trained(tmp_path, capsys):
+    flags = ["--root", str(tmp_path / "compare"), "--set", "model.attention=dense"]
+    assert main(["compare", *flags]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: --set model.attention: this bench trains both")

@@ -1,5 +1,6 @@
 """The whole-step bench on a CPU: it trains, counts what it says, and refuses what means nothing."""
 
+import argparse
 from dataclasses import replace
 
 import pytest
@@ -13,12 +14,14 @@ from nsa_core.bench.model import (
     format_model_row,
     measure_model,
     random_batch,
+    read_request,
     run_config,
     run_steps,
 )
 from nsa_core.config.counts import count_flops
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.nsa import NSAConfig
+from nsa_core.config.training import RuntimeConfig
 from nsa_core.train.learner import choose_device, make_learner
 
 TINY = ModelConfig(
@@ -33,8 +36,8 @@ TINY = ModelConfig(
     nsa=NSAConfig(compress_block=8, compress_stride=4, select_block=8, num_selected=3, window=16),
 )
 REQUEST = ModelRequest(
-    model=TINY, lengths=(32, 64), tokens=128, steps=2, runs=3, compile=False,
-    precision="fp32", device="cpu",
+    model=TINY, lengths=(32, 64), tokens=128, steps=2, runs=3,
+    runtime=RuntimeConfig(device="cpu", precision="fp32"),
 )  # fmt: skip
 
 
@@ -89,6 +92,58 @@ def test_sizes_that_would_time_nothing_are_one_line_before_anything_is_timed(
     assert main(["model", flag, value]) == 2
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"error: {flag} must be at least 1, got {value}\n")
+
+
+def parsed(*words):
+    parser = argparse.ArgumentParser()
+    bench_model.add_flags(parser)
+    return parser.parse_args(words)
+
+
+@pytest.mark.parametrize(
+    ("flag", "read"),
+    [
+        ("runtime.compile=false", lambda request: request.runtime.compile is False),
+        ("runtime.precision=fp32", lambda request: request.runtime.precision == "fp32"),
+        ("runtime.backend=sdpa", lambda request: request.runtime.backend == "sdpa"),
+        (
+            "runtime.activation_checkpointing=full",
+            lambda request: request.runtime.activation_checkpointing == "full",
+        ),
+        ("model.num_layers=3", lambda request: request.model.num_layers == 3),
+    ],
+)
+def test_a_setting_of_model_or_runtime_is_followed(flag, read):
+    assert not read(read_request(parsed(), is_card=True))
+    asked = read_request(parsed("--set", flag), is_card=True)
+    assert read(asked)
+    assert read_of_run(asked) == (asked.runtime, asked.model.num_layers)
+
+
+def read_of_run(request):
+    config = run_config(request, "nsa", 2048)
+    return config.runtime, config.model.num_layers
+
+
+def test_a_card_compiles_in_half_precision_and_a_cpu_does_not():
+    card, cpu = (read_request(parsed(), is_card=is_card).runtime for is_card in (True, False))
+    assert (card.compile, card.precision) == (True, "bf16")
+    assert (cpu.compile, cpu.precision) == (False, "fp32")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "data.source=stdlib", "batch.seq_len=4096", "optimizer.kind=muon", "seed=3",
+        "runtime.allocator=x", "runtime.num_gpus=2", "model.attention=dense",
+    ],
+)  # fmt: skip
+def test_a_setting_that_the_bench_cannot_follow_is_refused(key, capsys, monkeypatch):
+    monkeypatch.setattr(bench_model, "make_learner", None)
+    assert main(["model", "--set", key]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: --set {key.partition('=')[0]}: this bench times")
 
 
 def test_a_skipped_step_is_no_timing():

@@ -260,3 +260,32 @@ def test_a_card_without_a_profile_matches_none():
 def test_more_cards_than_the_trainer_uses_are_refused_with_the_configuration():
     with pytest.raises(ConfigError, match=r"runtime\.num_gpus is 2, and the trainer uses one card"):
         resolve("tiny-cpu", None, ["runtime.num_gpus=2"])
+
+
+def test_the_speed_that_was_measured_is_expected_of_the_recipe_as_it_was_measured():
+    expected = load_profile("h100").expected.tokens_per_s["m7c-125m"]
+    found = resolve("m7c-125m", "h100", sets=["data.source=stdlib", "schedule.steps=9"])
+    assert found.config.watchdog.expected_tokens_per_s == expected > 0
+    assert found.origin("watchdog.expected_tokens_per_s") == "profile h100"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "profile", "sets"),
+    [
+        ("m7c-125m", "h100", ["model.num_layers=2"]),
+        ("m7c-125m", "h100", ["batch.seq_len=65536"]),
+        ("m7c-125m", "h100", ["runtime.compile=false"]),
+        ("m7c-125m", "h100", ["data.pack_documents=false"]),
+        ("m7c-125m-64k", "h100", []),
+        ("m7c-125m", "a100", []),
+        ("m7c-125m", None, []),
+    ],
+)
+def test_no_speed_is_expected_of_what_was_not_measured(recipe, profile, sets):
+    assert resolve(recipe, profile, sets=sets).config.watchdog.expected_tokens_per_s == 0
+
+
+@pytest.mark.parametrize("name", ["h100", "a100", "4090", "t4", "v100", "cpu"])
+def test_the_blocks_are_compiled_wherever_the_profile_has_a_card(name):
+    profile = load_profile(name)
+    assert resolve("m7c-125m", name).config.runtime.compile is profile.needs_card

@@ -1,10 +1,11 @@
 """Record every launch that the host code makes, and compile it for a card that is not here."""
 
+import io
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,21 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Machine:
-    """What ptxas says about a compiled launch."""
+    """What ptxas says about a compiled launch.
+
+    Attributes:
+        shared_bytes: Shared memory of a program.
+        registers: Of a thread.
+        stack_bytes: Of a thread; registers that were spilled.
+        ptx: What ptxas was given.
+        serialised: Its messages C75xx: products that wait for one another.
+    """
 
     shared_bytes: int
     registers: int
     stack_bytes: int
     ptx: str
+    serialised: tuple[str, ...]
 
 
 @contextmanager
@@ -96,9 +106,37 @@ def compile_launch(one: Recorded, arch: int) -> Machine:
         fn=one.kernel, signature=dict(one.signature), constexprs=dict(one.constants),
         attrs=attributes,
     )  # fmt: skip
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(one.options))
+    said = io.StringIO()
+    with (
+        triton.knobs.compilation.scope(),
+        triton.knobs.nvidia.scope(),
+        redirect_stdout(said),
+    ):
+        triton.knobs.compilation.always_compile = True  # a kept binary would have no messages
+        triton.knobs.nvidia.dump_ptxas_log = True
+        compiled = triton.compile(
+            source, target=GPUTarget("cuda", arch, 32), options=dict(one.options)
+        )
     registers, stack = _resources(compiled.asm["cubin"])
-    return Machine(compiled.metadata.shared, registers, stack, compiled.asm["ptx"])
+    return Machine(
+        compiled.metadata.shared,
+        registers,
+        stack,
+        compiled.asm["ptx"],
+        find_serialised(said.getvalue()),
+    )
+
+
+def find_serialised(log: str) -> tuple[str, ...]:
+    """The messages of a log of `ptxas -v` that say that products of Hopper wait for one another.
+
+    Raises:
+        ValueError: If this is no log of ptxas: silence would pass for a good kernel.
+    """
+    if "ptxas info" not in log:
+        message = f"ptxas said nothing that can be judged: {log!r}"
+        raise ValueError(message)
+    return tuple(line for line in log.splitlines() if re.search(r"\bC75\d\d\b", line))
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

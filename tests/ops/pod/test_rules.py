@@ -240,6 +240,19 @@ def test_a_slow_run_is_told_after_ten_minutes_with_its_cause():
     assert "power cap" in judged([*fast, *slow, held]).sentence
 
 
+def test_a_run_that_is_slower_than_its_profile_expects_is_told():
+    expecting = LIMITS.model_copy(update={"expected_tokens_per_s": 1000.0})
+
+    def told(rate, count=30):
+        return judged(beats(count, tokens_per_s=rate, data_s=0.01), limits=expecting)
+
+    assert found(told(810.0)) == {}
+    assert found(told(790.0)) == {"throughput_low": "warn"}
+    assert "79% of the 1000 that its profile expects" in told(790.0).sentence
+    assert found(told(790.0, count=10)) == {}
+    assert found(judged(beats(30, tokens_per_s=1.0, data_s=0.01))) == {}
+
+
 @pytest.mark.parametrize(
     ("fields", "level"),
     [({"dt_fetch_s": 3.0}, "warn"), ({"fetch_p95_ms": 150.0}, "warn"), ({"dt_fetch_s": 1.0}, None)],

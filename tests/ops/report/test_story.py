@@ -1,5 +1,6 @@
 """The words of a report claim what the directory shows, and no more."""
 
+import statistics
 from pathlib import Path
 
 from nsa_core.rundir.layout import RunDir
@@ -130,3 +131,20 @@ def test_the_kernels_that_were_proven_stand_in_the_report_with_their_reason(
     facts = {fact.name: fact for fact in describe_run(read_record(builder.run))}
     found = facts["kernels, selected"]
     assert (found.value, found.remark) == ("triton", "flash-attn is not installed")
+
+
+def test_the_speed_stands_beside_what_the_profile_expects(tmp_path: Path) -> None:
+    builder = _builder(tmp_path).launch()
+    builder.train(1, 20)
+    record = read_record(builder.run)
+    plain = {fact.name: fact for fact in headline(record)}["tokens per second"]
+    assert "expects" not in plain.remark
+    assert record.training is not None
+    median = statistics.median(rate for _, rate in record.training.column("tokens_per_s"))
+    manifest = read_manifest(builder.run)
+    limits = manifest.config.watchdog.model_copy(update={"expected_tokens_per_s": 2 * median})
+    config = manifest.config.model_copy(update={"watchdog": limits})
+    write_manifest(builder.run, manifest.model_copy(update={"config": config}))
+    found = {fact.name: fact for fact in headline(read_record(builder.run))}
+    assert "; 50% of the" in found["tokens per second"].remark
+    assert "that the profile expects" in found["tokens per second"].remark
