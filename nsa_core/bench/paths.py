@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nsa_core.kernels.backend import AttentionBackend, DeviceFacts
 from nsa_core.kernels.dispatch import refusal
-from nsa_core.kernels.sdpa import SdpaBackend
+from nsa_core.kernels.gathered_backend import GatheredBackend
 
 _EVERY_LENGTH, _NO_LENGTH = 1 << 30, 0
 
@@ -33,10 +33,12 @@ def _triton(dense_until: int) -> AttentionBackend:
 
 PATHS: Mapping[str, SelectionPath] = {
     "sdpa-masked": SelectionPath(
-        "sdpa", "all keys, those that were not chosen masked", lambda: SdpaBackend(_EVERY_LENGTH)
+        "sdpa",
+        "all keys, those that were not chosen masked",
+        lambda: GatheredBackend(_EVERY_LENGTH),
     ),
     "sdpa-gathered": SelectionPath(
-        "sdpa", "the chosen blocks gathered for every token", lambda: SdpaBackend(_NO_LENGTH)
+        "sdpa", "the chosen blocks gathered for every token", lambda: GatheredBackend(_NO_LENGTH)
     ),
     "triton-masked": SelectionPath(
         "triton", "causal attention with a bit for each block", lambda: _triton(_EVERY_LENGTH)

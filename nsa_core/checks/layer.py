@@ -35,7 +35,9 @@ class LayerResult:
         num_tokens: T.
         exact: Relative L2 of a token's output, plain PyTorch in float64 against the written-out
             layer, at `JUDGED_SHARE` of the tokens.
-        kernels: The same, the run's backends against plain PyTorch in the run's precision.
+        kernels: The same, the run's backends against plain PyTorch in the run's precision, over
+            the tokens that attend to every block: in half precision, others choose blocks of
+            nearly one score as their sums round (`parity.choice` judges that).
     """
 
     num_tokens: int
@@ -64,8 +66,9 @@ def layer_probe(
     generator = torch.Generator().manual_seed(seed)
     device = model.embedding.weight.device
     x_TW = torch.randn(num_tokens, model.config.dim, generator=generator).to(device)
+    all_chosen_TW = x_TW[: model.geometry.num_selected * model.geometry.select_block]
     with autocast:
-        found, other = _attention(model, x_TW), _attention(plain, x_TW)
+        found, other = _attention(model, all_chosen_TW), _attention(plain, all_chosen_TW)
     exact = _attention(plain.double(), x_TW.double())
     wanted = expected_attention(plain, x_TW.double())
     return LayerResult(num_tokens, _error(exact, wanted), _error(found, other))

@@ -32,7 +32,7 @@ from nsa_core.config.training import Precision
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.decode import choose_decode_attention
 from nsa_core.kernels.dispatch import choose_backends, device_facts
-from nsa_core.kernels.sdpa import MASKED_LENGTH_FACTOR, SdpaBackend
+from nsa_core.kernels.gathered_backend import MASKED_LENGTH_FACTOR, GatheredBackend
 from nsa_core.model.transformer import LanguageModel
 from nsa_core.rundir.report import CheckResult, Report
 
@@ -272,7 +272,7 @@ class _Probes:
         yield _judge_decode("decode.steps", f" with {kernels.name} kernels", steps)
 
     def _plain_model(self) -> LanguageModel:
-        plain = LanguageModel(self.model_config, BranchBackends.of(SdpaBackend()), seed=1)
+        plain = LanguageModel(self.model_config, BranchBackends.of(GatheredBackend()), seed=1)
         return plain.to(self.device)
 
     def _decode(self, model: LanguageModel, one_pass: LanguageModel | None = None) -> DecodeResult:

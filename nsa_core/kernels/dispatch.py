@@ -30,7 +30,7 @@ from nsa_core.kernels.backend import (
 BACKEND_MODULES: dict[str, str] = {
     "triton": "nsa_core.kernels.triton.backend",
     "flash": "nsa_core.kernels.flash",
-    "sdpa": "nsa_core.kernels.sdpa",
+    "sdpa": "nsa_core.kernels.gathered_backend",
 }
 NEEDS_CUDA = frozenset({"triton", "flash"})
 

@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from nsa_core.config.model import ModelConfig
 from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
-from nsa_core.kernels.sdpa import SdpaBackend
 from nsa_core.model.attention import AttentionContext, DenseAttention, NSAAttention, make_context
 from nsa_core.model.initialise import initialise
 from nsa_core.model.layers import MLP, RMSNorm
@@ -98,7 +98,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.geometry = BlockGeometry.from_config(config.nsa)
-        self.backends = backends or BranchBackends.of(SdpaBackend(), "runs everywhere")
+        self.backends = backends or BranchBackends.of(GatheredBackend(), "runs everywhere")
         self.activation_checkpointing: ActivationCheckpointing = "none"
         self.loss_kernel: LossKernel = "torch"
         with torch.random.fork_rng(devices=[]):  # torch fills modules when it makes them

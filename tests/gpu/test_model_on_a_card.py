@@ -9,10 +9,10 @@ from nsa_core.checks.causality import SentinelSettings, perturbation_probe, sent
 from nsa_core.config.model import GateConfig, ModelConfig
 from nsa_core.config.nsa import NSAConfig
 from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
-from nsa_core.kernels.sdpa import SdpaBackend
 from nsa_core.kernels.triton.backend import TritonBackend
 from nsa_core.model.statistics import AttentionStatistics
 from nsa_core.model.transformer import LanguageModel
@@ -51,7 +51,7 @@ def test_every_branch_and_gradient_is_within_its_bar(dtype, limit):
     packing = Packing.from_lengths([5, 300, 31, 515], "cuda")
     low, exact = inputs_on_card(packing, dtype)
     truth = run(ReferenceBackend(), exact, SIZES, packing)
-    found = run(SdpaBackend(), low, SIZES, packing, truth.ids)
+    found = run(GatheredBackend(), low, SIZES, packing, truth.ids)
     for out, expected in zip(found.branches(), truth.branches(), strict=True):
         assert (out - expected).norm() <= limit * expected.norm()
     grads, expected_grads = gradients_on_card(found, low), gradients_on_card(truth, exact)
@@ -71,7 +71,7 @@ def gradients_on_card(outputs, inputs):
 def test_ids_are_exact_in_float64():
     packing = Packing.from_lengths([5, 300, 31, 515], "cuda")
     _, exact = inputs_on_card(packing, torch.float32)
-    ids = [run(b, exact, SIZES, packing).ids for b in (ReferenceBackend(), SdpaBackend())]
+    ids = [run(b, exact, SIZES, packing).ids for b in (ReferenceBackend(), GatheredBackend())]
     assert torch.equal(*ids)
 
 
@@ -198,7 +198,7 @@ def peak_bytes(length: int) -> int:
     moved = Inputs(*(x.detach().cuda().bfloat16().requires_grad_() for x in inputs.all()))
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    gradients_on_card(run(SdpaBackend(), moved, geometry, packing), moved)
+    gradients_on_card(run(GatheredBackend(), moved, geometry, packing), moved)
     return torch.cuda.max_memory_allocated() - before
 
 

@@ -83,16 +83,29 @@ def softmax_step(scores, v, qk_scale, peak, total, out, chosen, HAS_CHOICE: tl.c
 
 
 @triton.jit
+def is_not_finite(v):
+    """Whether any value of a tile is infinite or NaN, as a scalar; told from the exponents."""
+    if v.dtype.primitive_bitwidth == 32:
+        largest = tl.max(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1), 0)
+        return largest >= 0x7F800000
+    else:  # noqa: RET505 - both are compile-time branches
+        largest = tl.max(tl.max((v.to(tl.int16, bitcast=True) & 0x7FFF).to(tl.int32), 1), 0)
+        return largest >= (0x7F80 if v.dtype == tl.bfloat16 else 0x7C00)
+
+
+@triton.jit
 def hide_unseen(scores, v, seen):
     """Scores that are -inf where a row does not see a key, and values that cannot reach such a row.
 
     0 * NaN is NaN, so a value that is not finite is taken for 0, and makes the scores of the rows
-    that do see its key NaN.
+    that do see its key NaN. Sound tiles pay for one look only.
     """
-    is_finite = tl.abs(v.to(tl.float32)) < INFINITY
-    is_broken = tl.max(tl.where(is_finite, 0, 1), 1) > 0
-    scores = tl.where(is_broken[None, :], float("nan"), scores)
-    return tl.where(seen, scores, -INFINITY), tl.where(is_finite, v, 0.0).to(v.dtype)
+    if is_not_finite(v):
+        is_finite = tl.abs(v.to(tl.float32)) < INFINITY
+        is_broken = tl.max(tl.where(is_finite, 0, 1), 1) > 0
+        scores = tl.where(is_broken[None, :], float("nan"), scores)
+        v = tl.where(is_finite, v, 0.0).to(v.dtype)
+    return tl.where(seen, scores, -INFINITY), v
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from nsa_core.bench.validation import (
 )
 from nsa_core.config.recipe import resolve
 from nsa_core.kernels.backend import BranchBackends, DeviceFacts
-from nsa_core.kernels.sdpa import SdpaBackend
+from nsa_core.kernels.gathered_backend import GatheredBackend
 
 SMALL = [
     "model.dim=32", "model.head_dim_k=16", "model.head_dim_v=16", "model.num_layers=1",
@@ -69,7 +69,7 @@ def test_a_step_has_the_tokens_of_the_micro_batch_at_every_length():
     assert cell_config(request, 32).batch.tokens_per_step() == 256
 
 
-class DropsTheCurrentBlock(SdpaBackend):
+class DropsTheCurrentBlock(GatheredBackend):
     """The last chosen block of each token is left out."""
 
     def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
@@ -185,7 +185,7 @@ def test_the_command_reads_a_configuration_and_says_what_it_did_not_run(root, ca
 
 def test_branches_on_the_backend_of_the_path_share_its_object():
     """Else an operator over all branches would be the one that was chosen, and not the path."""
-    sdpa = SdpaBackend()
+    sdpa = GatheredBackend()
     chosen = BranchBackends.of(sdpa)
     on = on_path(chosen, "sdpa-gathered")
     assert on.compressed is on.selected is on.sliding

@@ -17,9 +17,9 @@ from nsa_core.checks.probes import _Probes, run_probes
 from nsa_core.config.model import RopeConfig
 from nsa_core.config.recipe import resolve
 from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
-from nsa_core.kernels.sdpa import SdpaBackend
 from nsa_core.model import rotary
 from nsa_core.model.rotary import Rotary
 from tests.core.checks.test_probes import SeesTheNextKey
@@ -34,7 +34,7 @@ def model_on(backend):
 
 
 def test_a_long_row_is_causal_and_linear_in_memory():
-    found = long_context_probe(model_on(SdpaBackend()), num_tokens=2048)
+    found = long_context_probe(model_on(GatheredBackend()), num_tokens=2048)
     assert found.moved_token is None
     assert found.growth <= 1.2
     assert found.is_good
@@ -55,7 +55,7 @@ def test_a_view_of_the_next_token_moves_the_output_before_the_change():
 
 @pytest.mark.parametrize("moved", [1 + 2**-23, math.nan], ids=str)
 def test_one_number_that_moves_by_its_last_bit_or_becomes_nan_is_found(monkeypatch, moved):
-    model, first = model_on(SdpaBackend()), []
+    model, first = model_on(GatheredBackend()), []
 
     def hidden(tokens_BT):
         if tokens_BT.shape[1] == 256:
@@ -112,7 +112,7 @@ def test_a_table_of_frequencies_in_another_precision_fails_however_exact_it_is(m
     assert "torch.float64" in line.measured
 
 
-class IgnoresBorders(SdpaBackend):
+class IgnoresBorders(GatheredBackend):
     """The window reaches into the document before."""
 
     def sliding(self, q_NHD, k_NGD, v_NGE, geometry, packing):
@@ -121,7 +121,7 @@ class IgnoresBorders(SdpaBackend):
 
 
 def test_packed_documents_are_the_documents_alone():
-    assert packing_error(model_on(SdpaBackend()), [13, 1, 4, 30]) <= LIMITS[torch.float32]
+    assert packing_error(model_on(GatheredBackend()), [13, 1, 4, 30]) <= LIMITS[torch.float32]
 
 
 def test_a_window_across_a_border_is_found():

@@ -13,10 +13,10 @@ from nsa_core.config.model import RopeConfig
 from nsa_core.config.recipe import resolve
 from nsa_core.kernels import decode as step_kernels
 from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.gathered_backend import MASKED_LENGTH_FACTOR, GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
-from nsa_core.kernels.sdpa import MASKED_LENGTH_FACTOR, SdpaBackend
 from nsa_core.kernels.selection import choose_blocks
 from nsa_core.model.rotary import Rotary, rotate
 from nsa_core.model.transformer import LanguageModel
@@ -43,7 +43,7 @@ def found(checks):
     return {check.name: check.status for check in checks}
 
 
-class BendsLongGradients(SdpaBackend):
+class BendsLongGradients(GatheredBackend):
     """Right values; beyond the crossover the gradient of the chosen keys is 1 % too large."""
 
     def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
@@ -53,7 +53,7 @@ class BendsLongGradients(SdpaBackend):
         return super().selected(q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing)
 
 
-class DropsAKeyOfLongDocuments(SdpaBackend):
+class DropsAKeyOfLongDocuments(GatheredBackend):
     """Beyond the crossover the first chosen block of each token is left out."""
 
     def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
@@ -71,7 +71,7 @@ def test_a_fault_beyond_the_crossover_fails_the_long_rows_alone(monkeypatch, bac
 
 
 def test_rows_beyond_the_crossover_are_compared_where_a_run_has_them(monkeypatch):
-    plain = probing(monkeypatch, SdpaBackend())
+    plain = probing(monkeypatch, GatheredBackend())
     assert not any(name.endswith(".long") for name in found(plain.parity()))
     batch = CONFIG.batch.model_copy(update={"seq_len": plain.long_length()})
     plain.config = CONFIG.model_copy(update={"batch": batch})
@@ -94,7 +94,7 @@ def test_the_reference_in_chunks_equals_the_whole_one(monkeypatch):
 )
 @pytest.mark.parametrize("tier", ["quick", "full"])
 def test_wrong_weights_in_equation_9_fail_the_choice(monkeypatch, weights, tier):
-    made = probing(monkeypatch, SdpaBackend(), tier, FOUR_STRIDES)
+    made = probing(monkeypatch, GatheredBackend(), tier, FOUR_STRIDES)
     assert found(made.choice()) == {"parity.choice": "pass"}
     assert BlockGeometry.from_config(FOUR_STRIDES.model.nsa).overlap_weights == (1, 2, 2, 2, 1)
     monkeypatch.setattr(BlockGeometry, "overlap_weights", weights)
@@ -104,7 +104,7 @@ def test_wrong_weights_in_equation_9_fail_the_choice(monkeypatch, weights, tier)
 
 
 def test_only_free_blocks_of_tokens_with_a_choice_are_counted():
-    result = choice_regret(CONFIG.model, SdpaBackend(), CPU, torch.float32)
+    result = choice_regret(CONFIG.model, GatheredBackend(), CPU, torch.float32)
     nsa = CONFIG.model.nsa
     tokens = short_length(CONFIG.model) - nsa.num_selected * nsa.select_block
     assert result.num_choices == tokens * CONFIG.model.num_kv_groups
@@ -113,11 +113,11 @@ def test_only_free_blocks_of_tokens_with_a_choice_are_counted():
 
 def test_where_all_blocks_are_forced_there_is_no_choice_to_judge():
     config = small_config(nsa={"num_selected": 3})
-    result = choice_regret(config, SdpaBackend(), CPU, torch.float32)
+    result = choice_regret(config, GatheredBackend(), CPU, torch.float32)
     assert (result.num_choices, result.regret, result.is_good) == (0, 0.0, True)
 
 
-class CutsOff(SdpaBackend):
+class CutsOff(GatheredBackend):
     """One key or value of one branch gets no gradient."""
 
     def __init__(self, branch, place):
@@ -147,7 +147,7 @@ def test_a_slice_of_a_fused_matrix_without_gradient_fails(monkeypatch, branch, p
     assert "attention.kv.weight, rows" in check.message or ".phi_" in check.message
 
 
-class TurnsWindowValues(SdpaBackend):
+class TurnsWindowValues(GatheredBackend):
     """The values of the window are rotated like its keys."""
 
     def sliding(self, q_NHD, k_NGD, v_NGE, geometry, packing):
@@ -158,9 +158,9 @@ class TurnsWindowValues(SdpaBackend):
 
 def test_window_values_that_are_rotated_fail_the_layer(monkeypatch):
     assert CONFIG.model.head_dim_k == CONFIG.model.head_dim_v
-    made = probing(monkeypatch, SdpaBackend())
+    made = probing(monkeypatch, GatheredBackend())
     assert found(made.layer()) == {"parity.layer": "pass"}
-    monkeypatch.setattr(probes, "SdpaBackend", TurnsWindowValues)
+    monkeypatch.setattr(probes, "GatheredBackend", TurnsWindowValues)
     made = probing(monkeypatch, TurnsWindowValues())
     (check,) = made.layer()
     assert check.status == "fail"
@@ -222,7 +222,7 @@ def test_an_output_of_nan_fails_the_layer():
 
 
 def test_decode_goes_beyond_the_tokens_that_take_every_block(monkeypatch):
-    made = probing(monkeypatch, SdpaBackend())
+    made = probing(monkeypatch, GatheredBackend())
     assert found(made.decode()) == {"decode.prefill": "pass"}
     monkeypatch.setattr(
         step_kernels,

@@ -12,8 +12,8 @@ from nsa_core.checks.__main__ import main, parse_arguments
 from nsa_core.config.recipe import resolve
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.flash import FlashBackend
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.mixing import gated_sum
-from nsa_core.kernels.sdpa import SdpaBackend
 from nsa_core.model.transformer import LanguageModel
 from tests.core.kernels import flash_package
 
@@ -24,14 +24,14 @@ def statuses(report):
     return {check.name: check.status for check in report.checks}
 
 
-class SeesTheNextKey(SdpaBackend):
+class SeesTheNextKey(GatheredBackend):
     """Each token's window begins one key later and ends one key later."""
 
     def sliding(self, q_NHD, k_NGD, v_NGE, geometry, packing):
         return super().sliding(q_NHD, k_NGD.roll(-1, 0), v_NGE.roll(-1, 0), geometry, packing)
 
 
-class DropsTheCurrentBlock(SdpaBackend):
+class DropsTheCurrentBlock(GatheredBackend):
     """The last chosen block of each token is left out."""
 
     def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
@@ -40,14 +40,14 @@ class DropsTheCurrentBlock(SdpaBackend):
         return super().selected(q_NHD, k_NGD, v_NGE, shorter, geometry, packing)
 
 
-class ChoosesTheOldest(SdpaBackend):
+class ChoosesTheOldest(GatheredBackend):
     """Takes the first blocks instead of the best ones; the forced ones stay."""
 
     def select(self, q_NHD, k_CGD, lse_NH, geometry, packing):
         return super().select(q_NHD * 0, k_CGD, lse_NH, geometry, packing)
 
 
-class DropsTheBlockBefore(SdpaBackend):
+class DropsTheBlockBefore(GatheredBackend):
     """The block before the current one is not forced: block 1 takes its place."""
 
     def select(self, q_NHD, k_CGD, lse_NH, geometry, packing):
@@ -57,7 +57,7 @@ class DropsTheBlockBefore(SdpaBackend):
         return torch.where((ids[..., :1] == moved) & (moved > 0), ids, moved)
 
 
-class SeesTheFutureOfLongDocuments(SdpaBackend):
+class SeesTheFutureOfLongDocuments(GatheredBackend):
     """Right as long as documents are short; then the keys are one row late."""
 
     def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
@@ -66,14 +66,14 @@ class SeesTheFutureOfLongDocuments(SdpaBackend):
         return super().selected(q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing)
 
 
-class TrainsNoCompressedKey(SdpaBackend):
+class TrainsNoCompressedKey(GatheredBackend):
     """No gradient flows into what phi made."""
 
     def compressed(self, q_NHD, k_CGD, v_CGE, geometry, packing):
         return super().compressed(q_NHD, k_CGD.detach(), v_CGE.detach(), geometry, packing)
 
 
-class RecordsOtherBlocks(SdpaBackend):
+class RecordsOtherBlocks(GatheredBackend):
     """One operator for all branches, right but for the ids that it says it chose."""
 
     def attend(self, q_NHD, compressed, selected, sliding, gate_NH3, geometry, packing):
@@ -230,7 +230,7 @@ def test_a_dense_model_is_compared_in_its_own_attention(monkeypatch):
     dense = CONFIG.model_copy(
         update={"model": CONFIG.model.model_copy(update={"attention": "dense"})}
     )
-    plain = SdpaBackend()
+    plain = GatheredBackend()
     faulty = BranchBackends(plain, plain, plain, dense=SeesTheNextKey())
     monkeypatch.setattr(probes, "choose_backends", lambda *_: faulty)
     found = statuses(probes.run_probes(dense, "cpu", "quick"))
@@ -252,7 +252,7 @@ class OneKeyTooMany:
 def test_flash_attn_is_held_against_the_reference_on_the_card_like_any_other(
     monkeypatch, package, status
 ):
-    flash, plain = FlashBackend(package, SdpaBackend()), SdpaBackend()
+    flash, plain = FlashBackend(package, GatheredBackend()), GatheredBackend()
     backends = BranchBackends(flash, plain, flash)
     monkeypatch.setattr(probes, "choose_backends", lambda *_: backends)
     found = statuses(probes.run_probes(CONFIG, "cpu", "quick"))

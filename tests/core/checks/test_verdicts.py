@@ -16,9 +16,9 @@ from nsa_core.checks.probes import _Probes, _sentinel_settings, _trained_rows, d
 from nsa_core.config.model import RopeConfig
 from nsa_core.config.recipe import resolve
 from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.reference import choose
-from nsa_core.kernels.sdpa import SdpaBackend
 from nsa_core.model.decode_loop import DecodeLoop
 from nsa_core.model.rotary import Rotary, exact_frequencies
 from nsa_core.rundir.report import CheckResult, Report
@@ -83,7 +83,7 @@ def test_a_wrong_prompt_is_a_difference_of_decode(monkeypatch):
     assert not decoded().is_equal
 
 
-class BendsOneGradient(SdpaBackend):
+class BendsOneGradient(GatheredBackend):
     """Right outputs; the gradient of one of q, k and v is 1 % too large."""
 
     def __init__(self, bent):
@@ -106,7 +106,7 @@ class BendsOneGradient(SdpaBackend):
         return super().sliding(*self.bend((q_NHD, k_NGD, v_NGE)), geometry, packing)
 
 
-class BendsTheSecondDocument(SdpaBackend):
+class BendsTheSecondDocument(GatheredBackend):
     """Right in the first document of a row; 1 % too large in those after it."""
 
     def bend(self, out_NHE, packing):
@@ -141,7 +141,7 @@ def test_a_wrong_gradient_fails_the_parity_of_every_branch(bent, worst):
 
 
 def test_a_fault_of_later_documents_alone_fails_the_parity_of_every_branch():
-    assert all(one.is_close for one in parity(SdpaBackend()))
+    assert all(one.is_close for one in parity(GatheredBackend()))
     assert not any(one.is_close for one in parity(BendsTheSecondDocument()))
 
 

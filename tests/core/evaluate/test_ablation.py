@@ -5,9 +5,9 @@ import torch
 
 from nsa_core.evaluate.ablation import cut_branches, nsa_layers, only_forced_blocks
 from nsa_core.evaluate.generate import generate
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
-from nsa_core.kernels.sdpa import SdpaBackend
 from tests.core.model.cases import SIZES, small_config, small_model, tokens
 
 BRANCH = {"compressed": "_cmp", "selected": "_slc", "sliding": "_win"}
@@ -74,7 +74,7 @@ def test_only_the_forced_blocks_are_chosen():
         q, k, v = torch.zeros(33, 4, 6), torch.zeros(16, 2, 6), torch.zeros(16, 2, 5)
         _, lse = chooser.compressed(q, k, v, geometry, packing)
         ids = chooser.select(q, k, lse, geometry, packing)
-    assert isinstance(nsa_layers(model)[0].backends.compressed, SdpaBackend)
+    assert isinstance(nsa_layers(model)[0].backends.compressed, GatheredBackend)
     for row, position in enumerate([*range(3), *range(30)]):
         chosen = [block for block in ids[row, 0].tolist() if block >= 0]
         assert chosen == sorted(geometry.forced_blocks(position))

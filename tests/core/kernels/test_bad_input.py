@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from nsa_core.kernels.flash import FlashBackend
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import MAX_TOKENS, Packing
 from nsa_core.kernels.reference import ReferenceBackend
-from nsa_core.kernels.sdpa import SdpaBackend
 from tests.core.kernels import flash_package
 
 SIZES, PACKING = BlockGeometry(4, 2, 4, 4, 6), Packing.from_lengths([9])
 BACKENDS = {
     "reference": ReferenceBackend(),
-    "sdpa": SdpaBackend(),
-    "flash": FlashBackend(flash_package, SdpaBackend()),
+    "sdpa": GatheredBackend(),
+    "flash": FlashBackend(flash_package, GatheredBackend()),
 }
 
 

@@ -5,14 +5,14 @@ import torch
 from torch.nn import functional as F
 
 from nsa_core.kernels import gathered, sdpa, tiles
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
-from nsa_core.kernels.sdpa import SdpaBackend
 from tests.core.kernels.cases import DOCUMENTS, GEOMETRIES, Inputs, gradients, make_inputs, run
 from tests.oracle import free_choices
 
-BACKENDS = {"reference": ReferenceBackend(), "sdpa": SdpaBackend()}
+BACKENDS = {"reference": ReferenceBackend(), "sdpa": GatheredBackend()}
 #: (tile, chunk elements, masked-length factor): whole documents at once; small tiles, one a chunk;
 #: chosen blocks gathered instead of masked.
 TILINGS = {"whole": (256, 2**19, 8), "small": (16, 1, 8), "gathered": (16, 2**12, 0)}
@@ -128,7 +128,7 @@ def test_a_tile_of_the_real_size_reaches_back_to_the_first_key(packing):
     with torch.no_grad():
         inputs.q.mul_(0.1)  # weights nearly equal, so the oldest keys have theirs
     expected = run(BACKENDS["reference"], inputs, geometry, packing)
-    found = run(SdpaBackend(masked_until=513), inputs, geometry, packing)
+    found = run(GatheredBackend(masked_until=513), inputs, geometry, packing)
     assert torch.equal(found.ids, expected.ids)
     for out, truth in zip(found.branches(), expected.branches(), strict=True):
         torch.testing.assert_close(out, truth, rtol=0, atol=1e-12)
@@ -226,6 +226,6 @@ def test_garbage_in_unused_slots_changes_no_bit():
     with torch.no_grad():
         for tensor in (second.k_cmp, second.v_cmp):
             tensor[tensor == 1e3] = -7.0
-    outs = [run(SdpaBackend(), inputs, geometry, packing) for inputs in (first, second)]
+    outs = [run(GatheredBackend(), inputs, geometry, packing) for inputs in (first, second)]
     assert torch.equal(outs[0].compressed, outs[1].compressed)
     assert torch.equal(outs[0].ids, outs[1].ids)

@@ -30,7 +30,7 @@ def test_on_a_cpu_only_sdpa_is_imported(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", spy)
     dispatch.choose_backends(RuntimeConfig(), CPU)
-    assert set(imported) == {"nsa_core.kernels.sdpa"}
+    assert set(imported) == {"nsa_core.kernels.gathered_backend"}
 
 
 @pytest.mark.parametrize("name", ["triton", "flash"])

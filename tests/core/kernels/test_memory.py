@@ -5,11 +5,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nsa_core.kernels import sdpa
+from nsa_core.kernels import gathered_backend
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
-from nsa_core.kernels.sdpa import SdpaBackend
 from tests.core.kernels.cases import gradients, make_inputs, run
 
 SIZES = BlockGeometry(16, 8, 16, 4, 32)
@@ -41,9 +41,9 @@ def largest_tensor(backend, length):
 
 @pytest.mark.parametrize("factor", [0, 8, 10**6], ids=["gathered", "by length", "masked"])
 def test_no_tensor_has_t_times_t_elements(factor, monkeypatch):
-    monkeypatch.setattr(sdpa, "MASKED_LENGTH_FACTOR", factor)
+    monkeypatch.setattr(gathered_backend, "MASKED_LENGTH_FACTOR", factor)
     length = 1024
-    assert largest_tensor(SdpaBackend(), length) < length * length
+    assert largest_tensor(GatheredBackend(), length) < length * length
 
 
 def test_the_measurement_sees_the_reference_build_one():
@@ -51,5 +51,5 @@ def test_the_measurement_sees_the_reference_build_one():
 
 
 def test_the_largest_tensor_grows_at_most_linearly():
-    short, long = (largest_tensor(SdpaBackend(), length) for length in (1024, 4096))
+    short, long = (largest_tensor(GatheredBackend(), length) for length in (1024, 4096))
     assert long <= 1.2 * 4 * short

@@ -7,10 +7,10 @@ import torch
 
 from nsa_core.kernels import gathered, sdpa, tiles
 from nsa_core.kernels.decode import CachedPairs, GatheredDecode
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
-from nsa_core.kernels.sdpa import SdpaBackend
 from tests.core.kernels.cases import Inputs, make_inputs, run
 
 SIZES = BlockGeometry(4, 2, 4, 4, 6)
@@ -29,7 +29,7 @@ def backend(request, monkeypatch):
     monkeypatch.setattr(tiles, "LONG_TILE", tile)
     monkeypatch.setitem(gathered.CHUNK_ELEMENTS, "cpu", elements)
     monkeypatch.setattr(sdpa, "MASKED_LENGTH_FACTOR", factor)
-    return SdpaBackend()
+    return GatheredBackend()
 
 
 def slots_from(row):

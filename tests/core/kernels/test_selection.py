@@ -3,14 +3,14 @@
 import pytest
 import torch
 
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
-from nsa_core.kernels.sdpa import SdpaBackend
 from nsa_core.kernels.selection import choose_blocks, select_scores
 from tests.core.kernels.cases import GEOMETRIES, Inputs, make_inputs, run
 
-BACKENDS = {"reference": ReferenceBackend(), "sdpa": SdpaBackend()}
+BACKENDS = {"reference": ReferenceBackend(), "sdpa": GatheredBackend()}
 SIZES = BlockGeometry(4, 2, 4, 4, 8)
 
 
@@ -76,7 +76,7 @@ def test_equal_scores_of_real_queries_go_to_the_lowest_index(backend):
 def test_the_choice_carries_no_gradient():
     packing = Packing.from_lengths([40])
     inputs = make_inputs(packing, SIZES)
-    assert not run(SdpaBackend(), inputs, SIZES, packing).ids.requires_grad
+    assert not run(GatheredBackend(), inputs, SIZES, packing).ids.requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -7,8 +7,8 @@ pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.decode import CachedPairs, choose_decode_attention
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
-from nsa_core.kernels.sdpa import SdpaBackend
 from nsa_core.kernels.triton.backend import TritonBackend
 from nsa_core.kernels.triton.decode_host import TritonDecode, plan_slices
 from nsa_core.kernels.triton.launch import MAX_SHARED_BYTES
@@ -116,7 +116,7 @@ def test_shapes_that_would_be_computed_wrongly_are_refused(changes, words) -> No
 
 
 def test_decode_follows_the_policy_of_the_branches() -> None:
-    triton, sdpa = TritonBackend(), SdpaBackend()
+    triton, sdpa = TritonBackend(), GatheredBackend()
     assert choose_decode_attention(BranchBackends.of(triton)).name == "triton"
     assert choose_decode_attention(BranchBackends.of(sdpa)).name == "gathered"
     mixed = BranchBackends(sdpa, triton, triton)

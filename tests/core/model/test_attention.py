@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
-from nsa_core.kernels.sdpa import SdpaBackend
 from tests.core.model.cases import (
     first_attention,
     free_tokens,
@@ -20,7 +20,7 @@ from tests.core.model.cases import (
 from tests.core.model.layer_reference import nsa_layer
 
 
-class FusedBackend(SdpaBackend):
+class FusedBackend(GatheredBackend):
     """Everything in one call, as the Triton backend offers it; float64 and CPU like its parent."""
 
     def attend(self, q_NHD, compressed, selected, sliding, gate_NH3, geometry, packing):
@@ -32,7 +32,7 @@ class FusedBackend(SdpaBackend):
         return (gate_NH3.unsqueeze(-1) * outs).sum(dim=2).to(q_NHD.dtype), ids_NGS
 
 
-BACKENDS = {"reference": ReferenceBackend(), "sdpa": SdpaBackend(), "fused": FusedBackend()}
+BACKENDS = {"reference": ReferenceBackend(), "sdpa": GatheredBackend(), "fused": FusedBackend()}
 LAYERS = {
     "avg": small_config(nsa={"phi": "avg"}),
     "linear, mlp gate": small_config(nsa={"phi": "linear"}, gate={"kind": "mlp"}),
@@ -163,7 +163,7 @@ def test_scores_depend_on_relative_position_only():
 
 
 def test_the_fused_operator_is_used_where_one_backend_has_it_for_every_branch():
-    fused, plain = FusedBackend(), SdpaBackend()
+    fused, plain = FusedBackend(), GatheredBackend()
     assert BranchBackends.of(fused).fused is fused
     assert BranchBackends(fused, fused, FusedBackend()).fused is None
     assert BranchBackends.of(plain).fused is None
@@ -171,7 +171,7 @@ def test_the_fused_operator_is_used_where_one_backend_has_it_for_every_branch():
 
 def test_statistics_are_those_of_the_single_branches():
     figures = []
-    for backend in (FusedBackend(), SdpaBackend()):
+    for backend in (FusedBackend(), GatheredBackend()):
         model = small_model(small_config(), backends=BranchBackends.of(backend))
         with model.recording_statistics():
             run_attention(model, inputs(41), Packing.uniform(1, 41))

@@ -13,17 +13,17 @@ from nsa_core.checks.causality import (
     sentinel_probe,
 )
 from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.reference import ReferenceBackend
-from nsa_core.kernels.sdpa import SdpaBackend
 from nsa_core.model.transformer import LanguageModel
 from tests.core.model.cases import free_tokens, small_config, small_model
 
-BACKENDS = {"reference": ReferenceBackend(), "sdpa": SdpaBackend()}
+BACKENDS = {"reference": ReferenceBackend(), "sdpa": GatheredBackend()}
 #: Below, at and above the window of 5; no multiples of d 2, l 4, l' 4.
 LENGTHS = (1, 2, 4, 5, 6, 7, 23, 67)
 
 
-class SlidingLeak(SdpaBackend):
+class SlidingLeak(GatheredBackend):
     """The window reaches one token into the future."""
 
     def sliding(self, q_NHD, k_NGD, v_NGE, geometry, packing):
@@ -31,7 +31,7 @@ class SlidingLeak(SdpaBackend):
         return super().sliding(q_NHD, *ahead, geometry, packing)
 
 
-class CompressedLeak(SdpaBackend):
+class CompressedLeak(GatheredBackend):
     """The block that is still being filled is visible."""
 
     def compressed(self, q_NHD, k_CGD, v_CGE, geometry, packing):
@@ -39,7 +39,7 @@ class CompressedLeak(SdpaBackend):
         return super().compressed(q_NHD, *ahead, geometry, packing)
 
 
-class SelectedLeak(SdpaBackend):
+class SelectedLeak(GatheredBackend):
     """The keys of the current block are shifted by one into the future."""
 
     def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
@@ -47,7 +47,7 @@ class SelectedLeak(SdpaBackend):
         return super().selected(q_NHD, *ahead, ids_NGS, geometry, packing)
 
 
-class ChoiceLeak(SdpaBackend):
+class ChoiceLeak(GatheredBackend):
     """A token chooses its blocks with the query of the next one."""
 
     def select(self, q_NHD, *rest):
@@ -167,7 +167,7 @@ def sentinel(backend):
 
 
 def test_random_tokens_cannot_be_predicted():
-    result = sentinel(SdpaBackend())
+    result = sentinel(GatheredBackend())
     assert result.is_causal
     assert len(result.losses) == 200
     # It has learnt what there is to learn: the uniform distribution.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nsa_core.kernels.backend import BranchBackends
-from nsa_core.kernels.sdpa import SdpaBackend
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.model.cache import DecodeCache
 from nsa_core.model.decode import extend, prefill
 from tests.core.model.cases import free_tokens, small_config, small_model, tokens
@@ -25,7 +25,7 @@ CONFIGS = {
 }
 
 
-class RecordingBackend(SdpaBackend):
+class RecordingBackend(GatheredBackend):
     """Remembers the blocks that a whole forward pass chose."""
 
     def __init__(self):

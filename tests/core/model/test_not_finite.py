@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
-from nsa_core.kernels.sdpa import SdpaBackend
 from nsa_core.model.cache import DecodeCache
 from nsa_core.model.decode import extend
 from nsa_core.model.decode_loop import DecodeLoop
 from tests.core.model.cases import small_config, small_model, tokens
 
-BACKENDS = {"reference": ReferenceBackend(), "sdpa": SdpaBackend()}
+BACKENDS = {"reference": ReferenceBackend(), "sdpa": GatheredBackend()}
 LENGTH, FIRST_BAD, BAD_ID = 50, 31, 30
 
 

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from nsa_core.checks.causality import perturbation_probe
 from nsa_core.kernels import gathered, sdpa
 from nsa_core.kernels.gathered import TileKeys
+from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
-from nsa_core.kernels.sdpa import SdpaBackend
 from nsa_core.kernels.tiles import ChosenMaskPlan, CompressedPlan, SlidingPlan
 from nsa_core.model import attention, decode, transformer
 from nsa_core.model.cache import DecodeCache
@@ -89,7 +89,7 @@ def check_choices():
     inputs = make_inputs(packing, geometry)
     ids = [
         run(backend, inputs, geometry, packing).ids
-        for backend in (ReferenceBackend(), SdpaBackend())
+        for backend in (ReferenceBackend(), GatheredBackend())
     ]
     assert torch.equal(*ids)
 
@@ -100,7 +100,7 @@ def check_ties():
     inputs = make_inputs(packing, geometry)
     with torch.no_grad():
         inputs.q.zero_()
-    assert run(SdpaBackend(), inputs, geometry, packing).ids[63, 0].tolist() == [0, 1, 14, 15]
+    assert run(GatheredBackend(), inputs, geometry, packing).ids[63, 0].tolist() == [0, 1, 14, 15]
 
 
 def check_decode():
@@ -240,12 +240,12 @@ def plant_scores(monkeypatch, change):
 
 
 def choice_by_the_query_of_the_next_token(monkeypatch):
-    plain = SdpaBackend.select
+    plain = GatheredBackend.select
 
     def select(self, q, *rest):
         return plain(self, torch.cat((q[1:], q[:1])), *rest)
 
-    monkeypatch.setattr(SdpaBackend, "select", select)
+    monkeypatch.setattr(GatheredBackend, "select", select)
 
 
 def scores_times_zero(monkeypatch):

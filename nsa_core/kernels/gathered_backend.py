@@ -39,12 +39,12 @@ def refusal(branch: Branch, facts: DeviceFacts) -> str | None:
     return None
 
 
-def create_backend() -> "SdpaBackend":
+def create_backend() -> "GatheredBackend":
     """Make the backend; called by the dispatcher."""
-    return SdpaBackend()
+    return GatheredBackend()
 
 
-class SdpaBackend:
+class GatheredBackend:
     """The `AttentionBackend` that runs everywhere.
 
     Args:
