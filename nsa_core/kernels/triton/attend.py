@@ -25,6 +25,7 @@ from nsa_core.kernels.triton.rows import (
     matmul,
     num_visible,
     query_gradient_step,
+    restore_nan,
     softmax_step,
     unpack_terms,
 )
@@ -141,7 +142,7 @@ def attend_forward_kernel(
         scores, v = hide_unseen(matmul(q, tl.trans(k)), v, seen)
         peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, inside, False)
     divisor, lse = finish_softmax(peak, total)
-    out = (out / divisor[:, None]).to(OUT.dtype.element_ty)
+    out = restore_nan(out / divisor[:, None]).to(OUT.dtype.element_ty)
     tl.store(OUT + head_row * E + local[:, None] * E + ee[None, :], out, mask=inside[:, None])
     tl.store(LSE + head_row + local, lse, mask=inside)
 

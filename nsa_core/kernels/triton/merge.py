@@ -20,6 +20,7 @@ from nsa_core.kernels.triton.rows import (
     key_gradient_step,
     matmul,
     query_gradient_step,
+    restore_nan,
     softmax_step,
 )
 from nsa_core.kernels.triton.tiles import locate
@@ -102,7 +103,7 @@ def merge_forward_kernel(
             out = out * decay[:, None] + part * weight[:, None]
             peak = raised
     divisor, lse = finish_softmax(peak, total)
-    out = (out / divisor[:, None]).to(OUT.dtype.element_ty)
+    out = restore_nan(out / divisor[:, None]).to(OUT.dtype.element_ty)
     tl.store(OUT + head_row * E + local[:, None] * E + ee[None, :], out, mask=inside[:, None])
     tl.store(LSE + head_row + local, lse, mask=inside)
 

@@ -13,6 +13,8 @@ SLIDING = tl.constexpr(1)  # keys are the last SPAN tokens
 CHOSEN = tl.constexpr(2)  # keys are the tokens of the blocks whose bit is set
 INFINITY = tl.constexpr(float("inf"))
 LOWEST = tl.constexpr(-1e30)  # a running maximum that no finite score goes below
+HUGE = tl.constexpr(3.38e38)  # bfloat16 and float32 hold it
+UNREACHED = tl.constexpr(1e20)  # no sum of sound values is as large, nor HUGE with a weight > 3e-19
 LN2 = tl.constexpr(0.6931471805599453)
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -83,29 +85,28 @@ def softmax_step(scores, v, qk_scale, peak, total, out, chosen, HAS_CHOICE: tl.c
 
 
 @triton.jit
-def is_not_finite(v):
-    """Whether any value of a tile is infinite or NaN, as a scalar; told from the exponents."""
-    if v.dtype.primitive_bitwidth == 32:
-        largest = tl.max(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1), 0)
-        return largest >= 0x7F800000
-    else:  # noqa: RET505 - both are compile-time branches
-        largest = tl.max(tl.max((v.to(tl.int16, bitcast=True) & 0x7FFF).to(tl.int32), 1), 0)
-        return largest >= (0x7F80 if v.dtype == tl.bfloat16 else 0x7C00)
-
-
-@triton.jit
 def hide_unseen(scores, v, seen):
     """Scores that are -inf where a row does not see a key, and values that cannot reach such a row.
 
-    0 * NaN is NaN, so a value that is not finite is taken for 0, and makes the scores of the rows
-    that do see its key NaN. Sound tiles pay for one look only.
+    0 * NaN is NaN, and 0 times a huge number is 0. So a value that is not finite is taken for the
+    largest finite one, and `restore_nan` turns what came of it into NaN: two elementwise steps,
+    where a look for NaN would cost the loop a reduction. Half precision has no number that no sum
+    of values reaches: there the scores of the rows that do see such a key are made NaN.
     """
-    if is_not_finite(v):
+    if v.dtype == tl.float16:
         is_finite = tl.abs(v.to(tl.float32)) < INFINITY
         is_broken = tl.max(tl.where(is_finite, 0, 1), 1) > 0
         scores = tl.where(is_broken[None, :], float("nan"), scores)
         v = tl.where(is_finite, v, 0.0).to(v.dtype)
+    else:
+        v = tl.minimum(tl.maximum(v, -HUGE), HUGE).to(v.dtype)  # of a NaN and a number: the number
     return tl.where(seen, scores, -INFINITY), v
+
+
+@triton.jit
+def restore_nan(out):
+    """Sums of values, NaN where a value that was not finite is one of them; see `hide_unseen`."""
+    return tl.where(tl.abs(out) > UNREACHED, float("nan"), out)
 
 
 @triton.jit
