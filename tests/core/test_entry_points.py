@@ -13,6 +13,7 @@ from nsa_core.checks import machine
 from nsa_core.config.recipe import resolve
 from nsa_core.data import __main__ as data
 from nsa_core.evaluate import __main__ as evaluate
+from nsa_core.rundir import bounded_json
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, write_manifest
 from nsa_core.train import __main__ as train
@@ -98,10 +99,10 @@ def test_a_run_directory_that_may_not_be_read_is_refused(
         ),
     )
 
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, *_: object) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))  # as root, chmod refuses nothing
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(bounded_json, "read_bounded", refuse)
     said = refused(main, [*words, tmp_path], capfd)
     assert f"error: {tmp_path}/manifest.json: Permission denied" in said
 

@@ -60,6 +60,8 @@ LINES: dict[str, int] = {
     "config check --recipe tiny-cpu --profile cpu": 0,
     "config show --recipe tiny-cpu --profile cpu --origin": 0,
     "config show --operator": 0,
+    "config trust {folder}/project/nsa-ops.toml --plan": 0,
+    "config trusted": 0,
     "profile ls": 0,
     **{f"profile show {path.stem}": 0 for path in sorted((REPOSITORY / "profiles").glob("*.yaml"))},
     "profile explain a100": 0,
@@ -80,6 +82,8 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPod]:
     assert local.launch("r1", "schedule.steps=4000").exit_code == 0
     local.must("halt", "r1")
     local.must("backup", "pull", "r1")
+    (local.folder / "project").mkdir()
+    (local.folder / "project" / "nsa-ops.toml").write_text('recipe = "tiny-cpu"\n')
     yield local
     local.stop()
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,7 +160,7 @@ def test_a_call_whose_command_was_killed_is_cut_off_and_one_at_work_is_under_way
     assert killed.returncode == -9
 
     class Looking(FakeTransport):
-        def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Completed:
+        def run(self, argv: Sequence[str], **_limits: Any) -> Completed:
             (first, second) = read_audit(path, AuditQuery()).entries
             assert first.outcome.startswith("cut off: process ")
             assert second.outcome == f"under way in process {os.getpid()}"
