@@ -88,18 +88,18 @@ def softmax_step(scores, v, qk_scale, peak, total, out, chosen, HAS_CHOICE: tl.c
 def hide_unseen(scores, v, seen):
     """Scores that are -inf where a row does not see a key, and values that cannot reach such a row.
 
-    0 * NaN is NaN, and 0 times a huge number is 0. So a value that is not finite is taken for the
-    largest finite one, and `restore_nan` turns what came of it into NaN: two elementwise steps,
-    where a look for NaN would cost the loop a reduction. Half precision has no number that no sum
-    of values reaches: there the scores of the rows that do see such a key are made NaN.
+    0 * NaN is NaN, and 0 times a huge number is 0. So a value that is not finite is taken for a
+    huge one, and `restore_nan` turns what came of it into NaN: two elementwise steps, where a look
+    for NaN would cost the loop a reduction. Half precision has no number that no sum of values
+    reaches: there the scores of the rows that do see such a key are made NaN.
     """
+    is_finite = tl.abs(v.to(tl.float32)) < INFINITY
     if v.dtype == tl.float16:
-        is_finite = tl.abs(v.to(tl.float32)) < INFINITY
         is_broken = tl.max(tl.where(is_finite, 0, 1), 1) > 0
         scores = tl.where(is_broken[None, :], float("nan"), scores)
         v = tl.where(is_finite, v, 0.0).to(v.dtype)
     else:
-        v = tl.minimum(tl.maximum(v, -HUGE), HUGE).to(v.dtype)  # of a NaN and a number: the number
+        v = tl.where(is_finite, v, tl.full(v.shape, HUGE, v.dtype))
     return tl.where(seen, scores, -INFINITY), v
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nsa_core.kernels import gathered, sdpa, tiles
+from nsa_core.kernels import gathered, gathered_backend, tiles
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
@@ -23,7 +23,7 @@ def tiling(request, monkeypatch):
     tile, elements, factor = request.param
     monkeypatch.setattr(tiles, "LONG_TILE", tile)
     monkeypatch.setitem(gathered.CHUNK_ELEMENTS, "cpu", elements)
-    monkeypatch.setattr(sdpa, "MASKED_LENGTH_FACTOR", factor)
+    monkeypatch.setattr(gathered_backend, "MASKED_LENGTH_FACTOR", factor)
 
 
 def packings(lengths):

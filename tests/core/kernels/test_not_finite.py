@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from nsa_core.kernels import gathered, sdpa, tiles
+from nsa_core.kernels import gathered, gathered_backend, tiles
 from nsa_core.kernels.decode import CachedPairs, GatheredDecode
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
@@ -28,7 +28,7 @@ def backend(request, monkeypatch):
     tile, elements, factor = TILINGS[request.param]
     monkeypatch.setattr(tiles, "LONG_TILE", tile)
     monkeypatch.setitem(gathered.CHUNK_ELEMENTS, "cpu", elements)
-    monkeypatch.setattr(sdpa, "MASKED_LENGTH_FACTOR", factor)
+    monkeypatch.setattr(gathered_backend, "MASKED_LENGTH_FACTOR", factor)
     return GatheredBackend()
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from nsa_core.checks.causality import perturbation_probe
-from nsa_core.kernels import gathered, sdpa
+from nsa_core.kernels import gathered, gathered_backend
 from nsa_core.kernels.gathered import TileKeys
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
@@ -221,22 +221,22 @@ def equal_weights_in_equation_9(monkeypatch):
 
 
 def tie_broken_by_a_small_multiple_of_the_index(monkeypatch):
-    plain = sdpa.choose_blocks
+    plain = gathered_backend.choose_blocks
 
     def choose_blocks(score, position, geometry):
         return plain(score + 1e-8 * torch.arange(score.shape[-1]), position, geometry)
 
-    monkeypatch.setattr(sdpa, "choose_blocks", choose_blocks)
+    monkeypatch.setattr(gathered_backend, "choose_blocks", choose_blocks)
 
 
 def plant_scores(monkeypatch, change):
     """Change the importance of the blocks before they are ranked."""
-    plain = sdpa.choose_blocks
+    plain = gathered_backend.choose_blocks
 
     def choose_blocks(score, position, geometry):
         return plain(change(score), position, geometry)
 
-    monkeypatch.setattr(sdpa, "choose_blocks", choose_blocks)
+    monkeypatch.setattr(gathered_backend, "choose_blocks", choose_blocks)
 
 
 def choice_by_the_query_of_the_next_token(monkeypatch):
@@ -259,14 +259,14 @@ def random_choice(monkeypatch):
 
 def plant_head_sum(monkeypatch, reduce):
     """Reduce the heads of a group by something else than their sum."""
-    plain = sdpa.attention_probabilities
+    plain = gathered_backend.attention_probabilities
 
     def attention_probabilities(*inputs):
         prob = plain(*inputs)
         wrong = reduce(prob)
         return torch.cat((wrong, torch.zeros_like(prob[:, :, :, 1:])), dim=3)
 
-    monkeypatch.setattr(sdpa, "attention_probabilities", attention_probabilities)
+    monkeypatch.setattr(gathered_backend, "attention_probabilities", attention_probabilities)
 
 
 def highest_head_for_the_sum(monkeypatch):
