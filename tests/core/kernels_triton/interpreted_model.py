@@ -68,8 +68,8 @@ def statistics(backend) -> dict[str, float]:
 def later_nan(backend) -> dict[str, int]:
     """Bits that a NaN in the keys and values of later tokens moved, and tokens that show it."""
     config = model_on(backend).config.model_copy(update={"tie_embeddings": False})
-    outs, first = [], 75
-    row = tokens(1, 90) % 30
+    outs, first = [], 41
+    row = tokens(1, 50) % 30
     row[:, first:] = 30
     for value in (0.5, float("nan")):
         model = small_model(config, backends=BranchBackends.of(backend), dtype=torch.float32)
