@@ -57,8 +57,11 @@ def under_another_name(world: World, side: Side, step: int) -> None:
 FOREIGN = (of_another_run, of_another_launch, of_no_attempt, of_another_step, under_another_name)
 
 
-@pytest.mark.parametrize("side_name", ["far", "near"])
-@pytest.mark.parametrize("forge", FOREIGN, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    ("side_name", "forge"),
+    [("far", of_another_launch), *(("near", forge) for forge in FOREIGN)],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
 def test_a_foreign_checkpoint_is_refused_and_the_good_ones_come(
     world: World, side_name: str, forge: Any
 ) -> None:
