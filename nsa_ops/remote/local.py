@@ -21,7 +21,7 @@ class LocalTransport:
 
     def __init__(self, environment: Mapping[str, str], *, longest_s: float = math.inf) -> None:
         self._environment = dict(environment)
-        self._longest_s = longest_s
+        self.longest_s = longest_s
 
     @property
     def where(self) -> str:
@@ -53,7 +53,7 @@ class LocalTransport:
         max_bytes: int,
     ) -> Completed:
         """Run a command whose stdout goes to a sink as it arrives."""
-        timeout_s = min(timeout_s, self._longest_s)
+        timeout_s = min(timeout_s, self.longest_s)
         errors = bytearray()
         what = f"`{_short(argv)}` on {self.where}"
         feeds = (Ceiling(sink, max_bytes, what), Ceiling(errors.extend, MAX_OUTPUT_BYTES, what))
