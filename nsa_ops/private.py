@@ -4,6 +4,7 @@ A folder of an earlier version, or one that something else has opened to others,
 next start. What belongs to another user is refused: its owner could change it under us.
 """
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
@@ -73,8 +74,13 @@ def close_to_others(path: Path) -> bool:
 
 
 def create_private(path: Path) -> None:
-    """Make an empty file with 0600 where there is none; sqlite gives its journals the same."""
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    """Make an empty file with 0600 where there is none; sqlite gives its journals the same.
+
+    A file that is there is never opened: to close it would give up every lock that sqlite holds on
+    it in this process, and another command could then write over what this one has written.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def close_tree(folder: Path) -> Closing:

@@ -14,9 +14,10 @@ _DAY_S = 86_400
 
 def format_time(unix_s: float) -> str:
     """`2026-11-27 14:03:00 UTC`: to the second."""
-    if not math.isfinite(unix_s):
+    try:
+        return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):  # no number, or a year that no calendar has
         return "unknown"
-    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def format_duration(seconds: float) -> str:

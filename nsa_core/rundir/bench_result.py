@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nsa_core.config.base import TolerantModel
+from nsa_core.rundir.bounded_json import JsonError, parse_model
 
 SCHEMA_VERSION = 1
 
@@ -76,7 +77,10 @@ def parse_bench_result(content: bytes | str, where: str) -> BenchResult:
         BenchResultError: If it is no bench result.
     """
     try:
-        result = BenchResult.model_validate_json(content)
+        result = parse_model(BenchResult, content.encode() if isinstance(content, str) else content)
+    except JsonError as error:
+        message = f"{where} is no bench result: {error}"
+        raise BenchResultError(message) from error
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])

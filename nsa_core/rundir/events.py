@@ -6,7 +6,7 @@ from typing import Any
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import append_line
-from nsa_core.rundir.jsonl import read_records
+from nsa_core.rundir.jsonl import MAX_HISTORY_BYTES, read_last_records
 from nsa_core.rundir.layout import RunDir
 
 
@@ -58,5 +58,5 @@ def record(
 
 
 def read_events(run: RunDir) -> list[Event]:
-    """All events that can be read, oldest first; a torn line is passed over."""
-    return read_records(run.events, Event).records
+    """Events that can be read, oldest first; a torn line, or one older than a run has, is not."""
+    return read_last_records(run.events, Event, MAX_HISTORY_BYTES).records

@@ -3,12 +3,13 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.bounded_json import LINE, parse_model
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.redaction import FreeText, redact
+
+_MAX_BYTES = 65_536
 
 
 class HaltRequest(TolerantModel):
@@ -38,6 +39,16 @@ def write_halt(run: RunDir, request: HaltRequest) -> None:
     write_text(run.halt, request.model_dump_json() + "\n")
 
 
+def _read_text(run: RunDir) -> str:
+    """The beginning of the file: whatever its length, its existence asks for a stop."""
+    with run.halt.open("rb") as file:
+        return file.read(_MAX_BYTES).decode(errors="replace")
+
+
+def _parse_request(text: str) -> HaltRequest:
+    return parse_model(HaltRequest, text.encode(), LINE)
+
+
 def _from_plain_line(text: str, path: Path, run_id: str, attempt: int) -> HaltRequest:
     reason = text.strip().removeprefix("halt:").strip() or "a plain .HALT file"
     return HaltRequest(
@@ -60,12 +71,12 @@ def read_halt(
         started_unix_s: When this attempt started, by the same machine's clock.
     """
     try:
-        text = run.halt.read_text(errors="replace")
+        text = _read_text(run)
     except FileNotFoundError:
         return None
     try:
-        request = HaltRequest.model_validate_json(text)
-    except ValidationError:
+        request = _parse_request(text)
+    except ValueError:
         request = _from_plain_line(text, run.halt, run_id, attempt)
         return request if request.at >= started_unix_s else None
     return request if (request.run_id, request.attempt) == (run_id, attempt) else None
@@ -73,13 +84,14 @@ def read_halt(
 
 def describe_halt_file(run: RunDir) -> str | None:
     """One line that says what stands in `.HALT`, for a stale one that is being ignored."""
-    if not run.halt.exists():
-        return None
-    written = datetime.fromtimestamp(run.halt.stat().st_mtime, UTC)
-    text = run.halt.read_text(errors="replace")
     try:
-        request = HaltRequest.model_validate_json(text)
-    except ValidationError:
+        text = _read_text(run)
+        written = datetime.fromtimestamp(run.halt.stat().st_mtime, UTC)
+    except FileNotFoundError:
+        return None
+    try:
+        request = _parse_request(text)
+    except ValueError:
         meant = redact(text.strip())[:120]
     else:
         meant = f"{request.by} asked {request.run_id} attempt {request.attempt}: {request.reason}"

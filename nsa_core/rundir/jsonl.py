@@ -1,14 +1,18 @@
 """Read JSON lines by byte offset: nothing lost, nothing repeated, torn lines counted."""
 
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 from pydantic import BaseModel
 
 from nsa_core.rundir.bounded_json import LINE, parse_model
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
+#: The newest part of a file that is read as a whole: 200,000 heartbeats of 300 bytes.
+MAX_HISTORY_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,19 @@ def parse_records(content: bytes, kind: type[RecordT], offset: int = 0) -> Recor
     return Records(records, offset + len(whole) + len(newline), torn)
 
 
+def _open(path: Path) -> BinaryIO:
+    """A regular file to read; anything else is not waited for and has no records.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(path)
+    return os.fdopen(descriptor, "rb")
+
+
 def read_records(
     path: Path, kind: type[RecordT], offset: int = 0, max_bytes: int = -1
 ) -> Records[RecordT]:
@@ -54,7 +71,7 @@ def read_records(
             than this is passed over in pieces, each counted as torn.
     """
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             file.seek(offset)
             content = file.read(max_bytes)
     except FileNotFoundError:
@@ -67,11 +84,11 @@ def read_records(
 def read_last_records(path: Path, kind: type[RecordT], max_bytes: int = 65536) -> Records[RecordT]:
     """Read the records in the last bytes of a file; a line cut by the window is passed over."""
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             end = file.seek(0, 2)
             start = max(0, end - max_bytes)
             file.seek(start)
-            content = file.read()
+            content = file.read(max_bytes)
     except FileNotFoundError:
         return Records([], 0, 0)
     if start:

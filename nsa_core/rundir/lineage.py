@@ -3,7 +3,8 @@
 A run id is a name, and two machines can use one name. Each attempt therefore has a random
 identity, and the manifest of an attempt holds those of all earlier ones. Files that were written
 before attempts had an identity are of unknown lineage: they belong to a run as long as nothing
-contradicts.
+contradicts. An attempt that has an identity writes it into each checkpoint, so that one without
+any is not of it.
 """
 
 from typing import Protocol
@@ -83,8 +84,9 @@ def _find_other_parent(checkpoint: Written, manifest: RunManifest) -> str | None
         return f"it was written by run {checkpoint.run_id}, not by {manifest.run_id}{named}"
     if parent.step != checkpoint.step:
         return f"it is step {checkpoint.step} of {parent.run_id}, and the parent is {parent.step}"
-    if parent.attempt_id and checkpoint.attempt_id not in {"", parent.attempt_id}:
-        ids = f"{checkpoint.attempt_id[:_SHOWN]}, and the parent's is {parent.attempt_id[:_SHOWN]}"
+    if parent.attempt_id and checkpoint.attempt_id != parent.attempt_id:
+        found = checkpoint.attempt_id[:_SHOWN] or "unknown"
+        ids = f"{found}, and the parent's is {parent.attempt_id[:_SHOWN]}"
         return f"it is of another lineage of {parent.run_id}: its attempt is {ids}"
     return None
 
@@ -93,14 +95,18 @@ def _find_other_attempt(checkpoint: Written, lineage: Lineage) -> str | None:
     attempt, found = checkpoint.attempt, checkpoint.attempt_id
     if not 0 <= attempt <= lineage.attempt:
         return f"it was written by attempt {attempt}, and {lineage.run_id} is at {lineage.attempt}"
-    if not found or found == lineage.ids.get(attempt):
+    if found == lineage.ids.get(attempt, "") and (attempt or not _is_known(lineage)):
         return None
-    known = lineage.ids.get(attempt, "")
-    known = known[:_SHOWN] if known else "none"
+    known = lineage.ids.get(attempt, "")[:_SHOWN] or "none"
     return (
-        f"it is of another lineage of {lineage.run_id}: its attempt {attempt} is "
-        f"{found[:_SHOWN]}, and this run's is {known}"
+        f"it is of another lineage of {lineage.run_id}: its attempt {attempt or 'unknown'} is "
+        f"{found[:_SHOWN] or 'unknown'}, and this run's is {known}"
     )
+
+
+def _is_known(lineage: Lineage) -> bool:
+    """Whether every attempt has an identity, so that none can have written a file without one."""
+    return all(attempt in lineage.ids for attempt in range(1, lineage.attempt + 1))
 
 
 def find_divergence(held: Lineage, now: Lineage) -> str | None:

@@ -5,7 +5,7 @@ from rich.console import Console
 from nsa_ops.cli.render import facts, line, table
 from nsa_ops.quantities import format_bytes, format_time
 from nsa_ops.runs.backup.catalog import BackupEntry
-from nsa_ops.runs.backup.pull import Pulled
+from nsa_ops.runs.backup.pulled import Pulled
 from nsa_ops.runs.backup.push import Pushed
 from nsa_ops.runs.backup.restore import Drilled, Restored
 from nsa_ops.runs.backup.retention import Pruned

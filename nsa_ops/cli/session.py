@@ -116,6 +116,7 @@ class Session:
                 connect_audited,
                 tell=self.tell if self.is_verbose else None,
                 unrecorded=self._unrecorded,
+                timeout_s=self.options.timeout_s,
             ),
             timeout_s=self.options.timeout_s,
         )

@@ -16,10 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
 
-from pydantic import ValidationError
-
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.layout import RunDir
 from nsa_ops.facts.gpu import GPU
 from nsa_ops.facts.kernel_log import Event, parse_kernel_log
@@ -229,7 +228,7 @@ class CardWatch:
 def read_card_evidence(run: RunDir, attempt: int) -> CardEvidence | None:
     """What the watchdog last saw of the cards in this attempt; None if it wrote nothing."""
     try:
-        found = CardEvidence.model_validate_json(run.cards.read_bytes())
-    except (FileNotFoundError, ValidationError):
+        found = read_model(CardEvidence, run.cards)
+    except (FileNotFoundError, ValueError):
         return None
     return found if found.attempt == attempt else None

@@ -6,10 +6,9 @@ import time
 from contextlib import suppress
 from typing import Literal
 
-from pydantic import ValidationError
-
 from nsa_core.rundir import events
 from nsa_core.rundir.atomic import append_line, write_text
+from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.process import identify
 from nsa_ops.pod.messages import WatchdogRecord
@@ -22,8 +21,8 @@ _SAME_AGAIN_S = 1.0
 def read_watchdog(run: RunDir) -> WatchdogRecord | None:
     """watchdog.json; None if there is none or it cannot be read."""
     try:
-        return WatchdogRecord.model_validate_json(run.watchdog.read_bytes())
-    except (FileNotFoundError, ValidationError):
+        return read_model(WatchdogRecord, run.watchdog)
+    except (FileNotFoundError, ValueError):
         return None
 
 

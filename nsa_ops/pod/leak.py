@@ -7,8 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
+from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.report import Report
@@ -73,10 +72,10 @@ def read_causality(file: Path, *, is_probing: bool | None = None) -> Causality:
         is_probing: Whether the probe still runs; None judges by the age of the file.
     """
     try:
-        report = Report.model_validate_json(file.read_bytes())
+        report = read_model(Report, file)
     except FileNotFoundError:
         return "not probed"
-    except ValidationError:
+    except ValueError:
         young = time.time() - file.stat().st_mtime < PROBE_S
         return "probing" if (young if is_probing is None else is_probing) else "unknown"
     statuses = {check.status for check in report.checks if check.name.startswith("causality.")}

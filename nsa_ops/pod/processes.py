@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.attempt_id import AttemptId
+from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.process import (
     ProcessIdentity,
@@ -58,8 +57,8 @@ def write_processes(run: RunDir, record: RunProcesses) -> None:
 def read_processes(run: RunDir, attempt: int | None = None) -> RunProcesses | None:
     """The recorded processes; None without a record, or if it is about another attempt."""
     try:
-        record = RunProcesses.model_validate_json(run.process.read_bytes())
-    except (FileNotFoundError, ValidationError):
+        record = read_model(RunProcesses, run.process)
+    except (FileNotFoundError, ValueError):
         return None
     return record if attempt in {None, record.attempt} else None
 

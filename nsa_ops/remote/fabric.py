@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import math
 import queue
 import select
 import shutil
@@ -60,8 +61,11 @@ class FabricTransport(FramedTransport):
     With a password it logs in by that alone; without one, by the keys that ssh would try.
     """
 
-    def __init__(self, target: SshTarget, password: str | None = None) -> None:
+    def __init__(
+        self, target: SshTarget, password: str | None = None, *, longest_s: float = math.inf
+    ) -> None:
         self._target = target
+        self.longest_s = longest_s
         self._password = password
         self._fabric, self._paramiko = _load()
         self._connection: Any = None

@@ -9,7 +9,7 @@ from nsa_core.rundir.atomic import fsync_dir
 from nsa_core.rundir.checkpoint import hash_file
 from nsa_core.rundir.names import beside
 from nsa_ops.errors import NotFoundError, PartialError, VerificationError
-from nsa_ops.remote.inbound import Listing, parse_listing
+from nsa_ops.remote.inbound import ODD, Listing, parse_listing
 from nsa_ops.remote.part import PartWriter
 from nsa_ops.remote.transport import MAX_LISTING_BYTES, Ceiling, Completed, Transport
 
@@ -20,11 +20,13 @@ CHUNK_TIMEOUT_S = 300.0
 LIST_TIMEOUT_S = 300.0
 
 _NO_FOLDER = 66
-# Each file is hashed up to the size it had when it was looked at: appending changes nothing of it.
+# Links, pipes and devices are named, so that what is not brought can be told. Each file is hashed
+# up to the size it had when it was looked at: appending changes nothing of it.
 _LIST = f"""
 cd -- "$1" || exit {_NO_FOLDER}
 shift
-find . "$@" -type f -exec sh -c '
+find . "$@" ! -type d ! -type f -exec sh -c '
+  for name; do printf "%s%s\\0" "{ODD}" "$name"; done' sh {{}} + -o -type f -exec sh -c '
   for name; do
     size=$(stat -c %s -- "$name" 2>/dev/null) || continue
     sum=$(head -c "$size" < "$name" | sha256sum) || continue
@@ -37,6 +39,8 @@ def list_files(
     transport: Transport, folder: PurePosixPath, *, without: Sequence[str] = ()
 ) -> Listing:
     """All files under a folder on the pod with size and hash, in one round trip.
+
+    What is neither a file nor a folder is refused by its name.
 
     Args:
         transport: Door to the pod.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nsa_ops.errors import ConfigurationError, VerificationError
+from nsa_ops.remote.transport import OversizeError
 
 #: What the pod's login shell is given. Any shell parses it (fish and csh too), it holds nothing of
 #: the call, and POSIX `read` takes one line and leaves the rest of stdin to the command.
@@ -32,7 +33,9 @@ MISSING = "missing"
 NOT_EXECUTABLE = "refused"
 
 _PLAIN = re.compile(r"[\n\x20-\x7e]*")
-_MAX_NOISE = 65_536
+#: Bytes outside the marks of one stream: start-up files and ssh print a few kilobytes at most.
+MAX_NOISE_BYTES = 2**20
+_MAX_KEPT_NOISE = 65_536
 _PID = re.compile(rb"([0-9]{1,10});")
 _ENDING = re.compile(rf"([0-9]{{1,3}}|{MISSING}|{NOT_EXECUTABLE});".encode())
 _MAX_VALUE = 11
@@ -136,11 +139,17 @@ class Framed:
         self._sink = sink
         self._pending = b""
         self._noise = b""
+        self._num_noise_bytes = 0
         self.pid: int | None = None
         self.ending: str | None = None
 
     def feed(self, piece: bytes) -> None:
-        """Take the next bytes of the stream."""
+        """Take the next bytes of the stream.
+
+        Raises:
+            VerificationError: If a mark cannot be understood.
+            OversizeError: If more than `MAX_NOISE_BYTES` stand outside the marks.
+        """
         self._pending = self._pending + piece if self._pending else piece
         if self.ending is not None:
             self._pass_noise(len(self._pending))
@@ -196,9 +205,18 @@ class Framed:
         return value
 
     def _pass_noise(self, count: int) -> None:
-        if count > 0:
-            self._noise = (self._noise + self._pending[:count])[-_MAX_NOISE:]
-            self._pending = self._pending[count:]
+        if count <= 0:
+            return
+        self._noise = (self._noise + self._pending[:count])[-_MAX_KEPT_NOISE:]
+        self._pending = self._pending[count:]
+        self._num_noise_bytes += count
+        if self._num_noise_bytes > MAX_NOISE_BYTES:
+            message = (
+                f"The pod printed {self._num_noise_bytes} bytes or more around an answer, and the "
+                f"limit is {MAX_NOISE_BYTES}"
+            )
+            hint = "Let the login's start-up files on the pod print only in interactive shells"
+            raise OversizeError(message, hint=hint)
 
 
 def _begun(mark: bytes, stream: bytes) -> int:

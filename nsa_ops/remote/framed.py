@@ -1,5 +1,6 @@
 """What transports over a link share: framed calls, whole-file copies, and what an end means."""
 
+import math
 import os
 import secrets
 import shutil
@@ -48,7 +49,13 @@ class Ended:
 
 
 class FramedTransport(ABC):
-    """The contract of `Transport` on top of one exchange of bytes with `sh` on the pod."""
+    """The contract of `Transport` on top of one exchange of bytes with `sh` on the pod.
+
+    Attributes:
+        longest_s: No call may take longer, whatever it asks for.
+    """
+
+    longest_s: float = math.inf
 
     @property
     @abstractmethod
@@ -169,6 +176,7 @@ class FramedTransport(ABC):
             timeout_s: Deadline.
             is_last: No other call is made where this one has to be ended there.
         """
+        timeout_s = timeout_s if is_last else min(timeout_s, self.longest_s)
         nonce = secrets.token_hex(16)
         line = encode_call(argv, nonce)
         errors = bytearray()

@@ -26,6 +26,8 @@ MAX_FILES = 100_000
 _ENTRY = re.compile(
     rb"(?P<size>[0-9]{1,19}) (?P<sha256>[0-9a-f]{64}) (?:\./)?(?P<name>.+)", re.DOTALL
 )
+#: Begins the entry of a link, pipe, socket or device, which has no size and hash.
+ODD = "- - "
 #: A file that is being written whole (see nsa_core.rundir.atomic), not yet under its name.
 _UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")
 
@@ -94,6 +96,9 @@ def parse_listing(content: bytes) -> Listing:
 
 
 def _parse_entry(entry: bytes) -> RemoteFile | Refusal:
+    if entry.startswith(ODD.encode()):
+        name = entry.removeprefix(ODD.encode()).removeprefix(b"./")
+        return Refusal(show_name(os.fsdecode(name)), "is a link, or no regular file")
     match = _ENTRY.fullmatch(entry)
     if match is None:
         shown = show_name(os.fsdecode(entry))

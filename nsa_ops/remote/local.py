@@ -1,5 +1,6 @@
 """The transport for a pod that is this machine: child processes and files, same contract as SSH."""
 
+import math
 import secrets
 import shutil
 import subprocess
@@ -18,8 +19,9 @@ _PIECE_BYTES = 2**20
 class LocalTransport:
     """This machine as the pod; processes get a login's environment, not the caller's."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], *, longest_s: float = math.inf) -> None:
         self._environment = dict(environment)
+        self.longest_s = longest_s
 
     @property
     def where(self) -> str:
@@ -51,6 +53,7 @@ class LocalTransport:
         max_bytes: int,
     ) -> Completed:
         """Run a command whose stdout goes to a sink as it arrives."""
+        timeout_s = min(timeout_s, self.longest_s)
         errors = bytearray()
         what = f"`{_short(argv)}` on {self.where}"
         feeds = (Ceiling(sink, max_bytes, what), Ceiling(errors.extend, MAX_OUTPUT_BYTES, what))

@@ -1,5 +1,6 @@
 """The transport over the system's OpenSSH: one shared link a pod, nobody asked, every end told."""
 
+import math
 import os
 import re
 import stat
@@ -33,8 +34,9 @@ _EVERYWHERE = re.compile(r"(xterm|screen|tmux)(-256color)?|linux|vt1\d\d|dumb")
 class OpenSSHTransport(FramedTransport):
     """`ssh` with a control master of its own; `~/.ssh/config` is honoured and never edited."""
 
-    def __init__(self, target: SshTarget) -> None:
+    def __init__(self, target: SshTarget, *, longest_s: float = math.inf) -> None:
         self._target = target
+        self.longest_s = longest_s
 
     @property
     def where(self) -> str:

@@ -23,6 +23,8 @@ from nsa_ops.remote.transport import MAX_LISTING_BYTES, MAX_OUTPUT_BYTES, QUICK_
 #: What came before a cut waits here; a good file stays in its place until the new one is whole.
 PARTIAL_DIR = ".nsa-partial"
 
+#: Seconds without a byte after which rsync gives up; hashing a checkpoint takes minutes.
+_SILENT_S = 900
 _NO_SOURCE, _PARTIAL, _VANISHED, _NOT_FOUND = 3, 23, 24, 127
 #: Stands for the pod; the shared link knows where it is.
 _HOST = "pod"
@@ -43,7 +45,7 @@ def put_tree(
         source: Folder here.
         target: Folder there.
         names: Paths relative to both. Links, devices and anything else in the source stay here.
-        timeout_s: Deadline of each of the two passes.
+        timeout_s: Deadline of each of the two passes; the link's own, if that is shorter.
 
     Raises:
         NotFoundError: If the source is no folder, or rsync is missing on the pod.
@@ -57,7 +59,8 @@ def put_tree(
     transport.run(("true",), timeout_s=QUICK_S)  # opens the shared link, or says why it cannot
     words = ["rsync", "-a", "--no-links", "--no-devices", "--no-specials", "-s"]
     words += ["--files-from=-", "--from0", f"--partial-dir={PARTIAL_DIR}"]
-    words += ["-e", _remote_shell(transport)]
+    timeout_s = min(timeout_s, transport.longest_s)
+    words += [f"--timeout={_SILENT_S}", "-e", _remote_shell(transport)]
     ends = ["--", f"{source.absolute()}/", f"{_HOST}:{target}/"]
     _rsync(transport, [*words, *ends], listed, timeout_s)
     compare = [*words, "-n", "-c", "--out-format=%n", *ends]

@@ -4,9 +4,8 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
 from nsa_core.config.errors import one_line
+from nsa_core.rundir.bounded_json import MANIFEST, parse_model
 from nsa_core.rundir.layout import check_run_id
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError, VerificationError
@@ -109,8 +108,8 @@ def _read_record(link: PodLink, run_id: str, known: RunRecord | None) -> RunReco
     path, pod = f"{link.run_dir(name)}/manifest.json", link.record
     try:
         content = link.transport.tail(path, 0, max_bytes=_MAX_MANIFEST_BYTES, timeout_s=QUICK_S)
-        manifest = RunManifest.model_validate_json(content)
-    except ValidationError as error:
+        manifest = parse_model(RunManifest, content, MANIFEST)
+    except ValueError as error:
         message = f"`{path}` on pod `{pod.name}` cannot be used: {one_line(error)}"
         hint = f"Look at it with `nsa-ops pod ssh {pod.name}`"
         raise VerificationError(message, hint=hint) from error

@@ -1,5 +1,6 @@
 """What every use case works with: settings, registry, clock, a voice, and the way to a pod."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -98,6 +99,7 @@ def connect_audited(
     settings: Settings,
     tell: Tell | None = None,
     unrecorded: Tell | None = None,
+    timeout_s: float | None = None,
 ) -> Transport:
     """Open the door that the pod's kind names, with every command written to the audit log.
 
@@ -106,9 +108,11 @@ def connect_audited(
         settings: Where the audit log is, and what the door needs of this machine.
         tell: Takes a line for every command too; None keeps them to the log.
         unrecorded: Takes why a command cannot be logged, and it is run; None refuses it.
+        timeout_s: Deadline the operator gave; no call takes longer.
 
     Raises:
         ConfigurationError: If this version does not know the kind.
     """
     log = audit_log(settings, unrecorded)
-    return AuditedTransport(open_door(pod, settings), log, pod.name, tell)
+    longest_s = timeout_s or settings.values.timeout_s or math.inf
+    return AuditedTransport(open_door(pod, settings, longest_s=longest_s), log, pod.name, tell)

@@ -1,5 +1,6 @@
 """Doors: the transport that a pod's kind names, and what this machine gives it."""
 
+import math
 from pathlib import Path
 
 from nsa_ops.errors import ConfigurationError
@@ -15,21 +16,26 @@ from nsa_ops.store import PodRecord
 LOCAL, SSH, FABRIC = "local", "ssh", "fabric"
 
 
-def open_door(pod: PodRecord, settings: Settings) -> Transport:
+def open_door(pod: PodRecord, settings: Settings, *, longest_s: float = math.inf) -> Transport:
     """The way to a pod; nothing is connected before the first call.
+
+    Args:
+        pod: Pod to reach.
+        settings: What the door needs of this machine.
+        longest_s: No call may take longer, whatever it asks for.
 
     Raises:
         ConfigurationError: If this version does not know the kind.
         LocalResourceError: If the kind needs a package that is not installed.
     """
     if pod.kind == LOCAL:
-        return LocalTransport(settings.login_environment)
+        return LocalTransport(settings.login_environment, longest_s=longest_s)
     if pod.kind == SSH:
-        return OpenSSHTransport(target_of(pod, settings))
+        return OpenSSHTransport(target_of(pod, settings), longest_s=longest_s)
     if pod.kind == FABRIC:
         from nsa_ops.remote.fabric import FabricTransport  # needs packages that may be absent
 
-        return FabricTransport(target_of(pod, settings))
+        return FabricTransport(target_of(pod, settings), longest_s=longest_s)
     message = f"Pod `{pod.name}` is of kind `{pod.kind}`, and this version does not know it"
     raise ConfigurationError(message, hint="Update nsa-ops")
 

@@ -1,7 +1,6 @@
 """Prove a resume: go on from an older checkpoint and compare the losses of the steps done twice."""
 
-import csv
-import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,14 @@ from nsa_ops.errors import ConfigurationError, NotFoundError, VerificationError
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.choose import FoundRun, find_run
-from nsa_ops.runs.context import Operator
+from nsa_ops.runs.context import Operator, PodLink
+from nsa_ops.runs.report.rows import parse_lines
 from nsa_ops.runs.resume import Resumed, ResumePlan
 from nsa_ops.runs.wait import ENDED, poll
 
 _MAX_CSV_BYTES = 64 * 1024 * 1024
 REPLAY_S = 3600.0
+_STEP = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,15 @@ def _read_training_csv(found: FoundRun) -> str:
     """training.csv on the pod; empty if the run never recorded a step."""
     path = RunDir(Path(found.report.run_dir)).training_csv
     try:
-        return found.link.transport.tail(
-            str(path), 0, max_bytes=_MAX_CSV_BYTES, timeout_s=QUICK_S
-        ).decode()
+        return _read_text(found.link, path)
     except NotFoundError:
         return ""
+
+
+def _read_text(link: PodLink, file: Path) -> str:
+    """A table of a run on the pod."""
+    content = link.transport.tail(str(file), 0, max_bytes=_MAX_CSV_BYTES, timeout_s=QUICK_S)
+    return content.decode(errors="replace")
 
 
 def last_recorded(training_csv: str, last_step: int) -> int:
@@ -100,10 +105,7 @@ def last_recorded(training_csv: str, last_step: int) -> int:
 
     A row that a kill has cut does not count: the next attempt drops it.
     """
-    whole, _, _torn = training_csv.rpartition("\n")
-    rows = csv.DictReader(io.StringIO(whole))
-    steps = [int(row["step"]) for row in rows if None not in row.values()]
-    return max((step for step in steps if step <= last_step), default=0)
+    return max((step for step in _read_losses(training_csv) if step <= last_step), default=0)
 
 
 def find_replay(operator: Operator, run_id: str | None, *, path: str, sets: Sequence[str]) -> str:
@@ -146,8 +148,10 @@ def compare_losses(before_csv: str, again_csv: str, *, from_step: int, to_step: 
 
 
 def _read_losses(training_csv: str) -> dict[int, str]:
-    """Loss of each step, digits as written."""
-    return {int(row["step"]): row["loss"] for row in csv.DictReader(io.StringIO(training_csv))}
+    """Loss of each step that has a whole row, digits as written."""
+    whole, _, _torn = training_csv.rpartition("\n")
+    rows = [row for row in parse_lines(whole) if "loss" in row]
+    return {int(row["step"]): row["loss"] for row in rows if _STEP.fullmatch(row.get("step", ""))}
 
 
 def await_replay(operator: Operator, planned: ResumePlan, resumed: Resumed) -> ProvenResume:
@@ -173,7 +177,7 @@ def await_replay(operator: Operator, planned: ResumePlan, resumed: Resumed) -> P
     report = poll(operator, link, run.code_id, run.run_id, has_passed, deadline_s, f"step {last}")
     run_dir = RunDir(Path(report.run_dir))
     before, again = (
-        link.transport.tail(str(file), 0, max_bytes=_MAX_CSV_BYTES, timeout_s=QUICK_S).decode()
+        _read_text(link, file)
         for file in (
             run_dir.replayed(resumed.attempt - 1, run_dir.training_csv),
             run_dir.training_csv,

@@ -23,7 +23,8 @@ from nsa_ops.errors import LocalResourceError, OpsError, PodUnreachableError, St
 from nsa_ops.remote.openssh import OpenSSHTransport
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed, Transport
 from nsa_ops.runs.backup.folder import BackupFolder
-from nsa_ops.runs.backup.pull import Pulled, execute_pull, plan_pull
+from nsa_ops.runs.backup.pull import execute_pull, plan_pull
+from nsa_ops.runs.backup.pulled import Pulled
 from tests.integration.ssh_server import SshServer, openssh, ssh_server
 from tests.integration.tcp_proxy import Proxy, tcp_proxy
 from tests.ops.backup.case import RUN_ID, Case

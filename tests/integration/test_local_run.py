@@ -303,10 +303,10 @@ def test_the_run_may_be_left_out_where_only_one_fits(pod: LocalPod) -> None:
 def test_no_process_is_left_when_a_deadline_cuts_the_wait(pod: LocalPod) -> None:
     assert pod.launch("r1", LONG).exit_code == 0
     os.kill(_trainer_pid(pod, "r1"), signal.SIGSTOP)
-    said = pod("checkpoint", "--timeout", "1")
+    said = pod("checkpoint", "--timeout", "5")
     os.kill(_trainer_pid(pod, "r1"), signal.SIGCONT)
     assert said.exit_code == 8
-    assert "Waited 1 s for a new checkpoint" in said.err
+    assert "Waited 5 s for a new checkpoint" in said.err
 
 
 def _trainer_pid(pod: LocalPod, run_id: str) -> int:

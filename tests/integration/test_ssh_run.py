@@ -50,7 +50,9 @@ def test_the_everyday_path_runs_on_a_pod_behind_ssh(pod: SshPod, tmp_path: Path)
     audit = pod.folder / "state" / "audit.jsonl"
     asked = audit.read_bytes().count(b"\n")
     pod.must("watch", "r1", "--once")
-    assert audit.read_bytes().count(b"\n") == asked + 1  # a poll is one round trip
+    assert (
+        audit.read_bytes().count(b"\n") == asked + 2
+    )  # a poll is one round trip, with a line for its begin and its end
     halted = pod.must("halt", "--json").data
     assert (halted["state"], halted["lost_steps"]) == ("halted", 0)
 

@@ -15,7 +15,8 @@ from nsa_ops.runs.agents import probe_run
 from nsa_ops.runs.backup.folder import BackupFolder
 from nsa_ops.runs.backup.loss import at_most_lost
 from nsa_ops.runs.backup.policy import Policy
-from nsa_ops.runs.backup.pull import Problem, Pulled, bring, plan_pull
+from nsa_ops.runs.backup.pull import bring, plan_pull
+from nsa_ops.runs.backup.pulled import Problem, Pulled
 from nsa_ops.runs.backup.receipts import newest_held
 from nsa_ops.runs.backup.retention import plan_prune_here, prune_here
 from nsa_ops.runs.context import Operator, PodLink

@@ -11,16 +11,14 @@ from nsa_core.rundir.checkpoint import CheckpointFile, list_checkpoints
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records
 from nsa_core.rundir.lineage import Lineage, lineage_of
+from nsa_core.rundir.names import show_name
 from nsa_core.rundir.retention import plan_removal
 from nsa_ops.errors import (
     DeadlineError,
     LocalResourceError,
-    NotFoundError,
     OpsError,
     PartialError,
     PodUnreachableError,
-    StateConflictError,
-    VerificationError,
 )
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import format_bytes
@@ -41,18 +39,22 @@ from nsa_ops.runs.backup.lineage import (
 )
 from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost, median_step_s
 from nsa_ops.runs.backup.policy import Policy
+from nsa_ops.runs.backup.pulled import Problem, Pulled
 from nsa_ops.runs.backup.receipts import newest_held
-from nsa_ops.runs.backup.space import check_space, read_free_bytes, read_free_bytes_there
+from nsa_ops.runs.backup.space import (
+    check_space,
+    choose_too_large,
+    no_room,
+    read_free_bytes,
+    read_free_bytes_there,
+)
 from nsa_ops.runs.backup.survey import RemoteCheckpoint, Survey, choose_checkpoints, read_survey
 from nsa_ops.runs.backup.transfer import Transfer
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.store import Receipt
 
-_KINDS: dict[int, type[OpsError]] = {
-    kind.exit_code: kind
-    for kind in (NotFoundError, StateConflictError, VerificationError, LocalResourceError)
-}
 FreeBytes = Callable[[Path], int]
+_ROOM = "Free space, or name a folder on another disk; everything else was brought"
 #: Refusals that a plan shows one by one.
 _MAX_NOTES = 20
 
@@ -88,72 +90,6 @@ class PullPlan:
     pending_bytes: int
     lineage: Lineage | None
     plan: Plan
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that a pull did not bring, or not under its name.
-
-    Attributes:
-        message: What, and why.
-        hint: What to do about it.
-        exit_code: Of the error that it is by itself.
-    """
-
-    message: str
-    hint: str
-    exit_code: int
-
-    @property
-    def is_conflict(self) -> bool:
-        """The pod has another checkpoint of a step that is held."""
-        return self.exit_code == StateConflictError.exit_code
-
-    @property
-    def error(self) -> OpsError:
-        """The problem as an error."""
-        return _KINDS.get(self.exit_code, PartialError)(self.message, hint=self.hint)
-
-
-@dataclass(frozen=True)
-class Pulled:
-    """What a pull brought.
-
-    Attributes:
-        run_id: Run.
-        folder: The backup.
-        num_files: Small files that were brought.
-        pulled_steps: Checkpoints that were brought.
-        present_steps: Checkpoints that were here already and whole.
-        newest_step: Newest checkpoint of the backup whose receipt holds; None without one.
-        num_bytes: Bytes that came over the link.
-        at_risk: What would be lost if the pod were gone now.
-        problems: What was refused, failed, or stands against what is held.
-    """
-
-    run_id: str
-    folder: Path
-    num_files: int
-    pulled_steps: list[int]
-    present_steps: list[int]
-    newest_step: int | None
-    num_bytes: int
-    at_risk: AtMostLost
-    problems: list[Problem]
-
-    @property
-    def failure(self) -> OpsError | None:
-        """What the problems mean for the whole pull: the only one as it is where nothing came."""
-        if not self.problems:
-            return None
-        first = next((one for one in self.problems if one.is_conflict), self.problems[0])
-        if first.is_conflict or (
-            len(self.problems) == 1 and not self.num_files and not self.pulled_steps
-        ):
-            return first.error
-        count = len(self.problems)
-        message = f"{count} of the pod's files were not brought: {first.message}"
-        return PartialError(message, hint=first.hint)
 
 
 def plan_pull(
@@ -197,7 +133,7 @@ def plan_pull(
     notes = [*_notes(survey), *_low_disk(link, survey, run_id)]
     notes += [f"afterwards: {policy.words}"] if policy else []
     pending = sum(_pending_bytes(folder, one) for one in missing)
-    pending += sum(max(0, file.size - bytes_here(folder.root / file.name)) for file in files)
+    pending += sum(_missing_bytes(folder, file) for file in files)
     return PullPlan(
         run_id=run_id,
         source=source,
@@ -255,6 +191,10 @@ def _is_file_here(folder: BackupFolder, file: RemoteFile) -> bool:
     return is_here(folder.root / file.name, size=file.size, sha256=file.sha256)
 
 
+def _missing_bytes(folder: BackupFolder, file: RemoteFile) -> int:
+    return max(0, file.size - bytes_here(folder.root / file.name))
+
+
 def _pending_bytes(folder: BackupFolder, remote: RemoteCheckpoint) -> int:
     pulling = folder.pulling(remote.step)
     arrived = 0
@@ -306,13 +246,16 @@ def bring(
         StateConflictError: If another command writes this backup, or wrote another lineage to it.
         PodUnreachableError, DeadlineError: If the link was lost; the next pull continues there.
     """
-    folder = planned.folder
-    check_space(folder.root, planned.pending_bytes, free_bytes(folder.root))
+    folder, free = planned.folder, free_bytes(planned.folder.root)
+    fitting, too_large = _leave_too_large(planned, free)
+    check_space(folder.root, fitting.pending_bytes, free)
     transfer = Transfer(operator, link.transport, planned.source, folder)
     intent = operator.store.intent("backup pull", planned.run_id, folder=str(folder.root))
     with intent, folder.locked(), _disk_errors(folder), _link_errors(operator):
         check_lineage(folder, planned.lineage, link.record.name)
-        _bring_all(transfer, planned)
+        for failure in too_large:
+            transfer.keep_failure(failure)
+        _bring_all(transfer, planned, fitting)
         _write_latest(folder)
         here = [*planned.unchanged, *transfer.brought]
         write_backup_record(folder, _record(operator, link, planned, here))
@@ -331,6 +274,32 @@ def bring(
     )
 
 
+def _leave_too_large(planned: PullPlan, free: int) -> tuple[PullPlan, list[OpsError]]:
+    """The plan without what the disk has no room for, and the errors for that.
+
+    A size is what the pod says: one that is not true must not keep everything else away.
+    """
+    folder = planned.folder
+    sizes: dict[str | int, int] = {one.name: _missing_bytes(folder, one) for one in planned.files}
+    sizes |= {one.step: _pending_bytes(folder, one) for one in planned.checkpoints}
+    left = choose_too_large(sizes, free)
+    errors: list[OpsError] = []
+    for key in left:
+        if isinstance(key, int):
+            need = no_room(folder.root, f"the checkpoint of step {key}", sizes[key], free)
+            errors.append(LocalResourceError(need, hint=_ROOM))
+        else:
+            need = no_room(folder.root, f"the file {show_name(key)}", sizes[key], free)
+            errors.append(PartialError(need, hint=_ROOM))
+    kept = replace(
+        planned,
+        files=[one for one in planned.files if one.name not in left],
+        checkpoints=[one for one in planned.checkpoints if one.step not in left],
+        pending_bytes=sum(size for key, size in sizes.items() if key not in left),
+    )
+    return kept, errors
+
+
 def _receipts(operator: Operator, planned: PullPlan) -> list[Receipt]:
     """Receipts of this lineage: what is held of another one saves nothing of this one."""
     receipts, lineage = operator.store.receipts(planned.run_id), planned.lineage
@@ -339,12 +308,12 @@ def _receipts(operator: Operator, planned: PullPlan) -> list[Receipt]:
     return receipts_of(receipts, lineage.attempt, lineage.ids.get(lineage.attempt, ""))
 
 
-def _bring_all(transfer: Transfer, planned: PullPlan) -> None:
+def _bring_all(transfer: Transfer, planned: PullPlan, fitting: PullPlan) -> None:
     transfer.refuse(planned.refused)
-    transfer.bring_files(planned.files)
+    transfer.bring_files(fitting.files)
     if planned.is_listed:
         transfer.put_away_gone([*planned.files, *planned.unchanged], planned.refused)
-    transfer.bring_checkpoints(planned.run_id, planned.checkpoints)
+    transfer.bring_checkpoints(planned.run_id, fitting.checkpoints)
     transfer.confirm(planned.run_id, planned.present)
 
 

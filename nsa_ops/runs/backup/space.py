@@ -2,12 +2,15 @@
 
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from nsa_ops.errors import LocalResourceError, VerificationError
 from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.transport import MAX_ANSWER_BYTES, QUICK_S, Transport
 
+KeyT = TypeVar("KeyT")
 #: Left free on a disk beyond what is written, so that a log line or a registry still fits.
 RESERVE_BYTES = 64 * 2**20
 
@@ -42,6 +45,29 @@ def parse_free_bytes(df: str) -> int | None:
     lines = df.strip().splitlines()
     found = _DF_LINE.search(lines[-1]) if len(lines) > 1 else None
     return max(0, int(found["free"])) * 1024 if found else None
+
+
+def choose_too_large(sizes: Mapping[KeyT, int], free_bytes: int) -> list[KeyT]:
+    """What to leave, the largest first, so that the rest fits on a disk; pure.
+
+    Nothing is left out where it would not help: then the disk has no room for the smallest either.
+    """
+    total = sum(sizes.values())
+    left: list[KeyT] = []
+    for key in sorted(sizes, key=lambda one: sizes[one], reverse=True):
+        if total + RESERVE_BYTES <= free_bytes:
+            return left
+        left.append(key)
+        total -= sizes[key]
+    return []
+
+
+def no_room(root: Path, name: str, size: int, free_bytes: int) -> str:
+    """The sentence for one thing that is too large for what is free."""
+    return (
+        f"The disk of `{root}` has {format_bytes(free_bytes)} free, and {name} needs "
+        f"{format_bytes(size)} and {format_bytes(RESERVE_BYTES)} to spare"
+    )
 
 
 def check_space(root: Path, pending_bytes: int, free_bytes: int) -> None:

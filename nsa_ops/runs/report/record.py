@@ -10,9 +10,10 @@ from nsa_core.rundir.checkpoint import Checkpoint, find_damage, list_checkpoints
 from nsa_core.rundir.events import Event, read_events
 from nsa_core.rundir.exit import ExitRecord, read_exit
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_records
+from nsa_core.rundir.jsonl import MAX_HISTORY_BYTES, read_last_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_ops.quantities import format_bytes
 from nsa_ops.runs.report.rows import Rows, read_rows
 
 ContentT = TypeVar("ContentT")
@@ -98,7 +99,12 @@ class RecordedRun:
 def read_record(run: RunDir) -> RecordedRun:
     """Read a run directory; what is missing or damaged is named in the record, not an error."""
     missing: list[str] = []
-    beats = read_records(run.heartbeat(), Heartbeat).records
+    beats = read_last_records(run.heartbeat(), Heartbeat, MAX_HISTORY_BYTES).records
+    missing += [
+        f"{path.name} is longer than {format_bytes(MAX_HISTORY_BYTES)}: its beginning was not read"
+        for path in (run.heartbeat(), run.events)
+        if path.is_file() and path.stat().st_size > MAX_HISTORY_BYTES
+    ]
     return RecordedRun(
         run=run,
         attempts=_read_attempts(run, missing),

@@ -6,6 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nsa_core.rundir.bounded_json import JsonError, read_bounded
+
+#: A line a step of 200 bytes, for more steps than a run has.
+MAX_CSV_BYTES = 256 * 2**20
+#: Steps and attempts beyond this are no counts: a float does not hold them exactly.
+_MAX_COUNT = 2**53
+
 
 @dataclass(frozen=True)
 class Row:
@@ -42,11 +49,17 @@ class Rows:
 
 
 def read_rows(path: Path) -> Rows | None:
-    """The history in a CSV file with a header; None if there is no such file."""
+    """The history in a CSV file with a header; None if there is no such file.
+
+    A file that is longer than any run's is one torn line.
+    """
     if not path.is_file():
         return None
-    text = path.read_bytes().decode(errors="replace")
-    lines = list(csv.DictReader(text.splitlines()))
+    try:
+        text = read_bounded(path, MAX_CSV_BYTES).decode(errors="replace")
+    except JsonError:
+        return Rows([], torn=1)
+    lines = parse_lines(text)
     if lines and not text.endswith("\n"):
         lines[-1] = {}
     rows: list[Row] = []
@@ -56,6 +69,27 @@ def read_rows(path: Path) -> Rows | None:
             rows.append(row)
     joined = join_attempts(rows)
     return Rows(joined, replaced=len(rows) - len(joined), torn=len(lines) - len(rows))
+
+
+def parse_lines(text: str) -> list[dict[str, str]]:
+    """Cells by column of each line below the header; empty for a line that is none of this table.
+
+    A line that no CSV reader takes costs only itself.
+    """
+    reader = csv.reader(text.splitlines())
+    header: list[str] | None = None
+    lines: list[dict[str, str]] = []
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return lines
+        except csv.Error:
+            cells = [""]
+        if header is None:
+            header = cells
+        elif cells:
+            lines.append(dict(zip(header, cells, strict=True)) if len(cells) == len(header) else {})
 
 
 def join_attempts(rows: Sequence[Row]) -> list[Row]:
@@ -68,23 +102,21 @@ def join_attempts(rows: Sequence[Row]) -> list[Row]:
     return kept
 
 
-def _parse_row(line: dict[str, str | None], previous: Row | None) -> Row | None:
-    """A row, or None for a torn line (too few or too many cells) or a repeated header.
+def _parse_row(line: dict[str, str], previous: Row | None) -> Row | None:
+    """A row, or None for a torn line or a repeated header.
 
     A file without an `attempt` column begins another attempt wherever the step goes back.
     """
-    if None in line or None in line.values():
-        return None
     numbers = {
         name.strip(): number
         for name, text in line.items()
         if (number := _parse_number(text)) is not None
     }
     step = numbers.pop("step", math.nan)
-    if not math.isfinite(step):
+    if not abs(step) <= _MAX_COUNT:
         return None
     attempt = numbers.pop("attempt", math.nan)
-    if not math.isfinite(attempt):
+    if not abs(attempt) <= _MAX_COUNT:
         attempt = _guess_attempt(step, previous)
     return Row(int(attempt), int(step), numbers)
 
@@ -95,8 +127,8 @@ def _guess_attempt(step: float, previous: Row | None) -> int:
     return previous.attempt + (1 if step <= previous.step else 0)
 
 
-def _parse_number(text: str | None) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
-        return float(text or "")
+        return float(text)
     except ValueError:
         return None

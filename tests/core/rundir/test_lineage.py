@@ -44,9 +44,10 @@ UNKNOWN = {"attempt_id": "", "earlier_attempts": {}}
     [
         (Said(), manifest()),
         (Said(attempt=2, attempt_id=B), manifest()),
-        (Said(attempt_id=""), manifest()),
         (Said(attempt_id=""), manifest(**UNKNOWN)),
-        (Said(attempt=0, attempt_id=""), manifest()),
+        (Said(attempt_id=""), manifest(earlier_attempts={})),
+        (Said(attempt=0, attempt_id=""), manifest(**UNKNOWN)),
+        (Said(attempt=0, attempt_id=""), manifest(earlier_attempts={})),
     ],
 )
 def test_a_checkpoint_of_the_runs_own_attempts_is_its_own(said: Said, run: RunManifest) -> None:
@@ -64,6 +65,9 @@ def test_a_checkpoint_of_the_runs_own_attempts_is_its_own(said: Said, run: RunMa
         (Said(attempt_id=OTHER), manifest(), f"attempt 1 is {'d' * 12}, and this run's is aaaa"),
         (Said(attempt=2, attempt_id=A), manifest(), "another lineage of r1"),
         (Said(attempt=0), manifest(), "another lineage of r1"),
+        (Said(attempt_id=""), manifest(), f"attempt 1 is unknown, and this run's is {'a' * 12}"),
+        (Said(attempt=2, attempt_id=""), manifest(earlier_attempts={}), "attempt 2 is unknown"),
+        (Said(attempt=0, attempt_id=""), manifest(), "attempt unknown is unknown"),
         (Said(), manifest(**UNKNOWN), "this run's is none"),
     ],
 )
@@ -82,10 +86,16 @@ CHILD = manifest(1, attempt_id=B, earlier_attempts={}, parent=PARENT)
 
 def test_only_the_named_checkpoint_of_the_parent_may_begin_a_run() -> None:
     assert find_foreign(Said("r0"), CHILD) is None
-    assert find_foreign(Said("r0", attempt_id=""), CHILD) is None
+    assert "another lineage of r0" in str(find_foreign(Said("r0", attempt_id=""), CHILD))
     assert find_foreign(Said("r0", step=60), CHILD) == "it is step 60 of r0, and the parent is 40"
     assert "another lineage of r0" in str(find_foreign(Said("r0", attempt_id=OTHER), CHILD))
     assert "whose parent is r0" in str(find_foreign(Said("r2"), CHILD))
+
+
+def test_a_parent_of_an_older_version_has_no_identity_that_its_checkpoint_could_lack() -> None:
+    child = CHILD.model_copy(update={"parent": Parent(run_id="r0", step=40)})
+    assert find_foreign(Said("r0", attempt_id=""), child) is None
+    assert find_foreign(Said("r0"), child) is None
 
 
 def test_a_checkpoint_of_the_parent_is_never_the_runs_own() -> None:

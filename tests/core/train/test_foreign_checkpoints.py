@@ -54,6 +54,7 @@ def test_a_checkpoint_names_the_attempt_that_wrote_it(run, own):
         ({"run_id": "r2"}, "it was written by run r2, not by r1"),
         ({"attempt": 2}, "it was written by attempt 2, and r1 is at 1"),
         ({"attempt_id": OTHER}, "it is of another lineage of r1"),
+        ({"attempt_id": ""}, "it is of another lineage of r1"),
     ],
 )
 def test_auto_resume_passes_over_a_foreign_checkpoint_and_says_so(run, own, foreign, why):
@@ -79,9 +80,11 @@ def test_a_named_foreign_checkpoint_is_refused_with_15(run, own):
     assert int(refused.value.code) == 15
 
 
-def test_a_checkpoint_of_an_older_version_is_accepted_where_nothing_contradicts(run, own):
+def test_a_checkpoint_of_an_older_version_is_accepted_where_nothing_contradicts(run, manifest):
+    write_manifest(run, manifest.model_copy(update={"attempt_id": ""}))
     write(run, 5, attempt_id="")
-    assert search(run, own) == (5, [])
+    assert search(run, read_manifest(run)) == (5, [])
+    assert search(run, begin_next_attempt(run, at_unix_s=1.0)) == (5, [])
 
 
 def test_the_next_attempt_goes_on_from_a_checkpoint_of_the_one_before(run, own):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nsa_ops.remote.snapshot import code_root
 from tests.integration.hostile.ended_run import CONTENT, HELD, MARKER, enrich
-from tests.integration.hostile.lying_pod import LIMIT_S, Side, World
+from tests.integration.hostile.lying_pod import LIMIT_S, Side, Started, World
 from tests.integration.local_pod import STEADY, LocalPod
 from tests.integration.ssh_server import ssh_server
 from tests.integration.tcp_proxy import tcp_proxy
@@ -62,14 +62,14 @@ def _furnish(world: World) -> None:
     (world.laptop / "elsewhere" / "precious.txt").write_text("the only copy\n")
 
 
-def _add_and_run(world: World, side: Side, python: Path) -> None:
+def _add_and_run(world: World, side: Side, python: Path) -> Started:
     key = ("--fingerprint", world.server.host_key.fingerprint)
     address = f"{world.server.user}@127.0.0.1:{world.proxy.port}"
     where = (address, "--root", str(side.root), *key) if side.name == "far" else (
         f"local:{side.root}",
     )  # fmt: skip
     world.must("pod", "add", side.name, *where, "--python", str(python), "--profile", "cpu")
-    world.must(
+    return world.start(
         "launch", "--pod", side.name, "--run-id", side.run_id, "--trainer", STEADY, "--override",
         "preflight=a test", "--set", "schedule.steps=30", "--set", "checkpoint.save_every=10",
         "-y",
@@ -93,8 +93,9 @@ def lying_world(base: Path) -> Iterator[World]:
         _furnish(world)
         pods = [LocalPod(side.folder, world.socket) for side in sides.values()]
         try:
-            for side in sides.values():
-                _add_and_run(world, side, _write_liar(side))
+            launches = [_add_and_run(world, side, _write_liar(side)) for side in sides.values()]
+            for heard in [one.wait() for one in launches]:
+                assert heard.code == 0, heard.said
             for side in sides.values():
                 _await(lambda side=side: (side.run_dir / "exit.json").exists())
                 enrich(side.run_dir)

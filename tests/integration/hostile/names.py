@@ -81,7 +81,6 @@ NAMES = (
 
 #: The same for a file inside a checkpoint, where only plain names are right.
 _KINDS = {
-    "absolute", "parents", "dotted", "dot", "empty", "trailing-slash", "nul", "escape", "300",
-    "deep", "good-manifest", "pulling",
+    "absolute", "parents", "dot", "empty", "escape", "300", "good-manifest",
 }  # fmt: skip
 IN_CHECKPOINT = tuple(name for name in NAMES if name.id in _KINDS)

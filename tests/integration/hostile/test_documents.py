@@ -15,7 +15,7 @@ from tests.integration.hostile.ended_run import (
     write_checkpoint,
 )
 from tests.integration.hostile.judged import lacks, pull, told
-from tests.integration.hostile.lying_pod import World
+from tests.integration.hostile.lying_pod import Side, World
 
 pytestmark = pytest.mark.integration
 every = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.id)
@@ -34,8 +34,9 @@ def test_one_bad_manifest_among_three_blocks_no_good_one(world: World, document:
     assert not side.held(20).exists()
 
 
-def changed_manifest(side: Any, step: int, **changes: Any) -> None:
-    change_manifest(side.checkpoint(step), read_manifest(side.checkpoint(step)) | changes)
+def changed_manifest(side: Side, number: int, changes: dict[str, Any]) -> None:
+    folder = side.checkpoint(number)
+    change_manifest(folder, read_manifest(folder) | changes)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_a_manifest_with_an_impossible_field_blocks_no_good_one(
     world: World, changes: dict[str, Any]
 ) -> None:
     side = world.sides["near"]
-    changed_manifest(side, 20, **changes)
+    changed_manifest(side, 20, changes)
     is_read = "extra" in changes or changes == {"step": "20"}
     heard, problems = pull(world, side, (0, 9, 10) if is_read else (9, 10))
     assert problems + lacks(side, 30) == [], heard.said
@@ -78,13 +79,19 @@ def test_a_key_that_stands_twice_means_one_thing_only(world: World, key: str) ->
 
 def test_a_manifest_of_a_later_version_is_whole_or_refused(world: World) -> None:
     side = world.sides["near"]
-    changed_manifest(side, 20, schema_version=999)
+    changed_manifest(side, 20, {"schema_version": 999})
     heard, problems = pull(world, side, (0, 9, 10))
     assert problems + lacks(side, 30) == [], heard.said
 
 
-@few
-@pytest.mark.parametrize("command", ["status", "events"])
+@pytest.mark.parametrize(
+    ("command", "document"),
+    [
+        (("status", "events")[number % 2], one)
+        for number, one in enumerate(one for one in DOCUMENTS if one.id in FEW)
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.id,
+)
 def test_an_agent_that_answers_nonsense_is_not_believed(
     world: World, command: str, document: Document
 ) -> None:
@@ -99,10 +106,8 @@ def test_an_agent_that_answers_nonsense_is_not_believed(
 @pytest.mark.parametrize(
     ("document", "name"),
     [
-        (document, name)
-        for document in DOCUMENTS
-        if document.id in FEW
-        for name in ("config.json", "model.safetensors")
+        (document, ("config.json", "model.safetensors")[number % 2])
+        for number, document in enumerate(one for one in DOCUMENTS if one.id in FEW)
     ],
     ids=lambda one: one if isinstance(one, str) else one.id,
 )
@@ -144,11 +149,8 @@ def test_a_report_of_a_run_with_such_a_file_is_written_or_refused(world: World, 
 
 
 @few
-@pytest.mark.parametrize("suffix", ["json", "txt"])
-def test_evidence_that_is_nonsense_is_judged_in_words(
-    world: World, document: Document, suffix: str
-) -> None:
-    path = Path(world.work / f"nvidia-smi.{suffix}")
+def test_evidence_that_is_nonsense_is_judged_in_words(world: World, document: Document) -> None:
+    path = Path(world.work / f"nvidia-smi.{'json' if len(document.id) % 2 else 'txt'}")
     path.write_bytes(document.content)
     heard = world("preflight", "--evidence", path.name)
     assert heard.problems((0, 2, 3, 6, 9, 11)) == [], f"{document.why}\n{heard.said}"

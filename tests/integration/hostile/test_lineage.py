@@ -38,6 +38,13 @@ def of_another_launch(world: World, side: Side, step: int) -> None:
     say(side.checkpoint(step), run_id=side.run_id)
 
 
+def of_no_attempt(world: World, side: Side, step: int) -> None:
+    """As an old version wrote it, in a run whose attempts have an identity."""
+    manifest = read_manifest(side.checkpoint(step))
+    assert manifest.pop("attempt_id")
+    change_manifest(side.checkpoint(step), manifest)
+
+
 def of_another_step(world: World, side: Side, step: int) -> None:
     say(side.checkpoint(step), step=step + 1)
 
@@ -47,11 +54,14 @@ def under_another_name(world: World, side: Side, step: int) -> None:
     shutil.copytree(side.checkpoint(HELD), side.checkpoint(step))
 
 
-FOREIGN = (of_another_run, of_another_launch, of_another_step, under_another_name)
+FOREIGN = (of_another_run, of_another_launch, of_no_attempt, of_another_step, under_another_name)
 
 
-@pytest.mark.parametrize("side_name", ["far", "near"])
-@pytest.mark.parametrize("forge", FOREIGN, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    ("side_name", "forge"),
+    [("far", of_another_launch), *(("near", forge) for forge in FOREIGN)],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
 def test_a_foreign_checkpoint_is_refused_and_the_good_ones_come(
     world: World, side_name: str, forge: Any
 ) -> None:
@@ -62,7 +72,7 @@ def test_a_foreign_checkpoint_is_refused_and_the_good_ones_come(
     assert not side.held(20).exists()
 
 
-@pytest.mark.parametrize("forge", FOREIGN[:2], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("forge", FOREIGN[:3], ids=lambda one: one.__name__)
 def test_a_foreign_checkpoint_that_is_here_already_does_not_pass_verify(
     world: World, forge: Any
 ) -> None:
@@ -73,7 +83,7 @@ def test_a_foreign_checkpoint_that_is_here_already_does_not_pass_verify(
     assert heard.problems((7, 9)) == [], heard.said
 
 
-@pytest.mark.parametrize("forge", FOREIGN[:2], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("forge", FOREIGN[:3], ids=lambda one: one.__name__)
 def test_nothing_resumes_from_a_foreign_checkpoint(world: World, forge: Any) -> None:
     side = world.sides["near"]
     shutil.rmtree(side.checkpoint(10))

@@ -20,18 +20,13 @@ pytestmark = pytest.mark.integration
 #: Sizes in the pod's list of files, each in the place of the true 7919.
 LISTED = {
     "negative": "-1",
-    "minus-itself": "-7919",
-    "2^63": str(2**63),
     "2^64": str(2**64),
     "a-petabyte": str(10**15),
     "5000-digits": "9" * 5000,
-    "plus": "+7919",
     "hexadecimal": "0x1eef",
     "fraction": "7919.5",
-    "exponent": "1e9",
     "not-a-number": "NaN",
     "other-digits": "\u0667\u0669\u0661\u0669".encode().decode("latin-1"),
-    "superscript": "\u00b2".encode().decode("latin-1"),
     "empty": "",
     "shorter": "100",
     "longer": "8919",
@@ -52,10 +47,8 @@ HASHES = {
     "of-nothing": sha256_of(b""),
     "of-another-file": sha256_of(b"30\n"),
     "upper-case": SHA256.upper(),
-    "short": SHA256[:40],
     "long": SHA256 + "00",
     "no-hex": "z" * 64,
-    "empty": "",
     "a-path": "../" * 21 + "x",
 }
 
@@ -73,20 +66,15 @@ def test_a_hash_in_the_listing_that_is_not_true_is_refused_alone(world: World, s
 #: What a checkpoint's manifest may say of a file of three bytes.
 STATED = {
     "size-negative": {"size": -1},
-    "size-minus-it": {"size": -3},
-    "size-2^63": {"size": 2**63},
     "size-2^70": {"size": 2**70},
     "size-petabyte": {"size": 10**15},
     "size-zero": {"size": 0},
-    "size-fraction": {"size": 3.5},
     "size-null": {"size": None},
     "size-list": {"size": [3]},
     "size-shorter": {"size": 2},
     "size-longer": {"size": 4},
     "hash-other": {"sha256": sha256_of(b"30\n")},
-    "hash-empty": {"sha256": ""},
     "hash-short": {"sha256": sha256_of(b"20\n")[:32]},
-    "hash-upper": {"sha256": sha256_of(b"20\n").upper()},
     "hash-escape": {"sha256": "\x1b[2J" * 16},
     "hash-long": {"sha256": "0" * 100_000},
 }

@@ -4,6 +4,7 @@ Reads one JSON line for each command on stdin. A keeper waits for the command wi
 writes what became of it, whole, to the result file that the line names.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -57,7 +58,6 @@ def _command(asked: dict[str, Any]) -> None:
 
 def _keep(asked: dict[str, Any]) -> None:
     """Run one command, end it where it is late, and write down what it took."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     began_s = time.monotonic()
     pid = os.fork()
     if pid == 0:
@@ -86,10 +86,18 @@ def _keep(asked: dict[str, Any]) -> None:
 
 def serve() -> None:
     _import_all()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in iter(sys.stdin.readline, ""):
         if os.fork() == 0:
             _keep(json.loads(line))
+        _collect(os.WNOHANG)
+    _collect(0)
+
+
+def _collect(options: int) -> None:
+    """Collect keepers that have ended, so that their time counts as that of this process."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, options)[0]:
+            continue
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,9 @@ from nsa_ops.errors import (
 )
 from nsa_ops.remote.transport import Completed, Transport
 from nsa_ops.runs.backup.folder import read_backup_record
-from nsa_ops.runs.backup.pull import Pulled, execute_pull, plan_pull
+from nsa_ops.runs.backup.pull import execute_pull, plan_pull
+from nsa_ops.runs.backup.pulled import Pulled
+from nsa_ops.runs.backup.space import RESERVE_BYTES
 from nsa_ops.runs.backup.verify import verify_backup
 from tests.ops.backup.case import RUN_ID, Case, CutLink, flip_bit
 from tests.ops.report.builder import RunBuilder
@@ -399,3 +403,40 @@ def test_a_finished_pull_is_an_ended_intent_and_a_cut_one_says_why(case: Case) -
     _pull(case)
     assert case.operator.store.open_intents() == []
     assert read_backup_record(case.backup) is not None
+
+
+def test_what_has_no_room_is_left_alone_and_everything_else_is_brought(case: Case) -> None:
+    case.build(20)
+    link = case.link()
+    planned = plan_pull(link, RUN_ID, case.backup, "latest")
+    size = planned.checkpoints[0].manifest.total_bytes
+    smaller = [one for one in planned.files if one.size < size]
+    planned = replace(planned, files=smaller)
+    free = sum(one.size for one in smaller) + size // 2 + RESERVE_BYTES
+    with pytest.raises(LocalResourceError, match="the checkpoint of step 20 needs"):
+        execute_pull(case.operator, link, planned, free_bytes=lambda path: free)
+    assert not case.backup.run.checkpoint(20).exists()
+    assert all((case.backup.root / one.name).exists() for one in smaller)
+
+
+def test_a_file_that_claims_more_than_the_disk_has_costs_only_itself(case: Case) -> None:
+    case.build(20)
+    link = case.link()
+    planned = plan_pull(link, RUN_ID, case.backup, "latest")
+    lying = replace(planned.files[0], size=2**50)
+    planned = replace(planned, files=[lying, *planned.files[1:]])
+    with pytest.raises(PartialError, match=r"the file .* needs 1\.02e"):
+        execute_pull(case.operator, link, planned)
+    assert case.backup.run.checkpoint(20).exists()
+    assert not (case.backup.root / lying.name).exists()
+
+
+def test_links_on_the_pod_are_refused_by_name_and_never_followed(case: Case) -> None:
+    case.build(20)
+    (case.run.root / "notes").symlink_to("/etc/passwd")
+    os.mkfifo(case.run.root / "pipe")
+    with pytest.raises(PartialError, match="2 of the pod's files were not brought") as refused:
+        _pull(case)
+    assert "link" in refused.value.message
+    assert not (case.backup.root / "notes").exists()
+    assert case.backup.run.checkpoint(20).exists()

@@ -105,9 +105,10 @@ def test_checkpoints_say_whether_they_have_a_manifest(run):
     for folder in (whole, run.checkpoints / "step_001000", run.checkpoints / "tmp-1"):
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(b"12345")
+    file = CheckpointFile(name="model.safetensors", size=5, sha256="0" * 64)
     manifest = CheckpointManifest(
         run_id="run-1", attempt=1, step=500, tokens_seen=1, created_unix_s=9.0,
-        config_sha256="", files=[],
+        config_sha256="", files=[file],
     )  # fmt: skip
     (whole / MANIFEST_NAME).write_text(manifest.model_dump_json())
     run.known_good.write_text("step_000500\n")

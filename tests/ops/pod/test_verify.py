@@ -1,9 +1,11 @@
 """The agent that hashes checkpoints passes over those that the run did not write."""
 
+import hashlib
+
 import pytest
 
 from nsa_core.config.run import RunConfig
-from nsa_core.rundir.checkpoint import MANIFEST_NAME, CheckpointManifest
+from nsa_core.rundir.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, write_manifest
 from nsa_ops.pod.facts import list_checkpoint_facts
@@ -28,9 +30,11 @@ def run(tmp_path):
 
 def save(run, step, run_id="r1", attempt=1, attempt_id=OWN):
     run.checkpoint(step).mkdir(parents=True)
+    (run.checkpoint(step) / "state.txt").write_bytes(b"1\n")
+    file = CheckpointFile(name="state.txt", size=2, sha256=hashlib.sha256(b"1\n").hexdigest())
     manifest = CheckpointManifest(
         run_id=run_id, attempt=attempt, attempt_id=attempt_id, step=step, tokens_seen=1,
-        created_unix_s=1.0, config_sha256="0", files=[],
+        created_unix_s=1.0, config_sha256="0", files=[file],
     )  # fmt: skip
     (run.checkpoint(step) / MANIFEST_NAME).write_text(manifest.model_dump_json())
 

@@ -8,7 +8,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nsa_ops.errors import ConfigurationError, VerificationError
-from nsa_ops.remote.frame import BOOTSTRAP, MISSING, NOT_EXECUTABLE, Framed, encode_call
+from nsa_ops.remote.frame import (
+    BOOTSTRAP,
+    MAX_NOISE_BYTES,
+    MISSING,
+    NOT_EXECUTABLE,
+    Framed,
+    encode_call,
+)
+from nsa_ops.remote.transport import OversizeError
 
 NONCE = "0123456789abcdef0123456789abcdef"
 
@@ -105,3 +113,14 @@ def test_the_login_shell_is_given_nothing_of_the_call() -> None:
 def test_a_nul_byte_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="NUL byte"):
         encode_call(["echo", "a\0b"], NONCE)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_noise_around_an_answer_is_cut_at_its_ceiling(where: str) -> None:
+    reader = Framed(NONCE, lambda _piece: None)
+    reader.feed(b"" if where == "before" else framed(b"x"))
+    piece = b"y" * 2**16
+    with pytest.raises(OversizeError, match="around an answer"):
+        for _ in range(MAX_NOISE_BYTES // len(piece) + 2):
+            reader.feed(piece)
+    assert len(reader.noise) <= 2**17
