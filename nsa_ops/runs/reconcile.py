@@ -16,7 +16,7 @@ from nsa_ops.runs.agents import ask, parse_run_manifest, probe_run
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.doors import target_of
 from nsa_ops.runs.launch import remember_run
-from nsa_ops.runs.lease import holding
+from nsa_ops.runs.lease import holding, lease_held, require_unmoved
 from nsa_ops.runs.reconcile_decide import (
     RUN_ACTS,
     Decision,
@@ -148,10 +148,13 @@ def _act(operator: Operator, intent: Intent, truth: Truth, way: Way) -> None:
     detail = detail_of(intent)
     if way in {"adopt", "start"} and truth.pod is not None:
         link = operator.link(truth.pod)
-        code_id = _adopt(operator, link, truth, intent.subject)
-        if way == "start":
-            module = detail.get("module") or TRAINER_MODULE
-            start_session(link, code_id, intent.subject, module)
+        with lease_held(operator, intent.subject):
+            if truth.run is not None:
+                require_unmoved(operator, truth.run)
+            code_id = _adopt(operator, link, truth, intent.subject)
+            if way == "start":
+                module = detail.get("module") or TRAINER_MODULE
+                start_session(link, code_id, intent.subject, module)
     elif way == "halt" and truth.pod is not None and truth.report is not None:
         reason = "the run goes on on another pod"
         action = HaltAction(run_dir=Path(truth.report.run_dir), reason=reason, by="reconcile")

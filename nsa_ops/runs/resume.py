@@ -22,7 +22,9 @@ from nsa_ops.runs.context import Operator
 from nsa_ops.runs.lease import (
     holding,
     last_reason,
+    lease_held,
     other_lineage_notes,
+    require_unmoved,
     unsettled_notes,
 )
 from nsa_ops.runs.marked import refuse_marked
@@ -266,9 +268,16 @@ def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
     """Begin the next attempt and wait until it is up.
 
     Raises:
-        StateConflictError: If something of the run is still alive.
+        StateConflictError: If something of the run is still alive, or another command starts or
+            moves it, or did since the plan was made.
         OpsError: If the attempt does not come up.
     """
+    with lease_held(operator, planned.found.record.run_id):
+        require_unmoved(operator, planned.found.record)
+        return _resume(operator, planned)
+
+
+def _resume(operator: Operator, planned: ResumePlan) -> Resumed:
     found = planned.found
     run, link = found.record, found.link
     attempt = found.report.manifest.attempt
