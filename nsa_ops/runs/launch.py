@@ -21,7 +21,7 @@ from nsa_ops.pod.messages import PrepareRunAction, RunReport
 from nsa_ops.remote.snapshot import Snapshot, has_code, ship, take_snapshot
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import ask, probe_run
+from nsa_ops.runs.agents import ask, probe_run, require_run
 from nsa_ops.runs.checkpoints import with_parent, with_parent_as_planned
 from nsa_ops.runs.choose import LIVE
 from nsa_ops.runs.configure import Choice, load_hardware
@@ -316,7 +316,9 @@ def _launch(operator: Operator, planned: LaunchPlan) -> Launched:
         manifest = with_parent(link, manifest)
         run_dir = Path(link.run_dir(run_id))
         reply = ask(link, code_id, PrepareRunAction(run_dir=run_dir, manifest=manifest))
-        remember_run(operator, link, reply.manifest or manifest)
+        told = reply.manifest or manifest
+        require_run(link, told, run_id)
+        remember_run(operator, link, told)
         before = probe_run(link, code_id, run_id)
         if before.state != "planned":
             operator.tell(f"{run_id} was launched before")

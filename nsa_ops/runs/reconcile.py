@@ -11,8 +11,7 @@ from nsa_ops.pod.messages import HaltAction, RunReport
 from nsa_ops.quantities import format_time
 from nsa_ops.remote.host_keys import unpin
 from nsa_ops.remote.snapshot import has_code
-from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import ask, parse_run_manifest, probe_run
+from nsa_ops.runs.agents import ask, probe_run, read_run_manifest
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.doors import target_of
 from nsa_ops.runs.launch import remember_run
@@ -27,8 +26,6 @@ from nsa_ops.runs.reconcile_decide import (
 )
 from nsa_ops.runs.session import TRAINER_MODULE, start_session
 from nsa_ops.store import Intent, PodRecord
-
-_MAX_MANIFEST_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -165,9 +162,7 @@ def _act(operator: Operator, intent: Intent, truth: Truth, way: Way) -> None:
 
 def _adopt(operator: Operator, link: PodLink, truth: Truth, run_id: str) -> str:
     """Let the registry name the pod and the code that the run has there; the code's id."""
-    path = str(link.run_dir(run_id) / "manifest.json")
-    content = link.transport.tail(path, 0, max_bytes=_MAX_MANIFEST_BYTES, timeout_s=QUICK_S)
-    manifest = parse_run_manifest(content, path)
+    manifest = read_run_manifest(link, run_id)
     if truth.run is None:
         remember_run(operator, link, manifest)
     else:

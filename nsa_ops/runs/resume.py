@@ -14,8 +14,7 @@ from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import NextAttemptAction
 from nsa_ops.pod.verify import VerifiedCheckpoint
 from nsa_ops.remote.tmux import session_name
-from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import ask, parse_run_manifest, verify
+from nsa_ops.runs.agents import ask, read_run_manifest, verify
 from nsa_ops.runs.checkpoints import refuse_foreign, require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.context import Operator
@@ -32,8 +31,6 @@ from nsa_ops.runs.old_pod import OLD_POD
 from nsa_ops.runs.overlay import overlay
 from nsa_ops.runs.session import TRAINER_MODULE, require_tmux, start_session, train_command
 from nsa_ops.runs.wait import await_first_beat
-
-_MAX_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,7 @@ def plan_resume(
     _require_ended(found, changes_something=bool(sets))
     require_tmux(found.link, read_host(found.link.transport, pod.python, pod.root))
     refuse_marked(found.link)
-    manifest = read_manifest(found)
+    manifest = read_run_manifest(found.link, found.record.run_id)
     processes = found.report.processes
     module = trainer_module or (processes.module if processes else TRAINER_MODULE)
     checkpoint, damaged = _choose_checkpoint(found, path)
@@ -173,13 +170,6 @@ def _require_ended(found: FoundRun, *, changes_something: bool) -> None:
         message = f"Run `{report.run_id}` finished: {report.why}"
         hint = "To train on, give it more steps: `--set schedule.steps=N`"
         raise StateConflictError(message, hint=hint)
-
-
-def read_manifest(found: FoundRun) -> RunManifest:
-    """The run's manifest, from the pod."""
-    path = f"{found.report.run_dir}/manifest.json"
-    content = found.link.transport.tail(path, 0, max_bytes=_MAX_BYTES, timeout_s=QUICK_S)
-    return parse_run_manifest(content, path)
 
 
 def _choose_checkpoint(found: FoundRun, path: str) -> tuple[VerifiedCheckpoint | None, list[str]]:
