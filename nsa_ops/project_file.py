@@ -90,10 +90,13 @@ def read_own(path: Path, *, is_link_followed: bool = False) -> tuple[bytes, str]
         descriptor = os.open(path, flags)
     except OSError as error:
         return b"", "it is a symbolic link" if path.is_symlink() else f"{error.strerror}"
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         if why := _why_unsafe(os.fstat(descriptor)):
             return b"", why
-        content = file.read(_MAX_BYTES + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:  # which refuses a folder
+            content = file.read(_MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > _MAX_BYTES:
         return b"", f"it has more than {_MAX_BYTES} bytes"
     return content, ""

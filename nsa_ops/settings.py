@@ -1,6 +1,7 @@
 """The operator's settings: the only place in nsa_ops that reads the laptop's environment."""
 
 import os
+import pwd
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -225,6 +226,9 @@ def _check_name(name: str, origin: str) -> None:
 def _parse_toml(path: Path, content: bytes) -> dict[str, Any]:
     try:
         return tomllib.loads(content.decode())
+    except RecursionError as error:
+        message = f"`{path}` is not valid here: its values are nested too deep"
+        raise SettingsError(message) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         message = f"`{path}` is not valid TOML: {error}"
         raise SettingsError(message) from error
@@ -238,7 +242,14 @@ def _current_folder() -> Path:
 
 
 def _home(found: Mapping[str, str]) -> Path:
-    return Path(found.get("HOME") or Path.home())
+    """The folder that HOME names; where it is unset or empty, the one of the system's user list."""
+    if named := found.get("HOME"):
+        return Path(named)
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError as error:
+        message = f"HOME is not set, and user {os.getuid()} has no home folder on this machine"
+        raise SettingsError(message) from error
 
 
 def _config_home(found: Mapping[str, str]) -> Path:

@@ -21,6 +21,9 @@ MAX_SIZE = 2**44
 #: Files of one checkpoint; a sharded one has a few hundred.
 MAX_CHECKPOINT_FILES = 10_000
 
+#: What makes a folder a repository, bare or not: git in it runs what its `config` names. `git~1` is
+#: how some file systems spell `.git`. No run has a file of these names.
+_REPOSITORY_NAMES = frozenset({".git", "git~1", "head"})
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_SHOWN = 120
 #: Control, format (which reorder or hide text) and surrogate characters, line and paragraph ends.
@@ -56,6 +59,8 @@ def name_fault(name: str) -> str | None:
     parts = name.split("/")
     if any(part in {"", ".", ".."} for part in parts):
         return "is not normalised: it has an empty, `.` or `..` component"
+    if any(folded(part).rstrip(". ") in _REPOSITORY_NAMES for part in parts):
+        return "would make a git repository of its folder, and git runs what one configures"
     if len(parts) > MAX_DEPTH:
         return f"has {len(parts)} components, and the limit is {MAX_DEPTH}"
     longest = max(len(part.encode()) for part in parts)

@@ -94,7 +94,7 @@ def _alive(evidence: Evidence) -> RunStatus:
     if beat is None:
         word: State = "starting" if evidence.manifest.attempt == 1 else "resuming"
         return RunStatus(word, "the process runs and has not written a heartbeat yet", flags)
-    age_s = evidence.now_unix_s - beat.ts
+    age_s = max(0.0, evidence.now_unix_s - beat.ts)  # a moment can pass between the two readings
     if age_s > STALE_AFTER_S:
         flags.append("stale")
     where = f"heartbeat {age_s:.0f} s ago: phase {beat.phase}, step {beat.step}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel
 
 from nsa_core.config.errors import one_line
-from nsa_core.rundir.bounded_json import parse_model
+from nsa_core.rundir.bounded_json import MANIFEST, parse_model
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.errors import (
     ConfigurationError,
@@ -114,17 +114,52 @@ def verify(link: PodLink, code_id: str, *, run_id: str = "", checkpoint: str = "
         raise _no_answer(link, done) from error
 
 
-def parse_run_manifest(content: bytes, path: str) -> RunManifest:
+def read_run_manifest(link: PodLink, run_id: str) -> RunManifest:
+    """A run's manifest, from its pod.
+
+    Raises:
+        NotFoundError: If there is none.
+        VerificationError: If it cannot be used, or is of another run.
+    """
+    path = f"{link.run_dir(run_id)}/manifest.json"
+    content = link.transport.tail(path, 0, max_bytes=MANIFEST.max_bytes, timeout_s=QUICK_S)
+    manifest = parse_run_manifest(content, path, f"pod `{link.record.name}`")
+    require_run(link, manifest, run_id)
+    return manifest
+
+
+def parse_run_manifest(content: bytes, path: str, pod: str = "the pod") -> RunManifest:
     """A run's manifest from the bytes of its file on a pod.
+
+    Args:
+        content: Of the file.
+        path: Where it is on the pod.
+        pod: The pod in words.
 
     Raises:
         VerificationError: If it is none; names the file and why.
     """
     try:
-        return parse_model(RunManifest, content)
+        return parse_model(RunManifest, content, MANIFEST)
     except ValueError as error:
-        message = f"`{path}` on the pod cannot be used: {one_line(error)}"
+        message = f"`{path}` on {pod} cannot be used: {one_line(error)}"
         raise VerificationError(message, hint="Restore the run from its backup") from error
+
+
+def require_run(link: PodLink, manifest: RunManifest, run_id: str) -> None:
+    """Refuse a manifest that a pod gives for one run and that is of another.
+
+    The registry keeps what it says, and would otherwise name this pod for a run of another one.
+
+    Raises:
+        VerificationError: If it is.
+    """
+    if manifest.run_id != run_id:
+        message = (
+            f"Pod `{link.record.name}` gives the manifest of run `{manifest.run_id}` for `{run_id}`"
+        )
+        hint = f"Look at `{link.run_dir(run_id)}` with `nsa-ops pod ssh {link.record.name}`"
+        raise VerificationError(message, hint=hint)
 
 
 def _no_answer(link: PodLink, done: Completed) -> OpsError:

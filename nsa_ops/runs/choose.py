@@ -4,14 +4,10 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from nsa_core.config.errors import one_line
-from nsa_core.rundir.bounded_json import MANIFEST, parse_model
 from nsa_core.rundir.layout import check_run_id
-from nsa_core.rundir.manifest import RunManifest
-from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError, VerificationError
+from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError
 from nsa_ops.pod.messages import RunReport
-from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import probe, probe_run
+from nsa_ops.runs.agents import probe, probe_run, read_run_manifest
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.pods import choose_pod
 from nsa_ops.store import PodRecord, RunRecord
@@ -19,7 +15,6 @@ from nsa_ops.store import PodRecord, RunRecord
 #: Pods that are asked at the same time.
 MAX_AT_ONCE = 32
 
-_MAX_MANIFEST_BYTES = 4 * 2**20
 LIVE = frozenset({"planned", "staging", "starting", "running", "halting", "resuming"})
 RESUMABLE = frozenset({"planned", "halted", "preempted", "failed", "lost"})
 
@@ -105,14 +100,7 @@ def _read_record(link: PodLink, run_id: str, known: RunRecord | None) -> RunReco
         name = known.run_id if known else check_run_id(run_id)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
-    path, pod = f"{link.run_dir(name)}/manifest.json", link.record
-    try:
-        content = link.transport.tail(path, 0, max_bytes=_MAX_MANIFEST_BYTES, timeout_s=QUICK_S)
-        manifest = parse_model(RunManifest, content, MANIFEST)
-    except ValueError as error:
-        message = f"`{path}` on pod `{pod.name}` cannot be used: {one_line(error)}"
-        hint = f"Look at it with `nsa-ops pod ssh {pod.name}`"
-        raise VerificationError(message, hint=hint) from error
+    manifest, pod = read_run_manifest(link, name), link.record
     return RunRecord(
         run_id=name,
         pod=pod.name,

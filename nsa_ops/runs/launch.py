@@ -21,7 +21,7 @@ from nsa_ops.pod.messages import PrepareRunAction, RunReport
 from nsa_ops.remote.snapshot import Snapshot, has_code, ship, take_snapshot
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import ask, probe_run
+from nsa_ops.runs.agents import ask, probe_run, require_run
 from nsa_ops.runs.checkpoints import with_parent, with_parent_as_planned
 from nsa_ops.runs.choose import LIVE
 from nsa_ops.runs.configure import Choice, load_hardware
@@ -31,7 +31,7 @@ from nsa_ops.runs.guardrails import (
     apply_overrides,
     check_guardrails,
 )
-from nsa_ops.runs.lease import Takeover, plan_takeover, record_takeover
+from nsa_ops.runs.lease import lease_held, plan_takeover, record_takeover
 from nsa_ops.runs.marked import refuse_marked
 from nsa_ops.runs.pods import choose_pod
 from nsa_ops.runs.preflight import (
@@ -87,7 +87,6 @@ class LaunchPlan:
         manifest: What will be written.
         plan: What will be done.
         trainer_module: Python module that trains.
-        taken: What its pod shows, where the run is known on another one.
     """
 
     link: PodLink
@@ -95,7 +94,6 @@ class LaunchPlan:
     manifest: RunManifest
     plan: Plan
     trainer_module: str
-    taken: Takeover = field(default_factory=Takeover)
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,6 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
         manifest=manifest,
         plan=_plan(link, snapshot, manifest, request.trainer_module, findings, notes),
         trainer_module=request.trainer_module,
-        taken=taken,
     )
 
 
@@ -295,14 +292,20 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
     """Carry out a plan; asking again after a cut goes on where it stopped.
 
     Raises:
-        StateConflictError: If another run has the id, or its directory is not a run.
+        StateConflictError: If another run has the id, its directory is not a run, or another
+            command starts it or has started it on another pod.
         OpsError: If the run does not come up; the message is the trainer's own last word.
     """
+    with lease_held(operator, planned.manifest.run_id):
+        return _launch(operator, planned)
+
+
+def _launch(operator: Operator, planned: LaunchPlan) -> Launched:
     link, manifest = planned.link, planned.manifest
     code_id, run_id = planned.snapshot.code_id, manifest.run_id
-    taken, overrides = planned.taken, manifest.overrides
-    if taken.left:  # it may have been started there since the plan was shown
-        taken = plan_takeover(operator, taken.run, link, overrides)
+    overrides = manifest.overrides
+    # It may have been started since the plan was shown, there or on a third pod.
+    taken = plan_takeover(operator, operator.store.find_run(run_id), link, overrides)
     detail = {"pod": link.record.name, "code_id": code_id, "module": planned.trainer_module}
     detail |= {"moved_from": taken.left} if taken.left else {}
     with operator.store.intent("launch", run_id, **detail):
@@ -313,7 +316,9 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
         manifest = with_parent(link, manifest)
         run_dir = Path(link.run_dir(run_id))
         reply = ask(link, code_id, PrepareRunAction(run_dir=run_dir, manifest=manifest))
-        remember_run(operator, link, reply.manifest or manifest)
+        told = reply.manifest or manifest
+        require_run(link, told, run_id)
+        remember_run(operator, link, told)
         before = probe_run(link, code_id, run_id)
         if before.state != "planned":
             operator.tell(f"{run_id} was launched before")

@@ -2,20 +2,29 @@
 
 On the pod the runner, the trainer and the watchdog hold locks of the run, and process.json names
 who. Here the registry names that pod. A pod that the run left while nobody could ask it stays known
-as an open act, `leave pod`, until `reconcile` has asked it.
+as an open act, `leave pod`, until `reconcile` has asked it. Of the commands typed here, one at a
+time starts or moves a run: two that were planned together would otherwise start it twice.
 """
 
-from collections.abc import Mapping
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from nsa_core.rundir.layout import check_run_id
 from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.errors import ConfigurationError, LocalResourceError, StateConflictError
 from nsa_ops.pod.messages import ManifestSummary
+from nsa_ops.private import make_private_folder
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.old_pod import OLD_POD, OldPod, allow_taking, look_at_old_pod
 from nsa_ops.store import RunRecord, Store
 
 LEAVE_POD = "leave pod"
+#: In the state folder: a file for each run, locked by the command that starts or moves it.
+LEASES = "leases"
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,53 @@ def plan_takeover(
     old = look_at_old_pod(operator, run)
     notes = allow_taking(old, run.run_id, link.record.name, overrides)
     return Takeover(run, old, tuple(notes))
+
+
+@contextmanager
+def lease_held(operator: Operator, run_id: str) -> Iterator[None]:
+    """Let no other command start or move a run from here while the block lasts.
+
+    The file stays: one that is removed while somebody waits for it could be locked twice.
+
+    Raises:
+        StateConflictError: If another command does.
+        LocalResourceError: If the lock cannot be made.
+    """
+    try:
+        path = operator.store.path.parent / LEASES / f"{check_run_id(run_id)}.lock"
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    try:
+        make_private_folder(path.parent)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    except OSError as error:
+        message = f"The lock `{path}` of a run cannot be made: {error.strerror}"
+        raise LocalResourceError(message, hint="Free space, or see the rights there") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        message = f"Another command is starting or moving run `{run_id}`"
+        raise StateConflictError(message, hint="Wait for it, then repeat this one") from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def require_unmoved(operator: Operator, planned: RunRecord) -> None:
+    """Refuse a plan for a run that another command has started or moved since; under its lease.
+
+    Raises:
+        StateConflictError: If the registry says something else of it than the plan does.
+    """
+    now = operator.store.find_run(planned.run_id)
+    if now == planned:
+        return
+    where = f"attempt {now.attempt} on pod `{now.pod}`" if now else "not known here any more"
+    message = f"Run `{planned.run_id}` is {where} since this was planned: another command did that"
+    hint = f"See `nsa-ops status {planned.run_id}`, then repeat it if it is still wanted"
+    raise StateConflictError(message, hint=hint)
 
 
 def _is_there(run: RunRecord, link: PodLink) -> bool:

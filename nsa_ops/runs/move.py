@@ -19,7 +19,7 @@ from nsa_ops.runs.backup.receipts import newest_held
 from nsa_ops.runs.backup.restore import RestorePlan, plan_restore, restore_to_pod
 from nsa_ops.runs.choose import LIVE, choose_record
 from nsa_ops.runs.context import Operator, PodLink
-from nsa_ops.runs.lease import holding, note_left
+from nsa_ops.runs.lease import holding, lease_held, note_left, require_unmoved
 from nsa_ops.runs.moved_manifest import action_of, differences_of, next_manifest
 from nsa_ops.runs.old_pod import OLD_POD, OldPod, allow_leaving, look_at_old_pod
 from nsa_ops.runs.pods import choose_pod
@@ -235,8 +235,16 @@ def execute_move(operator: Operator, planned: MovePlan) -> Resumed:
     """Restore, begin the next attempt, start it; the registry names the new pod from then on.
 
     Raises:
+        StateConflictError: If another command starts or moves the run, or did since the plan was
+            made.
         OpsError: If a step fails; asking again goes on there.
     """
+    with lease_held(operator, planned.run.run_id):
+        require_unmoved(operator, planned.run)
+        return _move(operator, planned)
+
+
+def _move(operator: Operator, planned: MovePlan) -> Resumed:
     run, link, manifest = planned.run, planned.link, planned.manifest
     run_id, code_id = run.run_id, manifest.code_id
     detail = {

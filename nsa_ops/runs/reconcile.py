@@ -11,12 +11,11 @@ from nsa_ops.pod.messages import HaltAction, RunReport
 from nsa_ops.quantities import format_time
 from nsa_ops.remote.host_keys import unpin
 from nsa_ops.remote.snapshot import has_code
-from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import ask, parse_run_manifest, probe_run
+from nsa_ops.runs.agents import ask, probe_run, read_run_manifest
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.doors import target_of
 from nsa_ops.runs.launch import remember_run
-from nsa_ops.runs.lease import holding
+from nsa_ops.runs.lease import holding, lease_held, require_unmoved
 from nsa_ops.runs.reconcile_decide import (
     RUN_ACTS,
     Decision,
@@ -27,8 +26,6 @@ from nsa_ops.runs.reconcile_decide import (
 )
 from nsa_ops.runs.session import TRAINER_MODULE, start_session
 from nsa_ops.store import Intent, PodRecord
-
-_MAX_MANIFEST_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -148,10 +145,13 @@ def _act(operator: Operator, intent: Intent, truth: Truth, way: Way) -> None:
     detail = detail_of(intent)
     if way in {"adopt", "start"} and truth.pod is not None:
         link = operator.link(truth.pod)
-        code_id = _adopt(operator, link, truth, intent.subject)
-        if way == "start":
-            module = detail.get("module") or TRAINER_MODULE
-            start_session(link, code_id, intent.subject, module)
+        with lease_held(operator, intent.subject):
+            if truth.run is not None:
+                require_unmoved(operator, truth.run)
+            code_id = _adopt(operator, link, truth, intent.subject)
+            if way == "start":
+                module = detail.get("module") or TRAINER_MODULE
+                start_session(link, code_id, intent.subject, module)
     elif way == "halt" and truth.pod is not None and truth.report is not None:
         reason = "the run goes on on another pod"
         action = HaltAction(run_dir=Path(truth.report.run_dir), reason=reason, by="reconcile")
@@ -162,9 +162,7 @@ def _act(operator: Operator, intent: Intent, truth: Truth, way: Way) -> None:
 
 def _adopt(operator: Operator, link: PodLink, truth: Truth, run_id: str) -> str:
     """Let the registry name the pod and the code that the run has there; the code's id."""
-    path = str(link.run_dir(run_id) / "manifest.json")
-    content = link.transport.tail(path, 0, max_bytes=_MAX_MANIFEST_BYTES, timeout_s=QUICK_S)
-    manifest = parse_run_manifest(content, path)
+    manifest = read_run_manifest(link, run_id)
     if truth.run is None:
         remember_run(operator, link, manifest)
     else:

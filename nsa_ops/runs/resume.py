@@ -14,15 +14,16 @@ from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import NextAttemptAction
 from nsa_ops.pod.verify import VerifiedCheckpoint
 from nsa_ops.remote.tmux import session_name
-from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import ask, parse_run_manifest, verify
+from nsa_ops.runs.agents import ask, read_run_manifest, verify
 from nsa_ops.runs.checkpoints import refuse_foreign, require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.context import Operator
 from nsa_ops.runs.lease import (
     holding,
     last_reason,
+    lease_held,
     other_lineage_notes,
+    require_unmoved,
     unsettled_notes,
 )
 from nsa_ops.runs.marked import refuse_marked
@@ -30,8 +31,6 @@ from nsa_ops.runs.old_pod import OLD_POD
 from nsa_ops.runs.overlay import overlay
 from nsa_ops.runs.session import TRAINER_MODULE, require_tmux, start_session, train_command
 from nsa_ops.runs.wait import await_first_beat
-
-_MAX_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def plan_resume(
     _require_ended(found, changes_something=bool(sets))
     require_tmux(found.link, read_host(found.link.transport, pod.python, pod.root))
     refuse_marked(found.link)
-    manifest = read_manifest(found)
+    manifest = read_run_manifest(found.link, found.record.run_id)
     processes = found.report.processes
     module = trainer_module or (processes.module if processes else TRAINER_MODULE)
     checkpoint, damaged = _choose_checkpoint(found, path)
@@ -171,13 +170,6 @@ def _require_ended(found: FoundRun, *, changes_something: bool) -> None:
         message = f"Run `{report.run_id}` finished: {report.why}"
         hint = "To train on, give it more steps: `--set schedule.steps=N`"
         raise StateConflictError(message, hint=hint)
-
-
-def read_manifest(found: FoundRun) -> RunManifest:
-    """The run's manifest, from the pod."""
-    path = f"{found.report.run_dir}/manifest.json"
-    content = found.link.transport.tail(path, 0, max_bytes=_MAX_BYTES, timeout_s=QUICK_S)
-    return parse_run_manifest(content, path)
 
 
 def _choose_checkpoint(found: FoundRun, path: str) -> tuple[VerifiedCheckpoint | None, list[str]]:
@@ -266,9 +258,16 @@ def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
     """Begin the next attempt and wait until it is up.
 
     Raises:
-        StateConflictError: If something of the run is still alive.
+        StateConflictError: If something of the run is still alive, or another command starts or
+            moves it, or did since the plan was made.
         OpsError: If the attempt does not come up.
     """
+    with lease_held(operator, planned.found.record.run_id):
+        require_unmoved(operator, planned.found.record)
+        return _resume(operator, planned)
+
+
+def _resume(operator: Operator, planned: ResumePlan) -> Resumed:
     found = planned.found
     run, link = found.record, found.link
     attempt = found.report.manifest.attempt

@@ -26,7 +26,10 @@ def load_registry(path: Path, scratch_dirs: Sequence[Path]) -> sqlite3.Connectio
     address = path.absolute().as_uri()
     try:
         return _in_memory(f"{address}?mode=ro")
-    except sqlite3.OperationalError:
+    except sqlite3.OperationalError as error:
+        # Copying a registry that is in use would drop the locks that this process has of it.
+        if error.sqlite_errorcode in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            raise
         journal = path.with_name(path.name + _JOURNAL)
         if not journal.exists() or not journal.stat().st_size:
             return _in_memory(f"{address}?immutable=1")

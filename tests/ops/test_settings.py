@@ -1,5 +1,6 @@
 import hashlib
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,32 @@ def test_a_settings_file_that_cannot_be_used_says_why(
     (home / ".config" / "nsa-ops" / "config.toml").write_text(content)
     with pytest.raises(SettingsError, match=message):
         read_settings({"HOME": str(home)}, folder=home)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be used: it is no regular file"),
+        ("pod = " + "[" * 20_000, "its values are nested too deep"),
+    ],
+)
+def test_a_named_settings_file_that_is_a_folder_or_nested_without_end_is_refused(
+    home: Path, content: str | None, message: str
+) -> None:
+    file = home / "named.toml"
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_text(content)
+    with pytest.raises(SettingsError, match=message):
+        read_settings({"HOME": str(home), "NSA_OPS_CONFIG": str(file)}, folder=home)
+
+
+def test_a_home_that_is_empty_is_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "")
+    own = read_settings({}, folder=Path("/"))
+    assert own.state_dir.is_relative_to(pwd.getpwuid(os.getuid()).pw_dir)
+    assert read_settings({"HOME": ""}, folder=Path("/")).state_dir == own.state_dir
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+    with pytest.raises(SettingsError, match="HOME is not set, and user 4000000000 has no home"):
+        read_settings({}, folder=Path("/"))

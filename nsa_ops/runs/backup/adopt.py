@@ -9,7 +9,7 @@ from nsa_ops.runs.backup.folder import BackupFolder
 from nsa_ops.runs.backup.restore import RestorePlan
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.launch import remember_run
-from nsa_ops.runs.lease import Takeover, plan_takeover, record_takeover
+from nsa_ops.runs.lease import Takeover, lease_held, plan_takeover, record_takeover
 from nsa_ops.runs.old_pod import OLD_POD
 from nsa_ops.store import RunRecord
 
@@ -70,18 +70,20 @@ def adopt_run(
         overrides: As `plan_adoption` takes them.
 
     Raises:
-        StateConflictError: If the run was started on its old pod meanwhile.
+        StateConflictError: If the run was started on its old pod meanwhile, or another command is
+            starting or moving it.
     """
     folder = BackupFolder(planned.source)
-    taken = plan_adoption(operator, link, folder, overrides)
     manifest = read_manifest(folder.run)
-    before = operator.store.find_run(manifest.run_id)
-    reason = overrides.get(OLD_POD, "")
-    detail = {"pod": link.record.name, "moved_from": taken.left, "override": reason}
-    with operator.store.intent("backup adopt", manifest.run_id, **detail):
-        record_takeover(operator, taken, overrides)
-        remember_run(operator, link, manifest)
-        _bring_code(operator, link, manifest)
+    with lease_held(operator, manifest.run_id):
+        taken = plan_adoption(operator, link, folder, overrides)
+        before = operator.store.find_run(manifest.run_id)
+        reason = overrides.get(OLD_POD, "")
+        detail = {"pod": link.record.name, "moved_from": taken.left, "override": reason}
+        with operator.store.intent("backup adopt", manifest.run_id, **detail):
+            record_takeover(operator, taken, overrides)
+            remember_run(operator, link, manifest)
+            _bring_code(operator, link, manifest)
     if before is not None and before.pod != link.record.name:
         operator.tell(
             f"`{manifest.run_id}` is looked for on pod `{link.record.name}` from now on, "

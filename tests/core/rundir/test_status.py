@@ -89,3 +89,8 @@ def test_a_run_that_crashed_after_it_was_asked_to_halt_says_both():
     found = derive_status(replace(GOING, exit=ended(1), halt=HALT))
     assert found.state == "failed"
     assert found.why.endswith("because; operator had asked it to halt (enough)")
+
+
+def test_a_heartbeat_of_a_clock_that_is_ahead_is_not_of_the_future():
+    found = derive_status(replace(GOING, last_beat=beat(ts=100.2)))
+    assert found.why.startswith("heartbeat 0 s ago")

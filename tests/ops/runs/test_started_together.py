@@ -1,0 +1,107 @@
+"""Two commands planned together: one of them starts or moves the run, the other is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsa_ops.errors import OpsError, PodUnreachableError, StateConflictError
+from nsa_ops.runs.configure import Choice
+from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
+from nsa_ops.runs.lease import lease_held
+from nsa_ops.runs.move import execute_move
+from nsa_ops.runs.reconcile import execute_reconcile, plan_reconcile
+from nsa_ops.runs.resume import execute_resume
+from nsa_ops.store import PodRecord
+from tests.ops.fakes import completed
+from tests.ops.operators import Desk
+from tests.ops.runs.documents import RUN, answer, report
+from tests.ops.runs.test_preflight_and_launch import pod, reply
+
+__all__ = ["pod"]
+GOES_ON = [
+    (execute_resume, SimpleNamespace(found=SimpleNamespace(record=RUN))),
+    (execute_move, SimpleNamespace(run=RUN)),
+]
+
+
+@pytest.fixture
+def launch(pod: Desk) -> Callable[[], object]:
+    """A launch of `r1` that was planned while no other was known."""
+    request = LaunchRequest(Choice(), run_id="r1", overrides={"preflight": "trial"})
+    planned = plan_launch(pod.operator, request)
+    pod.store.add_pod(PodRecord("b", "pod-b", "local", "/b", "python3", "cpu", 0.0))
+    return lambda: execute_launch(pod.operator, planned)
+
+
+def test_a_launch_is_refused_where_the_run_was_started_elsewhere_since_its_plan(
+    pod: Desk, launch: Callable[[], object]
+) -> None:
+    pod.store.save_run(replace(RUN, pod="b", pod_id="pod-b"))
+    pod.transport.answers["nsa_ops.pod.probe"] = answer(report("running"))
+    with pytest.raises(StateConflictError, match=r"on pod `b`.*Two trainers of one run"):
+        launch()
+    assert not any("nsa_ops.pod.act" in words for words in pod.transport.asked)
+
+
+def test_a_launch_is_refused_while_another_command_starts_the_run(
+    pod: Desk, launch: Callable[[], object]
+) -> None:
+    with (
+        lease_held(pod.operator, "r1"),
+        pytest.raises(StateConflictError, match="Another command is starting or moving"),
+    ):
+        launch()
+    pod.transport.answers["nsa_ops.pod.act"] = PodUnreachableError("it does not answer")
+    with pytest.raises(PodUnreachableError):  # given back, and no trace of it is in the way
+        launch()
+
+
+@pytest.mark.parametrize(("execute", "planned"), GOES_ON)
+def test_a_resume_is_refused_where_another_command_has_moved_the_run_since_its_plan(
+    desk: Desk, execute: Callable[..., Any], planned: Any
+) -> None:
+    desk.store.save_run(replace(RUN, pod="b", pod_id="pod-b", attempt=2))
+    with pytest.raises(StateConflictError, match="attempt 2 on pod `b` since") as caught:
+        execute(desk.operator, planned)
+    assert "nsa-ops status r1" in caught.value.hint
+    assert desk.transport.asked == []
+
+
+@pytest.mark.parametrize(("execute", "planned"), GOES_ON)
+def test_a_resume_is_refused_while_another_command_starts_the_run(
+    desk: Desk, execute: Callable[..., Any], planned: Any
+) -> None:
+    desk.store.save_run(RUN)
+    with (
+        lease_held(desk.operator, "r1"),
+        pytest.raises(StateConflictError, match="Another command is starting or moving"),
+    ):
+        execute(desk.operator, planned)
+    assert desk.transport.asked == []
+
+
+def test_a_reconcile_leaves_an_act_open_while_another_command_starts_its_run(pod: Desk) -> None:
+    pod.store.save_run(RUN)
+    pod.store.leave_open("launch", "r1", pod=RUN.pod, code_id="code-1")
+    pod.transport.answers |= {
+        "nsa_ops.pod.probe": answer(report("planned")),
+        "nsa_ops.pod.act": completed(reply()),
+    }
+    planned = plan_reconcile(pod.operator)
+    with lease_held(pod.operator, "r1"):
+        (settled,) = execute_reconcile(pod.operator, planned)
+    assert (settled.way, "Another command" in settled.found) == ("wait", True)
+    assert not any("new-session" in words for words in pod.transport.asked)
+
+
+def test_the_lease_of_one_run_is_not_that_of_another(desk: Desk) -> None:
+    with lease_held(desk.operator, "r1"), lease_held(desk.operator, "r2"):
+        pass
+    (desk.store.path.parent / "leases" / "r1.lock").unlink()
+    (desk.store.path.parent / "leases" / "r1.lock").mkdir()
+    with pytest.raises(OpsError, match="cannot be made") as caught, lease_held(desk.operator, "r1"):
+        pass
+    assert caught.value.exit_code == 11
