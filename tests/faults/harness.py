@@ -6,6 +6,7 @@ not have imported the product, because a child takes everything it imports from 
 """
 
 import compileall
+import gc
 import json
 import os
 import py_compile
@@ -24,7 +25,8 @@ import pytest
 #: Imported before the forks: slow to import, and not part of the product.
 WARM = (
     "numpy", "torch", "torch._dynamo", "torch.distributed", "torch.utils.checkpoint", "triton",
-    "pydantic", "yaml", "safetensors.torch", "hypothesis.strategies",
+    "pydantic.fields", "pydantic.types", "yaml", "safetensors.torch", "hypothesis.strategies",
+    "anyio.pytest_plugin", "_hypothesis_pytestplugin", "pytest_socket", "pytest_timeout",
 )  # fmt: skip
 PRODUCT = ("nsa_core", "nsa_ops", "tests")
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis")
@@ -189,6 +191,7 @@ def warm_up() -> None:
     for name in WARM:
         import_module(name)
     sys.modules["torch"].set_num_threads(1)
+    gc.freeze()  # pytest collects garbage as it ends, and would copy every page of the parent
 
 
 def _copy(root: Path, slots: list[Slot]) -> None:
