@@ -6,7 +6,7 @@ import pytest
 
 from tests.docs.markdown import REPOSITORY
 from tests.faults.faults import read_faults
-from tests.faults.judge import page_rows
+from tests.faults.record import page_rows, read_record
 
 PAGE = (REPOSITORY / "docs" / "proof.md").read_text()
 
@@ -23,8 +23,10 @@ def test_every_property_has_a_row_with_tests():
     assert all("`tests/" in row for row in rows.values())
 
 
-def test_the_page_counts_the_faults_of_the_list():
-    assert page_rows(read_faults()) in PAGE, "print them by python -m tests.faults --rows"
+def test_the_page_counts_the_faults_of_the_list_and_of_the_record():
+    assert page_rows(read_faults(), read_record()) in PAGE, (
+        "print them by python -m tests.faults --rows"
+    )
 
 
 FREE_CHOICES = re.findall(r"^\| `(tests/core/model/\w+\.py)` \| (\d+) \|$", PAGE, re.MULTILINE)

@@ -6,6 +6,7 @@ Exit code 0 if every fault is noticed or equivalent, 1 if one is green or could 
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from dataclasses import asdict
@@ -19,9 +20,9 @@ from tests.faults.judge import (
     count_by_kind,
     fault_jobs,
     judge,
-    page_rows,
     table,
 )
+from tests.faults.record import page_rows, read_record, write_record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,6 +37,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=600.0, metavar="S", help="of one fault")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON to a file as well")
+    parser.add_argument("--record", action="store_true", help="enter what is noticed in the record")
     parser.add_argument("--rows", action="store_true", help="print the rows of docs/proof.md only")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     parser.add_argument("--lists", type=Path, default=LISTS, help=argparse.SUPPRESS)
@@ -75,21 +77,23 @@ def plant(faults: list[Fault], arguments: argparse.Namespace) -> list[Verdict]:
             limit_s=arguments.limit,
             tell=tell,
         )
-    return verdicts + [judge(fault, ran[fault.id], ran) for fault in planted]
+    return verdicts + [judge(fault, ran) for fault in planted]
 
 
 def main(argv: list[str] | None = None) -> int:
     """Plant the faults that the flags ask for, print the result and return the exit code."""
     arguments = parse_arguments(argv)
+    known = read_faults(arguments.lists)
     if arguments.rows:
-        sys.stdout.write(f"{page_rows(read_faults(arguments.lists))}\n")
+        sys.stdout.write(f"{page_rows(known, read_record())}\n")
         return 0
-    faults = choose(read_faults(arguments.lists), arguments)
+    faults = choose(known, arguments)
     if not faults:
         sys.stderr.write("error: no fault of the list is meant by these words\n")
         return 2
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: report what was judged
     warm_up()
     verdicts = plant(faults, arguments)
     document = json.dumps(
@@ -99,6 +103,8 @@ def main(argv: list[str] | None = None) -> int:
         },
         indent=1,
     )
+    if arguments.record:
+        write_record(known, verdicts)
     if arguments.out is not None:
         arguments.out.write_text(document + "\n")
     sys.stdout.write(f"{document if arguments.json else table(verdicts)}\n")

@@ -6,6 +6,7 @@ not have imported the product, because a child takes everything it imports from 
 """
 
 import compileall
+import gc
 import json
 import os
 import py_compile
@@ -24,7 +25,8 @@ import pytest
 #: Imported before the forks: slow to import, and not part of the product.
 WARM = (
     "numpy", "torch", "torch._dynamo", "torch.distributed", "torch.utils.checkpoint", "triton",
-    "pydantic", "yaml", "safetensors.torch", "hypothesis.strategies",
+    "pydantic.fields", "pydantic.types", "yaml", "safetensors.torch", "hypothesis.strategies",
+    "anyio.pytest_plugin", "_hypothesis_pytestplugin", "pytest_socket", "pytest_timeout",
 )  # fmt: skip
 PRODUCT = ("nsa_core", "nsa_ops", "tests")
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis")
@@ -122,8 +124,10 @@ class Slot:
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
             return self.finish(os.waitstatus_to_exitcode(status))
-        if time.monotonic() - self.started_s < limit_s:
-            return None
+        return None if time.monotonic() - self.started_s < limit_s else self.stop()
+
+    def stop(self) -> Ran:
+        """End the child and all of its processes, and take the edit back."""
         os.killpg(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         return self.finish(None)
@@ -146,6 +150,7 @@ def _run_child(tree: Path, job: Job, result: Path, output: Path) -> None:
     code = 70
     try:
         os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
@@ -189,6 +194,7 @@ def warm_up() -> None:
     for name in WARM:
         import_module(name)
     sys.modules["torch"].set_num_threads(1)
+    gc.freeze()  # pytest collects garbage as it ends, and would copy every page of the parent
 
 
 def _copy(root: Path, slots: list[Slot]) -> None:
@@ -202,6 +208,24 @@ def _copy(root: Path, slots: list[Slot]) -> None:
         shutil.copytree(first, slot.tree, symlinks=True)
 
 
+def _work(
+    slots: list[Slot],
+    waiting: list[Job],
+    results: dict[str, Ran],
+    limit_s: float,
+    tell: Callable[[Job, Ran], None],
+) -> None:
+    while waiting or any(slot.job for slot in slots):
+        for slot in slots:
+            job = slot.job
+            if job is not None and (ran := slot.poll(limit_s)) is not None:
+                results[job.name] = ran
+                tell(job, ran)
+            if slot.job is None and waiting:
+                slot.start(waiting.pop())
+        time.sleep(0.02)
+
+
 def run_jobs(
     jobs: Iterable[Job],
     root: Path,
@@ -213,6 +237,8 @@ def run_jobs(
 ) -> dict[str, Ran]:
     """Run every job in a copy of `root` and return the results by the name of the job.
 
+    KeyboardInterrupt ends the children and returns what there is.
+
     Args:
         jobs: With names of their own.
         root: Repository; it is read only.
@@ -223,14 +249,11 @@ def run_jobs(
     """
     slots = [Slot(folder / f"copy{number}") for number in range(workers)]
     _copy(root, slots)
-    waiting, results = list(jobs)[::-1], {}
-    while waiting or any(slot.job for slot in slots):
+    waiting, results = list(jobs)[::-1], dict[str, Ran]()
+    try:
+        _work(slots, waiting, results, limit_s, tell)
+    except KeyboardInterrupt:
         for slot in slots:
-            job = slot.job
-            if job is not None and (ran := slot.poll(limit_s)) is not None:
-                results[job.name] = ran
-                tell(job, ran)
-            if slot.job is None and waiting:
-                slot.start(waiting.pop())
-        time.sleep(0.02)
+            if slot.job is not None:
+                slot.stop()
     return results

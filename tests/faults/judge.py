@@ -35,9 +35,14 @@ def baseline_jobs(faults: Sequence[Fault]) -> list[Job]:
         for test in fault.tests:
             by_file.setdefault((test.partition("::")[0], fault.gpu), set()).add(test)
     return [
-        Job(f"baseline {file}", tuple(sorted(tests)), options=_options(is_gpu=is_gpu))
+        Job(_baseline(file), tuple(sorted(tests)), options=_options(is_gpu=is_gpu))
         for (file, is_gpu), tests in by_file.items()
     ]
+
+
+def _baseline(test: str) -> str:
+    """Name of the job that runs a test without a fault."""
+    return f"baseline {test.partition('::')[0]}"
 
 
 def fault_jobs(faults: Sequence[Fault], root: Path) -> tuple[list[Job], list[Verdict]]:
@@ -61,23 +66,27 @@ def _options(*, is_gpu: bool) -> tuple[str, ...]:
     return ("-m", "gpu" if is_gpu else "not gpu")
 
 
-def judge(fault: Fault, ran: Ran, baseline: dict[str, Ran]) -> Verdict:
-    """The verdict on a planted fault.
+def judge(fault: Fault, ran: dict[str, Ran]) -> Verdict:
+    """The verdict on a planted fault, from the results of all jobs.
 
     A test that fails or is skipped without the fault proves nothing; nor does a run that ended
     before its tests, such as one that could not import them.
     """
+    needed = [fault.id, *(_baseline(test) for test in fault.tests)]
+    if any(name not in ran for name in needed):
+        return Verdict(fault, "error", "interrupted before it was planted")
     for test in fault.tests:
-        without = baseline[f"baseline {test.partition('::')[0]}"]
+        without = ran[_baseline(test)]
         if not without.passed(test):
             reason = f"without the fault, {test} does not pass: {without.tail[-300:]}"
             return Verdict(fault, "error", reason)
-    if ran.exit_code == 0:
-        return Verdict(fault, "green", f"{', '.join(fault.tests)} passed", ran.seconds)
-    if ran.exit_code == 1 and ran.failed:
-        return Verdict(fault, "noticed", ran.failed[0], ran.seconds)
-    ended = "the time was up" if ran.exit_code is None else f"pytest ended with {ran.exit_code}"
-    return Verdict(fault, "error", f"{ended}: {ran.tail[-300:]}", ran.seconds)
+    found = ran[fault.id]
+    if found.exit_code == 0:
+        return Verdict(fault, "green", f"{', '.join(fault.tests)} passed", found.seconds)
+    if found.exit_code == 1 and found.failed:
+        return Verdict(fault, "noticed", found.failed[0], found.seconds)
+    ended = "the time was up" if found.exit_code is None else f"pytest ended with {found.exit_code}"
+    return Verdict(fault, "error", f"{ended}: {found.tail[-300:]}", found.seconds)
 
 
 def count_by_kind(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
@@ -91,18 +100,6 @@ def count_by_kind(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
         row["planted"] += verdict.status != "equivalent"
         row[verdict.status] += 1
     return dict(sorted(counts.items()))
-
-
-def page_rows(faults: Sequence[Fault]) -> str:
-    """The rows of docs/proof.md: for each kind and for all, real faults and equivalent ones."""
-    kinds = [*sorted({fault.kind for fault in faults}), "all"]
-    counts = {
-        kind: [bool(fault.equivalent) for fault in faults if kind in (fault.kind, "all")]
-        for kind in kinds
-    }
-    return "\n".join(
-        f"| {kind} | {found.count(False)} | {found.count(True)} |" for kind, found in counts.items()
-    )
 
 
 def table(verdicts: Sequence[Verdict]) -> str:

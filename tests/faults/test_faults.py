@@ -11,17 +11,30 @@ import pytest
 from tests.faults.faults import Fault, FaultListError, read_faults
 from tests.faults.harness import Ran
 from tests.faults.judge import Verdict, baseline_jobs, fault_jobs, judge, table
+from tests.faults.record import Seen, is_noticed, page_rows, read_record, write_record
 
 FAULTS = read_faults()
 KINDS = {
-    "checkpoint", "checks", "data", "decode", "kernels", "loss", "model", "optimizer", "packing",
-    "schedule", "triton",
+    "checkpoint", "checks", "choice", "control", "data", "decode", "evaluate", "kernels", "loop",
+    "loss", "model", "optimizer", "packing", "precision", "schedule", "settings", "telemetry",
+    "triton",
 }  # fmt: skip
 
 
 def test_there_are_at_least_150_faults_over_every_kind():
     assert len([fault for fault in FAULTS if not fault.equivalent]) >= 150
     assert {fault.kind for fault in FAULTS} >= KINDS
+
+
+def test_every_fault_of_the_list_was_planted_and_noticed():
+    record = read_record()
+    real = [fault for fault in FAULTS if not fault.gpu and not fault.equivalent]
+    never = [fault.id for fault in real if not is_noticed(fault, record)]
+    assert never == [], "plant them by python -m tests.faults --record"
+
+
+def test_faults_of_every_kind_are_planted_in_every_run():
+    assert {fault.kind for fault in FAULTS if fault.ci} >= KINDS
 
 
 def test_every_edit_applies_to_the_checkout(repository):
@@ -102,16 +115,21 @@ WITHOUT = {"baseline t.py": ran(0, test_a="passed")}
     ids=str,
 )
 def test_a_fault_is_noticed_by_a_failed_test_and_by_nothing_else(found, status):
-    assert judge(ONE, found, WITHOUT).status == status
+    assert judge(ONE, WITHOUT | {"a": found}).status == status
 
 
 @pytest.mark.parametrize(
     "without", [ran(1, test_a="failed"), ran(0, test_a="skipped"), ran(0, test_b="passed")]
 )
 def test_a_test_that_does_not_pass_without_the_fault_proves_nothing(without):
-    verdict = judge(ONE, ran(1, test_a="failed"), {"baseline t.py": without})
+    verdict = judge(ONE, {"a": ran(1, test_a="failed"), "baseline t.py": without})
     assert verdict.status == "error"
     assert "without the fault" in verdict.reason
+
+
+def test_a_fault_that_was_not_reached_is_not_judged():
+    assert judge(ONE, WITHOUT).status == "error"
+    assert judge(ONE, {"a": ran(1, test_a="failed")}).status == "error"
 
 
 def test_the_table_counts_by_kind_and_names_what_is_not_noticed():
@@ -132,6 +150,43 @@ def test_every_named_test_is_run_once_without_a_fault():
     assert [(job.name, job.tests) for job in baseline_jobs(twice)] == [
         ("baseline t.py", ("t.py::test_a",)),
         ("baseline u.py", ("u.py",)),
+    ]
+
+
+def test_a_record_holds_for_the_edit_and_the_tests_that_the_list_has_now(tmp_path):
+    path = tmp_path / "noticed.jsonl"
+    verdicts = [
+        Verdict(ONE, "noticed", "t.py::test_a[1]", 1.26),
+        Verdict(replace(ONE, id="b"), "green", "t.py::test_a passed"),
+        Verdict(replace(ONE, id="gone"), "noticed", "t.py::test_a", 1.0),
+    ]
+    write_record([ONE, replace(ONE, id="b")], verdicts, path)
+    record = read_record(path)
+    assert record == {"a": Seen("a", record["a"].edit, "t.py::test_a[1]", 1.3)}
+    assert is_noticed(ONE, record)
+    assert not is_noticed(replace(ONE, new="z"), record)
+    assert not is_noticed(replace(ONE, tests=("t.py::test_ab",)), record)
+
+
+def test_a_fault_that_is_no_longer_noticed_leaves_the_record(tmp_path):
+    path = tmp_path / "noticed.jsonl"
+    write_record([ONE], [Verdict(ONE, "noticed", "t.py::test_a")], path)
+    write_record([ONE], [], path)
+    assert list(read_record(path)) == ["a"]
+    write_record([ONE], [Verdict(ONE, "green", "t.py::test_a passed")], path)
+    assert read_record(path) == {}
+
+
+def test_the_rows_of_the_page_count_what_was_noticed_here_and_on_a_card(tmp_path):
+    on_a_card = replace(ONE, id="c", gpu=True)
+    equivalent = replace(ONE, id="e", kind="other", tests=(), equivalent="no difference")
+    faults = [ONE, on_a_card, equivalent]
+    path = tmp_path / "noticed.jsonl"
+    write_record(faults, [Verdict(ONE, "noticed", "t.py::test_a")], path)
+    assert page_rows(faults, read_record(path)).splitlines() == [
+        "| kind | 1 | 1 | 1 | 0 | 0 |",
+        "| other | 0 | 0 | 0 | 0 | 1 |",
+        "| all | 1 | 1 | 1 | 0 | 1 |",
     ]
 
 

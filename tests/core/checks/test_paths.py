@@ -221,8 +221,9 @@ def test_an_output_of_nan_fails_the_layer():
     assert result.exact <= 1e-4
 
 
-def test_decode_goes_beyond_the_tokens_that_take_every_block(monkeypatch):
-    made = probing(monkeypatch, GatheredBackend())
+@pytest.mark.parametrize("config", [CONFIG, FOUR_STRIDES], ids=["two strides", "four strides"])
+def test_decode_goes_beyond_the_tokens_that_take_every_block(monkeypatch, config):
+    made = probing(monkeypatch, GatheredBackend(), config=config)
     assert found(made.decode()) == {"decode.prefill": "pass"}
     monkeypatch.setattr(
         step_kernels,

@@ -35,6 +35,12 @@ def test_a_short_last_row_predicts_nothing_after_its_text():
     assert made.cu_seqlens.tolist() == [0, 2, 4]
 
 
+def test_a_text_that_is_cut_within_a_document_is_a_segment_apart_from_what_fills_the_row():
+    made = batch([1, 2])
+    assert made.tokens_BT.tolist() == [[1, 2, END, END]]
+    assert made.cu_seqlens.tolist() == [0, 2, 4]
+
+
 def test_an_empty_row_predicts_nothing():
     made = batch([1, 2, 3, 4, 5], [])
     assert made.targets_BT[1].tolist() == [IGNORED] * 4

@@ -34,6 +34,10 @@ def test_blocks_that_have_not_started_are_never_chosen():
     assert chosen([0, 0, 0, 9, 9, 9, 9, 9], position=11) == [0, 1, 2, -1]
 
 
+def test_a_block_that_has_not_started_takes_the_place_of_none_that_has():
+    assert chosen([0, 0.1, 0, 0, 9, 9, 9, 9], position=15) == [0, 1, 2, 3]
+
+
 def test_fewer_blocks_than_the_count_are_padded_at_the_end():
     assert chosen([1.0], position=2) == [0, -1, -1, -1]
 

@@ -11,10 +11,11 @@ from nsa_core.model.rotary import Rotary, amplitude, frequencies, rotate
 
 def test_pairs_are_the_two_halves_of_one_head():
     rotary = Rotary(RopeConfig(), 4)
-    x = torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(1, 3, 4)
+    x = torch.eye(2, 4).expand(1, 3, 2, 4).flatten(1, 2)
     turned = rotate(x, rotary.tables(torch.tensor([2])))
-    expected = torch.tensor([math.cos(2.0), 0.0, math.sin(2.0), 0.0])
-    torch.testing.assert_close(turned, expected.expand(1, 3, 4))
+    first = [math.cos(2.0), 0.0, math.sin(2.0), 0.0]
+    second = [0.0, math.cos(0.02), 0.0, math.sin(0.02)]
+    torch.testing.assert_close(turned, torch.tensor([first, second] * 3).unsqueeze(0))
 
 
 def test_position_zero_changes_nothing():

@@ -77,6 +77,17 @@ def test_a_step_that_is_held_back_on_the_device_changes_no_bit_of_weights_or_sta
     assert same(steps.optimizers.state_tensors(), before[1])
 
 
+def test_a_queued_step_with_an_infinite_gradient_and_a_finite_loss_is_held_back():
+    model = make_model()
+    steps = as_on_a_card(make_steps(model))
+    before = weights(model)
+    steps.optimizers.parameters[0].register_hook(lambda grad: torch.full_like(grad, math.inf))
+    result = steps.run(make_batches(1), no_poll)
+    assert math.isfinite(result.loss)
+    assert (result.grad_norm, result.fault) == (math.inf, "the gradient norm is inf")
+    assert same(weights(model), before)
+
+
 def test_a_held_back_step_is_as_if_it_had_not_been():
     plain, faulty = make_model(), make_model()
     first, second = (as_on_a_card(make_steps(model)) for model in (plain, faulty))
