@@ -16,14 +16,30 @@ def backup_folder(operator: Operator, run_id: str, dest: Path | None = None) -> 
     """Where the backup of a run is or will be.
 
     Raises:
-        ConfigurationError: If the run id cannot be the name of a folder.
+        ConfigurationError: If the run id cannot be the name of a folder, or the destination belongs
+            to the registry or to another backup.
     """
     try:
         name = check_run_id(run_id)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
-    parent = dest or operator.settings.state_dir / BACKUPS
-    return BackupFolder(parent.expanduser().absolute() / name)
+    if dest is None:
+        return BackupFolder(operator.settings.state_dir.absolute() / BACKUPS / name)
+    _check_destination(dest.expanduser(), operator.settings.state_dir)
+    return BackupFolder(dest.expanduser().absolute() / name)
+
+
+def _check_destination(dest: Path, state_dir: Path) -> None:
+    """Refuse a folder whose names are taken by the registry, or whose files by a backup."""
+    place, state = dest.resolve(), state_dir.resolve()
+    inside = [place, *place.parents]
+    if state in inside and state / BACKUPS not in inside:
+        message = f"`--dest {dest}` is in the state folder `{state_dir}`, which names its own files"
+        raise ConfigurationError(message, hint="Name another folder, or leave `--dest` out")
+    within = next((folder for folder in inside if BackupFolder(folder).record.is_file()), None)
+    if within is not None:
+        message = f"`--dest {dest}` is inside the backup `{within}`"
+        raise ConfigurationError(message, hint="Name another folder, or leave `--dest` out")
 
 
 def find_backup(operator: Operator, text: str | None) -> BackupFolder:
