@@ -68,6 +68,8 @@ def cell_text(value: object) -> str:
         return f"{value:g}"
     if isinstance(value, list | tuple):
         return ", ".join(cell_text(item) for item in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {cell_text(item)}" for key, item in value.items())
     return str(value)
 
 

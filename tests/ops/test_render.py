@@ -119,6 +119,9 @@ def test_colour_is_for_terminals_or_on_demand(color: str, forbidden: bool, color
 
 def test_values_are_shown_as_people_read_them() -> None:
     assert [cell_text(value) for value in (True, 0.5, [1, 2], "x")] == ["yes", "0.5", "1, 2", "x"]
+    assert cell_text({"compile": True, "tokens_per_s": 392_000.0}) == (
+        "compile yes, tokens_per_s 392000"
+    )
     assert [gib(None), gib(2**20), gib(3 * 2**30)] == ["unknown", "1.0 MiB", "3.0 GiB"]
 
 

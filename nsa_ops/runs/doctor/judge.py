@@ -174,7 +174,7 @@ def _clock(facts: LaptopFacts) -> Iterator[CheckResult]:
     """No pod is asked; a clock that was set back is seen by what the registry has from later."""
     hint = "Let a time server keep the clock (`timedatectl set-ntp true`)"
     if facts.is_synchronised is None:
-        message = "nobody tells whether a time server keeps the clock"
+        message = "clock synchronisation unknown"
         yield checked("clock.sync", "unknown", message, hint=hint)
     else:
         status: Status = "pass" if facts.is_synchronised else "warn"
