@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 RESULTS = REPOSITORY / "bench" / "results"
 #: Command lines that look or plan only, and their exit codes; `{…}` is a place of the fixture.
 LINES: dict[str, int] = {
-    "preflight here --recipe tiny-cpu --quick": 0,
+    "preflight --evidence {folder}/smi.txt --profile h100": 0,
     "launch --pod here --recipe tiny-cpu --override 'preflight=a test' --plan": 0,
     "watch r1 --once": 0,
     "halt r1": 0,
@@ -73,6 +73,9 @@ LINES: dict[str, int] = {
     "bench transport here --rounds 1 --mib 1": 2,
 }
 
+#: What `nvidia-smi -L` prints; a preflight that runs the probes takes too long to be drawn thrice.
+SMI = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-84b23b43-6a0a-a1c8-5e1c-3a3a6a1d8c1f)\n"
+
 
 @pytest.fixture(scope="module")
 def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPod]:
@@ -82,6 +85,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPod]:
     assert local.launch("r1", "schedule.steps=4000").exit_code == 0
     local.must("halt", "r1")
     local.must("backup", "pull", "r1")
+    (local.folder / "smi.txt").write_text(SMI)
     (local.folder / "project").mkdir()
     (local.folder / "project" / "nsa-ops.toml").write_text('recipe = "tiny-cpu"\n')
     yield local

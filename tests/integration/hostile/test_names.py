@@ -22,7 +22,8 @@ def of_this_laptop(world: World, name: Name) -> bytes:
     return name.lie.replace(b"<HOME>", bytes(world.home))
 
 
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: name.id)
+# Every second one: tests/core/rundir/test_names.py judges all kinds without a pod.
+@pytest.mark.parametrize("name", NAMES[::2], ids=lambda name: name.id)
 def test_a_name_in_the_listing_over_ssh_leads_nowhere_else(world: World, name: Name) -> None:
     check_listed_name(world, "far", name)
 
