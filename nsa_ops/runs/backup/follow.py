@@ -75,7 +75,7 @@ def follow_pull(operator: Operator, link: PodLink, asked: PullRequest) -> Iterat
     arrived is continued. What changed while it was read is brought the next time.
 
     Raises:
-        PodUnreachableError, DeadlineError: If the very first look or pull fails.
+        PodUnreachableError, DeadlineError: If the very first look fails.
         LocalResourceError: If this machine's disk is full.
         OpsError: If the run has ended and something still was not brought; see `Pulled.failure`.
     """
@@ -98,6 +98,7 @@ class _Follower:
         self._link = link
         self._asked = asked
         self._seen: int | None = None
+        self._has_looked = False
         self._told_s = operator.clock.monotonic_s()
         self._problems: list[Problem] = []
         self.is_done = False
@@ -107,13 +108,14 @@ class _Follower:
         run = self._asked.run
         try:
             report = probe_run(self._link, run.code_id, run.run_id)
+            self._has_looked = True
             has_ended = report.state in ENDED
             self._tell(report)
             if not has_ended and not self._has_new(report):
                 return None
             return self._pull(report, has_ended=has_ended)
         except (PodUnreachableError, DeadlineError) as error:
-            if self._seen is None:
+            if not self._has_looked:
                 raise
             self._operator.tell(f"{error.message}; trying again, the run is not touched")
             return None
