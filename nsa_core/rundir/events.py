@@ -6,7 +6,7 @@ from typing import Any
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import append_line
-from nsa_core.rundir.jsonl import MAX_HISTORY_BYTES, read_last_records
+from nsa_core.rundir.jsonl import MAX_HISTORY_BYTES, find_last_records, read_last_records
 from nsa_core.rundir.layout import RunDir
 
 
@@ -60,3 +60,9 @@ def record(
 def read_events(run: RunDir) -> list[Event]:
     """Events that can be read, oldest first; a torn line, or one older than a run has, is not."""
     return read_last_records(run.events, Event, MAX_HISTORY_BYTES).records
+
+
+def find_events(run: RunDir, *kinds: str) -> list[Event]:
+    """Events of these kinds, oldest first, however many others there are."""
+    found = find_last_records(run.events, Event, [f'"{kind}"' for kind in kinds])
+    return [event for event in found if event.kind in kinds]

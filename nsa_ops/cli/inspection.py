@@ -131,12 +131,16 @@ def health(
     session.show(found, draw_health, failure=halt_verdict(found))
 
 
-def events(session: Session, run: RunArgument = None) -> None:
-    """List everything that happened to a run, by whom and why."""
+def events(
+    session: Session,
+    run: RunArgument = None,
+    whole: Annotated[bool, typer.Option("--all", help="The oldest ones of a long run too")] = False,
+) -> None:
+    """List what happened to a run, by whom and why."""
     from nsa_ops.cli.render_runs import draw_events
-    from nsa_ops.runs.status import all_events
+    from nsa_ops.runs.status import list_events
 
-    session.show(all_events(session.operator, run), draw_events)
+    session.show(list_events(session.operator, run, whole=whole), draw_events)
 
 
 def stack(session: Session, run: RunArgument = None) -> None:

@@ -1,20 +1,20 @@
 """What the watchdog does about an ended attempt: asked by itself, by a probe and by halt."""
 
-from nsa_core.rundir.events import Event, read_events
+from nsa_core.rundir.events import find_events
 from nsa_core.rundir.exit import ExitRecord, read_exit
 from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
-from nsa_ops.pod.ending import UNKNOWN_CODE, asked_to_stop, last_step, missing_exit
+from nsa_ops.pod.ending import STOP_KINDS, UNKNOWN_CODE, asked_to_stop, last_step, missing_exit
 from nsa_ops.pod.facts import list_checkpoint_facts, newest_whole
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import is_running, is_this_boot, read_processes
-from nsa_ops.pod.restart import Decision, count_fruitless, decide_restart
+from nsa_ops.pod.restart import RESTARTED, Decision, count_fruitless, decide_restart
 
 
 def read_stop(run: RunDir, manifest: RunManifest) -> str:
     """Who asked the current attempt to stop and why; empty if nobody did."""
-    event = asked_to_stop(read_events(run), manifest.attempt)
+    event = asked_to_stop(find_events(run, *STOP_KINDS), manifest.attempt)
     if event is not None:
         return f"{event.by}: {event.message}"
     request = read_halt(
@@ -36,7 +36,9 @@ def decide_after(run: RunDir, manifest: RunManifest, ended: ExitRecord) -> Decis
         ended,
         stop_asked=read_stop(run, manifest),
         steps_done=last_step(run, manifest.attempt),
-        fruitless=count_fruitless(read_events(run), newest_whole(list_checkpoint_facts(run))),
+        fruitless=count_fruitless(
+            find_events(run, "resumed", RESTARTED), newest_whole(list_checkpoint_facts(run))
+        ),
         budget=manifest.config.watchdog.restart_budget,
     )
 
@@ -54,7 +56,10 @@ def foresee_restart(run: RunDir, manifest: RunManifest) -> str:
         return ""
     ended = _read_end(run, manifest)
     if ended is None:
-        begun = _begun_by_watchdog(read_events(run), manifest.attempt)
+        begun = any(
+            event.by == "watchdog" and event.attempt == manifest.attempt
+            for event in find_events(run, "resumed")
+        )
         is_waiting = begun and read_processes(run, manifest.attempt) is None
         return "the watchdog has begun this attempt and starts its runner" if is_waiting else ""
     decision = decide_after(run, manifest, ended)
@@ -72,10 +77,3 @@ def _read_end(run: RunDir, manifest: RunManifest) -> ExitRecord | None:
     if is_running(record.trainer) or is_running(record.runner):
         return None
     return missing_exit(run, manifest, UNKNOWN_CODE, memory_kills=0, by="watchdog")
-
-
-def _begun_by_watchdog(events: list[Event], attempt: int) -> bool:
-    return any(
-        event.kind == "resumed" and event.by == "watchdog" and event.attempt == attempt
-        for event in events
-    )

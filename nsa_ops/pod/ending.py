@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from nsa_core.rundir.checkpoint import list_checkpoints
-from nsa_core.rundir.events import Event, read_events
+from nsa_core.rundir.events import Event, find_events
 from nsa_core.rundir.exit import ExitRecord, TrainerExit, read_exit, write_exit
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records
@@ -23,6 +23,8 @@ UNKNOWN_CODE = 1
 #: Rules by which the watchdog ends a trainer that cannot end itself.
 HANG_RULES = frozenset({"stall", "heartbeat_stale"})
 _STOP_SIGNALS = {"TERM", "KILL", "INT"}
+#: Kinds of events that `asked_to_stop` judges.
+STOP_KINDS = ("halt_asked", "signal")
 
 
 def count_memory_kills(files: tuple[Path, ...] = _MEMORY_EVENTS) -> int:
@@ -125,7 +127,7 @@ def missing_exit(
 ) -> ExitRecord:
     """The record that `write_missing_exit` writes for a trainer that left none."""
     checkpoints = list_checkpoints(run)
-    asked = asked_to_stop(read_events(run), manifest.attempt)
+    asked = asked_to_stop(find_events(run, *STOP_KINDS), manifest.attempt)
     reason = "the trainer and its runner are gone; nobody saw the exit code"
     if by == "runner":
         reason = explain_code(code, asked=asked, memory_kills=memory_kills)

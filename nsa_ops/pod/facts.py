@@ -9,7 +9,7 @@ from nsa_core.rundir.checkpoint import (
     list_checkpoint_folders,
     read_checkpoint,
 )
-from nsa_core.rundir.events import Event, read_events
+from nsa_core.rundir.events import Event, find_events
 from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.lineage import find_not_own
@@ -38,8 +38,7 @@ def _read_rejected(run: RunDir) -> dict[Path, Event]:
     """The last word of a trainer against each checkpoint that it passed over."""
     return {
         Path(str(event.facts.get("path"))): event
-        for event in read_events(run)
-        if event.kind == "checkpoint_rejected"
+        for event in find_events(run, "checkpoint_rejected")
     }
 
 

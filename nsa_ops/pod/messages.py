@@ -224,6 +224,7 @@ class RunReport(TolerantModel):
         beats_more: There was more than one probe may carry.
         beats_torn: Lines that did not parse.
         events: Events since the offset.
+        events_begin: Byte at which they begin in the file; 0 if nothing lies before them.
         events_offset: Where the next probe goes on.
         events_more: There was more.
         log_bytes: Size of training.log.
@@ -254,6 +255,7 @@ class RunReport(TolerantModel):
     beats_more: bool = False
     beats_torn: int = 0
     events: list[Event] = []
+    events_begin: int = 0
     events_offset: int = 0
     events_more: bool = False
     log_bytes: int = 0

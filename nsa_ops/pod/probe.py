@@ -213,6 +213,7 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         beats_more=news.beats_more,
         beats_torn=news.beats.torn,
         events=news.events.records,
+        events_begin=news.events.begin,
         events_offset=news.events.offset,
         events_more=news.events_more,
         log_bytes=_size(run.log),

@@ -186,9 +186,7 @@ def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
 
 def _has_told_its_end(run: RunDir, attempt: int) -> bool:
     """Whether the trainer recorded its end itself; one end is one event."""
-    return any(
-        event.kind == "ended" and event.attempt == attempt for event in events.read_events(run)
-    )
+    return any(event.attempt == attempt for event in events.find_events(run, "ended"))
 
 
 def _end_left_over(run: RunDir, attempt: int) -> None:

@@ -76,7 +76,7 @@ class Watchdog:
         self._runner: subprocess.Popen[bytes] | None = None
         self._begun_at = time.monotonic()
         self._gave_up = False
-        self._restarts = sum(event.kind == RESTARTED for event in events.read_events(run))
+        self._restarts = len(events.find_events(run, RESTARTED))
         history = read_last_records(run.heartbeat(), Heartbeat, _HISTORY_BYTES)
         self._offset = history.offset
         self._tracker = self._new_tracker()

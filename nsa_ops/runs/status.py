@@ -4,16 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsa_core.rundir.events import Event
+from nsa_core.rundir.jsonl import parse_records
 from nsa_ops.errors import HaltVerdictError
-from nsa_ops.pod.messages import Offsets, RunReport
-from nsa_ops.runs.agents import probe_run
+from nsa_ops.pod.messages import RunReport
+from nsa_ops.quantities import format_bytes
+from nsa_ops.remote.transport import QUICK_S, OversizeError
 from nsa_ops.runs.backup.lineage import receipts_of
 from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost
 from nsa_ops.runs.backup.receipts import newest_held
-from nsa_ops.runs.choose import PodRuns, choose_record, find_run, link_of, look_at_pods
+from nsa_ops.runs.choose import PodRuns, find_run, look_at_pods
 from nsa_ops.runs.context import Operator
 from nsa_ops.runs.pods import choose_pod
 from nsa_ops.store import Receipt, RunRecord
+
+#: The most of events.jsonl that is brought, 1.3 million events, and in one round trip.
+MAX_EVENTS_BYTES, _EVENTS_AT_ONCE = 256 * 2**20, 8 * 2**20
 
 #: `status --exit-code`
 FAILED, RUNNING, HALTED_BY_WATCHDOG, LOST, CANCELLED = 20, 21, 22, 23, 24
@@ -119,14 +124,40 @@ def halt_verdict(run: RunStatusLine) -> HaltVerdictError | None:
     return HaltVerdictError(f"`{verdict.rule}` halts: {verdict.sentence}", hint=hint)
 
 
-def all_events(operator: Operator, run_id: str | None) -> list[Event]:
-    """Everything that happened to a run, oldest first."""
-    record = choose_record(operator, run_id)
-    link = link_of(operator, record)
+def list_events(operator: Operator, run_id: str | None, *, whole: bool = False) -> list[Event]:
+    """What happened to a run, oldest first: the newest part of it, or all.
+
+    Args:
+        operator: Who asks; is told where something lies before.
+        run_id: Run; None where only one fits.
+        whole: Read the whole file, a round trip for every 8 MiB.
+
+    Raises:
+        NotFoundError: If there is no such run.
+        OversizeError: If the whole file is longer than any run's.
+    """
+    found = find_run(operator, run_id)
+    report = found.report
+    if report.events_begin == 0:
+        return report.events
+    if not whole:
+        before = format_bytes(report.events_begin)
+        operator.tell(f"{before} of earlier events are left out; `--all` reads them too")
+        return report.events
+    if report.events_offset > MAX_EVENTS_BYTES:
+        size, limit = format_bytes(report.events_offset), format_bytes(MAX_EVENTS_BYTES)
+        message = f"events.jsonl of `{report.run_id}` has {size}; at most {limit} are read"
+        raise OversizeError(message)
     events: list[Event] = []
-    offset, more = 0, True
-    while more:
-        report = probe_run(link, record.code_id, record.run_id, Offsets(events=offset))
-        events += report.events
-        offset, more = report.events_offset, report.events_more
+    offset = 0
+    while offset < report.events_offset:
+        content = found.link.transport.tail(
+            f"{report.run_dir}/events.jsonl", offset, max_bytes=_EVENTS_AT_ONCE, timeout_s=QUICK_S
+        )
+        read = parse_records(content, Event, offset)
+        events += read.records
+        is_too_long = read.offset == offset and len(content) == _EVENTS_AT_ONCE
+        offset = offset + len(content) if is_too_long else read.offset
+        if not content or offset == read.begin:
+            break  # shorter than it was, or its last line is not whole yet
     return events

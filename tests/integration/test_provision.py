@@ -28,7 +28,7 @@ def pod(tmp_path: Path) -> Iterator[BarePod]:
 
 
 def asked(pod: BarePod) -> list[dict[str, Any]]:
-    """Every call begun on the pod so far, as the audit log has it (the end is a line of its own)."""
+    """Every call begun on the pod so far, as the audit log has it; its end is another line."""
     text = (pod.folder / "state" / "audit.jsonl").read_text()
     return [line for line in map(json.loads, text.splitlines()) if "begun_by" in line]
 

@@ -199,3 +199,14 @@ def test_the_program_reads_offsets_and_answers_with_one_document(run):
     )
     assert bad.returncode == 2
     assert "offsets" in bad.stderr
+
+
+def test_a_window_on_the_events_says_where_it_begins(run):
+    events.record(run, kind="launched", by="operator", attempt=1)
+    assert look(run).events_begin == 0
+    for _ in range(3):
+        events.record(run, kind="note", by="operator", attempt=1, message="x" * (MAX_BYTES // 3))
+    report = look(run)
+    assert len(report.events) == 2
+    newest = run.events.read_bytes()[report.events_begin :]
+    assert newest.count(b"\n") == 2
