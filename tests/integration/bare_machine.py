@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.local_pod import LocalPod, Said
+from tests.integration.local_pod import LocalPod
 from tests.integration.ssh_server import SshServer, ssh_server
+from tests.integration.warm import Said
 
 #: How this machine reaches its package index: its users would have the same from their provider.
 _NETWORK = (

@@ -1,6 +1,5 @@
 """This machine as a pod of its own: a state folder, a root, a tmux server, and the real command."""
 
-import json
 import os
 import secrets
 import signal
@@ -9,32 +8,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.process import ProcessIdentity, is_alive
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import read_processes
 from nsa_ops.remote.snapshot import code_root
+from tests.integration.warm import Said, run_warm
 from tests.tmux_server import end_server
 
 STEADY = "tests.integration.steady_trainer"
 CANARY = "canary-3f9c"
 _DEADLINE_S = 120
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a command answered."""
-
-    exit_code: int
-    out: bytes
-    err: str
-
-    @property
-    def data(self) -> Any:
-        """The data of a JSON envelope."""
-        return json.loads(self.out)["data"]
 
 
 @dataclass(frozen=True)
@@ -76,9 +61,8 @@ class LocalPod:
         )  # fmt: skip
 
     def __call__(self, *words: str, deadline_s: float = _DEADLINE_S) -> Said:
-        with self.start(*words) as process:
-            out, err = process.communicate(timeout=deadline_s)
-        return Said(process.returncode, out, err.decode())
+        environment = self.environment
+        return run_warm(words, folder=self.folder, environment=environment, limit_s=deadline_s)
 
     def must(self, *words: str) -> Said:
         said = self(*words)

@@ -7,9 +7,10 @@ from nsa_ops.clock import SystemClock
 from nsa_ops.runs.context import Connect, Operator, connect_audited
 from nsa_ops.settings import read_settings
 from nsa_ops.store import Store
-from tests.integration.local_pod import LocalPod, Said
+from tests.integration.local_pod import LocalPod
 from tests.integration.ssh_server import SshServer
 from tests.integration.tcp_proxy import Proxy
+from tests.integration.warm import Said
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,10 @@ import pytest
 
 from nsa_ops.remote.audit import first_broken_line
 from nsa_ops.store import Store
-from tests.integration.local_pod import Said
 from tests.integration.ssh_pod import SshPod
 from tests.integration.ssh_server import SshServer, ssh_server
 from tests.integration.tcp_proxy import tcp_proxy
+from tests.integration.warm import Said
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

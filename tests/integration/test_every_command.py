@@ -3,12 +3,12 @@
 It looks for what no other test would see: a trace, "This is a bug", an escaped newline, nothing.
 """
 
+import contextlib
 import json
 import os
 import pty
-import select
 import shlex
-import subprocess
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +18,7 @@ import typer
 from nsa_ops.cli.app import app
 from tests.docs.markdown import REPOSITORY
 from tests.integration.local_pod import LocalPod
+from tests.integration.warm import run_warm
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -100,25 +101,24 @@ def read_terminal(pod: LocalPod, words: list[str]) -> tuple[int, str]:
     """Run a command on a terminal of its own; its exit code and all that it showed."""
     leader, follower = pty.openpty()
     environment = pod.environment | {"TERM": "xterm-256color", "COLUMNS": "100"}
-    with subprocess.Popen(
-        [*pod.command, *words, "--no-input"], cwd=pod.folder, env=environment,
-        stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
-    ) as process:  # fmt: skip
-        os.close(follower)
-        shown = b"".join(iter(lambda: _read_some(leader), b""))
-        code = process.wait(timeout=60)
+    shown: list[bytes] = []
+    reader = threading.Thread(target=_read_all, args=(leader, shown))
+    reader.start()
+    said = run_warm(
+        [*words, "--no-input"], folder=pod.folder, environment=environment, limit_s=60,
+        terminal=os.ttyname(follower),
+    )  # fmt: skip
+    os.close(follower)
+    reader.join(timeout=60)
     os.close(leader)
-    return code, shown.decode()
+    return said.exit_code, b"".join(shown).decode()
 
 
-def _read_some(leader: int) -> bytes:
-    """What a terminal shows next; nothing once the last writer left."""
-    if not select.select([leader], [], [], 120)[0]:
-        return b""
-    try:
-        return os.read(leader, 65536)
-    except OSError:  # EIO: how Linux says that nobody holds the other end any more
-        return b""
+def _read_all(leader: int, shown: list[bytes]) -> None:
+    """What a terminal shows until the last writer has left, which Linux says by EIO."""
+    with contextlib.suppress(OSError):
+        while piece := os.read(leader, 65536):
+            shown.append(piece)
 
 
 def check_screen(text: str) -> None:

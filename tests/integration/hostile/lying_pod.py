@@ -199,6 +199,7 @@ class World:
             "folder": str(self.work),
             "environment": self.environment,
             "limit_s": limit_s,
+            "is_bounded": True,
         }
         assert self.commands.stdin is not None
         self.commands.stdin.write(json.dumps(asked).encode() + b"\n")

@@ -22,7 +22,7 @@ _LIAR = Path(__file__).with_name("liar.py")
 
 @contextmanager
 def _warm_commands() -> Iterator[subprocess.Popen[bytes]]:
-    words = (sys.executable, "-m", "tests.integration.hostile.warm_command")
+    words = (sys.executable, "-m", "tests.integration.warm_command")
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(
         words, cwd=code_root(), env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL

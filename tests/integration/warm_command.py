@@ -1,7 +1,8 @@
 """`nsa-ops` in a process forked from one that has imported it: the command line without its start.
 
 Reads one JSON line for each command on stdin. A keeper waits for the command within its limits and
-writes what became of it, whole, to the result file that the line names.
+writes what became of it, whole, to the result file that the line names. What this leaves out,
+the start of an interpreter, `tests/ops/test_cli_conventions.py` and every Ctrl-C test do for real.
 """
 
 import contextlib
@@ -32,12 +33,19 @@ def _import_all() -> None:
 def _command(asked: dict[str, Any]) -> None:
     """Become the command; never returns."""
     os.setsid()
-    for number, name in ((1, "out"), (2, "err")):
-        descriptor = os.open(asked[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.dup2(descriptor, number)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    terminal = asked.get("terminal")
+    for number, name in ((0, "in"), (1, "out"), (2, "err")):
+        path = terminal or asked.get(name, os.devnull)
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), number)
+    if asked.get("is_bounded"):
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server of a job ignores it
+    sys.stdin = os.fdopen(0, closefd=False, encoding="utf-8")
+    sys.stdout, sys.stderr = (
+        os.fdopen(number, "w", encoding="utf-8", errors=errors, closefd=False)
+        for number, errors in ((1, "surrogateescape"), (2, "backslashreplace"))
+    )
     os.umask(0o022)
     os.chdir(asked["folder"])
     os.environ.clear()
