@@ -17,8 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import typer
+
 import nsa_ops.cli
 import nsa_ops.runs
+from nsa_ops.cli.app import app, main
 
 #: Far above what is allowed, so that a fault ends before the machine does.
 ADDRESS_BYTES, FILE_BYTES = 3 * 2**29, 400 * 2**20
@@ -28,6 +31,7 @@ def _import_all() -> None:
     for package in (nsa_ops.cli, nsa_ops.runs):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
+    typer.main.get_command(app)  # fills what Typer keeps of annotations
 
 
 def _command(asked: dict[str, Any]) -> None:
@@ -53,8 +57,6 @@ def _command(asked: dict[str, Any]) -> None:
     sys.argv = ["nsa-ops", *asked["words"]]
     code = 1
     try:
-        from nsa_ops.cli.app import main
-
         main(asked["words"])
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0

@@ -6,20 +6,17 @@ product but how a call may begin (`read` and `eval` of one line), so it lies to 
 """
 
 # It stands before every tool of the pod, and pathlib would double its start.
+# So would what only some lies need.
 # ruff: noqa: PTH118, PTH119, PTH123
 
 import json
 import os
-import re
-import select
 import signal
-import subprocess
 import sys
 import time
 
 FLOOD_S = 50.0
 FLOOD_BYTES = 3 * 2**30
-NONCE = re.compile(rb"\b[0-9a-f]{32}\b")
 
 
 def text(value):
@@ -72,7 +69,9 @@ class Liar:
             if not piece:
                 break
             line += piece
-        nonce = NONCE.search(line)
+        import re
+
+        nonce = re.search(rb"\b[0-9a-f]{32}\b", line)
         for rule in self.rules:
             if "frame" in rule and nonce and text(rule["asked"]) in line:
                 self.send_frame(rule["frame"], nonce[0])
@@ -98,6 +97,8 @@ class Liar:
 
     def flood(self, fd, piece, repeat, pause_s):
         """Send a piece again and again; what got through stands in `sent`."""
+        import select
+
         end, total = time.monotonic() + FLOOD_S, 0
         path = os.path.join(self.folder, f"sent.{os.getpid()}")
         counter = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
@@ -136,6 +137,8 @@ class Liar:
         return word
 
     def answer(self, rules):
+        import subprocess
+
         content = self.swapped_request(rules)
         given = {"stdin": None} if content is None else {"input": content}
         for rule in rules:

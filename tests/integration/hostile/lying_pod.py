@@ -120,6 +120,8 @@ class Side:
         """Let the pod lie from now on; see liar.py for what a rule may hold."""
         self.be_honest()
         full = [{"asked": "", "answer": ""} | rule for rule in rules]
+        if any("frame" in rule for rule in full):
+            (self.lies / "frames").touch()
         (self.lies / "lie.json").write_text(json.dumps(full))
 
     def be_honest(self) -> None:

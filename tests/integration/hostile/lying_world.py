@@ -33,12 +33,18 @@ def _warm_commands() -> Iterator[subprocess.Popen[bytes]]:
 def _write_liar(side: Side) -> Path:
     """Stand in front of the pod's tools; its interpreter as the registry knows it."""
     (side.lies / "bin").mkdir(parents=True)
+    honest = f"[ -e {side.lies}/lie.json ] || exec"
+    # Whoever reads its script from stdin is lied to in frames only; half of all calls are such.
+    framed = f"case $2 in *read*eval*) [ -e {side.lies}/frames ] || exec"
     liar = f"exec {sys.executable} -I -S {_LIAR} {side.lies}"
     tools = [*_TOOLS, *(("tmux", "rsync") if side.name == "far" else ())]
     for tool in tools:
         real = shutil.which(tool)
         if real is not None:
-            _write_program(side.lies / "bin" / tool, f'{liar} {real} "$@"')
+            _write_program(
+                side.lies / "bin" / tool,
+                f'{honest} {real} "$@"\n{framed} {real} "$@";; esac\n{liar} {real} "$@"',
+            )
     real_python, python = side.folder / "real-python", side.folder / "python"
     path = f'PYTHONPATH="$PYTHONPATH:{code_root()}"'
     _write_program(real_python, f'{path} exec {sys.executable} "$@"')
