@@ -1,5 +1,6 @@
 """The judge on real logs of other people's runs: no false halt, and every alarm caught in time."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ TOLD = {
 }  # fmt: skip
 
 
+@cache
 def judged(name):
     path = next((LOGS if name.startswith("L") else TRIALS).glob(f"{name}_*"))
     log = parse_log(path.read_text(errors="replace"))
