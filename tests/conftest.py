@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,8 +62,23 @@ def pytest_testnodedown(node):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Say that they were not run: a run without a card proves nothing about one."""
+    """Say where the time went, and which tests were not run: without a card none proves one."""
+    show_durations(terminalreporter)
     if count := terminalreporter.config.stash.get(NOT_RUN, 0):
         terminalreporter.line(
             f"{count} GPU tests were NOT RUN; on a machine with a card: pytest tests/gpu -m gpu"
         )
+
+
+def show_durations(terminalreporter):
+    """The seconds of each folder's tests, all workers together, for a run that takes a minute."""
+    seconds = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[str(Path(report.nodeid.partition("::")[0]).parent)] += report.duration
+    if sum(seconds.values()) < 60:
+        return
+    terminalreporter.section("seconds by folder")
+    for folder, spent in seconds.most_common():
+        terminalreporter.line(f"{spent:7.0f}  {folder}")
