@@ -14,7 +14,8 @@ from nsa_core.rundir.process import ProcessIdentity, is_alive
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import read_processes
 from nsa_ops.remote.snapshot import code_root
-from tests.integration.warm import Said, run_warm
+from tests.integration.warm import Said, agent_server, run_warm
+from tests.integration.warm_agent import write_client
 from tests.tmux_server import end_server
 
 STEADY = "tests.integration.steady_trainer"
@@ -72,10 +73,7 @@ class LocalPod:
     def write_python(self) -> Path:
         """An interpreter that can import the stand-in trainer, which is not shipped."""
         python = self.folder / "python"
-        python.write_text(
-            f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{code_root()}" exec {sys.executable} "$@"\n'
-        )
-        python.chmod(0o755)
+        write_client(python, agent_server(), code_root())
         return python
 
     def add(self) -> None:

@@ -1,7 +1,9 @@
 """Run `nsa-ops` in processes forked from one that has imported it, for tests that type a lot."""
 
+import atexit
 import functools
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,12 +31,25 @@ class Said:
 
 
 @functools.cache
-def _server() -> subprocess.Popen[bytes]:
-    """It ends with this process, which holds the other end of its stdin."""
+def _start(module: str, *words: str) -> subprocess.Popen[bytes]:
+    """A server; it ends with this process, which holds the other end of its stdin."""
     return subprocess.Popen(
-        (sys.executable, "-m", "tests.integration.warm_command"),
+        (sys.executable, "-m", f"tests.integration.{module}", *words),
         cwd=code_root(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+@functools.cache
+def agent_server() -> str:
+    """The socket where the pod's agents are asked."""
+    place = Path(tempfile.mkdtemp(prefix="nsa-agents-")) / "socket"
+    atexit.register(shutil.rmtree, place.parent)
+    _start("warm_agent", str(place))
+    end = time.monotonic() + 60
+    while not place.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return str(place)
 
 
 def run_warm(
@@ -63,7 +78,7 @@ def run_warm(
             "limit_s": limit_s,
             "terminal": terminal,
         }
-        pipe = _server().stdin
+        pipe = _start("warm_command").stdin
         assert pipe is not None
         pipe.write(json.dumps(asked).encode() + b"\n")
         pipe.flush()
