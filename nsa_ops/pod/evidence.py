@@ -20,6 +20,9 @@ from nsa_ops.pod.leak import Causality
 KEPT_RECORDS = 256
 KEPT_VALIDATIONS = 64
 MEDIAN_RECORDS = 20
+#: Records whose median is the level of a plateau: the lowest of many medians of 20 is a lucky one
+#: (docs/watchdog.md has what was measured).
+LEVEL_RECORDS = 50
 #: Records after which the run's own rate is known well enough to be a reference.
 _FIRST_RATES = 5
 
@@ -102,7 +105,7 @@ class Reference:
             records, the median of all but the newest.
         gpu_memory_mib: Memory in use after the first records.
         host_memory_mib: The same of the host.
-        best_loss: Lowest 20-record median; None before there are 20.
+        best_loss: Lowest median of up to `LEVEL_RECORDS` losses; None before there are 20.
         best_step: Where that was.
         calm_fallbacks: Fallbacks counted when the first records were in.
         had_learning_rate: Some record had a learning rate above 0.
@@ -173,7 +176,7 @@ class Tracker:
     _durations_s: dict[Phase, float] = field(default_factory=dict)
     _records: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
     _num_records: int = 0
-    _losses: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_RECORDS))
+    _losses: deque[float] = field(default_factory=lambda: deque(maxlen=LEVEL_RECORDS))
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_RECORDS))
     _best_rate: float | None = None
     _validations: deque[Validation] = field(default_factory=lambda: deque(maxlen=KEPT_VALIDATIONS))
@@ -231,7 +234,7 @@ class Tracker:
         if self._first_loss is None:
             self._first_loss = loss
         self._losses.append(loss)
-        if len(self._losses) == MEDIAN_RECORDS:
+        if len(self._losses) >= MEDIAN_RECORDS:
             level = median(self._losses)
             if self._best is None or level < self._best[0]:
                 self._best = (level, step)

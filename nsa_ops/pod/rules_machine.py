@@ -54,6 +54,7 @@ def _below_expected(
         sentence=f"The run's own median of {usual:.4g} tokens/s is {share:.0%} of the "
         f"{expected:.4g} that its profile expects of this recipe; {_cause(records[-1])}",
         facts={"share": share, "median": usual, "expected": expected},
+        subject="profile",
     )
 
 
@@ -123,6 +124,7 @@ def memory_creep(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | 
                 level="warn",
                 sentence=f"The {label} has grown from {usual:.0f} to {now:.0f} MiB and still grows",
                 facts={"name": name, "first_mib": usual, "now_mib": now},
+                subject=name,
             )
     return None
 

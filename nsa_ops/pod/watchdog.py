@@ -44,6 +44,7 @@ from nsa_ops.pod.processes import (
 from nsa_ops.pod.restart import RESTARTED, Decision
 from nsa_ops.pod.rules import judge
 from nsa_ops.pod.runner import CONFLICT, NOT_A_RUN, TRAINER_MODULE
+from nsa_ops.pod.telling import Telling
 from nsa_ops.pod.verdict import Verdict
 
 _HISTORY_BYTES = 512 * 1024
@@ -51,8 +52,6 @@ _CHUNK_BYTES = 1024 * 1024
 _LOCK_WAIT_S = 5.0
 _RUNNER_WAIT_S = 5.0
 _POLL_S = 0.1
-#: The same finding is told again after so long.
-_TELL_AGAIN_S = 600.0
 
 
 class Watchdog:
@@ -72,7 +71,7 @@ class Watchdog:
         self._manifest = read_manifest(run)
         self._verdict = Verdict(level="healthy", sentence="not judged yet")
         self._journal = Journal(run)
-        self._told: dict[tuple[str, str], float] = {}
+        self._telling = Telling()
         self._runner: subprocess.Popen[bytes] | None = None
         self._begun_at = time.monotonic()
         self._gave_up = False
@@ -129,7 +128,7 @@ class Watchdog:
             self._tracker = self._new_tracker()
             self._cards = self._new_card_watch()
             self._causality = CausalityProbe(self._run, manifest, self._checks)
-            self._told.clear()
+            self._telling = Telling()
             self._gave_up = False
             self._begun_at = time.monotonic()
 
@@ -188,12 +187,9 @@ class Watchdog:
         self._verdict = judge(self._evidence(record), self._manifest.config.watchdog)
         if {finding.rule for finding in self._verdict.findings} & SUSPICIONS and self._probe():
             self._verdict = judge(self._evidence(record), self._manifest.config.watchdog)
-        for finding in self._verdict.findings:
-            key = (finding.rule, finding.level)
-            if time.monotonic() - self._told.get(key, -1e9) > _TELL_AGAIN_S:
-                self._told[key] = time.monotonic()
-                kind = "anomaly" if finding.level == "halt" else "warning"
-                self._note(kind, finding.sentence, rule=finding.rule, **finding.facts)
+        for finding in self._telling.take(self._verdict.findings, time.monotonic()):
+            kind = "anomaly" if finding.level == "halt" else "warning"
+            self._note(kind, finding.sentence, rule=finding.rule, **finding.facts)
         self._show("watching", self._verdict.sentence)
 
     def _evidence(self, record: RunProcesses) -> HealthEvidence:

@@ -287,6 +287,29 @@ def test_fallbacks_that_go_on_counting_are_told():
     assert "selected 5" in verdict.sentence
 
 
+def test_a_fall_of_the_loss_is_told_over_the_distance_that_its_limit_names():
+    def fall(every, within):
+        high = beats(40, first=2000, every=every, loss=3.0)
+        first = high[-1].step + every
+        return judged([*high, *beats(within, first=first, every=every, loss=2.42)])
+
+    assert found(fall(10, 11)) == {"loss_fall": "warn"}
+    assert "within 100 steps" in fall(10, 11).sentence
+    assert "within 90 steps" in fall(30, 12).sentence
+    assert "loss_fall" not in found(fall(200, 12))  # further apart than the limit: not judged
+
+
+def test_a_lucky_stretch_is_no_level_that_a_run_must_beat_again():
+    def run(lucky):
+        return [
+            beat(step, loss=3.0 - step / 1e5 - (0.1 if 4000 <= step < 4000 + lucky else 0))
+            for step in range(20, 8000, 20)
+        ]
+
+    assert found(judged(run(20 * 20))) == {}
+    assert found(judged(run(20 * 60))) == {"loss_plateau": "warn"}
+
+
 def test_a_plateau_and_a_spike_of_the_gradient_only_warn():
     def flat(count):
         return found(judged([*beats(20), *beats(count, first=40, every=40)]))
