@@ -107,7 +107,6 @@ class Reference:
         host_memory_mib: The same of the host.
         best_loss: Lowest median of up to `LEVEL_RECORDS` losses; None before there are 20.
         best_step: Where that was.
-        calm_fallbacks: Fallbacks counted when the first records were in.
         had_learning_rate: Some record had a learning rate above 0.
     """
 
@@ -117,7 +116,6 @@ class Reference:
     host_memory_mib: float | None = None
     best_loss: float | None = None
     best_step: int = 0
-    calm_fallbacks: int | None = None
     had_learning_rate: bool = False
 
 
@@ -184,7 +182,6 @@ class Tracker:
     _host_mib: list[float] = field(default_factory=list)
     _first_loss: float | None = None
     _best: tuple[float, int] | None = None
-    _fallbacks: int | None = None
     _had_learning_rate: bool = False
 
     def feed(self, beats: Iterable[Heartbeat], at_s: float | None = None) -> None:
@@ -227,8 +224,6 @@ class Tracker:
                 self._best_rate = max(self._best_rate or 0.0, median(self._rates))
         _collect(self._gpu_mib, record.gpu_mem_alloc)
         _collect(self._host_mib, record.host_rss_mib)
-        if self._num_records <= MEDIAN_RECORDS and record.fallbacks is not None:
-            self._fallbacks = sum(record.fallbacks.values())
 
     def _take_loss(self, loss: float, step: int) -> None:
         if self._first_loss is None:
@@ -267,7 +262,6 @@ class Tracker:
             host_memory_mib=median(self._host_mib) if full and self._host_mib else None,
             best_loss=self._best[0] if self._best else None,
             best_step=self._best[1] if self._best else 0,
-            calm_fallbacks=self._fallbacks if full else None,
             had_learning_rate=self._had_learning_rate,
         )
 

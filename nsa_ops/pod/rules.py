@@ -157,11 +157,6 @@ RULES: tuple[Rule, ...] = (
         "The pod's memory is nearly used up.",
         rules_machine.host_memory_high,
     ),
-    Rule(
-        "fallbacks_rising", "warn",
-        "Kernels fall back to slower ones again and again.",
-        rules_machine.fallbacks_rising,
-    ),
 )  # fmt: skip
 
 

@@ -155,21 +155,3 @@ def host_memory_high(evidence: HealthEvidence, limits: WatchdogLimits) -> Findin
         f"{limits.host_memory_fraction:.0%}): the kernel may kill the trainer",
         facts={"used_fraction": used},
     )
-
-
-def fallbacks_rising(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
-    """Fallback counters that still count after the first records."""
-    calm = evidence.reference.calm_fallbacks
-    counted = [r.fallbacks for r in evidence.records[-MEDIAN_RECORDS:] if r.fallbacks is not None]
-    if calm is None or len(counted) < 2:
-        return None
-    now, before = sum(counted[-1].values()), sum(counted[0].values())
-    if now <= max(calm, before):
-        return None
-    return Finding(
-        rule="fallbacks_rising",
-        level="warn",
-        sentence=f"Kernels fell back {now - before} times in the last {len(counted)} records: "
-        + ", ".join(f"{name} {count}" for name, count in sorted(counted[-1].items()) if count),
-        facts={"now": now, "before": before, "counters": counted[-1]},
-    )

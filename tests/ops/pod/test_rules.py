@@ -279,14 +279,6 @@ def test_what_the_machine_has_left_is_told():
     assert found(judged(beats(5), host_memory_fraction=0.95)) == {"host_memory_high": "warn"}
 
 
-def test_fallbacks_that_go_on_counting_are_told():
-    calm = [beat(n, fallbacks={"selected": 2}) for n in range(1, 40)]
-    assert found(judged(calm)) == {}
-    verdict = judged([*calm, beat(40, fallbacks={"selected": 5})])
-    assert found(verdict) == {"fallbacks_rising": "warn"}
-    assert "selected 5" in verdict.sentence
-
-
 def test_a_fall_of_the_loss_is_told_over_the_distance_that_its_limit_names():
     def fall(every, within):
         high = beats(40, first=2000, every=every, loss=3.0)
