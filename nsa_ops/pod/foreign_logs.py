@@ -29,6 +29,7 @@ _LOAD = re.compile(
 )
 _COLLECTIVE = re.compile(r"collective operation timeout.*ran for (\d+) mil")
 _NUMBERS = re.compile(r"\d+")
+_WORDS = re.compile(r"[^\W\d]+(?:[-_./][^\W\d]+)*")
 _OUT_OF_MEMORY = re.compile(
     r"\bout of memory\b|\bOOM when allocating|OutOfMemory|\boom[-_ ]kill", re.IGNORECASE
 )
@@ -130,7 +131,7 @@ def _take_figures(reader: LogReader, lines: list[str]) -> None:
     elif figures.evaluation_loss is not None and reader.beats:
         reader.beat(msg="eval", phase="eval", val_loss=figures.evaluation_loss)
     elif not _take_end(reader, lines[0]) and not figures.is_evaluation:
-        shape = _NUMBERS.sub("#", lines[0].strip())
+        shape = _NUMBERS.sub("#", _WORDS.sub("a", lines[0].strip()))
         reader.unread[shape] += shape.count("#") > 1
 
 

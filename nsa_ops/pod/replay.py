@@ -67,7 +67,7 @@ def replay(log: ForeignLog, limits: WatchdogLimits) -> Replay:
     tracker = Tracker(log.facts, attempt=1)
     for index, beat in enumerate(log.beats):
         if beat.attempt != tracker.attempt:
-            tracker = Tracker(log.facts, beat.attempt)
+            tracker = Tracker(log.facts, beat.attempt, tracker.best_rate)
         tracker.feed([beat])
         evidence = tracker.evidence(beat.ts, ProcessEvidence(), MachineEvidence())
         told.take(judge(evidence, limits).findings, index, beat.step)

@@ -23,6 +23,7 @@ def throughput_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
     if not usual or len(records) < 2:
         return None
     share = (records[-1].tokens_per_s or 0.0) / usual
+    before = " from before" if evidence.reference.is_from_before else ""
     for stage, fraction, window_s in (
         (1, limits.throughput_fraction / 2, limits.throughput_window_s / 2),
         (0, limits.throughput_fraction, limits.throughput_window_s),
@@ -32,7 +33,7 @@ def throughput_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
             return Finding(
                 rule="throughput_low",
                 level="warn",
-                sentence=f"The throughput is {share:.0%} of the run's own median "
+                sentence=f"The throughput is {share:.0%} of the run's own median{before} "
                 f"({usual:.4g} tokens/s), for {slow_s / 60:.0f} min; {_cause(records[-1])}",
                 facts={"share": share, "slow_s": slow_s, "median": usual},
                 stage=stage,

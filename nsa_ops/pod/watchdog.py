@@ -31,7 +31,7 @@ from nsa_ops.pod.facts import (
     read_machine_evidence,
     read_process_evidence,
 )
-from nsa_ops.pod.journal import Doing, Journal
+from nsa_ops.pod.journal import Doing, Journal, read_watchdog
 from nsa_ops.pod.leak import CHECKS_MODULE, SUSPICIONS, CausalityProbe
 from nsa_ops.pod.messages import NextAttemptAction, Reply, ReplyCode
 from nsa_ops.pod.processes import (
@@ -78,7 +78,8 @@ class Watchdog:
         self._restarts = len(events.find_events(run, RESTARTED))
         history = read_last_records(run.heartbeat(), Heartbeat, _HISTORY_BYTES)
         self._offset = history.offset
-        self._tracker = self._new_tracker()
+        before = read_watchdog(run)
+        self._tracker = self._new_tracker(before.best_tokens_per_s if before else None)
         self._cards = self._new_card_watch()
         self._causality = CausalityProbe(run, self._manifest, checks)
         self._tracker.feed(history.records, time.monotonic())
@@ -92,10 +93,10 @@ class Watchdog:
                 return end
             time.sleep(self._manifest.config.watchdog.interval_s)
 
-    def _new_tracker(self) -> Tracker:
+    def _new_tracker(self, earlier_rate: float | None) -> Tracker:
         manifest = self._manifest
         facts = facts_of(manifest.config, fresh=manifest.parent is None)
-        return Tracker(facts, manifest.attempt)
+        return Tracker(facts, manifest.attempt, earlier_rate)
 
     def _new_card_watch(self) -> CardWatch:
         every_s = self._manifest.config.watchdog.cards_every_s
@@ -125,7 +126,7 @@ class Watchdog:
         manifest = read_manifest(self._run)
         if manifest.attempt != self._manifest.attempt:
             self._manifest = manifest
-            self._tracker = self._new_tracker()
+            self._tracker = self._new_tracker(self._tracker.best_rate)
             self._cards = self._new_card_watch()
             self._causality = CausalityProbe(self._run, manifest, self._checks)
             self._telling = Telling()
@@ -290,8 +291,9 @@ class Watchdog:
 
     def _show(self, doing: Doing, why: str) -> None:
         self._journal.show(
-            self._manifest.attempt, self._verdict, doing, why, restarts=self._restarts
-        )
+            self._manifest.attempt, self._verdict, doing, why, restarts=self._restarts,
+            best_tokens_per_s=self._tracker.best_rate,
+        )  # fmt: skip
 
 
 def take_watch(run: RunDir) -> int:
