@@ -92,6 +92,11 @@ RULES: tuple[Rule, ...] = (
         rules_loss.loss_exploded,
     ),
     Rule(
+        "loss_climbing", "halt",
+        "The median of the loss has left its best behind and does not come back.",
+        rules_loss.loss_climbing,
+    ),
+    Rule(
         "causality_broken", "halt",
         "The causality probe, run when a loss was too good, has failed.",
         rules_learning.causality_broken,

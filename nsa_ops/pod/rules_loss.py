@@ -24,6 +24,8 @@ _FAR_FACTOR = 2.0
 _STEEP_FACTOR = 3.0
 _STEEP_RECORDS = 2
 _FAR_NATS = 1.0
+#: A median so many jumps over the best one is lost, however slowly it got there.
+_LOST_FACTOR = 2.0
 #: A loss that was below this share of the level of random weights had learnt something.
 _LEARNT_SHARE = 0.75
 #: A gradient norm that so many times its last value is no noise.
@@ -185,6 +187,27 @@ def loss_jump(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | Non
 def _is_far(usual: float, above: float, factor: float) -> bool:
     """Whether a height stands for itself, with nothing to support it."""
     return above >= _FAR_NATS and usual + above >= factor * usual
+
+
+def loss_climbing(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """A level that has left the best one behind, too slowly for any record to be a jump."""
+    best = evidence.reference.best_loss
+    losses = [r.loss for r in evidence.records if r.loss is not None and math.isfinite(r.loss)]
+    is_text = evidence.facts.bytes_per_token is not None or evidence.facts.uniform_nats is not None
+    if best is None or len(losses) < MEDIAN_RECORDS or not is_text:
+        return None
+    height = median(losses[-MEDIAN_RECORDS:]) - best
+    recovering = losses[-1] - best <= height / 2
+    if height < limits.jump_nats or recovering:
+        return None
+    return Finding(
+        rule="loss_climbing",
+        level="halt" if height >= _LOST_FACTOR * limits.jump_nats else "warn",
+        sentence=f"The median loss of {MEDIAN_RECORDS} records is {height:.2f} nats over the best, "
+        f"{best:.3f} at step {evidence.reference.best_step}, and does not come back"
+        + last_good_checkpoint(evidence),
+        facts={"step": evidence.records[-1].step, "best": best, "height": height},
+    )
 
 
 def loss_exploded(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike

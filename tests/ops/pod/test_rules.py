@@ -374,6 +374,17 @@ def test_the_loss_of_random_weights_is_that_of_the_vocabulary():
     assert "loss_exploded" not in found(judged(records))
 
 
+@pytest.mark.parametrize(("height", "level"), [(0.3, None), (0.7, "warn"), (1.3, "halt")])
+def test_a_loss_that_climbs_too_slowly_to_jump_is_told_and_then_halted(height, level):
+    climbing = [
+        beat(step, loss=2.8 + min(height, 0.002 * max(0, step - 2000)), grad_norm=None)
+        for step in range(10, 2900, 10)
+    ]
+    assert found(judged(climbing)).get("loss_climbing") == level
+    back = [beat(step, loss=2.8 + height / 3) for step in range(2900, 2920, 10)]
+    assert "loss_climbing" not in found(judged([*climbing, *back]))
+
+
 @pytest.mark.parametrize("losses", [(6.41, 11.95, 12.1), (6.41, 6.3, 11.2, 11.3)])
 def test_a_second_loss_above_random_weights_halts_without_any_gradient_norm(losses):
     records = [beat(9000 + 10 * n, loss=loss, grad_norm=None) for n, loss in enumerate(losses)]
