@@ -163,10 +163,12 @@ FIELDS: Mapping[str, tuple[_Reader, tuple[str, ...]]] = {
     ),
     "fabric_state": (parse_text, ("fabric/state", "fabric.state")),
 }  # fmt: skip
+#: Parts of the section of memory errors, which may have been copied without its own heading.
+PARTS = frozenset({"volatile", "aggregate"})
 #: Sections of a card's record by which a piece of one is known, as when only errors are pasted.
 SECTIONS = frozenset(
     {place.partition("/")[0] for _, places in FIELDS.values() for place in places if "/" in place}
-    | {"volatile", "aggregate"}
+    | PARTS
 )
 #: Reasons for being slowed: the last name in each dialect, older and newer.
 _SLOWED = {
@@ -187,7 +189,7 @@ def leaf_name(words: str) -> str:
 def piece_from(leaves: Sequence[Leaf]) -> GPU | None:
     """The card that a piece of a record without its head is about; None if it tells nothing."""
     known = [
-        (("ecc_errors", *path) if path[0] in {"volatile", "aggregate"} else path, value)
+        (("ecc_errors", *path) if path[0] in PARTS else path, value)
         for path, value in leaves
         if path[0] in SECTIONS
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from nsa_ops.facts.gpu import GPU
 from nsa_ops.facts.readings import parse_count, parse_text
-from nsa_ops.facts.smi_fields import SECTIONS, Leaf, card_from, leaf_name, piece_from
+from nsa_ops.facts.smi_fields import PARTS, SECTIONS, Leaf, card_from, leaf_name, piece_from
 
 _CARD_LINE = re.compile(r"^GPU\s+([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*$")
 _PROMPT = re.compile(r"^\s*(?:\([\w-]+\)\s*)?(?:[\w.@~:/-]+\s*)?[$#]\s")
@@ -57,10 +57,24 @@ def parse_query_text(text: str) -> Records:
 
 def _headless(text: str) -> Iterator[Leaf]:
     """Values of sections that were copied without the line that names their card."""
+    lines = text.expandtabs().splitlines()
+    if not any(line[:1].isspace() and " : " in line for line in lines):
+        lines = [_indented(line) for line in lines]
     path: list[tuple[int, str]] = []
-    for line in text.expandtabs().splitlines():
-        if path or leaf_name(line.strip().removesuffix(":")) in SECTIONS:
+    for line in lines:
+        if path or _heading(line) in SECTIONS:
             yield from _leaf(line, path)
+
+
+def _indented(line: str) -> str:
+    """A line of a record that has lost its blanks, as those who print it know their depth."""
+    if " : " in line:
+        return f"        {line}"
+    return line if _heading(line) in SECTIONS - PARTS else f"    {line}"
+
+
+def _heading(line: str) -> str:
+    return leaf_name(line.strip().removesuffix(":"))
 
 
 def _piece(leaves: list[Leaf], header: dict[str, str]) -> Records:

@@ -66,13 +66,14 @@ def _ecc(gpu: GPU) -> Iterator[CheckResult]:
 def _corrected(gpu: GPU, name: str, command: str) -> CheckResult:
     """A card without uncorrected errors now; the corrected ones are told, however few."""
     life, corrected = gpu.ecc_uncorrected_life, gpu.ecc_corrected or 0
-    ever = max(corrected, gpu.ecc_corrected_life or 0)
+    ever = gpu.ecc_corrected_life
     status: Status = "warn" if life or corrected >= MANY_CORRECTED else "pass"
     message = "no uncorrected memory errors"
     if life:
         message = f"{message} since the driver was loaded, but {life} in the card's life"
-    if ever:
-        message = f"{message}; {corrected} corrected ones, {ever} in the card's life"
+    if corrected or ever:
+        in_life = f", {ever} in the card's life" if ever is not None else ""
+        message = f"{message}; {corrected} corrected ones{in_life}"
     return checked(
         name,
         status,

@@ -252,6 +252,8 @@ PIECES = [
     ECC,
     textwrap.dedent(ECC),
     ECC.partition("\n")[2],
+    "\n".join(line.strip() for line in ECC.splitlines()),
+    "ecc.errors.corrected.volatile.total, ecc.errors.uncorrected.volatile.total\n12, 2\n",
     "<ecc_errors><volatile><dram_correctable>12</dram_correctable>"
     "<dram_uncorrectable>2</dram_uncorrectable></volatile></ecc_errors>",
 ]
@@ -261,7 +263,7 @@ PIECES = [
 def test_memory_errors_are_read_without_the_head_of_their_record(text: str) -> None:
     (card,) = parse_evidence(text).cards
     assert (card.ecc_corrected, card.ecc_uncorrected) == (12, 2)
-    assert detect_kind(f"{text}\n$ ls\n") in {"nvidia-smi -q", "nvidia-smi -q -x"}
+    assert detect_kind(f"{text}\n$ ls\n") != "unknown"
 
 
 def test_cards_on_the_bus_are_read_from_lspci() -> None:
