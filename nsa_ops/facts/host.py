@@ -2,7 +2,7 @@
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.bounded_json import parse_model
-from nsa_ops.errors import NotFoundError, RefusedError, VerificationError
+from nsa_ops.errors import NotFoundError, VerificationError
 from nsa_ops.remote.transport import QUICK_S, Transport
 
 #: Tools that our scripts on a pod call by name; `sh` itself answers the first call.
@@ -102,15 +102,17 @@ def read_host(transport: Transport, python: str, root: str) -> HostFacts:
     """Ask the machine, with the interpreter that will train.
 
     Raises:
-        RefusedError: If the interpreter is not there; names every other tool that is missing too.
+        NotFoundError: If the interpreter is not there; names every other tool that is missing too.
         VerificationError: If it gives no answer that can be read, with the same list.
     """
     try:
         done = transport.run((python, "-I", "-c", SCRIPT, root, *TOOLS), timeout_s=QUICK_S)
     except NotFoundError as error:
-        message = f"{transport.where} lacks {', '.join([f'`{python}`', *_lacking(transport)])}"
+        lacks = ", ".join(_lacking(transport))
+        more = f", which also lacks {lacks}" if lacks else ""
+        message = f"`{python}` does not exist on {transport.where}{more}"
         hint = "Run `nsa-ops provision`, or install them; `pod add --python` names an interpreter"
-        raise RefusedError(message, hint=hint) from error
+        raise NotFoundError(message, hint=hint) from error
     facts = parse_host(done.text)
     if facts is None:
         lacks = "".join(f"; {tool} is not there" for tool in _lacking(transport))

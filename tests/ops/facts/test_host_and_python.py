@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_ops.errors import DeadlineError, RefusedError, VerificationError
+from nsa_ops.errors import DeadlineError, NotFoundError, VerificationError
 from nsa_ops.facts.host import NEEDED, TOOLS, parse_host, read_host
 from nsa_ops.facts.python import parse_python, read_python
 from nsa_ops.remote.local import LocalTransport
@@ -39,7 +39,7 @@ def test_an_answer_that_is_none_is_refused(answer: str) -> None:
 def test_a_bare_machine_is_told_every_tool_that_it_lacks(tmp_path: Path) -> None:
     for tool in ("sh", "head"):
         (tmp_path / tool).symlink_to(shutil.which(tool) or "")
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(NotFoundError) as refused:
         read_host(LocalTransport({"PATH": str(tmp_path)}), "python3", "/pod")
     for tool in ("python3", *NEEDED):
         assert (tool in refused.value.message) == (tool != "head")
