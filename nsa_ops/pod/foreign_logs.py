@@ -52,7 +52,8 @@ _RESUMED = re.compile(r"\bresum(?:ing|ed)\b|loading checkpoint from", re.IGNOREC
 _ERROR = re.compile(
     r"^(?:\[[^\]]*\]:?\s*)*(?:Traceback \(most recent call last\)|(?:\w+\.)*\w+Error\b|"
     r"Segmentation fault|Killed$|Bus error)|error during training|CUDA out of memory|"
-    r"ChildFailedError|exited with exit code [1-9]|collective operation timeout|"
+    r"ChildFailedError|\bexit(?:ed with exit)? (?:code|status):? [1-9]|"
+    r"collective operation timeout|"
     r"NCCL operations have failed|nccl(?:Remote|Internal|System)Error|watchdog got stuck|"
     r"terminate called after throwing|loss is probably exploding",
     re.IGNORECASE | re.MULTILINE,

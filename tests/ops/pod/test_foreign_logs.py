@@ -180,6 +180,8 @@ def test_a_printed_loss_of_zero_is_a_small_one_unless_it_fell_there_from_a_large
     assert losses("0.02", "0.01", "0.00") == [0.02, 0.01, 0.005]
     assert losses("2.80", "0.00") == [2.8, 0.0]
     assert losses("0.02", "0.0") == [0.02, 0.0]
+    table = parse_log("step,loss\n1,0.02\n2,0.00\n")
+    assert [beat.loss for beat in table.beats] == [0.02, 0.005]
 
 
 def test_a_line_with_both_losses_is_a_record_with_a_validation():
@@ -216,6 +218,7 @@ def test_steps_that_are_counted_anew_in_an_epoch_go_on():
         ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9", "out_of_memory"),
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED", "out_of_memory"),
         ("MemoryError", "out_of_memory"),
+        ("command terminated with exit code 137", "crashed"),
         ("saved the model", ""),
     ],
 )  # fmt: skip
