@@ -34,3 +34,14 @@ class SystemClock:
     def sleep(self, seconds: float) -> None:
         """Wait."""
         time.sleep(seconds)
+
+
+def moment_of(unix_s: float, began_s: float, ended_s: float) -> float:
+    """When another clock was read, on our own: somewhere in the call, so wherever it agrees best.
+
+    Args:
+        unix_s: What the other clock said.
+        began_s: Our clock before the call that asked it.
+        ended_s: Our clock after it.
+    """
+    return min(max(unix_s, began_s), max(began_s, ended_s))

@@ -87,7 +87,7 @@ class HaltVerdictError(OpsError):
 
 
 class UnknownVerdictError(OpsError):
-    """`health`: too little could be read to say that the run is healthy."""
+    """Too little of a log, or of the evidence about a machine, could be read for a verdict."""
 
     exit_code = 26
 

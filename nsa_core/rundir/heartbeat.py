@@ -63,7 +63,6 @@ class Heartbeat(TolerantModel):
     gate_worst_layer: int | None = None
     kernel_paths: dict[str, str] | None = None
     kernel_reasons: dict[str, str] | None = None
-    fallbacks: dict[str, int] | None = None
 
     val_loss: float | None = None
     bits_per_byte: float | None = None

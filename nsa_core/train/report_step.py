@@ -55,5 +55,4 @@ def _extra_fields(session: Session, result: StepResult) -> dict[str, Any]:
         **gates,
         "kernel_paths": session.kernel_paths,
         "kernel_reasons": {choice.branch: choice.reason for choice in session.kernels},
-        "fallbacks": {},
     }

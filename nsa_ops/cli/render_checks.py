@@ -66,6 +66,6 @@ def draw_examined(console: Console, found: Examined) -> None:
 def draw_judgement(console: Console, found: Judgement) -> None:
     """What files tell of a machine's cards, in one table, and its one verdict."""
     draw_checks(console, found.checks)
-    words = {"pass": "OK", "warn": "WARN", "fail": "FAIL"}
+    words = {"pass": "OK", "warn": "WARN", "fail": "FAIL", "unknown": "UNKNOWN"}
     against = f" for profile {found.profile}" if found.profile else ", without a profile"
     line(console, f"verdict: {words[found.verdict]}{against}")

@@ -167,12 +167,17 @@ def draw_health(console: Console, run: RunStatusLine) -> None:
 
 
 def draw_log_health(console: Console, log: LogHealth) -> None:
-    """The rules' word on a log: the first alarm of each rule and level."""
+    """What the rules say of a log: the first alarm of each rule and level, and how many came."""
     line(console, f"{log.level}: {log.replay.num_records} records in {log.path}")
     for alarm in log.replay.alarms:
         finding = alarm.finding
         where = f"step {alarm.step}, record {alarm.record}"
         line(console, f"{finding.level} {finding.rule} at {where}: {finding.sentence}")
+    for rule, count in log.replay.num_findings.items():
+        if count > 1:
+            last = log.replay.last_steps[rule]
+            told = f"{count} of {log.replay.num_records} records, the last at step {last}"
+            line(console, f"{rule} in all: on {told}")
     if log.replay.ending:
         line(console, log.replay.ending)
     if log.num_unread:

@@ -117,6 +117,7 @@ class Session:
                 tell=self.tell if self.is_verbose else None,
                 unrecorded=self._unrecorded,
                 timeout_s=self.options.timeout_s,
+                warn=self._warn_once,
             ),
             timeout_s=self.options.timeout_s,
         )

@@ -10,7 +10,7 @@ from nsa_ops.remote.transport import Transport
 
 #: Every tool that is asked has a deadline of its own within this one.
 BARE_S = 60.0
-TOOLS = ("git", "tmux", "rsync", "uv", "cc", "nvidia-smi", "tar")
+TOOLS = ("git", "tmux", "rsync", "uv", "cc", "nvidia-smi", "find")
 FOLDERS = ("code", "runs", "data", "caches", "environments", "source")
 #: The script that runs an environment's interpreter with the pod's caches; see the plan.
 LAUNCHER = "run-python"
@@ -23,7 +23,7 @@ soon() { if command -v timeout >/dev/null; then timeout "$@"; else shift; "$@"; 
 number() { awk "$@" 2>/dev/null; }
 
 say uid "$(id -u)"
-for tool in git tmux rsync uv cc nvidia-smi tar; do say tool "$tool" "$(command -v "$tool")"; done
+for tool in git tmux rsync uv cc nvidia-smi find; do say tool "$tool" "$(command -v "$tool")"; done
 if ! command -v apt-get >/dev/null; then say rights none
 elif [ "$(id -u)" = 0 ]; then say rights root
 elif soon 10 sudo -n true </dev/null >/dev/null 2>&1; then say rights sudo

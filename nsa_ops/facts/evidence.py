@@ -17,10 +17,12 @@ from nsa_ops.facts.failures import (
 )
 from nsa_ops.facts.gpu import GPU, join_cards
 from nsa_ops.facts.kernel_log import KernelLog, parse_kernel_log
+from nsa_ops.facts.pci import parse_pci_cards
 from nsa_ops.facts.readings import strip_ansi
 from nsa_ops.facts.smi_csv import parse_csv
 from nsa_ops.facts.smi_records import parse_query_text, parse_xml
 from nsa_ops.facts.smi_table import parse_instances, parse_list, parse_table
+from nsa_ops.facts.system import System, parse_system, system_of
 from nsa_ops.facts.topology import (
     NVLinks,
     Topology,
@@ -34,7 +36,7 @@ Kind = Literal[
     "nvidia-smi mig",
     "CUDA devices",
     "nvidia-smi topo", "nvidia-smi nvlink", "kernel log", "dcgmi diag", "failure",
-    "out of memory", "driver version", "unknown",
+    "out of memory", "driver version", "system", "lspci", "unknown",
 ]  # fmt: skip
 #: The longest that is evidence is a CSV header with every field, of 6,000 characters.
 _MAX_LINE = 16_000
@@ -60,6 +62,8 @@ class Evidence:
         failures: Answers that are errors.
         versions: The driver's two halves, if the text names them.
         out_of_memory: Failed allocations.
+        pci_cards: PCI addresses of cards that the bus shows.
+        system: What the machine runs, where the text tells; empty for plain Linux.
         num_host_cards: Cards that the host sees, where the text tells host and container apart.
         first_line: First line that says something, for a text of no known form.
     """
@@ -76,6 +80,8 @@ class Evidence:
     failures: tuple[Found, ...] = ()
     versions: Versions = field(default_factory=Versions)
     out_of_memory: tuple[OutOfMemory, ...] = ()
+    pci_cards: tuple[str, ...] = ()
+    system: System = ""
     num_host_cards: int = 0
     first_line: str = ""
 
@@ -95,23 +101,25 @@ def parse_evidence(text: str, source: str = "") -> Evidence:
         "nvidia-smi mig": parse_instances(inside),
         "CUDA devices": parse_devices(inside),
     }
-    failures = parse_failures(inside)
+    cards = join_cards(card for found in by_kind.values() for card in found)
     evidence = Evidence(
         source=source,
-        cards=join_cards(card for cards in by_kind.values() for card in cards),
+        cards=cards,
         num_attached=query.num_attached or xml.num_attached,
         topology=parse_topology(inside),
         no_peers=parse_peers(inside),
         nvlinks=parse_nvlinks(inside),
         kernel=parse_kernel_log(inside),
         diagnoses=parse_diagnoses(whole if whole.lstrip().startswith("{") else inside),
-        failures=failures,
+        failures=parse_failures(inside),
         versions=parse_versions(inside),
         out_of_memory=parse_out_of_memory(inside),
+        pci_cards=parse_pci_cards(inside),
+        system=parse_system(inside) or next(filter(None, map(system_of, cards)), ""),
         num_host_cards=len(parse_list(outside)),
         first_line=next((line.strip()[:200] for line in inside.splitlines() if line.strip()), ""),
     )
-    kinds = [kind for kind, cards in by_kind.items() if cards]
+    kinds = [kind for kind, found in by_kind.items() if found]
     kinds += _other_kinds(evidence)
     return replace(evidence, kinds=tuple(kinds))
 
@@ -129,6 +137,8 @@ def _other_kinds(evidence: Evidence) -> Iterator[Kind]:
         "dcgmi diag": bool(evidence.diagnoses),
         "failure": bool(evidence.failures),
         "out of memory": bool(evidence.out_of_memory),
+        "system": bool(evidence.system),
+        "lspci": bool(evidence.pci_cards),
         "driver version": evidence.versions != Versions(),
     }
     return (kind for kind, is_there in present.items() if is_there)

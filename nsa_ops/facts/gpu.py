@@ -48,10 +48,16 @@ class GPU:
         architecture: Such as Ampere.
         compute_capability: Such as 8.0.
         driver_version: Kernel driver.
+        tool_version: nvidia-smi, which inside WSL has another version than Windows' driver.
+        driver_model: How Windows' driver serves it (WDDM, TCC, MCDM); empty on plain Linux.
+        is_persistent: The driver stays loaded between programs; Windows has no such mode.
+        has_display: A screen is driven by it.
+        minor: Number of its device node.
         cuda_version: Newest CUDA the driver knows.
         memory_mib: Total memory.
         memory_used_mib: In use by anybody.
         utilization_percent: Share of time with a kernel running.
+        memory_load_percent: Share of time in which its memory was read or written.
         temperature_c: Degrees Celsius.
         slowdown_c: Temperature at which the hardware slows itself down.
         power_w: Draw.
@@ -62,9 +68,11 @@ class GPU:
         is_mig_pending: What that becomes at the next reset.
         has_ecc: Error correction is on.
         ecc_corrected: Corrected memory errors since the driver was loaded.
-        ecc_uncorrected: Uncorrected ones since then.
+        ecc_corrected_life: Corrected ones in the card's life.
+        ecc_uncorrected: Uncorrected ones since the driver was loaded.
         ecc_uncorrected_life: Uncorrected ones in the card's life.
         ecc_threshold_exceeded: The card itself says that it has had too many.
+        remapped_correctable: Rows replaced after many corrected errors.
         remapped_uncorrectable: Rows replaced after an uncorrectable error.
         remap_pending: A row waits for a reset to be replaced.
         remap_failed: A row could not be replaced.
@@ -92,10 +100,16 @@ class GPU:
     architecture: str = ""
     compute_capability: float | None = None
     driver_version: str = ""
+    tool_version: str = ""
+    driver_model: str = ""
+    is_persistent: bool | None = None
+    has_display: bool | None = None
+    minor: int | None = None
     cuda_version: str = ""
     memory_mib: int | None = None
     memory_used_mib: int | None = None
     utilization_percent: int | None = None
+    memory_load_percent: int | None = None
     temperature_c: int | None = None
     slowdown_c: int | None = None
     power_w: float | None = None
@@ -107,9 +121,11 @@ class GPU:
     is_mig_pending: bool | None = None
     has_ecc: bool | None = None
     ecc_corrected: int | None = None
+    ecc_corrected_life: int | None = None
     ecc_uncorrected: int | None = None
     ecc_uncorrected_life: int | None = None
     ecc_threshold_exceeded: bool | None = None
+    remapped_correctable: int | None = None
     remapped_uncorrectable: int | None = None
     remap_pending: bool | None = None
     remap_failed: bool | None = None

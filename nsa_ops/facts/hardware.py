@@ -13,7 +13,11 @@ SMI_S = 20.0
 KERNEL_LOG_S = 10.0
 #: The full record rather than a list of fields: an older driver refuses a query with a new field.
 CARDS = ("nvidia-smi", "-q", "-x")
-LINKS = (("nvidia-smi", "topo", "-m"), ("nvidia-smi", "nvlink", "-s"))
+LINKS = (
+    ("nvidia-smi", "topo", "-m"),
+    ("nvidia-smi", "nvlink", "-s"),
+    ("lspci", "-D", "-d", "10de:"),
+)
 KERNEL_LOG = ("dmesg",)
 MODULE = ("cat", "/proc/driver/nvidia/version")
 

@@ -1,13 +1,17 @@
-"""What the machine behind a pod offers: interpreter, tools, disk, memory, limits, clock."""
+"""What the machine behind a pod offers: system, interpreter, tools, disk, memory, limits, clock."""
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.bounded_json import parse_model
-from nsa_ops.errors import VerificationError
+from nsa_ops.errors import NotFoundError, VerificationError
 from nsa_ops.remote.transport import QUICK_S, Transport
 
+#: Tools that our scripts on a pod call by name; `sh` itself answers the first call.
+NEEDED = ("tmux", "find", "dd", "head", "stat", "sha256sum")
+#: Tools that some commands use, and that tell what the machine has.
+TOOLS = (*NEEDED, "rsync", "git", "nvidia-smi")
 #: Asks the interpreter that will train, in one round trip; runs on Python 3.8 and later.
 SCRIPT = """
-import json, os, resource, shutil, sys, time
+import json, os, platform, resource, shutil, sys, time
 path = sys.argv[1]
 while not os.path.isdir(path):
     path = os.path.dirname(path)
@@ -25,16 +29,26 @@ def memory(name):
                     return int(line.split()[1]) * 1024
     except OSError:
         return None
+def processors():
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count()
 print(json.dumps({
+    "system": platform.system() + " " + platform.release(),
     "python_version": ".".join(map(str, sys.version_info[:3])),
-    "num_cpus": len(os.sched_getaffinity(0)),
+    "num_cpus": processors(),
     "memory_bytes": memory("MemTotal"), "memory_free_bytes": memory("MemAvailable"),
     "disk_free_bytes": free(path), "disk_path": path, "disk_writable": os.access(path, os.W_OK),
     "shm_free_bytes": free("/dev/shm"),
     "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-    "tools": {name: shutil.which(name) for name in ("tmux", "rsync", "git", "nvidia-smi", "tar")},
+    "tools": {name: shutil.which(name) for name in sys.argv[2:]},
     "unix_s": time.time(),
 }))
+"""
+#: Asks for tools with nothing but the shell.
+_LACKS = """
+for tool; do command -v "$tool" >/dev/null || printf '%s\\n' "$tool"; done
 """
 
 
@@ -42,6 +56,7 @@ class HostFacts(TolerantModel):
     """A machine; None where it cannot tell.
 
     Attributes:
+        system: Name and release of its kernel.
         python_version: Version of the interpreter that trains.
         num_cpus: Processors this login may use.
         memory_bytes: RAM.
@@ -55,6 +70,7 @@ class HostFacts(TolerantModel):
         unix_s: Its clock.
     """
 
+    system: str = ""
     python_version: str
     num_cpus: int | None = None
     memory_bytes: int | None = None
@@ -86,13 +102,30 @@ def read_host(transport: Transport, python: str, root: str) -> HostFacts:
     """Ask the machine, with the interpreter that will train.
 
     Raises:
-        VerificationError: If the interpreter gives no answer that can be read.
+        NotFoundError: If the interpreter is not there; names every other tool that is missing too.
+        VerificationError: If it gives no answer that can be read, with the same list.
     """
-    done = transport.run((python, "-I", "-c", SCRIPT, root), timeout_s=QUICK_S)
+    try:
+        done = transport.run((python, "-I", "-c", SCRIPT, root, *TOOLS), timeout_s=QUICK_S)
+    except NotFoundError as error:
+        lacks = ", ".join(_lacking(transport))
+        more = f", which also lacks {lacks}" if lacks else ""
+        message = f"`{python}` does not exist on {transport.where}{more}"
+        hint = "Run `nsa-ops provision`, or install them; `pod add --python` names an interpreter"
+        raise NotFoundError(message, hint=hint) from error
     facts = parse_host(done.text)
     if facts is None:
-        message = (
-            f"`{python}` on {transport.where} gave no answer: {done.last_error_line or 'nothing'}"
-        )
+        lacks = "".join(f"; {tool} is not there" for tool in _lacking(transport))
+        said = done.last_error_line or "nothing"
+        message = f"`{python}` on {transport.where} gave no answer: {said}{lacks}"
         raise VerificationError(message, hint="Name a Python 3.11 or later with `pod add --python`")
     return facts
+
+
+def _lacking(transport: Transport) -> list[str]:
+    """Needed tools that a machine without our interpreter lacks."""
+    try:
+        done = transport.run(("sh", "-c", _LACKS, "sh", *NEEDED), timeout_s=QUICK_S)
+    except NotFoundError:
+        return ["sh"]
+    return [tool for tool in NEEDED if tool in done.text.split()]

@@ -10,6 +10,8 @@ from nsa_ops.facts.smi_fields import FIELDS, card_from, leaf_name
 
 _QUERY = re.compile(r"--query-(gpu|compute-apps|remapped-rows|retired-pages)[= ]([\w.,]+)")
 _KNOWN = {place for _, places in FIELDS.values() for place in places} | {"pid", "process_name"}
+#: Fields that are summed over, whatever stands behind.
+_FAMILIES = ("ecc.errors.", "clocks_throttle_reasons.", "clocks_event_reasons.")
 #: Each answers for two columns at least, so that a line of prose is not taken for a header.
 _MIN_COLUMNS = 2
 
@@ -44,7 +46,8 @@ def _cells(line: str) -> list[str]:
 
 
 def _is_header(cells: Sequence[str]) -> bool:
-    return sum(leaf_name(cell) in _KNOWN for cell in cells) >= _MIN_COLUMNS
+    names = [leaf_name(cell) for cell in cells]
+    return sum(name in _KNOWN or name.startswith(_FAMILIES) for name in names) >= _MIN_COLUMNS
 
 
 def _card(names: Sequence[str], cells: Sequence[str]) -> GPU:

@@ -29,10 +29,19 @@ FIELDS: Mapping[str, tuple[_Reader, tuple[str, ...]]] = {
     "compute_capability": (parse_number, ("compute_cap",)),
     "driver_version": (parse_text, ("driver_version",)),
     "cuda_version": (parse_text, ("cuda_version",)),
+    "driver_model": (
+        parse_text, ("driver_model/current", "driver_model/current_dm", "driver_model.current"),
+    ),
+    "is_persistent": (parse_flag, ("persistence_mode",)),
+    "has_display": (parse_flag, ("display_active",)),
+    "minor": (parse_count, ("minor_number",)),
     "memory_mib": (parse_mib, ("fb_memory_usage/total", "memory_usage/total", "memory.total")),
     "memory_used_mib": (parse_mib, ("fb_memory_usage/used", "memory_usage/used", "memory.used")),
     "utilization_percent": (
         parse_count, ("utilization/gpu", "utilization/gpu_util", "utilization.gpu"),
+    ),
+    "memory_load_percent": (
+        parse_count, ("utilization/memory", "utilization/memory_util", "utilization.memory"),
     ),
     "temperature_c": (
         parse_count,
@@ -76,6 +85,13 @@ FIELDS: Mapping[str, tuple[_Reader, tuple[str, ...]]] = {
         (
             "ecc_errors/aggregate/sram_threshold_exceeded",
             "ecc.errors.uncorrected.aggregate.sram.thresholdexceeded",
+        ),
+    ),
+    "remapped_correctable": (
+        parse_count,
+        (
+            "remapped_rows/correctable_error", "remapped_rows/remapped_row_corr",
+            "remapped_rows.correctable",
         ),
     ),
     "remapped_uncorrectable": (
@@ -147,6 +163,13 @@ FIELDS: Mapping[str, tuple[_Reader, tuple[str, ...]]] = {
     ),
     "fabric_state": (parse_text, ("fabric/state", "fabric.state")),
 }  # fmt: skip
+#: Parts of the section of memory errors, which may have been copied without its own heading.
+PARTS = frozenset({"volatile", "aggregate"})
+#: Sections of a card's record by which a piece of one is known, as when only errors are pasted.
+SECTIONS = frozenset(
+    {place.partition("/")[0] for _, places in FIELDS.values() for place in places if "/" in place}
+    | PARTS
+)
 #: Reasons for being slowed: the last name in each dialect, older and newer.
 _SLOWED = {
     "hw_slowdown": "hw_slowdown",
@@ -161,6 +184,17 @@ _FEW_SPARES = ("low", "none")
 def leaf_name(words: str) -> str:
     """A name as all dialects share it: `FB Memory Usage` and `fb_memory_usage` are one."""
     return _NOT_WORD.sub("_", words.lower().partition(" [")[0]).strip("_")
+
+
+def piece_from(leaves: Sequence[Leaf]) -> GPU | None:
+    """The card that a piece of a record without its head is about; None if it tells nothing."""
+    known = [
+        (("ecc_errors", *path) if path[0] in PARTS else path, value)
+        for path, value in leaves
+        if path[0] in SECTIONS
+    ]
+    card = card_from(known)
+    return card if card.reported else None
 
 
 def card_from(leaves: Sequence[Leaf]) -> GPU:
@@ -221,9 +255,8 @@ def _ecc_group(path: tuple[str, ...]) -> str:
     if "aggregate" in words and re.search(r"sram\.|source", words):
         return ""  # parts of what sram_uncorrectable counts already
     is_bad = re.search(r"uncorrect|double_bit", words) is not None
-    if "aggregate" in words:
-        return "ecc_uncorrected_life" if is_bad else ""
-    return "ecc_uncorrected" if is_bad else "ecc_corrected"
+    name = "ecc_uncorrected" if is_bad else "ecc_corrected"
+    return f"{name}_life" if "aggregate" in words else name
 
 
 def _sum(cells: list[tuple[str, str]]) -> int | None:

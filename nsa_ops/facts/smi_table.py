@@ -7,10 +7,13 @@ from dataclasses import replace
 from nsa_ops.facts.gpu import GPU, Process, Slice, join_cards
 from nsa_ops.facts.readings import parse_bus, parse_count, parse_flag, parse_text
 
-_VERSIONS = re.compile(r"Driver Version:\s*([\d.]+)(?:.*?CUDA Version:\s*([\d.]+))?")
+_VERSIONS = re.compile(
+    r"(?:NVIDIA-SMI\s+(?P<tool>[\d.]+)\s+)?Driver Version:\s*(?P<driver>[\d.]+)"
+    r"(?:.*?CUDA Version:\s*(?P<cuda>[\d.]+))?"
+)
 _FIRST = re.compile(
-    r"^\|\s+(\d+)\s+(\S.*?)\s+(?:On|Off|N/A|ERR!|WDDM|TCC|MCDM)"
-    r"\s*\|\s*([0-9A-Fa-f:.]{7,16})\s+\S+\s*\|\s*(.*?)\s*\|"
+    r"^\|\s+(\d+)\s+(\S.*?)\s+(On|Off|N/A|ERR!|WDDM|TCC|MCDM)"
+    r"\s*\|\s*([0-9A-Fa-f:.]{7,16})\s+(\S+)\s*\|\s*(.*?)\s*\|"
 )
 _SECOND = re.compile(
     r"^\|\s*(?P<fan>\d+\s*%|N/A|ERR!)\s+(?P<temperature>\S+)\s+(?P<state>P\d+|N/A|ERR!|Unknown)\s+"
@@ -33,20 +36,21 @@ _DETAILS = frozenset(
      "utilization_percent", "fan_percent", "compute_mode"}
 )  # fmt: skip
 _BAD = "ERR!"
+_MODELS = frozenset({"WDDM", "TCC", "MCDM"})
 
 
 def parse_table(text: str) -> tuple[GPU, ...]:
     """Cards from the drawn table; processes are joined to them."""
     cards: list[GPU] = []
     extras: list[GPU] = []
-    driver = cuda = ""
+    heading: re.Match[str] | None = None
     for line in text.splitlines():
         versions = _VERSIONS.search(line)
         if versions:
-            driver, cuda = versions[1], versions[2] or ""
+            heading = versions
         first = _FIRST.match(line)
         if first:
-            cards.append(replace(_first(first), driver_version=driver, cuda_version=cuda))
+            cards.append(_first(first, heading))
         elif cards and _SECOND.match(line):
             cards[-1] = _second(cards[-1], line)
         elif cards and _THIRD.match(line):
@@ -56,16 +60,22 @@ def parse_table(text: str) -> tuple[GPU, ...]:
     return join_cards([*cards, *_gathered(extras)]) if cards else ()
 
 
-def _first(found: re.Match[str]) -> GPU:
-    index, name, bus, ecc = found.groups()
+def _first(found: re.Match[str], heading: re.Match[str] | None) -> GPU:
+    index, name, mode, bus, display, ecc = found.groups()
     return GPU(
         index=int(index),
         name=parse_text(name),
         bus=parse_bus(bus if bus.count(":") > 1 else f"0000:{bus}"),
+        driver_model=mode if mode in _MODELS else "",
+        is_persistent=parse_flag(mode),
+        has_display=parse_flag(display),
         ecc_uncorrected=parse_count(ecc),
         has_ecc=None if parse_count(ecc) is None else True,
         answers_badly=_BAD in found[0],
         reported=frozenset({"name"} if ecc == "On" else {"name", "ecc_uncorrected", "has_ecc"}),
+        tool_version=(heading and heading["tool"]) or "",
+        driver_version=(heading and heading["driver"]) or "",
+        cuda_version=(heading and heading["cuda"]) or "",
     )
 
 

@@ -20,6 +20,9 @@ from nsa_ops.pod.leak import Causality
 KEPT_RECORDS = 256
 KEPT_VALIDATIONS = 64
 MEDIAN_RECORDS = 20
+#: Records whose median is the level of a plateau: the lowest of many medians of 20 is a lucky one
+#: (docs/watchdog.md has what was measured).
+LEVEL_RECORDS = 50
 #: Records after which the run's own rate is known well enough to be a reference.
 _FIRST_RATES = 5
 
@@ -99,22 +102,22 @@ class Reference:
         first_loss: Loss of the first record.
         tokens_per_s: Best 20-record median of the rate, or the median of the first five records if
             that is higher, so that a long slow time does not become what is normal; with fewer
-            records, the median of all but the newest.
+            records, the median of all but the newest. What earlier attempts reached counts too.
+        is_from_before: It was reached before the records that are known, as by an earlier attempt.
         gpu_memory_mib: Memory in use after the first records.
         host_memory_mib: The same of the host.
-        best_loss: Lowest 20-record median; None before there are 20.
+        best_loss: Lowest median of up to `LEVEL_RECORDS` losses; None before there are 20.
         best_step: Where that was.
-        calm_fallbacks: Fallbacks counted when the first records were in.
         had_learning_rate: Some record had a learning rate above 0.
     """
 
     first_loss: float | None = None
     tokens_per_s: float | None = None
+    is_from_before: bool = False
     gpu_memory_mib: float | None = None
     host_memory_mib: float | None = None
     best_loss: float | None = None
     best_step: int = 0
-    calm_fallbacks: int | None = None
     had_learning_rate: bool = False
 
 
@@ -161,11 +164,13 @@ class Tracker:
 
     Attributes:
         facts: From the configuration.
-        attempt: The attempt that is followed; beats of earlier ones are passed over.
+        attempt: The attempt that is followed; beats of earlier ones tell of their rate only.
+        earlier_rate: Best median rate of the run before what is fed, in tokens/s; None if unknown.
     """
 
     facts: RunFacts
     attempt: int
+    earlier_rate: float | None = None
     _last: Heartbeat | None = None
     _alive_at: float = 0.0
     _still_since: float = 0.0
@@ -173,15 +178,15 @@ class Tracker:
     _durations_s: dict[Phase, float] = field(default_factory=dict)
     _records: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
     _num_records: int = 0
-    _losses: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_RECORDS))
+    _losses: deque[float] = field(default_factory=lambda: deque(maxlen=LEVEL_RECORDS))
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_RECORDS))
+    _rates_before: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_RECORDS))
     _best_rate: float | None = None
     _validations: deque[Validation] = field(default_factory=lambda: deque(maxlen=KEPT_VALIDATIONS))
     _gpu_mib: list[float] = field(default_factory=list)
     _host_mib: list[float] = field(default_factory=list)
     _first_loss: float | None = None
     _best: tuple[float, int] | None = None
-    _fallbacks: int | None = None
     _had_learning_rate: bool = False
 
     def feed(self, beats: Iterable[Heartbeat], at_s: float | None = None) -> None:
@@ -194,6 +199,16 @@ class Tracker:
         for beat in beats:
             if beat.attempt == self.attempt:
                 self._take(beat, beat.ts if at_s is None else at_s)
+            elif beat.attempt < self.attempt and beat.tokens_per_s is not None:
+                self.earlier_rate = _best_median(
+                    self._rates_before, beat.tokens_per_s, self.earlier_rate
+                )
+
+    @property
+    def best_rate(self) -> float | None:
+        """Best median rate of the run so far, in tokens/s; the next attempt is held against it."""
+        known = [rate for rate in (self._best_rate, self.earlier_rate) if rate is not None]
+        return max(known, default=None)
 
     def _take(self, beat: Heartbeat, at_s: float) -> None:
         last = self._last
@@ -219,19 +234,15 @@ class Tracker:
         if record.loss is not None and record.finite is not False:
             self._take_loss(record.loss, record.step)
         if record.tokens_per_s is not None:
-            self._rates.append(record.tokens_per_s)
-            if len(self._rates) in {_FIRST_RATES, MEDIAN_RECORDS}:
-                self._best_rate = max(self._best_rate or 0.0, median(self._rates))
+            self._best_rate = _best_median(self._rates, record.tokens_per_s, self._best_rate)
         _collect(self._gpu_mib, record.gpu_mem_alloc)
         _collect(self._host_mib, record.host_rss_mib)
-        if self._num_records <= MEDIAN_RECORDS and record.fallbacks is not None:
-            self._fallbacks = sum(record.fallbacks.values())
 
     def _take_loss(self, loss: float, step: int) -> None:
         if self._first_loss is None:
             self._first_loss = loss
         self._losses.append(loss)
-        if len(self._losses) == MEDIAN_RECORDS:
+        if len(self._losses) >= MEDIAN_RECORDS:
             level = median(self._losses)
             if self._best is None or level < self._best[0]:
                 self._best = (level, step)
@@ -256,15 +267,17 @@ class Tracker:
     def _reference(self) -> Reference:
         # The newest rate is what is judged: it may not vouch for itself while there are few.
         few = list(self._rates)[:-1] or list(self._rates)
+        own = self._best_rate or (median(few) if few else None)
+        is_earlier = self.earlier_rate is not None and (own or 0.0) < self.earlier_rate
         full = self._num_records > MEDIAN_RECORDS
         return Reference(
             first_loss=self._first_loss,
-            tokens_per_s=self._best_rate or (median(few) if few else None),
+            tokens_per_s=self.earlier_rate if is_earlier else own,
+            is_from_before=is_earlier,
             gpu_memory_mib=median(self._gpu_mib) if full and self._gpu_mib else None,
             host_memory_mib=median(self._host_mib) if full and self._host_mib else None,
             best_loss=self._best[0] if self._best else None,
             best_step=self._best[1] if self._best else 0,
-            calm_fallbacks=self._fallbacks if full else None,
             had_learning_rate=self._had_learning_rate,
         )
 
@@ -277,6 +290,14 @@ def is_record(beat: Heartbeat) -> bool:
 def is_new(beat: Heartbeat, last: Heartbeat) -> bool:
     """Whether a record is not the last one said again."""
     return (beat.progress_seq, beat.step, beat.msg) != (last.progress_seq, last.step, last.msg)
+
+
+def _best_median(rates: deque[float], rate: float, best: float | None) -> float | None:
+    """Take in a rate; the best median of the first few rates and of every full window since."""
+    rates.append(rate)
+    if len(rates) in {_FIRST_RATES, MEDIAN_RECORDS}:
+        return max(best or 0.0, median(rates))
+    return best
 
 
 def _collect(values: list[float], value: float | None) -> None:

@@ -48,7 +48,7 @@ _EVALUATION = re.compile(
 _POLICY = re.compile(r"\b(?:rewards?|kl|policy|advantages?|approx_kl)\b[^:=]{0,20}['\"]?\s*[:=]")
 _RATE = _after(
     r"(?:throughput/device/)?(?:tokens?|samples?|steps)[ _]per[ _]s(?:ec(?:ond)?)?|wps|tps|speed|"
-    r"throughput"
+    r"(?:tok(?:en)?s?|samples?|steps?|it)/s(?:ec(?:ond)?)?|throughput"
 )
 _RATE_UNIT = re.compile(
     r"(?<![\w.])(\d[\d,]*\.?\d*)\s*"
@@ -91,6 +91,7 @@ class LineFigures:
     train_ms: float | None = None
     rate: float | None = None
     unix_s: float | None = None
+    loss_unit: float = 0.0
     lr_unit: float = 0.0
     grad_norm_unit: float = 0.0
     epoch: int | None = None
@@ -142,8 +143,8 @@ def printed_unit(text: str) -> float:
     return 10.0**-decimals if decimals > 1 and "e" not in text.lower() else 0.0
 
 
-def _unit(name: str, line: str) -> float:
-    found = _FIGURES[name].search(line)
+def _unit(pattern: re.Pattern[str], line: str) -> float:
+    found = pattern.search(line)
     return printed_unit(found[1]) if found else 0.0
 
 
@@ -204,8 +205,9 @@ def parse_line(line: str) -> LineFigures:
         train_ms=_search(_FIGURES["train_ms"], line),
         rate=_search(_RATE, line) if rate is None else rate,
         unix_s=find_time(line),
-        lr_unit=_unit("lr", line),
-        grad_norm_unit=_unit("grad_norm", line),
+        loss_unit=_unit(_LOSS, line),
+        lr_unit=_unit(_FIGURES["lr"], line),
+        grad_norm_unit=_unit(_FIGURES["grad_norm"], line),
         epoch=_find_epoch(line),
         is_evaluation=bool(_EVALUATION.search(line)),
         is_policy=bool(_POLICY.search(line)),

@@ -29,13 +29,22 @@ _LOAD = re.compile(
 )
 _COLLECTIVE = re.compile(r"collective operation timeout.*ran for (\d+) mil")
 _NUMBERS = re.compile(r"\d+")
+_WORDS = re.compile(r"[^\W\d]+(?:[-_./][^\W\d]+)*")
 _OUT_OF_MEMORY = re.compile(
-    r"\bout of memory\b|\bOOM when allocating|OutOfMemory|\boom[-_ ]kill", re.IGNORECASE
+    r"\bout of memory\b|\bOOM when allocating|OutOfMemory|\boom[-_ ]kill|std::bad_alloc|"
+    r"^MemoryError\b|(?:can't|cannot) allocate memory|_ALLOC_FAILED\b|MemoryAllocation\b",
+    re.IGNORECASE,
 )
 #: Words that name who stopped it, and words that also follow a crash.
-_STOPPED = re.compile(r"due to (?:time limit|preemption)|\bKeyboardInterrupt\b", re.IGNORECASE)
+_STOPPED = re.compile(
+    r"due to (?:time limit|preemption)|\bKeyboardInterrupt\b|\bwalltime \S+ exceeded|"
+    r"\bjob killed (?:after reaching|by)|\binterruption notice\b|\b(?:pod|job|instance) evicted\b|"
+    r"\bscancel\b",
+    re.IGNORECASE,
+)
 _MAYBE_STOPPED = re.compile(
-    r"\bcancelled at\b|\bjob step aborted\b|\breceived (?:signal 15|SIGTERM)|^Terminated$|"
+    r"\bcancelled at\b|\bjob step aborted\b|\b(?:received|got) (?:signal:? 15|SIGTERM)|"
+    r"^Terminated$|"
     r"\bpreempted\b",
     re.IGNORECASE,
 )
@@ -43,7 +52,8 @@ _RESUMED = re.compile(r"\bresum(?:ing|ed)\b|loading checkpoint from", re.IGNOREC
 _ERROR = re.compile(
     r"^(?:\[[^\]]*\]:?\s*)*(?:Traceback \(most recent call last\)|(?:\w+\.)*\w+Error\b|"
     r"Segmentation fault|Killed$|Bus error)|error during training|CUDA out of memory|"
-    r"ChildFailedError|exited with exit code [1-9]|collective operation timeout|"
+    r"ChildFailedError|\bexit(?:ed with exit)? (?:code|status):? [1-9]|"
+    r"collective operation timeout|"
     r"NCCL operations have failed|nccl(?:Remote|Internal|System)Error|watchdog got stuck|"
     r"terminate called after throwing|loss is probably exploding",
     re.IGNORECASE | re.MULTILINE,
@@ -119,7 +129,10 @@ def _take_figures(reader: LogReader, lines: list[str]) -> None:
     if figures.is_record:
         reader.progress(figures, val_loss=figures.evaluation_loss)
     elif reader.also == "evaluations" and figures.evaluation_loss is not None:
-        reader.progress(replace(figures, loss=figures.evaluation_loss))
+        told = figures.loss is None  # else the line has both losses
+        loss = figures.evaluation_loss if told else figures.loss
+        validation = None if told else figures.evaluation_loss
+        reader.progress(replace(figures, loss=loss), val_loss=validation)
     elif reader.also == "bars" and is_bar and (figures.rate or figures.step_s):
         reader.progress(figures)
     elif is_bar:
@@ -130,7 +143,7 @@ def _take_figures(reader: LogReader, lines: list[str]) -> None:
     elif figures.evaluation_loss is not None and reader.beats:
         reader.beat(msg="eval", phase="eval", val_loss=figures.evaluation_loss)
     elif not _take_end(reader, lines[0]) and not figures.is_evaluation:
-        shape = _NUMBERS.sub("#", lines[0].strip())
+        shape = _NUMBERS.sub("#", _WORDS.sub("a", lines[0].strip()))
         reader.unread[shape] += shape.count("#") > 1
 
 

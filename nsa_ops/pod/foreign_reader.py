@@ -105,7 +105,7 @@ class LogReader:
         rate = figures.rate if figures.rate is not None else (1 / step_s if step_s else None)
         data_s = figures.data_s if figures.data_s is not None else self.read_s
         self.beat(
-            loss=figures.loss, lr=self._value("lr", figures.lr, figures.lr_unit),
+            loss=self._loss(figures), lr=self._value("lr", figures.lr, figures.lr_unit),
             grad_norm=self._value("grad_norm", figures.grad_norm, figures.grad_norm_unit),
             step_s=step_s,
             data_s=data_s, dt_fetch_s=data_s, tokens_per_s=rate, loss_scale=self.loss_scale,
@@ -120,6 +120,11 @@ class LogReader:
         if value is None or unit == 0.0 or self.last_units.get(name, 0.0) >= _FADING_UNITS:
             return value
         return None
+
+    def _loss(self, figures: LineFigures) -> float | None:
+        """The loss; half of its last place for a printed 0 that may be a small number."""
+        loss = self._value("loss", figures.loss, figures.loss_unit)
+        return figures.loss_unit / 2 if loss is None and figures.loss == 0.0 else loss
 
     def end(self, ending: Ending, line: str) -> None:
         """The log says how it ended; a record after it says that it did not."""

@@ -73,7 +73,9 @@ def _take_row(reader: LogReader, cells: dict[str | None, str]) -> None:
     if step is None or not isfinite(step[0]):
         return
     told: dict[str, Any] = {name: value for name, (value, _) in figures.items()}
-    told |= {f"{name}_unit": figures[name][1] for name in ("lr", "grad_norm") if name in figures}
+    told |= {
+        f"{name}_unit": figures[name][1] for name in ("loss", "lr", "grad_norm") if name in figures
+    }
     record = LineFigures(step=int(step[0]), **told)
     reader.progress(record, val_loss=record.evaluation_loss)
 

@@ -50,7 +50,14 @@ class Journal:
                 sys.stdout.flush()
 
     def show(
-        self, attempt: int, verdict: Verdict, doing: Doing, why: str, *, restarts: int
+        self,
+        attempt: int,
+        verdict: Verdict,
+        doing: Doing,
+        why: str,
+        *,
+        restarts: int,
+        best_tokens_per_s: float | None = None,
     ) -> None:
         """Write watchdog.json at every change, and at most once a second without one."""
         identity = identify(os.getpid())
@@ -58,7 +65,8 @@ class Journal:
             return
         record = WatchdogRecord(
             run_id=self._run.run_id, attempt=attempt, identity=identity, verdict=verdict,
-            doing=doing, why=why, restarts=restarts, ts=time.time(),
+            doing=doing, why=why, restarts=restarts,
+            best_tokens_per_s=best_tokens_per_s, ts=time.time(),
         )  # fmt: skip
         changed = self._record is None or (doing, why) != (self._record.doing, self._record.why)
         if changed or time.monotonic() - self._shown_at >= _SAME_AGAIN_S:

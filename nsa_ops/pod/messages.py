@@ -184,6 +184,8 @@ class WatchdogRecord(TolerantModel):
         doing: `watching`, `halting`, `restarting` or `done`.
         why: One sentence about `doing`.
         restarts: Restarts it made by itself.
+        best_tokens_per_s: Best median rate of all attempts so far, which later ones are held
+            against; None if not known.
         ts: Unix seconds.
     """
 
@@ -195,6 +197,7 @@ class WatchdogRecord(TolerantModel):
     doing: Literal["watching", "halting", "restarting", "done"]
     why: str = ""
     restarts: int = 0
+    best_tokens_per_s: float | None = None
     ts: float
 
 

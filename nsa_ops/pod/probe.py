@@ -120,7 +120,9 @@ def _see(run: RunDir, now_unix_s: float) -> _Seen:
 def _verdict(seen: _Seen, machine: MachineEvidence) -> Verdict:
     """The judge's word, by the pod's clock against the pod's time stamps."""
     manifest = seen.manifest
-    tracker = Tracker(facts_of(manifest.config, fresh=manifest.parent is None), manifest.attempt)
+    facts = facts_of(manifest.config, fresh=manifest.parent is None)
+    earlier_rate = seen.watchdog.best_tokens_per_s if seen.watchdog else None
+    tracker = Tracker(facts, manifest.attempt, earlier_rate)
     tracker.feed(seen.history)
     evidence = tracker.evidence(seen.now_unix_s, seen.process, machine)
     return judge(evidence, manifest.config.watchdog)

@@ -32,13 +32,15 @@ class Replay:
     Attributes:
         num_records: Records that were judged.
         alarms: The first of each rule and level, in order.
-        num_findings: How often each rule spoke.
+        num_findings: On how many records each rule found something.
+        last_steps: The step of the last of them.
         ending: How the log says that the run was stopped from outside; empty if it does not.
     """
 
     num_records: int = 0
     alarms: list[Alarm] = field(default_factory=list)
     num_findings: dict[str, int] = field(default_factory=dict)
+    last_steps: dict[str, int] = field(default_factory=dict)
     ending: str = ""
 
     def first(self, level: Level) -> Alarm | None:
@@ -50,6 +52,7 @@ class Replay:
         known = {_identity(alarm.finding) for alarm in self.alarms}
         for finding in findings:
             self.num_findings[finding.rule] = self.num_findings.get(finding.rule, 0) + 1
+            self.last_steps[finding.rule] = step
             if _identity(finding) not in known:
                 self.alarms.append(Alarm(record, step, finding))
 
@@ -64,7 +67,7 @@ def replay(log: ForeignLog, limits: WatchdogLimits) -> Replay:
     tracker = Tracker(log.facts, attempt=1)
     for index, beat in enumerate(log.beats):
         if beat.attempt != tracker.attempt:
-            tracker = Tracker(log.facts, beat.attempt)
+            tracker = Tracker(log.facts, beat.attempt, tracker.best_rate)
         tracker.feed([beat])
         evidence = tracker.evidence(beat.ts, ProcessEvidence(), MachineEvidence())
         told.take(judge(evidence, limits).findings, index, beat.step)

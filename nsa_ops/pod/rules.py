@@ -92,6 +92,11 @@ RULES: tuple[Rule, ...] = (
         rules_loss.loss_exploded,
     ),
     Rule(
+        "loss_climbing", "halt",
+        "The median of the loss has left its best behind and does not come back.",
+        rules_loss.loss_climbing,
+    ),
+    Rule(
         "causality_broken", "halt",
         "The causality probe, run when a loss was too good, has failed.",
         rules_learning.causality_broken,
@@ -156,11 +161,6 @@ RULES: tuple[Rule, ...] = (
         "host_memory_high", "warn",
         "The pod's memory is nearly used up.",
         rules_machine.host_memory_high,
-    ),
-    Rule(
-        "fallbacks_rising", "warn",
-        "Kernels fall back to slower ones again and again.",
-        rules_machine.fallbacks_rising,
     ),
 )  # fmt: skip
 

@@ -21,6 +21,7 @@ def card_lost(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | Non
         + last_good_checkpoint(evidence)
         + _ANOTHER_POD,
         facts={"lost": cards.lost},
+        subject=",".join(cards.lost),
     )
 
 
@@ -37,6 +38,7 @@ def card_ecc(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None
         + last_good_checkpoint(evidence)
         + _ANOTHER_POD,
         facts={"ecc": cards.ecc},
+        subject=told,
     )
 
 
@@ -52,6 +54,7 @@ def card_xid(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None
         level="halt" if known.status == "fail" else "warn",
         sentence=f"Xid {worst.code} on {worst.bus or 'a card'}: {known.meaning}. {known.advice}",
         facts={"xids": [{"code": one.code, "bus": one.bus} for one in cards.xids]},
+        subject=",".join(sorted({f"{one.code}@{one.bus}" for one in cards.xids})),
     )
 
 

@@ -85,12 +85,15 @@ def loss_fall(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | Non
 def _late_fall(
     records: Sequence[Heartbeat], limits: WatchdogLimits
 ) -> tuple[float, float, int] | None:
-    """A fall of the 20-record median by `leak_fall_nats` within `leak_fall_steps`."""
+    """A fall of the 20-record median by `leak_fall_nats` within `leak_fall_steps`, or fewer.
+
+    Records that are further apart than that cannot tell; `_sudden_fall` judges them by shares.
+    """
     since = records[-1].step - limits.leak_fall_steps
     end = len(records)
-    while end and records[end - 1].step > since:
+    while end > 1 and records[end - 2].step >= since:
         end -= 1
-    if end < MEDIAN_RECORDS or records[end - 1].step <= limits.leak_steps:
+    if not MEDIAN_RECORDS <= end < len(records) or records[end - 1].step <= limits.leak_steps:
         return None
     before = _median_loss(records[end - MEDIAN_RECORDS : end])
     now = _median_loss(records[-MEDIAN_RECORDS:])

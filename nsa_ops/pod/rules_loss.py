@@ -24,6 +24,8 @@ _FAR_FACTOR = 2.0
 _STEEP_FACTOR = 3.0
 _STEEP_RECORDS = 2
 _FAR_NATS = 1.0
+#: A median so many jumps over the best one is lost, however slowly it got there.
+_LOST_FACTOR = 2.0
 #: A loss that was below this share of the level of random weights had learnt something.
 _LEARNT_SHARE = 0.75
 #: A gradient norm that so many times its last value is no noise.
@@ -187,32 +189,78 @@ def _is_far(usual: float, above: float, factor: float) -> bool:
     return above >= _FAR_NATS and usual + above >= factor * usual
 
 
+def loss_climbing(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """A level that has left the best one behind, too slowly for any record to be a jump."""
+    best = evidence.reference.best_loss
+    losses = [r.loss for r in evidence.records if r.loss is not None and math.isfinite(r.loss)]
+    is_text = evidence.facts.bytes_per_token is not None or evidence.facts.uniform_nats is not None
+    if best is None or len(losses) < MEDIAN_RECORDS or not is_text:
+        return None
+    height = median(losses[-MEDIAN_RECORDS:]) - best
+    recovering = losses[-1] - best <= height / 2
+    if height < limits.jump_nats or recovering:
+        return None
+    return Finding(
+        rule="loss_climbing",
+        level="halt" if height >= _LOST_FACTOR * limits.jump_nats else "warn",
+        sentence=f"The median loss of {MEDIAN_RECORDS} records is {height:.2f} nats over the best, "
+        f"{best:.3f} at step {evidence.reference.best_step}, and does not come back"
+        + last_good_checkpoint(evidence),
+        facts={"step": evidence.records[-1].step, "best": best, "height": height},
+    )
+
+
 def loss_exploded(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
-    """A loss above that of random weights, with a gradient to match, in a run that had learnt.
+    """A loss that no run which had learnt comes back from, whatever stands before it.
 
     It needs no calm records before it, so it also speaks right after a resume.
     """
     told = [r for r in evidence.records if r.loss is not None and math.isfinite(r.loss)]
     if len(told) < 2 or evidence.facts.objective != "language":
         return None
-    before, last = told[-2:]
     uniform = evidence.facts.uniform_nats or _USUAL_UNIFORM_NATS
-    loss, earlier = last.loss or 0.0, before.loss or 0.0
-    if loss <= uniform or earlier > _LEARNT_SHARE * uniform:
+    words = ""
+    if told[-1].step > max(evidence.facts.warmup_steps, _FIRST_STEPS):
+        words = _above_random(told, uniform)
+    words = words or _far_from_the_first(evidence, told)
+    if not words:
         return None
-    if last.step <= max(evidence.facts.warmup_steps, _FIRST_STEPS) or not before.grad_norm:
-        return None
-    factor = (last.grad_norm or 0.0) / before.grad_norm
-    if factor < _EXPLODED_FACTOR:
-        return None
+    last = told[-1]
     return Finding(
         rule="loss_exploded",
         level="halt",
-        sentence=f"The loss rose from {earlier:.3f} to {loss:.3f} at step {last.step}, above the "
-        f"{uniform:.2f} nats of random weights, and the gradient norm is {factor:.0f} times "
-        "larger" + last_good_checkpoint(evidence),
-        facts={"step": last.step, "loss": loss, "before": earlier, "norm_factor": factor},
+        sentence=f"The loss is {last.loss:.3f} at step {last.step}, {words}"
+        + last_good_checkpoint(evidence),
+        facts={"step": last.step, "loss": last.loss, "uniform_nats": uniform},
     )
+
+
+def _above_random(told: Sequence[Heartbeat], uniform: float) -> str:
+    """Why a loss above that of random weights is no spike; empty if it may be one.
+
+    A huge gradient with it says so at once, else the second record in a row does.
+    """
+    before, last = told[-2:]
+    loss, earlier = last.loss or 0.0, before.loss or 0.0
+    if loss <= uniform:
+        return ""
+    above = f"above the {uniform:.2f} nats of random weights"
+    if earlier <= _LEARNT_SHARE * uniform and before.grad_norm:
+        factor = (last.grad_norm or 0.0) / before.grad_norm
+        return f"{above}, and the gradient norm rose by {factor:.0f}" * (factor >= _EXPLODED_FACTOR)
+    lowest = min((r.loss for r in told[:-2] if r.loss is not None), default=uniform)
+    is_second = earlier > uniform and lowest <= _LEARNT_SHARE * uniform
+    return f"the second in a row {above}" if is_second else ""
+
+
+def _far_from_the_first(evidence: HealthEvidence, told: Sequence[Heartbeat]) -> str:
+    """Two records at three times the only one before them; a median of more is `loss_jump`'s."""
+    is_text = evidence.facts.bytes_per_token is not None or evidence.facts.uniform_nats is not None
+    if len(told) != _STEEP_RECORDS + 1 or not is_text:
+        return ""
+    first, *rest = (record.loss or 0.0 for record in told)
+    is_far = all(_is_far(first, loss - first, _STEEP_FACTOR) for loss in rest)
+    return f"the second in a row over {_STEEP_FACTOR:g} times the {first:.3f} before" * is_far
 
 
 def _jumped_row(

@@ -23,6 +23,7 @@ def throughput_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
     if not usual or len(records) < 2:
         return None
     share = (records[-1].tokens_per_s or 0.0) / usual
+    before = " from before" if evidence.reference.is_from_before else ""
     for stage, fraction, window_s in (
         (1, limits.throughput_fraction / 2, limits.throughput_window_s / 2),
         (0, limits.throughput_fraction, limits.throughput_window_s),
@@ -32,7 +33,7 @@ def throughput_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
             return Finding(
                 rule="throughput_low",
                 level="warn",
-                sentence=f"The throughput is {share:.0%} of the run's own median "
+                sentence=f"The throughput is {share:.0%} of the run's own median{before} "
                 f"({usual:.4g} tokens/s), for {slow_s / 60:.0f} min; {_cause(records[-1])}",
                 facts={"share": share, "slow_s": slow_s, "median": usual},
                 stage=stage,
@@ -54,6 +55,7 @@ def _below_expected(
         sentence=f"The run's own median of {usual:.4g} tokens/s is {share:.0%} of the "
         f"{expected:.4g} that its profile expects of this recipe; {_cause(records[-1])}",
         facts={"share": share, "median": usual, "expected": expected},
+        subject="profile",
     )
 
 
@@ -123,6 +125,7 @@ def memory_creep(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | 
                 level="warn",
                 sentence=f"The {label} has grown from {usual:.0f} to {now:.0f} MiB and still grows",
                 facts={"name": name, "first_mib": usual, "now_mib": now},
+                subject=name,
             )
     return None
 
@@ -152,22 +155,4 @@ def host_memory_high(evidence: HealthEvidence, limits: WatchdogLimits) -> Findin
         sentence=f"{used:.0%} of the pod's memory is in use (limit "
         f"{limits.host_memory_fraction:.0%}): the kernel may kill the trainer",
         facts={"used_fraction": used},
-    )
-
-
-def fallbacks_rising(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
-    """Fallback counters that still count after the first records."""
-    calm = evidence.reference.calm_fallbacks
-    counted = [r.fallbacks for r in evidence.records[-MEDIAN_RECORDS:] if r.fallbacks is not None]
-    if calm is None or len(counted) < 2:
-        return None
-    now, before = sum(counted[-1].values()), sum(counted[0].values())
-    if now <= max(calm, before):
-        return None
-    return Finding(
-        rule="fallbacks_rising",
-        level="warn",
-        sentence=f"Kernels fell back {now - before} times in the last {len(counted)} records: "
-        + ", ".join(f"{name} {count}" for name, count in sorted(counted[-1].items()) if count),
-        facts={"now": now, "before": before, "counters": counted[-1]},
     )

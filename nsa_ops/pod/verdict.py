@@ -17,6 +17,7 @@ class Finding(TolerantModel):
         sentence: What was found and what to do, for people.
         facts: The numbers behind it.
         stage: How bad it is within its level, from 0; a worse one is told again.
+        subject: What it is about, where a rule can speak of several things, each told by itself.
     """
 
     rule: str
@@ -24,6 +25,7 @@ class Finding(TolerantModel):
     sentence: str
     facts: dict[str, Any] = {}
     stage: int = 0
+    subject: str = ""
 
 
 class Verdict(TolerantModel):

@@ -31,7 +31,7 @@ from nsa_ops.pod.facts import (
     read_machine_evidence,
     read_process_evidence,
 )
-from nsa_ops.pod.journal import Doing, Journal
+from nsa_ops.pod.journal import Doing, Journal, read_watchdog
 from nsa_ops.pod.leak import CHECKS_MODULE, SUSPICIONS, CausalityProbe
 from nsa_ops.pod.messages import NextAttemptAction, Reply, ReplyCode
 from nsa_ops.pod.processes import (
@@ -44,6 +44,7 @@ from nsa_ops.pod.processes import (
 from nsa_ops.pod.restart import RESTARTED, Decision
 from nsa_ops.pod.rules import judge
 from nsa_ops.pod.runner import CONFLICT, NOT_A_RUN, TRAINER_MODULE
+from nsa_ops.pod.telling import Telling
 from nsa_ops.pod.verdict import Verdict
 
 _HISTORY_BYTES = 512 * 1024
@@ -51,8 +52,6 @@ _CHUNK_BYTES = 1024 * 1024
 _LOCK_WAIT_S = 5.0
 _RUNNER_WAIT_S = 5.0
 _POLL_S = 0.1
-#: The same finding is told again after so long.
-_TELL_AGAIN_S = 600.0
 
 
 class Watchdog:
@@ -72,14 +71,15 @@ class Watchdog:
         self._manifest = read_manifest(run)
         self._verdict = Verdict(level="healthy", sentence="not judged yet")
         self._journal = Journal(run)
-        self._told: dict[tuple[str, str], float] = {}
+        self._telling = Telling()
         self._runner: subprocess.Popen[bytes] | None = None
         self._begun_at = time.monotonic()
         self._gave_up = False
         self._restarts = len(events.find_events(run, RESTARTED))
         history = read_last_records(run.heartbeat(), Heartbeat, _HISTORY_BYTES)
         self._offset = history.offset
-        self._tracker = self._new_tracker()
+        before = read_watchdog(run)
+        self._tracker = self._new_tracker(before.best_tokens_per_s if before else None)
         self._cards = self._new_card_watch()
         self._causality = CausalityProbe(run, self._manifest, checks)
         self._tracker.feed(history.records, time.monotonic())
@@ -93,10 +93,10 @@ class Watchdog:
                 return end
             time.sleep(self._manifest.config.watchdog.interval_s)
 
-    def _new_tracker(self) -> Tracker:
+    def _new_tracker(self, earlier_rate: float | None) -> Tracker:
         manifest = self._manifest
         facts = facts_of(manifest.config, fresh=manifest.parent is None)
-        return Tracker(facts, manifest.attempt)
+        return Tracker(facts, manifest.attempt, earlier_rate)
 
     def _new_card_watch(self) -> CardWatch:
         every_s = self._manifest.config.watchdog.cards_every_s
@@ -126,10 +126,10 @@ class Watchdog:
         manifest = read_manifest(self._run)
         if manifest.attempt != self._manifest.attempt:
             self._manifest = manifest
-            self._tracker = self._new_tracker()
+            self._tracker = self._new_tracker(self._tracker.best_rate)
             self._cards = self._new_card_watch()
             self._causality = CausalityProbe(self._run, manifest, self._checks)
-            self._told.clear()
+            self._telling = Telling()
             self._gave_up = False
             self._begun_at = time.monotonic()
 
@@ -188,12 +188,9 @@ class Watchdog:
         self._verdict = judge(self._evidence(record), self._manifest.config.watchdog)
         if {finding.rule for finding in self._verdict.findings} & SUSPICIONS and self._probe():
             self._verdict = judge(self._evidence(record), self._manifest.config.watchdog)
-        for finding in self._verdict.findings:
-            key = (finding.rule, finding.level)
-            if time.monotonic() - self._told.get(key, -1e9) > _TELL_AGAIN_S:
-                self._told[key] = time.monotonic()
-                kind = "anomaly" if finding.level == "halt" else "warning"
-                self._note(kind, finding.sentence, rule=finding.rule, **finding.facts)
+        for finding in self._telling.take(self._verdict.findings, time.monotonic()):
+            kind = "anomaly" if finding.level == "halt" else "warning"
+            self._note(kind, finding.sentence, rule=finding.rule, **finding.facts)
         self._show("watching", self._verdict.sentence)
 
     def _evidence(self, record: RunProcesses) -> HealthEvidence:
@@ -294,8 +291,9 @@ class Watchdog:
 
     def _show(self, doing: Doing, why: str) -> None:
         self._journal.show(
-            self._manifest.attempt, self._verdict, doing, why, restarts=self._restarts
-        )
+            self._manifest.attempt, self._verdict, doing, why, restarts=self._restarts,
+            best_tokens_per_s=self._tracker.best_rate,
+        )  # fmt: skip
 
 
 def take_watch(run: RunDir) -> int:

@@ -6,11 +6,12 @@ import re
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from nsa_ops.errors import LocalResourceError, OpsError
+from nsa_ops.remote.control_socket import ANSWER_S, drop_silent
 from nsa_ops.remote.frame import BOOTSTRAP, FramedAnswer
 from nsa_ops.remote.framed import Ended, FramedTransport
 from nsa_ops.remote.host_keys import read_pin, unpin
@@ -34,9 +35,23 @@ _EVERYWHERE = re.compile(r"(xterm|screen|tmux)(-256color)?|linux|vt1\d\d|dumb")
 class OpenSSHTransport(FramedTransport):
     """`ssh` with a control master of its own; `~/.ssh/config` is honoured and never edited."""
 
-    def __init__(self, target: SshTarget, *, longest_s: float = math.inf) -> None:
+    def __init__(
+        self,
+        target: SshTarget,
+        *,
+        longest_s: float = math.inf,
+        tell: Callable[[str], object] | None = None,
+    ) -> None:
+        """Nothing is connected before the first call.
+
+        Args:
+            target: Pod to reach.
+            longest_s: No call may take longer, whatever it asks for.
+            tell: Takes a line where a shared link that does not answer was replaced.
+        """
         self._target = target
         self.longest_s = longest_s
+        self._tell = tell
 
     @property
     def where(self) -> str:
@@ -66,6 +81,7 @@ class OpenSSHTransport(FramedTransport):
         return [*self._argv, command]
 
     def _exchange(self, pieces: Iterable[bytes], answer: FramedAnswer, timeout_s: float) -> Ended:
+        self._replace_silent_link()
         process = self._start()
         outcome: Outcome = "late"
         try:
@@ -75,6 +91,14 @@ class OpenSSHTransport(FramedTransport):
             # A complete answer needs no exit status, and a process on the pod may hold the streams.
             status = end_process(process, is_wanted=outcome == "ended" and not answer.is_whole)
         return Ended(status, outcome)
+
+    def _replace_silent_link(self) -> None:
+        """Make room for a new link where ssh would wait for ever for the master of the old one."""
+        if drop_silent(self.control_path) and self._tell is not None:
+            self._tell(
+                f"the shared link to {self.where} did not answer within {ANSWER_S:g} s (is its ssh "
+                f"stopped?); `{self.control_path}` was removed, and a new link is opened"
+            )
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start ssh without a terminal, so that neither it nor a jump can ask anybody."""
@@ -95,6 +119,7 @@ class OpenSSHTransport(FramedTransport):
 
     def close(self) -> None:
         """End the shared link, if one is open; runs on the pod do not notice."""
+        drop_silent(self.control_path)
         if self.control_path.exists():
             run_ssh_tool([*self._argv[:1], "-O", "exit", *self._argv[1:]], self._target.settings)
 

@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from nsa_ops.errors import NotFoundError
-from nsa_ops.remote.ssh_config import resolve
+from nsa_ops.remote.ssh_config import blocks_of, resolve
 from nsa_ops.remote.ssh_target import Address, SshSettings
 
 _LINE = re.compile(r"\s*(?P<keyword>host|include)(?:\s*=\s*|\s+)(?P<rest>.+)", re.IGNORECASE)
@@ -40,12 +41,20 @@ def _names(file: Path, home: Path, system: Path, depth: int) -> Iterator[str]:
         rest = match["rest"].partition(" #")[0]
         words = [quoted or plain for quoted, plain in _WORD.findall(rest)]
         if match["keyword"].lower() == "host":
-            yield from (word for word in words if not set(word) & set("*?!"))
+            yield from _named(words)
         elif depth < _MAX_DEPTH:
             base = system if file == _SYSTEM else home / ".ssh"
             for word in words:
                 for included in _matching(word, home, base):
                     yield from _names(included, home, system, depth + 1)
+
+
+def _named(words: list[str]) -> Iterator[str]:
+    """Names of one `Host` line; one that a negated pattern of the line matches is never meant."""
+    refused = [word[1:] for word in words if word.startswith("!")]
+    for word in words:
+        if not set(word) & set("*?!") and not any(fnmatchcase(word, one) for one in refused):
+            yield word
 
 
 def _matching(pattern: str, home: Path, base: Path) -> list[Path]:
@@ -63,10 +72,15 @@ def require_alias(address: Address, settings: SshSettings) -> None:
         ConfigurationError: If ssh cannot use its configuration.
     """
     nobody = replace(address, host=_NOBODY)
-    told = replace(resolve(nobody, settings), host=address.host)
-    aliases = list_aliases(settings)
-    if address.host in aliases or resolve(address, settings) != told:
+    for_all = blocks_of(nobody, settings)
+    blocks = blocks_of(address, settings)
+    if blocks - for_all:
         return
+    # A `Match` block is no `Host` block. A name that a block for all hosts excludes differs, too.
+    told = replace(resolve(nobody, settings), host=address.host)
+    if blocks == for_all and resolve(address, settings) != told:
+        return
+    aliases = list_aliases(settings)
     near = get_close_matches(address.host, aliases, n=1)
     meant = f"; did you mean `{near[0]}`?" if near else ""
     message = f"`{address.host}` is no host of your ssh configuration{meant}"

@@ -1,5 +1,6 @@
 """What the user's ssh configuration makes of an address: asked of ssh itself, never parsed here."""
 
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from nsa_ops.remote.ssh_errors import explain_ssh
 from nsa_ops.remote.ssh_target import Address, SshSettings
 
 _ASK_S = 10.0
+_APPLIED = re.compile(r"^debug1: (.+ line \d+: Applying options for .*?)\r?$", re.MULTILINE)
 _NONE = "none"
 
 
@@ -86,6 +88,20 @@ def resolve(address: Address, settings: SshSettings) -> Resolved:
     if done.returncode:
         raise _refusal(done.stderr.decode(errors="replace"), address)
     return parse_resolved(done.stdout.decode(errors="replace"))
+
+
+def blocks_of(address: Address, settings: SshSettings) -> frozenset[str]:
+    """The `Host` blocks that ssh applies to an address, each by its file, line and pattern.
+
+    Raises:
+        ConfigurationError, LocalResourceError: As `resolve`.
+    """
+    argv = ["ssh", *settings.config_words, "-v", "-G", *address.words]
+    done = run_ssh_tool(argv, settings)
+    said = done.stderr.decode(errors="replace")
+    if done.returncode:
+        raise _refusal(said, address)
+    return frozenset(_APPLIED.findall(said))
 
 
 def _refusal(said: str, address: Address) -> OpsError:

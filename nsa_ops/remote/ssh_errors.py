@@ -101,6 +101,12 @@ _KINDS: Sequence[_Kind] = (
         "Use the pod's direct TCP address (host and port) with `nsa-ops pod add`",
     ),
     _kind(
+        r"is not recognized as (an internal or external command|(the|a) name of a cmdlet)",
+        RefusedError,
+        "{where} runs Windows, not Linux: its shell does not know `sh`",
+        "Take a machine that runs Linux; on Windows, let an ssh server run inside WSL 2",
+    ),
+    _kind(
         r"account is currently not available|nologin",
         AuthenticationError,
         "the login on {where} has no shell",

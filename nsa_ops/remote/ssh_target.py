@@ -1,6 +1,7 @@
 """Where a pod is for ssh, and the options of every connection, whatever is configured."""
 
 import hashlib
+import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,6 +56,9 @@ def parse_address(text: str) -> Address:
     Raises:
         ConfigurationError: If it is neither.
     """
+    user, _, host = text.rpartition("@")
+    if _is_ipv6(host):  # ssh reads it so, too: what follows the last colon is no port
+        text = f"{user}@[{host}]" if user else f"[{host}]"
     match = _ADDRESS.fullmatch(text)
     port = int(match["port"]) if match and match["port"] else None
     if match is None or port == 0 or (port or 0) > _MAX_PORT:
@@ -62,6 +66,14 @@ def parse_address(text: str) -> Address:
         hint = "A host of your ssh configuration is added with `--from-ssh-config ALIAS`"
         raise ConfigurationError(message, hint=hint)
     return Address(match["host"].strip("[]"), match["user"] or "", port)
+
+
+def _is_ipv6(host: str) -> bool:
+    """Whether a host is an IPv6 address without brackets."""
+    try:
+        return isinstance(ipaddress.ip_address(host), ipaddress.IPv6Address)
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ def connect_audited(
     tell: Tell | None = None,
     unrecorded: Tell | None = None,
     timeout_s: float | None = None,
+    warn: Tell | None = None,
 ) -> Transport:
     """Open the door that the pod's kind names, with every command written to the audit log.
 
@@ -109,10 +110,13 @@ def connect_audited(
         tell: Takes a line for every command too; None keeps them to the log.
         unrecorded: Takes why a command cannot be logged, and it is run; None refuses it.
         timeout_s: Deadline the operator gave; no call takes longer.
+        warn: Takes what was done to the link without being asked for.
 
     Raises:
         ConfigurationError: If this version does not know the kind.
     """
     log = audit_log(settings, unrecorded)
     longest_s = timeout_s or settings.values.timeout_s or math.inf
-    return AuditedTransport(open_door(pod, settings, longest_s=longest_s), log, pod.name, tell)
+    return AuditedTransport(
+        open_door(pod, settings, longest_s=longest_s, tell=warn), log, pod.name, tell
+    )

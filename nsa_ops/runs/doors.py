@@ -1,6 +1,7 @@
 """Doors: the transport that a pod's kind names, and what this machine gives it."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 from nsa_ops.errors import ConfigurationError
@@ -16,13 +17,20 @@ from nsa_ops.store import PodRecord
 LOCAL, SSH, FABRIC = "local", "ssh", "fabric"
 
 
-def open_door(pod: PodRecord, settings: Settings, *, longest_s: float = math.inf) -> Transport:
+def open_door(
+    pod: PodRecord,
+    settings: Settings,
+    *,
+    longest_s: float = math.inf,
+    tell: Callable[[str], None] | None = None,
+) -> Transport:
     """The way to a pod; nothing is connected before the first call.
 
     Args:
         pod: Pod to reach.
         settings: What the door needs of this machine.
         longest_s: No call may take longer, whatever it asks for.
+        tell: Takes what was done to the link without being asked for.
 
     Raises:
         ConfigurationError: If this version does not know the kind.
@@ -31,7 +39,7 @@ def open_door(pod: PodRecord, settings: Settings, *, longest_s: float = math.inf
     if pod.kind == LOCAL:
         return LocalTransport(settings.login_environment, longest_s=longest_s)
     if pod.kind == SSH:
-        return OpenSSHTransport(target_of(pod, settings), longest_s=longest_s)
+        return OpenSSHTransport(target_of(pod, settings), longest_s=longest_s, tell=tell)
     if pod.kind == FABRIC:
         from nsa_ops.remote.fabric import FabricTransport  # needs packages that may be absent
 

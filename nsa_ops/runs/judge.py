@@ -2,8 +2,9 @@
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.rundir.report import CheckResult, Status
-from nsa_ops.facts.host import HostFacts
+from nsa_ops.facts.host import NEEDED, HostFacts
 from nsa_ops.facts.python import PythonFacts
+from nsa_ops.facts.system import System, parse_system
 from nsa_ops.quantities import format_bytes
 from nsa_ops.runs.estimate import GIB
 from nsa_ops.runs.judge_failures import explain_error
@@ -16,6 +17,7 @@ MIN_OPEN_FILES = 1024
 MAX_CLOCK_OFFSET_S = 5.0
 _MIB = 2**20
 _PRODUCT = 64.0**3
+_SYSTEMS = {"windows": "Windows", "macos": "macOS"}
 TOOL_HINTS = {
     "tmux": "Install it (`apt-get install tmux`), or ask whoever owns the machine",
     "rsync": "Install it (`apt-get install rsync`); `backup push` to this machine needs it",
@@ -31,12 +33,31 @@ def judge_host(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> lis
         laptop_unix_s: The operator's clock when it was asked.
     """
     return [
+        *judge_system(parse_system(facts.system)),
         _python(facts),
         _tool("tmux", facts, is_needed=True),
+        _scripts(facts),
         _tool("rsync", facts, is_needed=False),
         _writable(facts),
         *judge_limits(facts, is_local=is_local, laptop_unix_s=laptop_unix_s),
     ]
+
+
+def judge_system(system: System) -> list[CheckResult]:
+    """Whether the machine runs what runs are made for; nothing where that is plain Linux."""
+    name, limit, command = "host.system", "Linux", "uname -sr"
+    if system == "wsl":
+        message = (
+            "this is Linux inside Windows (WSL): Windows owns the card, its memory and its clocks, "
+            "and ends what runs when it sleeps or restarts"
+        )
+        hint = "Use it to try things; for a long run take a machine that runs Linux itself"
+        return [checked(name, "warn", message, limit=limit, command=command, hint=hint)]
+    if system:
+        message = f"this is {_SYSTEMS[system]}, not Linux: runs need Linux"
+        hint = "Take a machine that runs Linux; on Windows, WSL 2 is enough to try things"
+        return [checked(name, "fail", message, limit=limit, command=command, hint=hint)]
+    return []
 
 
 def judge_limits(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> list[CheckResult]:
@@ -74,6 +95,17 @@ def _tool(tool: str, facts: HostFacts, *, is_needed: bool) -> CheckResult:
         return checked(f"host.{tool}", "pass", path)
     status: Status = "fail" if is_needed else "warn"
     return checked(f"host.{tool}", status, f"{tool} is not there", hint=TOOL_HINTS[tool])
+
+
+def _scripts(facts: HostFacts) -> CheckResult:
+    """The tools that every look at a pod and every pull of it call; tmux has a line of its own."""
+    name, wanted = "host.tools", [tool for tool in NEEDED if tool != "tmux"]
+    missing = [tool for tool in wanted if not facts.tools.get(tool)]
+    if not missing:
+        return checked(name, "pass", f"{', '.join(wanted)} are there")
+    message = f"not there: {', '.join(missing)}"
+    hint = "Install them (`apt-get install findutils coreutils`), or run `nsa-ops provision`"
+    return checked(name, "fail", message, limit=", ".join(wanted), hint=hint)
 
 
 def _writable(facts: HostFacts) -> CheckResult:

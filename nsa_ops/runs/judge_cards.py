@@ -42,6 +42,7 @@ def judge_card(
         *_precision(gpu, profile),
         *_mig(gpu),
         *_free(gpu),
+        *_display(gpu),
         *_activity(gpu),
         *judge_condition(gpu),
         *_untold(gpu),
@@ -222,10 +223,32 @@ def describe_process(process: Process) -> str:
     return f"{process.name or 'unnamed'} (pid {process.pid}, {memory})"
 
 
+def _display(gpu: GPU) -> Iterator[CheckResult]:
+    if gpu.has_display:
+        message = (
+            "a screen is driven by this card: the desktop takes memory and time of it, and a "
+            "kernel that runs for seconds freezes it or is ended"
+        )
+        hint = "Switch the desktop off, or put the screen on another card, before a long run"
+        command = "nvidia-smi --query-gpu=display_active --format=csv"
+        yield checked(f"{gpu.label}.display", "warn", message, command=command, hint=hint)
+
+
+def _could_hang(gpu: GPU) -> bool:
+    """Whether somebody computes on it and nothing moves: loads are made up where nobody does.
+
+    A driver that has just been loaded reports full load while it clears the memory, and Windows'
+    driver counts the desktop.
+    """
+    held = any(_is_job(one) for one in gpu.processes) or (gpu.memory_used_mib or 0) > MAX_BUSY_MIB
+    is_drawing = bool(gpu.has_display or gpu.driver_model)
+    return held and not is_drawing and not gpu.memory_load_percent
+
+
 def _activity(gpu: GPU) -> Iterator[CheckResult]:
     """Full load at little power: a kernel that waits and never ends."""
     load, power, most = gpu.utilization_percent, gpu.power_w, gpu.power_limit_w
-    if load is None or power is None or not most:
+    if load is None or power is None or not most or not _could_hang(gpu):
         return
     if load < HUNG_UTILIZATION_PERCENT or power > HUNG_POWER_SHARE * most:
         return

@@ -36,13 +36,17 @@ def judge_condition(gpu: GPU) -> list[CheckResult]:
 
 
 def _ecc(gpu: GPU) -> Iterator[CheckResult]:
-    if "ecc_uncorrected" not in gpu.reported:
+    if not gpu.reported & {"ecc_uncorrected", "ecc_corrected"}:
         return
     name, command = f"{gpu.label}.ecc", "nvidia-smi -q -d ECC"
-    now, life, corrected = gpu.ecc_uncorrected, gpu.ecc_uncorrected_life, gpu.ecc_corrected
+    now = gpu.ecc_uncorrected
     if gpu.ecc_threshold_exceeded:
         message = "the card says that it has had too many memory errors (SRAM threshold)"
         yield checked(name, "fail", message, command=command, hint=_REPLACE)
+    elif now is None and gpu.ecc_corrected:
+        message = f"{gpu.ecc_corrected} corrected memory errors; uncorrected ones are not told"
+        hint = "See `nvidia-smi -q -d ECC` on the machine"
+        yield checked(name, "unknown", message, command=command, hint=hint)
     elif now is None:
         is_on = gpu.has_ecc is True
         message = "error correction is on, but its count is unknown (N/A is not 0)"
@@ -56,21 +60,25 @@ def _ecc(gpu: GPU) -> Iterator[CheckResult]:
             name, "fail", message, measured=str(now), limit="0", command=command, hint=_REPLACE
         )
     else:
-        yield _corrected(name, command, life, corrected)
+        yield _corrected(gpu, name, command)
 
 
-def _corrected(name: str, command: str, life: int | None, corrected: int | None) -> CheckResult:
-    status: Status = "warn" if life or (corrected or 0) >= MANY_CORRECTED else "pass"
+def _corrected(gpu: GPU, name: str, command: str) -> CheckResult:
+    """A card without uncorrected errors now; the corrected ones are told, however few."""
+    life, corrected = gpu.ecc_uncorrected_life, gpu.ecc_corrected or 0
+    ever = gpu.ecc_corrected_life
+    status: Status = "warn" if life or corrected >= MANY_CORRECTED else "pass"
     message = "no uncorrected memory errors"
     if life:
         message = f"{message} since the driver was loaded, but {life} in the card's life"
-    if corrected:
-        message = f"{message}; {corrected} corrected ones"
+    if corrected or ever:
+        in_life = f", {ever} in the card's life" if ever is not None else ""
+        message = f"{message}; {corrected} corrected ones{in_life}"
     return checked(
         name,
         status,
         message,
-        measured=f"{corrected or 0} corrected, {life or 0} uncorrected ever",
+        measured=f"{corrected} corrected, {life or 0} uncorrected ever",
         limit="0 uncorrected",
         command=command,
         hint="Run `dcgmi diag -r 3` before a long run",
@@ -81,7 +89,6 @@ def _rows(gpu: GPU) -> Iterator[CheckResult]:
     if not gpu.reported & {"remap_pending", "remap_failed"}:
         return
     name, command = f"{gpu.label}.remapped_rows", "nvidia-smi -q -d ROW_REMAPPER"
-    spares = gpu.banks_without_spares or 0
     if gpu.remap_failed:
         message = "a bad memory row could not be replaced"
         yield checked(name, "fail", message, command=command, hint=_REPLACE)
@@ -99,21 +106,29 @@ def _rows(gpu: GPU) -> Iterator[CheckResult]:
     elif gpu.remap_pending is None and gpu.remap_failed is None:
         message = "the card tells nothing of remapped rows: unknown, not 0"
         yield checked(name, "skipped", message, command=command)
-    elif spares:
-        message = f"{spares} memory banks have few or no spare rows left"
-        yield checked(
-            name,
-            "warn",
-            message,
-            measured=str(spares),
-            limit="0",
-            command=command,
-            hint="Plan to replace the card; watch its ECC counts",
-        )
     else:
-        count = gpu.remapped_uncorrectable or 0
-        message = f"no row waits to be replaced; {count} were after uncorrectable errors"
-        yield checked(name, "pass", message, measured=str(count), command=command)
+        yield _remapped(gpu, name, command)
+
+
+def _remapped(gpu: GPU, name: str, command: str) -> CheckResult:
+    """Rows that were replaced and work: the more of them, the nearer the card's end."""
+    corrected, lost = gpu.remapped_correctable or 0, gpu.remapped_uncorrectable or 0
+    spares = gpu.banks_without_spares or 0
+    message = (
+        f"{corrected + lost} rows were replaced ({corrected} after corrected errors, {lost} after "
+        "uncorrectable ones), none waits to be"
+    )
+    if spares:
+        message = f"{message}; {spares} memory banks have few or no spare rows left"
+    return checked(
+        name,
+        "warn" if spares or lost else "pass",
+        message,
+        measured=str(corrected + lost),
+        limit="0 after uncorrectable errors, and spare rows in every bank",
+        command=command,
+        hint="Run `dcgmi diag -r 3` before a long run; plan to replace the card",
+    )
 
 
 def _pages(gpu: GPU) -> Iterator[CheckResult]:

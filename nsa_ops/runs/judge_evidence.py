@@ -9,15 +9,18 @@ from nsa_ops.facts.evidence import Evidence, parse_evidence
 from nsa_ops.facts.failures import Versions
 from nsa_ops.facts.gpu import GPU, join_cards
 from nsa_ops.facts.hardware import HardwareFacts, Unread
+from nsa_ops.runs.judge import judge_system
 from nsa_ops.runs.judge_cards import judge_card
 from nsa_ops.runs.judge_failures import judge_diagnoses, judge_failures
 from nsa_ops.runs.judge_kernel import judge_kernel_log
 from nsa_ops.runs.judge_links import judge_nvlinks, judge_peers, judge_topology
+from nsa_ops.runs.judge_missing import judge_missing
 from nsa_ops.runs.judge_result import checked
 
 #: First driver of CUDA 12, the oldest that current torch builds run on.
 OLDEST_DRIVER = 525
 _SEVERITY: Mapping[Status, int] = {"fail": 4, "warn": 3, "unknown": 2, "pass": 1, "skipped": 0}
+_UNREAD = "evidence."
 _FORMS = "nvidia-smi (table, -q, -x, -L, CSV, topo, nvlink), dmesg, dcgmi diag, errors of CUDA"
 
 
@@ -57,7 +60,9 @@ def judge_parsed(
     versions = _versions(evidences)
     told = [replace(evidence, versions=versions) for evidence in evidences]
     results = [result for evidence in told for result in _judge_one(evidence, cards)]
+    results += judge_system(next((one.system for one in evidences if one.system), ""))
     results += _count(evidences, cards, profile)
+    results += judge_missing(evidences, cards)
     results += _driver(cards)
     results += [result for card in cards for result in judge_card(card, profile, others)]
     return _once(results)
@@ -70,9 +75,14 @@ def _versions(evidences: Sequence[Evidence]) -> Versions:
     return Versions(library, next((one.module for one in found if one.module), ""))
 
 
+def is_unread(check: CheckResult) -> bool:
+    """Whether a check says that a text is of no known form."""
+    return check.status == "unknown" and check.name.startswith(_UNREAD)
+
+
 def _judge_one(evidence: Evidence, cards: Sequence[GPU]) -> list[CheckResult]:
     if not evidence.kinds:
-        name = f"evidence.{evidence.source}"
+        name = f"{_UNREAD}{evidence.source}"
         hint = f"Give it the output of one of: {_FORMS}"
         return [
             checked(name, "unknown", f"{evidence.source}: nothing in it that we know", hint=hint)
@@ -96,7 +106,7 @@ def _count(
     attached = max((one.num_attached or 0 for one in evidences), default=0)
     count = max(len(cards), attached)
     wanted = int(profile.config.get("runtime", {}).get("num_gpus", 1)) if profile else 1
-    message = "one card answers" if len(cards) == 1 else f"{len(cards)} cards answer"
+    message = "one card is told of" if len(cards) == 1 else f"{len(cards)} cards are told of"
     if attached > len(cards):
         message = f"{len(cards)} of {attached} attached cards are told of"
     return [

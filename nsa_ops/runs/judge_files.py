@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from nsa_core.rundir.report import CheckResult, verdict_of
-from nsa_ops.errors import ConfigurationError, RefusedError
+from nsa_ops.errors import ConfigurationError, OpsError, RefusedError, UnknownVerdictError
 from nsa_ops.runs.configure import all_hardware, load_hardware
-from nsa_ops.runs.judge_evidence import judge_evidence
+from nsa_ops.runs.judge_evidence import is_unread, judge_evidence
 from nsa_ops.runs.named_file import read_named
 
 #: More of a kernel log is no more evidence; the newest lines are at its end.
@@ -23,13 +23,14 @@ class Judgement:
     Attributes:
         files: Their paths.
         profile: What the cards were held against; empty if nothing was named.
-        verdict: `pass`, `warn` or `fail` over all checks.
+        verdict: `fail`, `warn` or `pass` over all checks; `unknown` where no check failed and a
+            file holds nothing that is known.
         checks: Every check.
     """
 
     files: list[str]
     profile: str
-    verdict: Literal["pass", "warn", "fail"]
+    verdict: Literal["pass", "warn", "fail", "unknown"]
     checks: list[CheckResult]
 
 
@@ -53,16 +54,23 @@ def judge_files(paths: Sequence[Path], profile: str, pod: str | None = None) -> 
     texts = {str(path): _read(path) for path in paths}
     wanted = load_hardware(profile) if profile else None
     checks = judge_evidence(texts, wanted, all_hardware())
-    return Judgement(list(texts), profile, verdict_of(checks), checks)
+    verdict = verdict_of(checks)
+    if verdict != "fail" and any(is_unread(check) for check in checks):
+        return Judgement(list(texts), profile, "unknown", checks)
+    return Judgement(list(texts), profile, verdict, checks)
 
 
-def refusal_by_evidence(judged: Judgement) -> RefusedError | None:
-    """What red files mean: do not launch there; None if no check failed."""
+def refusal_by_evidence(judged: Judgement) -> OpsError | None:
+    """What red files mean, or files that tell nothing; None if they are read and none is red."""
     failed = [check.name for check in judged.checks if check.status == "fail"]
-    if not failed:
-        return None
-    message = f"The evidence is red: {', '.join(failed)}"
-    return RefusedError(message, hint="Each failed check names its fix in the table")
+    if failed:
+        message = f"The evidence is red: {', '.join(failed)}"
+        return RefusedError(message, hint="Each failed check names its fix in the table")
+    unread = [check for check in judged.checks if is_unread(check)]
+    if unread:
+        message = f"Nothing that is known was found in {len(unread)} of {len(judged.files)} files"
+        return UnknownVerdictError(message, hint=unread[0].hint)
+    return None
 
 
 def _read(path: Path) -> str:

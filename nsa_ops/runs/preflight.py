@@ -10,6 +10,7 @@ from nsa_core.config.recipe import ResolvedConfig
 from nsa_core.rundir.bounded_json import parse_model
 from nsa_core.rundir.report import CheckResult, Report
 from nsa_core.rundir.speed import MachineSpeed
+from nsa_ops.clock import moment_of
 from nsa_ops.errors import ConfigurationError, DeadlineError, RefusedError
 from nsa_ops.facts.hardware import HardwareFacts, read_hardware
 from nsa_ops.facts.host import HostFacts, read_host
@@ -40,11 +41,17 @@ _MIB_PER_GIB = 1024
 
 @dataclass(frozen=True)
 class PodFacts:
-    """Everything that was read from a pod."""
+    """Everything that was read from a pod.
+
+    Attributes:
+        host, python, hardware: What it said.
+        laptop_unix_s: The laptop's clock when the pod told its own.
+    """
 
     host: HostFacts
     python: PythonFacts
     hardware: HardwareFacts
+    laptop_unix_s: float = 0.0
 
     @property
     def card_memory_mib(self) -> float | None:
@@ -127,7 +134,7 @@ def run_preflight(
     facts = read_facts(operator, link)
     resolved = resolve_for(operator, choice, hardware, facts)
     snapshot = take_snapshot()
-    checks = judge_facts(operator, link, facts, hardware)
+    checks = judge_facts(link, facts, hardware)
     receipt = parse_receipt(operator.store.provision(pod.pod_id))
     checks.append(judge_environment(receipt, pod, known_lock_sha256(snapshot)))
     checks += apply_overrides(check_guardrails(subject_of(resolved, hardware, facts)), overrides)
@@ -212,9 +219,12 @@ def require_profile(operator: Operator, choice: Choice, pod_profile: str) -> str
 def read_facts(operator: Operator, link: PodLink) -> PodFacts:
     """Ask the pod for everything that can be read without our code on it."""
     python = link.record.python
+    began_s = operator.clock.unix_s()
     host = read_host(link.transport, python, link.record.root)
+    laptop_unix_s = moment_of(host.unix_s, began_s, operator.clock.unix_s())
     operator.tell(f"python {host.python_version}; importing torch")
-    return PodFacts(host, read_python(link.transport, python), read_hardware(link.transport))
+    packages, hardware = read_python(link.transport, python), read_hardware(link.transport)
+    return PodFacts(host, packages, hardware, laptop_unix_s)
 
 
 def resolve_for(
@@ -241,15 +251,16 @@ def subject_of(resolved: ResolvedConfig, hardware: HardwareProfile, facts: PodFa
     )
 
 
-def judge_facts(
-    operator: Operator, link: PodLink, facts: PodFacts, hardware: HardwareProfile
-) -> list[CheckResult]:
+def judge_facts(link: PodLink, facts: PodFacts, hardware: HardwareProfile) -> list[CheckResult]:
     """Every check on the machine, its interpreter and its cards."""
     is_local = link.record.kind == "local"
+    host = judge_host(facts.host, is_local=is_local, laptop_unix_s=facts.laptop_unix_s)
+    known = {check.name for check in host}
+    cards = judge_hardware(facts.hardware, hardware, all_hardware())
     return [
-        *judge_host(facts.host, is_local=is_local, laptop_unix_s=operator.clock.unix_s()),
+        *host,
         *judge_python(facts.python, hardware),
-        *judge_hardware(facts.hardware, hardware, all_hardware()),
+        *(check for check in cards if check.name not in known),  # the system, told by both
     ]
 
 

@@ -144,7 +144,7 @@ def open_tunnel(operator: Operator, planned: TunnelPlan) -> Iterator[Opened]:
         PodUnreachableError: If the pod does not answer.
     """
     link = planned.link
-    door = open_door(link.record, operator.settings)
+    door = open_door(link.record, operator.settings, tell=operator.tell)
     with ExitStack() as ends:
         if not isinstance(door, OpenSSHTransport):
             environment = operator.settings.login_environment

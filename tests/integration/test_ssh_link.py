@@ -1,6 +1,9 @@
 """Links that fail and logins that misbehave: each is named for what it is, by its exit code."""
 
+import os
+import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -67,6 +70,27 @@ def through(
     """The pod behind the proxy."""
     with opener(server.target(tmp_path / "s", proxy.port)) as transport:
         yield transport
+
+
+def test_a_stopped_master_is_found_replaced_and_told_within_seconds(
+    server: SshServer, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    with openssh(server.target(tmp_path / "s")) as first:
+        echo(first)
+        argv = first.bare_argv("true")
+        asked = [argv[0], "-O", "check", *argv[1:-1]]
+        said = subprocess.run(asked, capture_output=True, text=True, check=True).stderr
+        master = int(said.partition("pid=")[2].partition(")")[0])
+        os.kill(master, signal.SIGSTOP)
+        try:
+            began_s = time.monotonic()
+            echo(OpenSSHTransport(server.target(tmp_path / "s"), tell=told.append))
+            assert time.monotonic() - began_s < 8  # 3 s to find it, and a new login
+            echo(OpenSSHTransport(server.target(tmp_path / "s"), tell=told.append))
+        finally:
+            os.kill(master, signal.SIGKILL)
+    assert ["did not answer within 3 s" in line for line in told] == [True]
 
 
 class Login:

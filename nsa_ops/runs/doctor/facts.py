@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import sqlite3
 import stat
 import subprocess
@@ -18,6 +17,7 @@ from typing import TypeVar
 from nsa_ops.errors import OpsError
 from nsa_ops.private import list_open
 from nsa_ops.remote.audit_chain import Chain, read_chain
+from nsa_ops.remote.control_socket import ask_master
 from nsa_ops.remote.host_keys import read_pin
 from nsa_ops.remote.openssh import OpenSSHTransport
 from nsa_ops.remote.ssh_config import resolve
@@ -28,7 +28,6 @@ from nsa_ops.store import Intent, PodRecord
 from nsa_ops.store.read_only import load_registry
 
 TOOL_S = 10.0
-_SOCKET_S = 2.0
 _SOCKET_NAME = re.compile(r"[0-9a-f]{16}")
 #: How each program tells its version.
 VERSIONS = {
@@ -187,7 +186,7 @@ def read_links(settings: Settings, pods: Sequence[PodRecord]) -> LinkFacts:
             except OpsError as error:
                 problem = error.message
     sockets = [path for folder in settings.socket_dirs for path in _sockets(folder)]
-    stale = tuple(path for path in sockets if not _answers(path))
+    stale = tuple(path for path in sockets if ask_master(path) != "open")
     return LinkFacts(
         problem=problem,
         folders=tuple(one for one in settings.socket_dirs if _is_open_to_others(one)),
@@ -201,17 +200,6 @@ def _sockets(folder: Path) -> Iterator[Path]:
         for path in sorted(folder.iterdir()):
             if _SOCKET_NAME.fullmatch(path.name) and stat.S_ISSOCK(path.lstat().st_mode):
                 yield path
-
-
-def _answers(path: Path) -> bool:
-    """Whether somebody listens on a socket; nothing is said to it."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_SOCKET_S)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 def _is_open_to_others(folder: Path) -> bool:

@@ -148,7 +148,7 @@ def _links(facts: LaptopFacts) -> Iterator[CheckResult]:
         yield checked("links.folder", "fail", message, hint=f"Run `chmod 700 {folder}`")
     if links.stale:
         paths = " ".join(map(str, links.stale))
-        message = f"{len(links.stale)} sockets that nobody listens on"
+        message = f"{len(links.stale)} sockets whose ssh is gone or does not answer"
         yield checked("links.stale", "warn", message, hint=f"Run `rm {paths}`")
     else:
         yield checked("links.stale", "pass", f"{links.num_open} open links, no dead socket")

@@ -61,6 +61,8 @@ def find_needs(facts: BareFacts, profile: HardwareProfile, *, is_local: bool) ->
     needs = []
     if "tmux" not in facts.tools:
         needs.append(Need("tmux", ("tmux",)))
+    if "find" not in facts.tools:
+        needs.append(Need("find", ("findutils",)))
     if "rsync" not in facts.tools:
         needs.append(Need("rsync", ("rsync",), is_required=not is_local))
     python = choose_python(facts, needs_headers=profile.triton)

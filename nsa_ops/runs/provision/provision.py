@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from nsa_core.rundir.report import CheckResult
+from nsa_ops.clock import moment_of
 from nsa_ops.errors import PartialError, RefusedError, VerificationError
 from nsa_ops.facts.bare import BareFacts, read_bare
 from nsa_ops.plan import Plan, Step, plan_of
@@ -96,9 +97,11 @@ def plan_provision(
         source=read_source(snapshot),
         flash=read_wheel(wheel),
     )
+    began_s = operator.clock.unix_s()
     facts = _look(link, want)
+    laptop_unix_s = moment_of(facts.unix_s, began_s, operator.clock.unix_s())
     steps = plan_steps(want, facts, operator.store.provision(pod.pod_id))
-    checks = _judge(operator, want, facts, steps)
+    checks = _judge(want, facts, steps, laptop_unix_s)
     plan = plan_of(f"Provision pod `{pod.name}` for {hardware.name}", steps, _notes(checks))
     return Provisioning(link, want, facts, plan, checks)
 
@@ -111,7 +114,7 @@ def _look(link: PodLink, want: Wanted) -> BareFacts:
 
 
 def _judge(
-    operator: Operator, want: Wanted, facts: BareFacts, steps: tuple[Step, ...]
+    want: Wanted, facts: BareFacts, steps: tuple[Step, ...], laptop_unix_s: float
 ) -> tuple[CheckResult, ...]:
     """Checks on the machine.
 
@@ -123,7 +126,7 @@ def _judge(
         build=choose_build(want.profile, facts, want.pod).name,
         has_environment=any(step.is_done for step in steps if step.name == "environment"),
         is_local=want.is_local,
-        laptop_unix_s=operator.clock.unix_s(),
+        laptop_unix_s=laptop_unix_s,
     )
     failed = [check for check in checks if check.status == "fail"]
     if failed:

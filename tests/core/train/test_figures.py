@@ -57,8 +57,24 @@ def test_each_progress_line_has_the_figures_of_its_row(run, beats):
         assert beat.kernel_paths == {
             "compressed": "sdpa", "selected": "sdpa", "sliding": "sdpa", "loss": "torch",
         }  # fmt: skip
-        assert beat.fallbacks == {}
     assert [beat.gate_entropy_mean is not None for beat in lines] == [False, True] * 2 + [False]
+
+
+#: What only a card can tell, or a run in fp16.
+OF_A_CARD = {
+    "mfu", "loss_scale", "gpu_mem_alloc", "gpu_mem_reserved", "gpu_mem_peak", "gpu_util", "power_w",
+    "temp_c", "throttle",
+}  # fmt: skip
+
+
+def test_every_field_of_a_heartbeat_is_told_by_some_beat(beats):
+    told = {name for beat in beats for name, value in beat if value not in (None, {}, [])}
+    assert Heartbeat.model_fields.keys() - told == OF_A_CARD
+
+
+def test_a_heartbeat_of_an_older_version_is_still_read(beats):
+    line = beats[-1].model_dump_json()[:-1] + ', "fallbacks": {"selected": 2}}'
+    assert Heartbeat.model_validate_json(line).step == beats[-1].step
 
 
 def test_the_loop_moves_in_every_step_and_micro_step(beats):

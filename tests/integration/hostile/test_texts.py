@@ -34,7 +34,7 @@ def speak(run: Path) -> None:
     add_line(run / "events.jsonl", kind=EVIL, by=EVIL, message=EVIL, facts={EVIL: EVIL})
     add_line(
         run / "heartbeat_rank0.jsonl", iso=EVIL, throttle=EVIL, kernel_paths={EVIL: EVIL},
-        kernel_reasons={EVIL: EVIL}, fallbacks={EVIL: 1},
+        kernel_reasons={EVIL: EVIL},
     )  # fmt: skip
     change_json(run / "exit.json", reason=EVIL, by=EVIL)
     change_json(run / "manifest.json", code_commit=EVIL, profile=EVIL, command=[EVIL],

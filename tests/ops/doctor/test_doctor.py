@@ -17,6 +17,7 @@ from nsa_ops.settings import Settings, read_settings
 from nsa_ops.store import PodRecord, Store
 from nsa_ops.store.audit_head import AuditHead
 from tests.ops.cli_case import CommandLine
+from tests.ops.remote.control_masters import MASTER, listener
 
 GPU = PodRecord(
     "gpu", "pod-7", "ssh", "/pod", "python3", "a100", 1.0, address="root@192.0.2.7:2222"
@@ -130,7 +131,7 @@ def set_clock_back(settings: Settings) -> None:
         (cut_audit, "state.audit", "fail", "its end: 4 lines were written, and 2", "copy of"),
         (open_state, "state.private", "warn", "others have rights on", "next command"),
         (tear_audit, "state.audit", "fail", "breaks at line 3 of 3", "audit.jsonl"),
-        (leave_socket, "links.stale", "warn", "1 sockets that nobody listens on", "rm "),
+        (leave_socket, "links.stale", "warn", "1 sockets whose ssh is gone", "rm "),
         (open_folder, "links.folder", "fail", "others may enter", "chmod 700"),
         (lose_pin, "pods.gpu", "fail", "no pinned host key", "nsa-ops pod trust gpu"),
         (cut_an_act, "state.intents", "warn", "launch r1", "nsa-ops reconcile"),
@@ -152,14 +153,20 @@ def test_a_fault_is_named_with_its_fix(
     assert fix in found.hint
 
 
-def test_a_socket_that_somebody_listens_on_is_an_open_link(settings: Settings) -> None:
-    folder = settings.socket_dirs[0]
-    folder.mkdir(mode=0o700)
-    with socket.socket(socket.AF_UNIX) as link:
-        link.bind(str(folder / "0123456789abcdef"))
-        link.listen()
+@pytest.mark.parametrize(
+    ("says", "status", "told"),
+    [
+        (MASTER, "pass", "1 open links, no dead socket"),
+        (b"220 a mail server\r\n", "warn", "1 sockets whose ssh is gone or does not answer"),
+    ],
+)
+def test_a_link_is_open_where_its_master_answers(
+    settings: Settings, says: bytes, status: str, told: str
+) -> None:
+    settings.socket_dirs[0].mkdir(mode=0o700)
+    with listener(settings.socket_dirs[0] / "0123456789abcdef", says):
         found = checks(settings)["links.stale"]
-    assert (found.status, found.message) == ("pass", "1 open links, no dead socket")
+    assert (found.status, found.message) == (status, told)
 
 
 def test_a_folder_for_sockets_whose_name_is_too_long_is_named(settings: Settings) -> None:

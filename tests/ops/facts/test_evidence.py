@@ -1,5 +1,6 @@
 """Topology, kernel log, dcgmi, failures; and that no cut or garbled text is an error."""
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,28 @@ from nsa_ops.facts.kernel_log import parse_kernel_log
 from nsa_ops.facts.topology import parse_nvlinks, parse_peers, parse_topology
 from nsa_ops.runs.judge_evidence import judge_evidence
 from tests.ops.facts import samples
+
+WINDOWS = """\
+| NVIDIA-SMI 551.76                 Driver Version: 551.76         CUDA Version: 12.4     |
+| GPU  Name                     TCC/WDDM  | Bus-Id          Disp.A | Volatile Uncorr. ECC |
+|   0  NVIDIA GeForce RTX 4090      WDDM  |   00000000:01:00.0 Off |                  Off |
+|  0%   43C    P8             16W /  450W |       0MiB /  24564MiB |      0%      Default |
+"""
+WSL = """\
+| NVIDIA-SMI 555.42.03              Driver Version: 555.85         CUDA Version: 12.5     |
+|   0  NVIDIA GeForce RTX 4090        On  |   00000000:01:00.0  On |                  Off |
+| 53%   46C    P0             89W /  450W |    2710MiB /  24564MiB |    100%      Default |
+"""
+
+
+def query_of(model: str, *, persistence: str) -> str:
+    """A full record of a card whose driver has this model."""
+    return samples.QUERY.replace(
+        "    MIG Mode\n",
+        f"    Persistence Mode : {persistence}\n    Driver Model\n        Current : {model}\n"
+        "    MIG Mode\n",
+    )
+
 
 CASES = Path(__file__).parents[3].parent / "shared" / "cases" / "hw"
 FILES = sorted(CASES.iterdir()) if CASES.is_dir() else []
@@ -222,6 +245,52 @@ def test_instances_of_mig_are_slices_and_profiles_are_not() -> None:
     could = "|   0  MIG 1g.5gb       19     7/7        4.75       No     14     0     0   |\n"
     (card,) = parse_evidence(could).cards
     assert (card.is_mig, card.slices) == (True, ())
+
+
+ECC = samples.QUERY[samples.QUERY.index("    ECC Errors") : samples.QUERY.index("    Processes")]
+PIECES = [
+    ECC,
+    textwrap.dedent(ECC),
+    ECC.partition("\n")[2],
+    "\n".join(line.strip() for line in ECC.splitlines()),
+    "ecc.errors.corrected.volatile.total, ecc.errors.uncorrected.volatile.total\n12, 2\n",
+    "<ecc_errors><volatile><dram_correctable>12</dram_correctable>"
+    "<dram_uncorrectable>2</dram_uncorrectable></volatile></ecc_errors>",
+]
+
+
+@pytest.mark.parametrize("text", PIECES)
+def test_memory_errors_are_read_without_the_head_of_their_record(text: str) -> None:
+    (card,) = parse_evidence(text).cards
+    assert (card.ecc_corrected, card.ecc_uncorrected) == (12, 2)
+    assert detect_kind(f"{text}\n$ ls\n") != "unknown"
+
+
+def test_cards_on_the_bus_are_read_from_lspci() -> None:
+    text = (
+        "3b:00.0 3D controller: NVIDIA Corporation GA100 [A100 SXM4 40GB] (rev a1)\n"
+        "0001:86:00.0 3D controller [0302]: NVIDIA Corporation GA100 [10de:20b0] (rev ff)\n"
+        "3b:00.1 Audio device: NVIDIA Corporation AD102 High Definition Audio Controller\n"
+        "00:02.0 VGA compatible controller: Matrox Electronics Systems Ltd. G200\n"
+    )
+    assert parse_evidence(text).pci_cards == ("0000:3b:00", "0001:86:00")
+
+
+@pytest.mark.parametrize(
+    ("text", "system"),
+    [
+        (WINDOWS, "windows"),
+        (WSL, "wsl"),
+        (samples.TABLE, ""),
+        (query_of("WDDM", persistence="N/A"), "windows"),
+        (query_of("WDDM", persistence="Enabled"), "wsl"),
+        (query_of("N/A", persistence="Enabled"), ""),
+        ("[    0.000000] Linux version 5.15.90.1-microsoft-standard-WSL2 (oe@oe)", "wsl"),
+        ("C:\\Users\\me>nvidia-smi -L\nAccess is denied.\n", "windows"),
+    ],
+)  # fmt: skip
+def test_windows_and_wsl_are_told_apart_from_linux(text: str, system: str) -> None:
+    assert parse_evidence(text).system == system
 
 
 def test_documents_on_one_long_line_are_read_whole() -> None:

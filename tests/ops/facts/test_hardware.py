@@ -17,7 +17,7 @@ from tests.ops.fakes import FakeTransport, completed
 def test_a_machine_with_two_cards_is_asked_for_everything() -> None:
     transport = FakeTransport(
         {"-q -x": completed(samples.XML), "topo -m": completed(samples.TOPOLOGY),
-         "nvlink": completed(""), "dmesg": completed(samples.KERNEL)}
+         "nvlink": completed(""), "lspci": completed(""), "dmesg": completed(samples.KERNEL)}
     )  # fmt: skip
     facts = read_hardware(transport)
     assert transport.asked == [CARDS, *LINKS, KERNEL_LOG]

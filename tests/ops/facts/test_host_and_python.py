@@ -1,10 +1,12 @@
 import os
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
-from nsa_ops.errors import DeadlineError, VerificationError
-from nsa_ops.facts.host import parse_host, read_host
+from nsa_ops.errors import DeadlineError, NotFoundError, VerificationError
+from nsa_ops.facts.host import NEEDED, TOOLS, parse_host, read_host
 from nsa_ops.facts.python import parse_python, read_python
 from nsa_ops.remote.local import LocalTransport
 from tests.ops.fakes import FakeTransport, completed
@@ -16,7 +18,8 @@ def test_this_machine_tells_its_facts() -> None:
     assert facts.disk_path == "/"
     assert facts.num_cpus is not None
     assert facts.num_cpus >= 1
-    assert set(facts.tools) == {"tmux", "rsync", "git", "nvidia-smi", "tar"}
+    assert set(facts.tools) == set(TOOLS)
+    assert facts.system.startswith("Linux ")
 
 
 def test_noise_before_the_answer_is_passed_over() -> None:
@@ -31,6 +34,15 @@ def test_an_answer_that_is_none_is_refused(answer: str) -> None:
     assert parse_host(answer) is None
     with pytest.raises(VerificationError, match="gave no answer: boom"):
         read_host(FakeTransport({"-I": completed(answer, stderr="boom\n")}), "python3", "/pod")
+
+
+def test_a_bare_machine_is_told_every_tool_that_it_lacks(tmp_path: Path) -> None:
+    for tool in ("sh", "head"):
+        (tmp_path / tool).symlink_to(shutil.which(tool) or "")
+    with pytest.raises(NotFoundError) as refused:
+        read_host(LocalTransport({"PATH": str(tmp_path)}), "python3", "/pod")
+    for tool in ("python3", *NEEDED):
+        assert (tool in refused.value.message) == (tool != "head")
 
 
 def test_a_torch_that_hangs_is_a_fact() -> None:

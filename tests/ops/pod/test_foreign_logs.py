@@ -173,6 +173,27 @@ def test_a_figure_that_never_was_anything_but_zero_is_not_measured_where_the_run
     assert [beat.grad_norm for beat in stuck.beats] == [0.0, 0.0, 0.0]
 
 
+def test_a_printed_loss_of_zero_is_a_small_one_unless_it_fell_there_from_a_large_one():
+    def losses(*words):
+        return [b.loss for b in parse_log("\n".join(f"step 1 loss {w}" for w in words)).beats]
+
+    assert losses("0.02", "0.01", "0.00") == [0.02, 0.01, 0.005]
+    assert losses("2.80", "0.00") == [2.8, 0.0]
+    assert losses("0.02", "0.0") == [0.02, 0.0]
+    table = parse_log("step,loss\n1,0.02\n2,0.00\n")
+    assert [beat.loss for beat in table.beats] == [0.02, 0.005]
+
+
+def test_a_line_with_both_losses_is_a_record_with_a_validation():
+    (beat,) = parse_log("epoch 3 train_loss 2.10 val_loss 2.4").beats
+    assert (beat.loss, beat.val_loss) == (2.1, 2.4)
+
+
+@pytest.mark.parametrize("words", ["tok/s 330.5", "Tokens/sec 330.5", "samples/s: 330.5"])
+def test_a_rate_may_stand_after_its_unit(words):
+    assert parse_log(f"epoch 1 | iter 4 | loss 2.0 | {words}").beats[0].tokens_per_s == 330.5
+
+
 def test_steps_that_are_counted_anew_in_an_epoch_go_on():
     lines = [f"Epoch: {e} Batch: {b}/40 Loss: 2.5" for e in (1, 2) for b in (10, 20, 30)]
     beats = parse_log("\n".join(lines)).beats
@@ -189,6 +210,15 @@ def test_steps_that_are_counted_anew_in_an_epoch_go_on():
         ("RuntimeError: x\nsrun: Job step aborted: Waiting", "crashed"),
         ("Traceback (most recent call last):\nOutOfMemoryError: CUDA", "out_of_memory"),
         ("kernel: oom-kill:constraint=CONSTRAINT_MEMCG", "out_of_memory"),
+        ("=>> PBS: job killed: walltime 86430 exceeded limit 86400", "stopped"),
+        ("TERM_RUNLIMIT: job killed after reaching LSF run time limit.", "stopped"),
+        ("elastic.SignalException: Process 12 got signal: 15", "stopped"),
+        ("Spot interruption notice: the instance goes in 120 s", "stopped"),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", "out_of_memory"),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9", "out_of_memory"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED", "out_of_memory"),
+        ("MemoryError", "out_of_memory"),
+        ("command terminated with exit code 137", "crashed"),
         ("saved the model", ""),
     ],
 )  # fmt: skip

@@ -13,8 +13,10 @@ from nsa_core.rundir.checkpoint import MANIFEST_NAME, CheckpointFile, Checkpoint
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, write_manifest
+from nsa_ops.pod.journal import Journal
 from nsa_ops.pod.messages import Offsets, ProbeDocument
 from nsa_ops.pod.probe import MAX_BYTES, probe
+from nsa_ops.pod.verdict import Verdict
 from nsa_ops.pod.verify import verify_newest
 
 
@@ -29,11 +31,11 @@ def run(tmp_path):
     return run
 
 
-def write_beats(run, first, last, attempt=1, **fields):
+def write_beats(run, first, last, attempt=1, at=None, **fields):
     for step in range(first, last + 1):
         beat = Heartbeat(
-            run_id="run-1", attempt=attempt, rank=0, pid=1, ts=time.time(), iso="", msg="progress",
-            phase="train", alive_seq=step, progress_seq=step, step=step,
+            run_id="run-1", attempt=attempt, rank=0, pid=1, ts=at or time.time(), iso="",
+            msg="progress", phase="train", alive_seq=step, progress_seq=step, step=step,
             **({"loss": 3.0, "lr": 0.1, "grad_norm": 1.0} | fields),
         )  # fmt: skip
         append_line(run.heartbeat(), beat.model_dump_json())
@@ -98,6 +100,22 @@ def test_the_verdict_is_the_judges_on_the_current_attempt_only(run):
         ),
     )
     assert look(run).verdict.level == "healthy"
+
+
+def test_a_resumed_run_is_held_against_what_its_watchdog_remembers(run):
+    write_manifest(
+        run,
+        RunManifest(
+            run_id="run-1", attempt=2, config=RunConfig(), config_sha256="", created_unix_s=2.0
+        ),
+    )
+    for n in range(100):
+        write_beats(run, n, n, attempt=2, tokens_per_s=400.0, at=time.time() - 1000 + 10 * n)
+    assert look(run).verdict.level == "healthy"
+    healthy = Verdict(level="healthy")
+    Journal(run).show(2, healthy, "watching", "", restarts=1, best_tokens_per_s=1000.0)
+    report = look(run)
+    assert (report.verdict.rule, report.watchdog.best_tokens_per_s) == ("throughput_low", 1000.0)
 
 
 def test_checkpoints_say_whether_they_have_a_manifest(run):

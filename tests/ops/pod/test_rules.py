@@ -6,7 +6,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.exit import ExitRecord
 from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence, RunFacts, Tracker, facts_of
-from nsa_ops.pod.rules import RULES
+from nsa_ops.pod.rules import RULES, judge
 from tests.ops.pod.health import ALIVE, FACTS, LIMITS, beat, beats, found, judged
 
 GIB = 2**30
@@ -253,6 +253,24 @@ def test_a_run_that_is_slower_than_its_profile_expects_is_told():
     assert found(judged(beats(30, tokens_per_s=1.0, data_s=0.01))) == {}
 
 
+@pytest.mark.parametrize("place", ["the same heartbeats", "what a watchdog remembers"])
+def test_the_rate_of_earlier_attempts_is_what_a_resumed_run_is_held_against(place):
+    before = [beat(n, attempt=1, tokens_per_s=1000.0) for n in range(1, 31)]
+    after = [beat(n, attempt=2, tokens_per_s=400.0) for n in range(31, 131)]
+    first = Tracker(FACTS, 1)
+    first.feed(before)
+    if place == "the same heartbeats":
+        tracker = Tracker(FACTS, 2)
+        tracker.feed(before)
+    else:
+        tracker = Tracker(FACTS, 2, first.best_rate)
+    tracker.feed(after)
+    verdict = judge(tracker.evidence(after[-1].ts, ALIVE, MachineEvidence()), LIMITS)
+    assert found(verdict) == {"throughput_low": "warn"}
+    assert "40% of the run's own median from before (1000 tokens/s)" in verdict.sentence
+    assert tracker.best_rate == 1000.0
+
+
 @pytest.mark.parametrize(
     ("fields", "level"),
     [({"dt_fetch_s": 3.0}, "warn"), ({"fetch_p95_ms": 150.0}, "warn"), ({"dt_fetch_s": 1.0}, None)],
@@ -279,12 +297,27 @@ def test_what_the_machine_has_left_is_told():
     assert found(judged(beats(5), host_memory_fraction=0.95)) == {"host_memory_high": "warn"}
 
 
-def test_fallbacks_that_go_on_counting_are_told():
-    calm = [beat(n, fallbacks={"selected": 2}) for n in range(1, 40)]
-    assert found(judged(calm)) == {}
-    verdict = judged([*calm, beat(40, fallbacks={"selected": 5})])
-    assert found(verdict) == {"fallbacks_rising": "warn"}
-    assert "selected 5" in verdict.sentence
+def test_a_fall_of_the_loss_is_told_over_the_distance_that_its_limit_names():
+    def fall(every, within):
+        high = beats(40, first=2000, every=every, loss=3.0)
+        first = high[-1].step + every
+        return judged([*high, *beats(within, first=first, every=every, loss=2.42)])
+
+    assert found(fall(10, 11)) == {"loss_fall": "warn"}
+    assert "within 100 steps" in fall(10, 11).sentence
+    assert "within 90 steps" in fall(30, 12).sentence
+    assert "loss_fall" not in found(fall(200, 12))  # further apart than the limit: not judged
+
+
+def test_a_lucky_stretch_is_no_level_that_a_run_must_beat_again():
+    def run(lucky):
+        return [
+            beat(step, loss=3.0 - step / 1e5 - (0.1 if 4000 <= step < 4000 + lucky else 0))
+            for step in range(20, 8000, 20)
+        ]
+
+    assert found(judged(run(20 * 20))) == {}
+    assert found(judged(run(20 * 60))) == {"loss_plateau": "warn"}
 
 
 def test_a_plateau_and_a_spike_of_the_gradient_only_warn():
@@ -339,6 +372,34 @@ def test_the_loss_of_random_weights_is_that_of_the_vocabulary():
     records = [beat(9000, loss=1.2, grad_norm=0.3), beat(9010, loss=6.5, grad_norm=9.0)]
     assert found(judged(records, facts=byte))["loss_exploded"] == "halt"
     assert "loss_exploded" not in found(judged(records))
+
+
+@pytest.mark.parametrize(("height", "level"), [(0.3, None), (0.7, "warn"), (1.3, "halt")])
+def test_a_loss_that_climbs_too_slowly_to_jump_is_told_and_then_halted(height, level):
+    climbing = [
+        beat(step, loss=2.8 + min(height, 0.002 * max(0, step - 2000)), grad_norm=None)
+        for step in range(10, 2900, 10)
+    ]
+    assert found(judged(climbing)).get("loss_climbing") == level
+    back = [beat(step, loss=2.8 + height / 3) for step in range(2900, 2920, 10)]
+    assert "loss_climbing" not in found(judged([*climbing, *back]))
+
+
+@pytest.mark.parametrize("losses", [(6.41, 11.95, 12.1), (6.41, 6.3, 11.2, 11.3)])
+def test_a_second_loss_above_random_weights_halts_without_any_gradient_norm(losses):
+    records = [beat(9000 + 10 * n, loss=loss, grad_norm=None) for n, loss in enumerate(losses)]
+    assert "loss_exploded" not in found(judged(records[:-1]))
+    assert found(judged(records))["loss_exploded"] == "halt"
+
+
+def test_a_second_loss_at_three_times_the_first_one_needs_no_calm_records():
+    def rise(*losses, facts=FACTS):
+        records = [beat(25 * n, loss=loss) for n, loss in enumerate(losses, start=1)]
+        return found(judged(records, facts=facts)).get("loss_exploded")
+
+    assert rise(1.4, 4.3, 6.1) == "halt"
+    assert (rise(1.4, 4.3), rise(1.4, 4.3, 1.9), rise(0.2, 0.7, 0.9)) == (None, None, None)
+    assert rise(67.0, 220.0, 240.0, facts=RunFacts()) is None  # no loss of a language model
 
 
 @pytest.mark.parametrize("level", [1.2, 4.0])

@@ -10,7 +10,7 @@ from nsa_ops.runs.provision.source import Source
 from nsa_ops.runs.provision.want import Wanted
 
 DEBIAN = BasePython("/usr/bin/python3", "3.11.2", has_venv=True, has_headers=True)
-ALL = {name: f"/usr/bin/{name}" for name in ("git", "tmux", "rsync", "tar", "cc")}
+ALL = {name: f"/usr/bin/{name}" for name in ("git", "tmux", "rsync", "find", "cc")}
 BARE = BareFacts(
     uid=1000, rights="none", tools=ALL, pythons=(DEBIAN,), disk_path="/pods/me",
     disk_writable=True, unix_s=1000.0, disk_free_bytes=100 * 2**30, memory_free_bytes=2**35,

@@ -29,7 +29,7 @@ from tests.ops.provision.machines import wheel
 PROGRAMS = (
     "sh awk basename cat chmod cksum cp cut date df dirname env head id mkdir mv rm sed sha256sum "
     "touch true "
-    "sleep timeout tmux"
+    "sleep timeout tmux find"
 )
 
 #: Makes environments that hold a stand-in interpreter; installs nothing.

@@ -8,7 +8,7 @@ import pytest
 
 from nsa_ops.errors import NotFoundError
 from nsa_ops.remote.ssh_aliases import list_aliases, require_alias
-from nsa_ops.remote.ssh_target import Address, SshSettings
+from nsa_ops.remote.ssh_target import Address, SshSettings, parse_address
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed")
 
@@ -60,3 +60,19 @@ def test_the_name_that_was_meant_is_offered(tmp_path: Path) -> None:
         require_alias(Address("gpu_a"), settings_of(config, tmp_path))
     assert "It has `gpu-a`, `laptop`" in caught.value.hint
     assert caught.value.exit_code == 6
+
+
+def test_addresses_and_negated_patterns_are_read_as_ssh_reads_them(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        "Host pod !pod\n  User never\nHost gpu-* !gpu-old\n  User trainer\n"
+        "Host fd00::1\n  HostName 2001:db8::7\nHost 2001:db8::*\n  Port 2222\nHost empty\n"
+        "Match originalhost matched\n  User me\nHost * !*.lan\n  ProxyJump bastion\n"
+    )
+    settings = settings_of(config, tmp_path)
+    for name in ("gpu-1", "fd00::1", "2001:db8::9", "empty", "matched"):
+        require_alias(parse_address(name), settings)
+    for name in ("pod", "gpu-old", "x.lan", "fd00::2", "other"):
+        with pytest.raises(NotFoundError, match=f"`{name}` is no host of your ssh configuration"):
+            require_alias(parse_address(name), settings)
+    assert list_aliases(settings) == ["fd00::1", "empty"]

@@ -85,6 +85,7 @@ def test_an_answer_without_a_host_is_refused() -> None:
         ("root@192.0.2.7", Address("192.0.2.7", "root")),
         ("u.x@pod-1.example.org:40022", Address("pod-1.example.org", "u.x", 40022)),
         ("root@[2001:db8::7]:22", Address("2001:db8::7", "root", 22)),
+        ("root@[fe80::1%eth0]", Address("fe80::1%eth0", "root")),
         ("gpu", Address("gpu")),
     ],
 )
@@ -93,9 +94,26 @@ def test_an_address_is_read_and_written_back(text: str, address: Address) -> Non
     assert str(address) == text
 
 
+def test_an_address_of_ipv6_needs_no_brackets() -> None:
+    assert parse_address("root@2001:db8::7:22") == Address("2001:db8::7:22", "root")
+    assert parse_address("fd00::1") == Address("fd00::1")
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "-oProxyCommand=x", "root@-x", "a b", "u@h:0", "u@h:70000", "u@h:x", "u@h;id", "$(id)@h"],
+    [
+        "",
+        "-oProxyCommand=x",
+        "root@-x",
+        "a b",
+        "u@h:0",
+        "u@h:70000",
+        "u@h:x",
+        "u@h;id",
+        "$(id)@h",
+        "u@fd00:::1",
+        "-x@fd00::1",
+    ],
 )
 def test_an_address_that_could_be_an_option_or_a_command_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError):

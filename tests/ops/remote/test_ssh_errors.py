@@ -31,6 +31,7 @@ SAID = [
     ("Timeout, server pod not responding.", PodUnreachableError, 5),
     ("client_loop: send disconnect: Broken pipe", PodUnreachableError, 5),
     ("exec request failed on channel 0", RefusedError, 3),
+    ("'exec' is not recognized as an internal or external command,", RefusedError, 3),
     ("", PodUnreachableError, 5),
 ]  # fmt: skip
 

@@ -2,7 +2,7 @@ import pytest
 
 from nsa_core.config.profile import load_profile
 from nsa_core.rundir.report import CheckResult
-from nsa_ops.facts.host import HostFacts
+from nsa_ops.facts.host import TOOLS, HostFacts
 from nsa_ops.facts.python import PythonFacts
 from nsa_ops.runs.judge import judge_host, judge_python
 from nsa_ops.runs.preflight import blocking_checks
@@ -13,7 +13,8 @@ CPU = load_profile("cpu")
 HOST = HostFacts(
     python_version="3.11.7", num_cpus=8, memory_bytes=64 * GIB, memory_free_bytes=60 * GIB,
     disk_free_bytes=500 * GIB, disk_path="/pod", shm_free_bytes=8 * GIB, open_files_limit=65536,
-    tools={"tmux": "/usr/bin/tmux", "rsync": "/usr/bin/rsync"}, unix_s=1000.0,
+    tools={name: f"/usr/bin/{name}" for name in TOOLS}, unix_s=1000.0,
+    system="Linux 6.1.0-18-amd64",
 )  # fmt: skip
 
 
@@ -35,6 +36,9 @@ def test_a_good_machine_passes_everything() -> None:
     [
         ("host.python", {"python_version": "3.10.9"}, "fail"),
         ("host.tmux", {"tools": {"rsync": "/usr/bin/rsync"}}, "fail"),
+        ("host.tools", {"tools": {"tmux": "/usr/bin/tmux", "rsync": "/usr/bin/rsync"}}, "fail"),
+        ("host.system", {"system": "Darwin 23.4.0"}, "fail"),
+        ("host.system", {"system": "Linux 5.15.167.4-microsoft-standard-WSL2"}, "warn"),
         ("host.rsync", {"tools": {"tmux": "/usr/bin/tmux"}}, "warn"),
         ("host.disk", {"disk_writable": False}, "fail"),
         ("host.memory", {"memory_free_bytes": GIB}, "warn"),

@@ -19,6 +19,7 @@ from nsa_ops.runs.judge_kernel import judge_kernel_log
 from nsa_ops.runs.judge_links import judge_nvlinks, judge_topology
 from tests.ops.cli_case import CommandLine
 from tests.ops.facts import samples
+from tests.ops.facts.test_evidence import WINDOWS, WSL
 from tests.ops.fakes import FakeTransport, completed
 
 CASES = Path(__file__).parents[3].parent / "shared" / "cases" / "hw"
@@ -57,6 +58,10 @@ CARD = GPU(
     index=0, name="NVIDIA A100-SXM4-80GB", memory_mib=81920, memory_used_mib=3,
     reported=frozenset({"name", "memory_mib", "memory_used_mib", "ecc_uncorrected", "is_mig"}),
 )  # fmt: skip
+
+HUNG = {
+    "utilization_percent": 100, "power_w": 44, "power_limit_w": 250, "memory_used_mib": 966,
+}  # fmt: skip
 
 
 @pytest.mark.skipif(not CASES.is_dir(), reason="the collected cases are not beside the checkout")
@@ -109,7 +114,7 @@ def statuses(card: GPU, profile: HardwareProfile | None = A100) -> dict[str, str
         ("ecc", {"ecc_uncorrected": None, "has_ecc": True}, "unknown"),
         ("ecc", {"ecc_uncorrected": 0, "ecc_uncorrected_life": 2}, "warn"),
         ("ecc", {"ecc_uncorrected": 0, "ecc_corrected": 177}, "pass"),
-        ("activity", {"utilization_percent": 100, "power_w": 44, "power_limit_w": 250}, "fail"),
+        ("activity", HUNG, "fail"),
         ("throttle", {"hw_slowdown": True}, "fail"),
         ("throttle", {"hw_slowdown": False}, "pass"),
         ("heat", {"temperature_c": 91, "slowdown_c": 89}, "fail"),
@@ -198,6 +203,59 @@ def test_an_xid_is_as_grave_as_it_is_for_a_run(line: str, status: str) -> None:
     assert [one.status for one in found] == [status]
 
 
+SOUND = samples.QUERY.replace(
+    "DRAM Uncorrectable            : 2", "DRAM Uncorrectable : 0"
+).replace("DRAM Uncorrectable            : 3", "DRAM Uncorrectable : 0")
+
+
+def test_corrected_errors_and_replaced_rows_of_a_sound_card_are_shown_and_it_is_not_hung() -> None:
+    text = SOUND.replace(
+        "        Correctable Error                 : 0", "        Correctable Error : 4"
+    ).replace("    Ecc Mode", "    Utilization\n        Gpu : 100 %\n    Power Readings\n"
+              "        Power Draw : 60 W\n        Power Limit : 400 W\n    Ecc Mode"
+    ).replace("300 MiB", "3 MiB")  # fmt: skip
+    by_name = {one.name: one for one in judge_evidence([text], A100)}
+    assert "12 corrected ones" in by_name["gpu0.ecc"].message
+    assert "5 rows were replaced (4 after corrected errors" in by_name["gpu0.remapped_rows"].message
+    assert "gpu0.activity" not in by_name
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("GPU 0: NVIDIA A30 (UUID: GPU-a)\nGPU 2: NVIDIA A30 (UUID: GPU-b)\n", "missing: GPU 1"),
+        (samples.TOPOLOGY + "GPU 0: NVIDIA A30\nGPU 1: NVIDIA A30\n", "missing: GPU 2"),
+        (
+            samples.XML.replace(">2</attached", ">3</attached"),
+            "2 cards are told of; missing: 1 that no source names",
+        ),
+        (
+            samples.XML + "da:00.0 3D controller: NVIDIA Corporation GA100 (rev ff)\n",
+            "the card at 0000:da:00",
+        ),
+    ],
+)
+def test_a_card_that_is_missing_among_others_is_named(text: str, named: str) -> None:
+    (found,) = [one for one in judge_evidence([text]) if one.name == "gpu.missing"]
+    assert (found.status, named in found.message) == ("warn", True)
+
+
+def test_a_record_that_was_asked_of_one_card_misses_none() -> None:
+    text = samples.QUERY.replace(
+        "Attached GPUs                             : 1", "Attached GPUs : 8"
+    )
+    assert not [one for one in judge_evidence([text]) if one.name == "gpu.missing"]
+
+
+def test_a_card_that_draws_a_screen_or_is_windows_is_told() -> None:
+    wsl = {one.name: one for one in judge_evidence([WSL])}
+    assert [wsl[name].status for name in ("host.system", "gpu0.display")] == ["warn", "warn"]
+    assert "WSL" in wsl["host.system"].message
+    assert "gpu0.activity" not in wsl  # Windows counts the desktop as load
+    (windows,) = [one for one in judge_evidence([WINDOWS]) if one.name == "host.system"]
+    assert (windows.status, "not Linux" in windows.message) == ("fail", True)
+
+
 def test_an_xid_is_told_with_the_number_of_its_card_where_that_is_known() -> None:
     card = GPU(index=5, bus="0000:3b:00")
     log = parse_kernel_log("[1.0] NVRM: Xid (PCI:0000:3b:00): 31, pid=1, name=python3, MMU Fault")
@@ -258,6 +316,15 @@ def test_files_are_judged_on_the_command_line(cli: CommandLine, tmp_path: Path) 
     assert both.exit_code == 3
     assert "2 slices: 1 x 3g.20gb" in " ".join(both.out.split())
     assert "verdict: FAIL for profile a100" in both.out
+
+
+def test_evidence_that_tells_nothing_is_no_verdict(cli: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("all is well, says the owner\n")
+    (tmp_path / "topo.txt").write_text("\tGPU0\tGPU1\nGPU0\t X \tNV12\nGPU1\tNV12\t X \n")
+    words = [word for path in tmp_path.glob("*.txt") for word in ("--evidence", str(path))]
+    outcome = cli("preflight", *words)
+    assert outcome.exit_code == 26
+    assert "verdict: UNKNOWN" in outcome.out
 
 
 def test_evidence_and_a_pod_are_not_judged_at_once(cli: CommandLine, tmp_path: Path) -> None:

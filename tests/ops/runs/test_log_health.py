@@ -38,6 +38,14 @@ def test_a_log_that_was_read_in_part_only_is_not_called_healthy(tmp_path):
     assert "9 lines could not" in failure_of(health).message
 
 
+def test_lines_whose_words_differ_are_of_one_shape(tmp_path):
+    log = tmp_path / "part.log"
+    hosts = ["alpha", "beta-2", "gamma", "delta.x", "eps", "zeta", "eta", "theta", "iota"]
+    lines = (f"[{n}] objective -> 4.{n} @ {host}\n" for n, host in enumerate(hosts))
+    log.write_text("iter 0 loss 5.0\n" + "".join(lines))
+    assert judge_log(log).level == "unknown"
+
+
 def test_a_log_that_would_halt_a_run_is_a_failure_of_its_own(tmp_path):
     log = tmp_path / "nan.log"
     log.write_text("".join(f"step {n} loss nan\n" for n in range(4)))

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -13,23 +14,25 @@ from nsa_ops.errors import (
     RefusedError,
     VerificationError,
 )
+from nsa_ops.facts.host import TOOLS
 from nsa_ops.plan import Plan
 from nsa_ops.pod.cards import PodMark
 from nsa_ops.pod.messages import Reply, ReplyCode
 from nsa_ops.pod.verify import MISSING, Verification, VerifiedCheckpoint
 from nsa_ops.remote.snapshot import take_snapshot
+from nsa_ops.remote.transport import Completed
 from nsa_ops.runs.configure import Choice
 from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
 from nsa_ops.runs.preflight import Preflight, run_preflight
 from nsa_ops.runs.resume import execute_resume, plan_resume
 from tests.ops.fakes import completed
-from tests.ops.operators import Desk
+from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import RUN, Sequence, answer, beat, report
 
 HOST = json.dumps(
     {"python_version": "3.11.2", "unix_s": 1.0, "disk_free_bytes": 10**12, "disk_path": "/pod",
      "memory_free_bytes": 10**11, "shm_free_bytes": 10**10, "open_files_limit": 65536,
-     "tools": {"tmux": "/usr/bin/tmux", "rsync": "/usr/bin/rsync"}}
+     "tools": {name: f"/usr/bin/{name}" for name in TOOLS}}
 )  # fmt: skip
 TORCH = json.dumps({"torch_version": "2.13.0"})
 
@@ -68,6 +71,28 @@ def test_a_good_pod_is_green_and_its_report_is_kept(pod: Desk) -> None:
     assert kept is not None
     assert kept[0] == found.sha256
     assert (kept[1].model_extra or {})["facts"]["torch"] == "2.13.0"
+
+
+def test_a_pod_without_find_is_not_green(pod: Desk) -> None:
+    facts = json.loads(HOST)
+    facts["tools"]["find"] = None
+    pod.transport.answers["statvfs"] = completed(json.dumps(facts))
+    found = preflight(pod)
+    assert (found.is_green, found.blocking) == (False, ["host.tools"])
+
+
+def test_the_time_that_torch_takes_to_import_is_no_difference_of_clocks(pod: Desk) -> None:
+    pod.store.replace_pod(replace(POD, kind="ssh"))
+    facts = json.loads(HOST) | {"unix_s": pod.clock.unix_s()}
+    pod.transport.answers["statvfs"] = completed(json.dumps(facts))
+
+    def import_torch(*_: object) -> Completed:
+        pod.clock.sleep(60.0)
+        return completed(TORCH)
+
+    pod.transport.answers["importlib.util"] = import_torch
+    checks = {check.name: check for check in preflight(pod).report.checks}
+    assert (checks["host.clock"].status, checks["host.clock"].measured) == ("pass", "+0.0 s")
 
 
 def test_the_probes_get_the_configuration_that_would_train(pod: Desk) -> None:
@@ -195,7 +220,7 @@ def test_a_plan_names_every_file_and_command_and_changes_nothing(pod: Desk) -> N
     ]  # fmt: skip
     assert plan.steps[1].files == ("/pod/runs/r1/manifest.json",)
     assert "nsa_ops.pod.runner --run-dir /pod/runs/r1" in plan.steps[2].shell
-    written = [words for words in pod.transport.asked if "tmux" in words or "tarfile" in words]
+    written = [words for words in pod.transport.asked if words[0] == "tmux" or "tarfile" in words]
     assert written == []
     assert pod.store.runs() == []
 
