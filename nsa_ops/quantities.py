@@ -62,6 +62,17 @@ def format_count(value: float) -> str:
     return format_number(value)
 
 
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """`1 step`, `2 steps`, `12,000 entries`: a number and its noun in the form that fits it.
+
+    Args:
+        number: How many.
+        noun: One of them.
+        plural: Several of them, where that is not the noun with an s.
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def format_number(value: float) -> str:
     """Four significant digits, without an exponent where a person would not write one."""
     if not math.isfinite(value):

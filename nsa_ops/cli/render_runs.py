@@ -6,7 +6,8 @@ from rich.console import Console
 
 from nsa_core.rundir.events import Event
 from nsa_ops.cli.render import cell_text, facts, gib, line, table
-from nsa_ops.cli.render_watch import crash_text, progress_line
+from nsa_ops.cli.render_figures import Row, draw_rows, figure_rows, state_row, verdict_rows
+from nsa_ops.cli.render_watch import run_rows
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.quantities import format_time
 from nsa_ops.runs.estimate import Estimate
@@ -89,32 +90,13 @@ def draw_runs(console: Console, runs: list[RunStatusLine]) -> None:
 
 
 def draw_status(console: Console, run: RunStatusLine) -> None:
-    """One run in a few lines."""
+    """One run in a few lines, the verdict first."""
     report = run.report
     if report is None:
         line(console, f"{run.record.run_id}: {run.problem}")
         return
-    flags = f" [{', '.join(report.flags)}]" if report.flags else ""
-    line(console, f"{report.run_id} is {report.state}{flags}: {report.why}")
-    beat = report.last_beat
-    pairs: list[tuple[str, Any]] = [
-        ("attempt", report.manifest.attempt),
-        ("step", f"{current_step(report)} of {report.manifest.steps}"),
-        ("last record", progress_line(beat) if beat and beat.loss is not None else ""),
-        ("health", f"{report.verdict.level}: {report.verdict.sentence}"),
-        ("checkpoint", _checkpoint_text(report)),
-        ("backup", run.at_risk.sentence if run.at_risk else ""),
-    ]
-    facts(console, pairs)
-
-
-def _checkpoint_text(report: RunReport) -> str:
-    """The newest one that nothing is known against, and what is wrong with newer ones."""
-    facts = report.checkpoints
-    newest = next((fact for fact in facts if fact.whole), None)
-    newer = facts[: facts.index(newest)] if newest else facts
-    sound = "none that is whole" if newer and newest is None else crash_text(report)
-    return "; ".join([sound, *(f"step {fact.step} is damaged: {fact.damage}" for fact in newer)])
+    at_risk = run.at_risk.sentence if run.at_risk else ""
+    draw_rows(console, run_rows(report, console.encoding, at_risk))
 
 
 def draw_run(console: Console, run: RunStatusLine) -> None:
@@ -149,21 +131,23 @@ def draw_run(console: Console, run: RunStatusLine) -> None:
 
 
 def draw_health(console: Console, run: RunStatusLine) -> None:
-    """The rules' word on a run."""
+    """The rules' word on a run: the verdict, every finding, the figures, and who watches."""
     report = run.report
     if report is None:
         line(console, f"{run.record.run_id}: {run.problem}")
         return
-    line(console, f"{report.verdict.level}: {report.verdict.sentence}")
-    for finding in report.verdict.findings:
-        line(console, f"{finding.level} {finding.rule}: {finding.sentence}")
+    figures = figure_rows(report, console.encoding)
+    rows = [*verdict_rows(report.verdict), state_row(report), *figures, _watchdog_row(report)]
+    draw_rows(console, rows)
+
+
+def _watchdog_row(report: RunReport) -> Row:
     watchdog = report.watchdog
     if watchdog is None:
-        line(console, "watchdog: none was started")
-    else:
-        alive = "alive" if report.watchdog_alive else "not running"
-        why = f": {watchdog.why}" if watchdog.why else ""
-        line(console, f"watchdog: {alive}, {watchdog.doing}{why}")
+        return Row("watchdog", "none was started", "yellow")
+    alive = "alive" if report.watchdog_alive else "not running"
+    why = f": {watchdog.why}" if watchdog.why else ""
+    return Row("watchdog", f"{alive}, {watchdog.doing}{why}")
 
 
 def draw_log_health(console: Console, log: LogHealth) -> None:

@@ -126,7 +126,8 @@ def watch(
     from nsa_ops.runs.watch import watch as frames
 
     session.interrupt_note = "the run goes on"
-    show_frames(session, frames(session.operator, run, once=once, from_start=from_start))
+    found = frames(session.operator, run, once=once, from_start=from_start)
+    show_frames(session, found, once=once, whole=from_start)
 
 
 def halt(
