@@ -9,7 +9,7 @@ from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.runs.agents import probe, probe_run, read_run_manifest
 from nsa_ops.runs.context import Operator, PodLink
-from nsa_ops.runs.pods import choose_pod
+from nsa_ops.runs.pods import choose_pod, how_to_add
 from nsa_ops.store import PodRecord, RunRecord
 
 #: Pods that are asked at the same time.
@@ -52,9 +52,7 @@ def link_of(operator: Operator, run: RunRecord) -> PodLink:
     pod = operator.store.find_pod(run.pod)
     if pod is None:
         message = f"Run `{run.run_id}` is on pod `{run.pod}`, which is no longer known"
-        raise NotFoundError(
-            message, hint=f"Add it again with `nsa-ops pod add {run.pod} local:ROOT`"
-        )
+        raise NotFoundError(message, hint=how_to_add(run.pod))
     return operator.link(pod)
 
 

@@ -1,7 +1,7 @@
 """Launch: resolve, refuse, plan, ship, prepare, start; done when the run is up."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
@@ -132,6 +132,7 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
         StateConflictError: If the run is known on another pod, and runs there for all one can tell.
         VerificationError: If the checkpoint is not whole; known only where the pod has the code.
     """
+    check_request(request)
     wanted = request.pod or operator.settings.values.pod or None
     link = operator.link(choose_pod(operator.store, wanted))
     known = operator.store.find_run(request.run_id)
@@ -146,7 +147,8 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     refuse_failures(findings)
     snapshot = take_snapshot()
     proof = find_proof(
-        operator, link, snapshot.code_id, resolved.profile, resolved.config,
+        operator, link, snapshot.code_id,
+        replace(request.choice, profile=resolved.profile), resolved.config,
         is_overridden=PREFLIGHT in request.overrides,
     )  # fmt: skip
     require_data(link, resolved.config.data)
@@ -212,7 +214,8 @@ def _manifest(
     proof: Proof,
 ) -> RunManifest:
     now_unix_s = operator.clock.unix_s()
-    run_id = _run_id(request.run_id, resolved.config.recipe, now_unix_s)
+    day = datetime.fromtimestamp(now_unix_s, UTC)
+    run_id = request.run_id or new_run_id(resolved.config.recipe, day)
     return RunManifest(
         run_id=run_id,
         attempt_id=new_attempt_id(),
@@ -235,13 +238,18 @@ def _manifest(
     )
 
 
-def _run_id(given: str, recipe: str, now_unix_s: float) -> str:
-    if not given:
-        return new_run_id(recipe, datetime.fromtimestamp(now_unix_s, UTC))
+def check_request(request: LaunchRequest) -> None:
+    """Refuse what no pod has to be asked about, before one is asked, prepared or probed.
+
+    Raises:
+        ConfigurationError: If the run id cannot be used.
+    """
+    if not request.run_id:
+        return
     try:
-        return check_run_id(given)
+        check_run_id(request.run_id)
     except ValueError as error:
-        message = f"Run id `{given}` cannot be used"
+        message = f"Run id `{request.run_id}` cannot be used"
         raise ConfigurationError(message, hint=str(error)) from error
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from nsa_core.config.profile import HardwareProfile
@@ -28,6 +28,7 @@ from nsa_ops.runs.probed import PROBED, probed_sha256
 from nsa_ops.runs.provision.judge import judge_environment
 from nsa_ops.runs.provision.receipt import parse_receipt
 from nsa_ops.runs.provision.want import known_lock_sha256
+from nsa_ops.store import PodRecord
 
 Tier = Literal["quick", "standard", "full"]
 PROBE_S: Mapping[Tier, float] = {"quick": 0.0, "standard": 300.0, "full": 1800.0}
@@ -76,6 +77,7 @@ class Preflight:
         sha256: Hash of the report, which a manifest names.
         is_green: Whether a launch may follow.
         blocking: Checks that stand against it.
+        flags: What makes the same choice again, behind `--profile NAME`: recipe and values.
     """
 
     pod: str
@@ -84,6 +86,7 @@ class Preflight:
     sha256: str
     is_green: bool
     blocking: list[str]
+    flags: str = ""
 
 
 def blocking_checks(checks: Sequence[CheckResult]) -> list[str]:
@@ -152,8 +155,8 @@ def run_preflight(
         }
     )
     if tier == "quick":
-        return _look_only(pod.name, report)
-    found = keep_report(operator, pod.name, report)
+        return replace(_look_only(pod.name, report), flags=choice.flags)
+    found = replace(keep_report(operator, pod.name, report), flags=choice.flags)
     if found.is_green and clear_mark(link):
         operator.tell(f"pod {pod.name} was marked by a watchdog; the mark is taken away")
     return found
@@ -182,17 +185,13 @@ def refusal_of(found: Preflight) -> RefusedError | None:
     """What a red preflight means for a launch; None if it is green."""
     if found.is_green:
         return None
-    return _red(found.pod, found.report.profile, found.blocking)
+    return _red(found.pod, found.report.profile, found.flags, found.blocking)
 
 
-def _red(pod: str, profile: str, blocking: Sequence[str]) -> RefusedError:
+def _red(pod: str, profile: str, flags: str, blocking: Sequence[str]) -> RefusedError:
     message = f"The preflight of pod `{pod}` is red: {', '.join(blocking)}"
-    hint = f"Mend it, then run `{_preflight_command(pod, profile)}` again"
+    hint = f"Fix it, then run `nsa-ops preflight {pod} --profile {profile}{flags}` again"
     return RefusedError(message, hint=hint)
-
-
-def _preflight_command(pod: str, profile: str) -> str:
-    return f"nsa-ops preflight {pod} --profile {profile}"
 
 
 def require_profile(operator: Operator, choice: Choice, pod_profile: str) -> str:
@@ -316,18 +315,27 @@ def _not_probed(why: str) -> CheckResult:
     return CheckResult(name="causality.probe", status="fail", message=f"not probed: {why}")
 
 
-def require_green(operator: Operator, pod_id: str, pod: str, code_id: str, profile: str) -> str:
-    """Hash of the green report for this pod, code and profile.
+def require_green(operator: Operator, pod: PodRecord, code_id: str, choice: Choice) -> str:
+    """Hash of the green report for a pod, code and profile.
+
+    Args:
+        operator: Who asks.
+        pod: Pod that the run is to be on.
+        code_id: Version of the code.
+        choice: What is to run; its profile is named. The hint names the same choice.
 
     Raises:
         RefusedError: If there is none; the hint names the command.
     """
-    found = operator.store.newest_report(pod_id, code_id, profile)
+    found = operator.store.newest_report(pod.pod_id, code_id, choice.profile)
     if found is None:
-        message = f"Pod `{pod}` has no preflight for code {code_id} and profile {profile}"
-        raise RefusedError(message, hint=f"Run `{_preflight_command(pod, profile)}`")
+        message = (
+            f"Pod `{pod.name}` has no preflight for code {code_id} and profile {choice.profile}"
+        )
+        command = f"`nsa-ops preflight {pod.name} --profile {choice.profile}{choice.flags}`"
+        raise RefusedError(message, hint=f"Run {command}")
     sha256, report = found
     blocking = blocking_checks(report.checks)
     if blocking:
-        raise _red(pod, profile, blocking)
+        raise _red(pod.name, choice.profile, choice.flags, blocking)
     return sha256
