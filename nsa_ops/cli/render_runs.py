@@ -10,6 +10,7 @@ from nsa_ops.cli.render_figures import Row, draw_rows, figure_rows, state_row, v
 from nsa_ops.cli.render_watch import run_rows
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.quantities import format_time
+from nsa_ops.runs.adopt_run import Adopted
 from nsa_ops.runs.estimate import Estimate
 from nsa_ops.runs.halt import Halted
 from nsa_ops.runs.launch import Launched
@@ -31,6 +32,17 @@ def draw_launched(console: Console, launched: Launched) -> None:
         ("attempt", launched.attempt),
         ("directory", launched.run_dir),
         ("next", f"nsa-ops watch {launched.run_id}"),
+    ]
+    facts(console, pairs)
+
+
+def draw_adopted(console: Console, adopted: Adopted) -> None:
+    """A run that is known here now."""
+    line(console, f"{adopted.run_id} on pod {adopted.pod} is known here")
+    pairs = [
+        ("state", f"{adopted.state} ({adopted.why})"),
+        ("attempt", adopted.attempt),
+        ("next", f"nsa-ops watch {adopted.run_id}"),
     ]
     facts(console, pairs)
 

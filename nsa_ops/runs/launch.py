@@ -23,7 +23,7 @@ from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import ask, probe_run, require_run
 from nsa_ops.runs.checkpoints import with_parent, with_parent_as_planned
-from nsa_ops.runs.choose import LIVE
+from nsa_ops.runs.choose import LIVE, record_of
 from nsa_ops.runs.configure import Choice, load_hardware
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.guardrails import (
@@ -51,7 +51,6 @@ from nsa_ops.runs.session import (
     watchdog_command,
 )
 from nsa_ops.runs.wait import await_first_beat
-from nsa_ops.store import RunRecord
 
 
 @dataclass(frozen=True)
@@ -343,20 +342,7 @@ def _launch(operator: Operator, planned: LaunchPlan) -> Launched:
 
 def remember_run(operator: Operator, link: PodLink, manifest: RunManifest) -> None:
     """Let the registry say what runs and on which pod."""
-    operator.store.save_run(
-        RunRecord(
-            run_id=manifest.run_id,
-            pod=link.record.name,
-            recipe=manifest.config.recipe,
-            profile=manifest.profile,
-            code_id=manifest.code_id,
-            config_sha256=manifest.config_sha256,
-            launched_unix_s=manifest.created_unix_s,
-            pod_id=link.record.pod_id,
-            attempt=manifest.attempt,
-            attempt_id=manifest.attempt_id,
-        )
-    )
+    operator.store.save_run(record_of(link, manifest))
 
 
 def _launched(
