@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.cli.bars import bar
 from nsa_ops.pod.figures import PhaseUse, RunFigures
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.pod.verdict import Verdict
@@ -16,7 +17,6 @@ from nsa_ops.runs.status import current_step
 
 _STYLES = {"healthy": "green", "warn": "yellow", "halt": "bold red"}
 _BRANCHES = ("compressed", "selected", "sliding")
-_BAR_WIDTH = 30
 _LABEL_WIDTH = 12
 #: A phase that has used so much of its patience is shown in the colour of a warning.
 _USED_WARN = 0.5
@@ -116,21 +116,6 @@ def progress_row(report: RunReport, encoding: str) -> Row:
     if report.state == "running" and pace_s is not None and done < steps:
         value += f", about {format_duration((steps - done) * pace_s)} left"
     return Row("progress", value, "cyan")
-
-
-def bar(share: float, encoding: str, width: int = _BAR_WIDTH) -> str:
-    """A share of 0 to 1 as a bar, in signs that the encoding has."""
-    full, empty = ("█", "░") if _can_show("█░", encoding) else ("#", "-")
-    num_full = round(min(1.0, max(0.0, share)) * width)
-    return full * num_full + empty * (width - num_full)
-
-
-def _can_show(signs: str, encoding: str) -> bool:
-    try:
-        signs.encode(encoding)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _staging_rows(beat: Heartbeat, encoding: str) -> list[Row]:

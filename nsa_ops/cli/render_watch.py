@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.cli.bars import can_show
 from nsa_ops.cli.render import line
 from nsa_ops.cli.render_figures import (
     Row,
@@ -28,11 +29,7 @@ _ASCII_BARS = "_.-:=+*#"
 
 def bars_of(encoding: str) -> str:
     """Eight heights, lowest first, that an encoding can carry."""
-    try:
-        _BARS.encode(encoding)
-    except UnicodeEncodeError:
-        return _ASCII_BARS
-    return _BARS
+    return _BARS if can_show(_BARS, encoding) else _ASCII_BARS
 
 
 def progress_line(beat: Heartbeat) -> str:

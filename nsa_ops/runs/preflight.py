@@ -15,6 +15,7 @@ from nsa_ops.facts.hardware import HardwareFacts, read_hardware
 from nsa_ops.facts.host import HostFacts, read_host
 from nsa_ops.facts.python import PythonFacts, read_python
 from nsa_ops.remote.snapshot import Snapshot, ship, take_snapshot
+from nsa_ops.remote.transport import MAX_OUTPUT_BYTES
 from nsa_ops.runs.configure import Choice, all_hardware, load_hardware, resolve_choice
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.estimate import estimate_run
@@ -24,6 +25,7 @@ from nsa_ops.runs.judge_evidence import judge_hardware
 from nsa_ops.runs.judge_speed import COMMAND, judge_speed
 from nsa_ops.runs.marked import clear_mark
 from nsa_ops.runs.pods import choose_pod
+from nsa_ops.runs.probe_lines import ProbeLines
 from nsa_ops.runs.probed import PROBED, probed_sha256
 from nsa_ops.runs.provision.judge import judge_environment
 from nsa_ops.runs.provision.receipt import parse_receipt
@@ -213,7 +215,8 @@ def read_facts(operator: Operator, link: PodLink) -> PodFacts:
     python = link.record.python
     host = read_host(link.transport, python, link.record.root)
     operator.tell(f"python {host.python_version}; importing torch")
-    return PodFacts(host, read_python(link.transport, python), read_hardware(link.transport))
+    with operator.work("looking at torch and cards"):
+        return PodFacts(host, read_python(link.transport, python), read_hardware(link.transport))
 
 
 def resolve_for(
@@ -257,22 +260,29 @@ def probe_correctness(
 ) -> list[CheckResult]:
     """Run the causality and parity probes on the pod, with the code and model that would train."""
     operator.tell("probing causality and kernels")
-    words = ("--json", "--tier", tier, "--device", resolved.config.runtime.device, "--config", "-")
+    device = resolved.config.runtime.device
+    words = ("--json", "--progress", "--tier", tier, "--device", device, "--config", "-")
     argv = link.module(snapshot.code_id, "nsa_core.checks", *words)
     stdin = resolved.config.model_dump_json().encode()
+    timeout_s = operator.deadline_s(PROBE_S[tier])
     try:
-        done = link.transport.run(argv, stdin=stdin, timeout_s=operator.deadline_s(PROBE_S[tier]))
+        with operator.work("probing", "probe") as work:
+            answer = ProbeLines(work)
+            done = link.transport.run_into(
+                argv, answer, stdin=stdin, timeout_s=timeout_s, max_bytes=MAX_OUTPUT_BYTES
+            )
     except DeadlineError as error:
         return [_not_probed(error.message)]
     try:
-        return list(parse_model(Report, done.stdout).checks)
+        return list(parse_model(Report, answer.last_line).checks)
     except ValueError:
         said = done.last_error_line or "nothing"
         return [_not_probed(f"the probes gave no report (exit code {done.exit_code}): {said}")]
 
 
 def _ship(operator: Operator, link: PodLink, snapshot: Snapshot) -> None:
-    moved = ship(snapshot, link.transport, link.record.python, link.code(snapshot.code_id))
+    with operator.work("shipping code"):
+        moved = ship(snapshot, link.transport, link.record.python, link.code(snapshot.code_id))
     operator.tell(f"code {snapshot.code_id} {'shipped' if moved else 'is there already'}")
 
 
@@ -289,7 +299,8 @@ def measure_speed(
     argv = link.module(snapshot.code_id, "nsa_core.checks.machine", *words)
     stdin = resolved.config.model_dump_json().encode()
     try:
-        done = link.transport.run(argv, stdin=stdin, timeout_s=operator.deadline_s(SPEED_S))
+        with operator.work("using cards, disk and data"):
+            done = link.transport.run(argv, stdin=stdin, timeout_s=operator.deadline_s(SPEED_S))
     except DeadlineError as error:
         return [_not_measured(error.message)]
     try:

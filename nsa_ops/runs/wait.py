@@ -159,6 +159,8 @@ def poll(
 def describe_progress(report: RunReport) -> str:
     """Step, loss and speed of the last heartbeat that has them, else the evidence of the state."""
     beat = report.last_beat
+    if beat is not None and beat.staging:
+        return beat.staging
     if beat is None or beat.loss is None:
         return report.why
     speed = f", {beat.tokens_per_s:,.0f} tokens/s" if beat.tokens_per_s else ""

@@ -249,9 +249,12 @@ def bring(
     folder, free = planned.folder, free_bytes(planned.folder.root)
     fitting, too_large = _leave_too_large(planned, free)
     check_space(folder.root, fitting.pending_bytes, free)
-    transfer = Transfer(operator, link.transport, planned.source, folder)
     intent = operator.store.intent("backup pull", planned.run_id, folder=str(folder.root))
-    with intent, folder.locked(), _disk_errors(folder), _link_errors(operator):
+    with (
+        intent, folder.locked(), _disk_errors(folder), _link_errors(operator),
+        operator.work("pulling", "bytes", fitting.pending_bytes) as work,
+    ):  # fmt: skip
+        transfer = Transfer(operator, link.transport, planned.source, folder, work)
         check_lineage(folder, planned.lineage, link.record.name)
         for failure in too_large:
             transfer.keep_failure(failure)
