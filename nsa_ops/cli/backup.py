@@ -7,6 +7,7 @@ import typer
 
 from nsa_ops.cli.arguments import OverrideOption, PodOption, RunArgument
 from nsa_ops.cli.command import command
+from nsa_ops.cli.complete import complete_run
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
 
@@ -17,7 +18,11 @@ backup = typer.Typer(no_args_is_help=True, help="Bring runs home whole, prove it
 
 BackupArgument = Annotated[
     str | None,
-    typer.Argument(metavar="RUN|PATH", help="Run id or folder; may be left out where one fits"),
+    typer.Argument(
+        metavar="RUN|PATH",
+        help="Run id or folder; may be left out where one fits",
+        autocompletion=complete_run,
+    ),
 ]
 KeepOption = Annotated[
     int | None,
@@ -171,7 +176,9 @@ def push(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="[RUN|PATH] DEST", help="DEST is `POD:/folder`, or a folder of this machine"
+            metavar="[RUN|PATH] DEST",
+            help="DEST is `POD:/folder`, or a folder of this machine",
+            autocompletion=complete_run,
         ),
     ],
 ) -> None:
