@@ -9,7 +9,7 @@ from nsa_ops.cli.render import cell_text, facts, gib, line, table
 from nsa_ops.cli.render_figures import Row, draw_rows, figure_rows, state_row, verdict_rows
 from nsa_ops.cli.render_watch import run_rows
 from nsa_ops.pod.messages import RunReport
-from nsa_ops.quantities import format_time
+from nsa_ops.quantities import count_of, format_time
 from nsa_ops.runs.adopt_run import Adopted
 from nsa_ops.runs.estimate import Estimate
 from nsa_ops.runs.halt import Halted
@@ -57,7 +57,7 @@ def draw_halted(console: Console, halted: Halted) -> None:
     if checkpoint is None:
         line(console, "there is no whole checkpoint; a resume begins with the first step")
         return
-    behind = f", {halted.lost_steps} steps behind" if halted.lost_steps else ""
+    behind = f", {count_of(halted.lost_steps, 'step')} behind" if halted.lost_steps else ""
     line(console, f"verified checkpoint: step {checkpoint.step}{behind}, {checkpoint.path}")
     if halted.state != "finished":
         line(console, f"go on with `nsa-ops resume {halted.run_id}`")
@@ -82,8 +82,8 @@ def draw_proven(console: Console, proven: ProvenResume) -> None:
     replay = proven.replay
     line(
         console,
-        f"exact: {replay.num_compared} losses of steps {replay.first_step} to {replay.last_step} "
-        "are the same to the last digit",
+        f"exact: {count_of(replay.num_compared, 'loss', 'losses')} of steps {replay.first_step} to "
+        f"{replay.last_step}, the same to the last digit",
     )
 
 
@@ -164,7 +164,7 @@ def _watchdog_row(report: RunReport) -> Row:
 
 def draw_log_health(console: Console, log: LogHealth) -> None:
     """The rules' word on a log: the first alarm of each rule and level."""
-    line(console, f"{log.level}: {log.replay.num_records} records in {log.path}")
+    line(console, f"{log.level}: {count_of(log.replay.num_records, 'record')} in {log.path}")
     for alarm in log.replay.alarms:
         finding = alarm.finding
         where = f"step {alarm.step}, record {alarm.record}"
@@ -172,7 +172,10 @@ def draw_log_health(console: Console, log: LogHealth) -> None:
     if log.replay.ending:
         line(console, log.replay.ending)
     if log.num_unread:
-        line(console, f"not understood: {log.num_unread} lines with figures, all of one shape")
+        line(
+            console,
+            f"not understood: {count_of(log.num_unread, 'line')} with figures, all of one shape",
+        )
 
 
 def draw_events(console: Console, events: list[Event]) -> None:

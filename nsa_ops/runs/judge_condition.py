@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from nsa_core.rundir.report import CheckResult, Status
 from nsa_ops.facts.gpu import GPU
+from nsa_ops.quantities import count_of
 from nsa_ops.runs.judge_result import checked
 
 #: NVIDIA replaces boards of before Ampere at 60 retired pages.
@@ -65,7 +66,7 @@ def _corrected(name: str, command: str, life: int | None, corrected: int | None)
     if life:
         message = f"{message} since the driver was loaded, but {life} in the card's life"
     if corrected:
-        message = f"{message}; {corrected} corrected ones"
+        message = f"{message}; {count_of(corrected, 'corrected one')}"
     return checked(
         name,
         status,
@@ -100,7 +101,7 @@ def _rows(gpu: GPU) -> Iterator[CheckResult]:
         message = "the card tells nothing of remapped rows: unknown, not 0"
         yield checked(name, "skipped", message, command=command)
     elif spares:
-        message = f"{spares} memory banks have few or no spare rows left"
+        message = f"few or no spare rows left in {count_of(spares, 'memory bank')}"
         yield checked(
             name,
             "warn",
@@ -124,7 +125,7 @@ def _pages(gpu: GPU) -> Iterator[CheckResult]:
         yield checked(name, "fail", message, measured="pending", command=command, hint=_RESET)
     elif count is not None and count > 0:
         status: Status = "fail" if count >= MAX_RETIRED_PAGES else "warn"
-        message = f"{count} memory pages retired after double-bit errors"
+        message = f"{count_of(count, 'memory page')} retired after double-bit errors"
         yield checked(
             name,
             status,

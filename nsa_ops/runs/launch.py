@@ -18,6 +18,7 @@ from nsa_ops.facts.host import read_host
 from nsa_ops.facts.python import PythonFacts
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import PrepareRunAction, RunReport
+from nsa_ops.quantities import count_of
 from nsa_ops.remote.snapshot import Snapshot, has_code, ship, take_snapshot
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
@@ -263,7 +264,7 @@ def _plan(
     code, run_dir = link.code(snapshot.code_id), link.run_dir(manifest.run_id)
     config, names = manifest.config, (snapshot.code_id, manifest.run_id, module)
     shipped = has_code(link.transport, link.record.python, code)
-    size = f"{len(snapshot.files)} files, {snapshot.total_bytes // 1024} KiB"
+    size = f"{count_of(len(snapshot.files), 'file')}, {snapshot.total_bytes // 1024} KiB"
     steps = [
         Step(
             "ship code",
@@ -288,8 +289,9 @@ def _plan(
         ),
     ]
     title = (
-        f"Launch {manifest.run_id} on pod {link.record.name}: {config.schedule.steps} steps of "
-        f"{config.batch.tokens_per_step()} tokens"
+        f"Launch {manifest.run_id} on pod {link.record.name}: "
+        f"{count_of(config.schedule.steps, 'step')} of "
+        f"{count_of(config.batch.tokens_per_step(), 'token')}"
     )
     warned = [f"{found.name}: {found.message}" for found in findings if found.status == "warn"]
     return plan_of(title, steps, [*notes, *warned])

@@ -11,6 +11,7 @@ from nsa_core.config.errors import ConfigError
 from nsa_core.config.profile import load_profile
 from nsa_ops.errors import ConfigurationError, NotFoundError, StateConflictError
 from nsa_ops.plan import Plan, Step, plan_of
+from nsa_ops.quantities import count_of
 from nsa_ops.remote.host_keys import read_pin
 from nsa_ops.remote.openssh import forget_link
 from nsa_ops.runs.context import Operator
@@ -123,7 +124,7 @@ def plan_remove(store: Store, name: str) -> tuple[PodRecord, Plan]:
     notes = [f"Nothing under `{pod.root}` on the pod is deleted"]
     runs = store.runs(pod.name)
     if runs:
-        notes.append(f"{len(runs)} runs were launched on it and can no longer be reached by name")
+        notes.append(f"{count_of(len(runs), 'run')} on it can no longer be reached by name")
     return pod, plan_of(f"Forget pod `{name}`", [Step("forget", f"forget `{name}`")], notes)
 
 

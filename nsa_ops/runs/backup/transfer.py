@@ -14,7 +14,7 @@ from nsa_ops.errors import (
     StateConflictError,
     VerificationError,
 )
-from nsa_ops.quantities import format_bytes
+from nsa_ops.quantities import count_of, format_bytes
 from nsa_ops.remote.files import is_here, pull_file
 from nsa_ops.remote.inbound import Refusal, RemoteFile, make_parents, path_fault
 from nsa_ops.remote.many_files import SMALL_BYTES, pull_small_files
@@ -65,7 +65,9 @@ class Transfer:
             self.keep_failure(VerificationError(f"Refused: {one.sentence}", hint=hint))
         more = len(refused) - _MAX_REFUSALS
         if more > 0:
-            self.keep_failure(VerificationError(f"Refused: {more} more names", hint=hint))
+            self.keep_failure(
+                VerificationError(f"Refused: {count_of(more, 'more name')}", hint=hint)
+            )
 
     def bring_files(self, files: Sequence[RemoteFile]) -> None:
         """Small files; one that was rewritten meanwhile is looked at again and brought then."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from nsa_ops.plan import Plan
+from nsa_ops.quantities import count_of
 from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.runs.configure import load_hardware
 from nsa_ops.runs.context import Operator
@@ -42,4 +43,6 @@ def make_ready(operator: Operator, request: LaunchRequest, agree: Callable[[Plan
     refusal = refusal_of(found)
     if refusal is not None:
         raise refusal
-    operator.tell(f"preflight of {pod.name}: {found.verdict}, {len(found.report.checks)} checks")
+    operator.tell(
+        f"preflight of {pod.name}: {found.verdict}, {count_of(len(found.report.checks), 'check')}"
+    )

@@ -54,7 +54,7 @@ def checks(settings: Settings) -> dict[str, CheckResult]:
 def test_a_laptop_that_is_well_is_fit(settings: Settings) -> None:
     found = checks(settings)
     assert {name for name, check in found.items() if check.status == "fail"} == set()
-    assert found["state.registry"].message == "whole; it knows 1 pods"
+    assert found["state.registry"].message == "whole; it knows 1 pod"
     assert found["state.audit"].message == "3 lines, and the chain holds"
     assert found["pods.host_keys"].status == "pass"
 
@@ -127,10 +127,10 @@ def set_clock_back(settings: Settings) -> None:
         (damage_registry, "state.registry", "fail", "damaged", ".recover"),
         (empty_registry, "state.registry", "fail", "file is not a database", ".recover"),
         (edit_audit, "state.audit", "fail", "breaks at line 2 of 3", "nsa-ops audit"),
-        (cut_audit, "state.audit", "fail", "its end: 4 lines were written, and 2", "copy of"),
+        (cut_audit, "state.audit", "fail", "its end: 4 lines written, and 2 there", "copy of"),
         (open_state, "state.private", "warn", "others have rights on", "next command"),
         (tear_audit, "state.audit", "fail", "breaks at line 3 of 3", "audit.jsonl"),
-        (leave_socket, "links.stale", "warn", "1 sockets that nobody listens on", "rm "),
+        (leave_socket, "links.stale", "warn", "1 socket that nobody listens on", "rm "),
         (open_folder, "links.folder", "fail", "others may enter", "chmod 700"),
         (lose_pin, "pods.gpu", "fail", "no pinned host key", "nsa-ops pod trust gpu"),
         (cut_an_act, "state.intents", "warn", "launch r1", "nsa-ops reconcile"),
@@ -159,7 +159,7 @@ def test_a_socket_that_somebody_listens_on_is_an_open_link(settings: Settings) -
         link.bind(str(folder / "0123456789abcdef"))
         link.listen()
         found = checks(settings)["links.stale"]
-    assert (found.status, found.message) == ("pass", "1 open links, no dead socket")
+    assert (found.status, found.message) == ("pass", "1 open link, no dead socket")
 
 
 def test_a_folder_for_sockets_whose_name_is_too_long_is_named(settings: Settings) -> None:
