@@ -87,8 +87,15 @@ def format_number(value: float) -> str:
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
-def sentence_case(text: str) -> str:
-    """Text with a capital letter in front; a program, login or setting there keeps its case."""
+def sentence_case(text: str, *names: str) -> str:
+    """Text with a capital letter in front; a program, login or setting there keeps its case.
+
+    Args:
+        text: What is said.
+        names: What people have named, such as a host or a run; one in front keeps its case.
+    """
+    if any(text.startswith(name) for name in names if name):
+        return text
     first, space, rest = text.partition(" ")
     word = _WORD.fullmatch(first)
     if word and word[1] not in _NAMES:

@@ -163,7 +163,7 @@ def another_host_key(where: str, pod: str, said: str, *, shown: str = "") -> Ops
 def _error(kind: _Kind, said: str, where: str, pod: str) -> OpsError:
     message = kind.means.format(where=where) + _offered(said)
     hint = kind.hint.format(where=where, pod=pod)
-    return kind.error(sentence_case(message) + _words(said), hint=hint)
+    return kind.error(sentence_case(message, where) + _words(said), hint=hint)
 
 
 def _offered(said: str) -> str:

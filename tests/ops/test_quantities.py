@@ -71,6 +71,11 @@ def test_a_sentence_begins_with_a_capital_and_a_name_keeps_its_case(text: str, s
     assert sentence_case(text) == shown
 
 
+def test_a_name_in_front_of_a_sentence_keeps_its_case() -> None:
+    assert sentence_case("demo has ended", "demo") == "demo has ended"
+    assert sentence_case("the run has ended", "demo", "") == "The run has ended"
+
+
 def test_a_count_and_its_noun_agree() -> None:
     assert [count_of(number, "step") for number in (0, 1, 2, 12_000)] == [
         "0 steps", "1 step", "2 steps", "12,000 steps",

@@ -86,6 +86,11 @@ def test_the_key_of_a_jump_is_not_called_that_of_the_pod(said: str) -> None:
     assert "pod trust" not in error.hint
 
 
+def test_the_name_of_a_host_keeps_its_case() -> None:
+    said = "Permission denied (publickey)."
+    assert explain_ssh(255, said, "gpu", "a100").message.startswith("gpu does not let us in: ")
+
+
 def test_a_login_shell_that_ends_first_is_not_a_dead_link() -> None:
     error = explain_ssh(3, "bye", "u@pod:22", "a100")
     assert isinstance(error, StateConflictError)

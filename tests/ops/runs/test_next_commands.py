@@ -14,8 +14,10 @@ from nsa_ops.errors import (
     RefusedError,
 )
 from nsa_ops.plan import Step, plan_of
+from nsa_ops.pod.messages import HaltAction, Reply, ReplyCode
 from nsa_ops.remote.host_keys import HostKey
 from nsa_ops.remote.ssh_errors import explain_ssh
+from nsa_ops.runs.agents import ask
 from nsa_ops.runs.choose import link_of
 from nsa_ops.runs.configure import Choice
 from nsa_ops.runs.launch import LaunchRequest, plan_launch
@@ -25,7 +27,7 @@ from nsa_ops.runs.provision.make_ready import make_ready
 from nsa_ops.runs.ssh_pods import KeyPlan, execute_add_ssh
 from nsa_ops.settings import read_settings
 from nsa_ops.store import Store
-from tests.ops.fakes import FakeTransport
+from tests.ops.fakes import FakeTransport, completed
 from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import RUN
 
@@ -100,3 +102,13 @@ def test_a_run_id_that_cannot_be_used_is_refused_before_a_pod_is_asked(desk: Des
     with pytest.raises(ConfigurationError, match="Run id `a b/c` cannot be used"):
         start(desk.operator, LaunchRequest(Choice(), run_id="a b/c"))
     assert desk.transport.asked == []
+
+
+def test_the_name_of_a_run_in_front_of_an_agents_words_keeps_its_case(desk: Desk) -> None:
+    refused = Reply(
+        action="halt", code=ReplyCode.CONFLICT, outcome="conflict", message="demo has ended"
+    )
+    desk.transport.answers = {"nsa_ops.pod.act": completed(refused.model_dump_json())}
+    action = HaltAction(run_dir=Path("/pod/runs/demo"), reason="x")
+    with pytest.raises(OpsError, match=r"^demo has ended$"):
+        ask(desk.operator.link(POD), "code-1", action)
