@@ -42,9 +42,11 @@ def _counted(work: "Work", seconds: float, encoding: str) -> list[str]:
     if done is None:
         return []
     if not total:
-        return [_amount(done, work.unit)] if done else []
+        return [_amount(done, work.unit)] if done and work.unit else []
     share = min(1.0, done / total)
     shown = f"{bar(share, encoding, _BAR_WIDTH)} {100 * share:.0f} %"
+    if not work.unit:
+        return [shown]
     left = seconds * (1 - share) / share if share >= _FIRST_SHARE else None
     amount = format_bytes(done) if work.unit == "bytes" else f"{round(done):,}"
     of = f"{amount} of {_amount(total, work.unit)}"

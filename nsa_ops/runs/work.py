@@ -11,7 +11,8 @@ class Work:
 
     Attributes:
         title: What is done, such as `pulling`.
-        unit: What is counted: `bytes`, or the word for one, such as `step`.
+        unit: What is counted: `bytes`, or the word for one, such as `step`; empty where only the
+            share is known.
         done: How many are done; None where nothing is counted.
         total: How many there are; None where that is not known.
         detail: What it is at now, such as the name of a file.

@@ -23,6 +23,8 @@ from nsa_ops.runs.work import Work
          "probing: ------------------------ 0 %, 0 of 10 probes, layer, 10 s so far"),
         (Work("probing", "probe", 1), "probing: 1 probe, 10 s so far"),
         (Work("probing", "probe", 0), "probing: 10 s so far"),
+        (Work("waiting for the start", "", 0.5, 1.0, "staging, tokenise"),
+         "waiting for the start: ############------------ 50 %, staging, tokenise, 10 s so far"),
         (Work("restoring"), "restoring: 10 s so far"),
     ],
 )  # fmt: skip
