@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from nsa_ops.cli.bars import bar
+from nsa_ops.cli.bars import bar, share_of
 from nsa_ops.printable import printable
 from nsa_ops.quantities import count_of, format_bytes, format_duration
 
@@ -43,7 +43,7 @@ def _counted(work: "Work", seconds: float, encoding: str) -> list[str]:
         return []
     if not total:
         return [_amount(done, work.unit)] if done and work.unit else []
-    share = min(1.0, done / total)
+    share = share_of(done, total)
     shown = f"{bar(share, encoding, _BAR_WIDTH)} {100 * share:.0f} %"
     if not work.unit:
         return [shown]

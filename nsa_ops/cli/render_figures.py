@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_ops.cli.bars import bar
+from nsa_ops.cli.bars import bar, share_of
 from nsa_ops.pod.figures import PhaseUse, RunFigures
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.pod.verdict import Verdict
@@ -18,6 +18,8 @@ from nsa_ops.runs.status import current_step
 _STYLES = {"healthy": "green", "warn": "yellow", "halt": "bold red"}
 _BRANCHES = ("compressed", "selected", "sliding")
 _LABEL_WIDTH = 12
+#: More steps than any run has; a pod may say a number that no float holds.
+_MOST_STEPS = 10**15
 #: A phase that has used so much of its patience is shown in the colour of a warning.
 _USED_WARN = 0.5
 
@@ -111,10 +113,12 @@ def _with_loss(beat: Heartbeat | None) -> Heartbeat | None:
 def progress_row(report: RunReport, encoding: str) -> Row:
     """A bar, the share of the steps, and the time that is left at the pace of the last records."""
     done, steps = current_step(report), max(1, report.manifest.steps)
-    value = f"{bar(done / steps, encoding)} {100 * done / steps:.1f} %, step {done:,} of {steps:,}"
+    share = share_of(done, steps)
+    value = f"{bar(share, encoding)} {100 * share:.1f} %, step {done:,} of {steps:,}"
     pace_s = report.figures.pace_s
     if report.state == "running" and pace_s is not None and done < steps:
-        value += f", about {format_duration((steps - done) * pace_s)} left"
+        left = min(steps - done, _MOST_STEPS)
+        value += f", about {format_duration(left * pace_s)} left"
     return Row("progress", value, "cyan")
 
 

@@ -32,6 +32,11 @@ def test_a_line_tells_share_amount_and_time(work: Work, said: str) -> None:
     assert work_line(work, 10.0, "ascii") == said
 
 
+@pytest.mark.parametrize(("done", "total"), [(10**400, 1), (-1, 10**400), (float("nan"), 1.0)])
+def test_numbers_of_a_pod_that_make_no_sense_end_no_display(done: float, total: float) -> None:
+    assert work_line(Work("probing", "", done, total), 1.0, "ascii").startswith("probing: ")
+
+
 def test_a_bar_has_the_signs_of_the_terminal() -> None:
     assert f"{6 * '█'}{18 * '░'} 25 %" in work_line(Work("x", "step", 1, 4), 1.0, "utf-8")
 

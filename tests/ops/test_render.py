@@ -12,7 +12,7 @@ from nsa_ops.cli.render_runs import draw_status
 from nsa_ops.cli.render_watch import frame_rows, frame_view, progress_line, sparkline
 from nsa_ops.cli.session import Options, Session
 from nsa_ops.plan import Step, plan_of
-from nsa_ops.pod.figures import RunFigures
+from nsa_ops.pod.figures import PhaseUse, RunFigures
 from nsa_ops.pod.messages import CheckpointFact
 from nsa_ops.pod.verdict import Finding, conclude
 from nsa_ops.runs.backup.loss import at_most_lost
@@ -126,6 +126,24 @@ def test_staging_shows_what_it_does_and_a_bar_where_its_end_is_known() -> None:
     open_end = beat(0, phase="data", staging=doing)
     rows = frame_lines(Frame(report("staging", last_beat=open_end), [], [], []))
     assert f"data         {doing}" in rows
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308, -1.0])
+def test_numbers_of_a_pod_that_make_no_sense_are_drawn_and_end_nothing(value: float) -> None:
+    record = beat(
+        10**400, loss=value, lr=value, grad_norm=value, tokens_per_s=value, mfu=value,
+        step_s=value, fetch_p50_ms=value, fetch_p95_ms=value, gate_entropy_mean=value,
+        gate_collapse_frac=value, gate_max_gate=value, gate_branch_shares=[value], gpu_util=value,
+        kernel_paths={"\x1b[2J": "\x1b[2J"}, staging="\x1b[2J", staging_share=value,
+    )  # fmt: skip
+    use = PhaseUse(phase="train", still_s=value, limit_s=value, warn_s=value)
+    figures = RunFigures(
+        record=record, gates=record, usual_tokens_per_s=value, pace_s=value, phase=use
+    )
+    for state, last in (("running", record), ("staging", record), ("running", beat(5))):
+        seen = report(state, last_beat=last, figures=figures)
+        at_risk = at_most_lost(last_step=last.step, saved=None, step_s=value)
+        assert "\x1b" not in frame_view(Frame(seen, [], [], [record], at_risk), "utf-8").plain
 
 
 def test_colour_stresses_the_verdict_and_says_nothing_alone() -> None:

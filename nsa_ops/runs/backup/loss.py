@@ -8,6 +8,9 @@ from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.quantities import count_of, format_duration, format_time
 from nsa_ops.store import Receipt
 
+#: More steps than any run has; a pod may say a number that no float holds.
+_MOST_STEPS = 10**15
+
 
 @dataclass(frozen=True)
 class AtMostLost:
@@ -59,7 +62,7 @@ def at_most_lost(
     steps = max(0, last_step - (saved.step if saved else 0))
     return AtMostLost(
         steps=steps,
-        seconds=None if step_s is None else steps * step_s,
+        seconds=None if step_s is None else min(steps, _MOST_STEPS) * step_s,
         saved_step=saved.step if saved else None,
         verified_unix_s=saved.verified_unix_s if saved else None,
     )
