@@ -47,9 +47,10 @@ def _counted(work: "Work", seconds: float, encoding: str) -> list[str]:
     shown = f"{bar(share, encoding, _BAR_WIDTH)} {100 * share:.0f} %"
     if not work.unit:
         return [shown]
+    if work.unit != "bytes":  # one probe or step may take as long as all others: no time is told
+        return [shown, f"{round(done):,} of {_amount(total, work.unit)}"]
     left = seconds * (1 - share) / share if share >= _FIRST_SHARE else None
-    amount = format_bytes(done) if work.unit == "bytes" else f"{round(done):,}"
-    of = f"{amount} of {_amount(total, work.unit)}"
+    of = f"{format_bytes(done)} of {format_bytes(total)}"
     return [shown, of, f"about {format_duration(left)} left" if left else ""]
 
 

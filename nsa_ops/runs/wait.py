@@ -163,14 +163,15 @@ def _show(work: Work, report: RunReport) -> None:
 
 
 def describe_progress(report: RunReport) -> str:
-    """Step, loss and speed of the last heartbeat that has them, else the evidence of the state."""
+    """Step, and loss and speed of the last record that has them, else the evidence of the state."""
     beat = report.last_beat
     if beat is not None and beat.staging:
         return beat.staging
-    if beat is None or beat.loss is None:
+    record = report.figures.record or beat
+    if beat is None or record is None or record.loss is None:
         return report.why
-    speed = f", {beat.tokens_per_s:,.0f} tokens/s" if beat.tokens_per_s else ""
-    return f"step {beat.step}/{report.manifest.steps}, loss {beat.loss:.3f} nats{speed}"
+    speed = f", {record.tokens_per_s:,.0f} tokens/s" if record.tokens_per_s else ""
+    return f"step {beat.step}/{report.manifest.steps}, loss {record.loss:.3f} nats{speed}"
 
 
 def _did_not_come_up(

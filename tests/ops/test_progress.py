@@ -21,6 +21,8 @@ from nsa_ops.runs.work import Work
          "10 s so far"),
         (Work("probing", "probe", 0, 10, "layer"),
          "probing: ------------------------ 0 %, 0 of 10 probes, layer, 10 s so far"),
+        (Work("probing", "probe", 9, 10, "sentinel"),
+         "probing: ######################-- 90 %, 9 of 10 probes, sentinel, 10 s so far"),
         (Work("probing", "probe", 1), "probing: 1 probe, 10 s so far"),
         (Work("probing", "probe", 0), "probing: 10 s so far"),
         (Work("waiting for the start", "", 0.5, 1.0, "staging, tokenise"),

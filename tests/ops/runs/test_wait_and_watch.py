@@ -11,9 +11,10 @@ from nsa_ops.errors import (
     PodUnreachableError,
     VerificationError,
 )
+from nsa_ops.pod.figures import RunFigures
 from nsa_ops.runs.choose import find_run
 from nsa_ops.runs.status import exit_code_of, list_runs
-from nsa_ops.runs.wait import POLL_S, await_first_beat
+from nsa_ops.runs.wait import POLL_S, await_first_beat, describe_progress
 from nsa_ops.runs.watch import watch
 from nsa_ops.runs.work import Work
 from tests.ops.operators import POD, Desk
@@ -44,6 +45,13 @@ def test_staging_is_shown_with_its_share_where_its_end_is_known(desk: Desk) -> N
     desk.transport.answers["probe"] = Sequence(answer(report("staging", last_beat=staging)))
     _await(desk)
     assert works == [Work("waiting for the start", "", 0.25, 1.0, f"staging, {doing}")]
+
+
+def test_a_beat_between_two_records_keeps_loss_and_speed_on_the_screen() -> None:
+    figures = RunFigures(record=beat(60, loss=2.5, tokens_per_s=1000.0))
+    told = describe_progress(report(last_beat=beat(63), figures=figures))
+    assert told.startswith("step 63/")
+    assert told.endswith(", loss 2.500 nats, 1,000 tokens/s")
 
 
 def test_the_first_training_step_ends_the_wait(desk: Desk) -> None:
