@@ -5,7 +5,12 @@ from dataclasses import dataclass, replace
 from nsa_core.rundir.layout import RUN_ID
 from nsa_core.rundir.lineage import lineage_of
 from nsa_core.rundir.manifest import RunManifest
-from nsa_ops.errors import ConfigurationError, NotFoundError, StateConflictError
+from nsa_ops.errors import (
+    ConfigurationError,
+    NotFoundError,
+    StateConflictError,
+    VerificationError,
+)
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.remote.transport import MAX_ANSWER_BYTES, QUICK_S
@@ -131,14 +136,23 @@ def _refuse_another(known: RunRecord, record: RunRecord, manifest: RunManifest) 
 
 
 def _interpreter(link: PodLink) -> str:
-    """The interpreter of runs that the pod's receipt names, else the one that is known here."""
+    """The interpreter of runs that the pod's receipt names, else the one that is known here.
+
+    Raises:
+        VerificationError: If it names something that is no path of a program.
+    """
     path = f"{link.root}/{RECEIPT_NAME}"
     try:
         content = link.transport.tail(path, 0, max_bytes=MAX_ANSWER_BYTES, timeout_s=QUICK_S)
     except NotFoundError:
         return link.record.python
     receipt = parse_receipt(content.decode(errors="replace"))
-    return receipt.python if receipt is not None else link.record.python
+    if receipt is None:
+        return link.record.python
+    if not (receipt.python.startswith("/") and receipt.python.isprintable()):
+        message = f"`{path}` on pod `{link.record.name}` names no interpreter: {receipt.python!r}"
+        raise VerificationError(message, hint="Repeat `nsa-ops provision`")
+    return receipt.python
 
 
 def execute_adopt_run(operator: Operator, planned: AdoptionPlan) -> Adopted:

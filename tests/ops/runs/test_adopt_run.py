@@ -6,7 +6,13 @@ import pytest
 
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import RunManifest
-from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError, StateConflictError
+from nsa_ops.errors import (
+    ConfigurationError,
+    NotFoundError,
+    OpsError,
+    StateConflictError,
+    VerificationError,
+)
 from nsa_ops.runs.adopt_run import execute_adopt_run, plan_adopt_run
 from nsa_ops.runs.choose import choose_record
 from nsa_ops.runs.provision.receipt import ProvisionReceipt
@@ -99,6 +105,14 @@ def test_what_cannot_be_adopted_is_named(
     with pytest.raises(kind, match=said):
         plan_adopt_run(pod.operator, run_id, None)
     assert pod.store.runs() == []
+
+
+@pytest.mark.parametrize("python", ["", "python3", "/pod/a\0b", "/pod/\x1b[2J"])
+def test_a_receipt_that_names_no_interpreter_is_refused(pod: Desk, python: str) -> None:
+    receipt = RECEIPT.model_copy(update={"python": python})
+    pod.transport.files["/pod/provision.json"] = receipt.model_dump_json().encode()
+    with pytest.raises(VerificationError, match="names no interpreter"):
+        plan_adopt_run(pod.operator, "r1", None)
 
 
 def test_an_agent_that_does_not_answer_leaves_nothing_behind(pod: Desk) -> None:
