@@ -127,13 +127,13 @@ def draw_run(console: Console, run: RunStatusLine) -> None:
             "parent",
             f"{manifest.parent.run_id} step {manifest.parent.step}" if manifest.parent else "",
         ),
-        ("configuration", manifest.config_sha256),
+        ("config", f"sha256 {manifest.config_sha256}"),
         ("code", f"{manifest.code_id} (commit {manifest.code_commit[:12]})"),
         ("launched", format_time(run.record.launched_unix_s)),
         ("log", f"{report.log_bytes} bytes"),
         ("disk free", gib(report.disk_free_bytes)),
     ]
-    facts(console, pairs)
+    draw_rows(console, [Row(name, cell_text(value)) for name, value in pairs if value])
     rows = [
         (fact.name, fact.step, "yes" if fact.whole else "no", gib(fact.size_bytes))
         for fact in report.checkpoints
