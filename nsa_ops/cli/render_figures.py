@@ -128,7 +128,7 @@ def _staging_rows(beat: Heartbeat, encoding: str) -> list[Row]:
         return []
     share = beat.staging_share
     shown = f"{bar(share, encoding)} {100 * share:.1f} %, " if share is not None else ""
-    return [Row("data", f"{shown}{beat.staging}", "cyan")]
+    return [Row("staging", f"{shown}{beat.staging}", "cyan")]
 
 
 def _loss_text(record: Heartbeat) -> str:

@@ -122,10 +122,10 @@ def test_staging_shows_what_it_does_and_a_bar_where_its_end_is_known() -> None:
     doing = "tokenise: 3,000 documents, 40,000 tokens (x)"
     known = beat(0, phase="data", staging=doing, staging_share=0.5)
     rows = frame_lines(Frame(report("staging", last_beat=known), [], [], []))
-    assert f"data         {15 * '█'}{15 * '░'} 50.0 %, {doing}" in rows
+    assert f"staging      {15 * '█'}{15 * '░'} 50.0 %, {doing}" in rows
     open_end = beat(0, phase="data", staging=doing)
     rows = frame_lines(Frame(report("staging", last_beat=open_end), [], [], []))
-    assert f"data         {doing}" in rows
+    assert f"staging      {doing}" in rows
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308, -1.0])
