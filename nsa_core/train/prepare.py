@@ -118,6 +118,7 @@ def _stage(context: AttemptContext, telemetry: Telemetry, stop: StopWatch) -> St
         if report.doing != last_doing or now_s - told_s >= _TELL_EVERY_S:
             last_doing, told_s = report.doing, now_s
             context.log.tell(f"data: {report.line()}")
+            context.beats.write("beat")
 
     context.beats.enter("data")
     staged = stage(config.data, context.run.pod_root, config.seed, progress)
