@@ -57,8 +57,14 @@ _JUMP_KEY = _kind(
     "The pinned key is that of the pod; ssh itself keeps those of its jumps. Connect to the jump "
     "once with `ssh` and compare its fingerprint with what the provider's console says",
 )
-#: What ssh says when the program that leads to the pod, such as the ssh of a jump, has ended.
-_JUMP_ENDED = re.compile(r"connection closed by UNKNOWN port 65535", re.IGNORECASE)
+#: Whose key it is: a pod is known to ssh by an alias of ours, a jump by its own name.
+_KEY_OF = re.compile(r"host key (?:is known )?for (?P<host>\S+) (?:and|has changed)", re.IGNORECASE)
+_OUR_ALIAS = "nsa-"
+#: What ssh says where the ssh of a jump has ended; its own refusal of a key is its last word.
+_JUMP_ENDED = re.compile(
+    r"kex_exchange_identification: connection closed|connection closed by UNKNOWN port 65535",
+    re.IGNORECASE,
+)
 _OFFERED = re.compile(
     r"fingerprint for the (?P<kind>\S+) key sent by the remote host is\s+(?P<key>SHA256:\S+?)\.?$",
     re.IGNORECASE | re.MULTILINE,
@@ -135,7 +141,7 @@ def explain_ssh(status: int | None, said: str, where: str, pod: str) -> OpsError
     words = _words(said)
     for kind in _KINDS:
         if kind.pattern.search(said):
-            is_of_jump = kind is _HOST_KEY and _JUMP_ENDED.search(said)
+            is_of_jump = kind is _HOST_KEY and _is_key_of_jump(said)
             return _error(_JUMP_KEY if is_of_jump else kind, said, where, pod)
     if status is not None and status != SSH_FAILED:
         message = f"The login shell of {where} ended with code {status} before our command{words}"
@@ -164,6 +170,14 @@ def _error(kind: _Kind, said: str, where: str, pod: str) -> OpsError:
     message = kind.means.format(where=where) + _offered(said)
     hint = kind.hint.format(where=where, pod=pod)
     return kind.error(sentence_case(message, where) + _words(said), hint=hint)
+
+
+def _is_key_of_jump(said: str) -> bool:
+    """Whether the key that was refused is that of a jump on the way to the pod."""
+    named = _KEY_OF.search(said)
+    if named:
+        return not named["host"].startswith(_OUR_ALIAS)
+    return _JUMP_ENDED.search(said) is not None
 
 
 def _offered(said: str) -> str:

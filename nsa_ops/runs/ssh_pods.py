@@ -165,7 +165,8 @@ def _hints_for_a_new_pod(pod: PodRecord) -> Iterator[None]:
         yield
     except OpsError as error:
         if _OF_A_POD.search(error.hint):
-            error.hint = _NEW_POD_HINTS[isinstance(error, AuthenticationError)].format(pod=pod)
+            is_login = isinstance(error, AuthenticationError) and "host key" not in error.message
+            error.hint = _NEW_POD_HINTS[is_login].format(pod=pod)
         raise
 
 
