@@ -62,6 +62,17 @@ def format_count(value: float) -> str:
     return format_number(value)
 
 
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """`1 step`, `2 steps`, `12,000 entries`: a number and its noun in the form that fits it.
+
+    Args:
+        number: How many.
+        noun: One of them.
+        plural: Several of them, where that is not the noun with an s.
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def format_number(value: float) -> str:
     """Four significant digits, without an exponent where a person would not write one."""
     if not math.isfinite(value):
@@ -76,8 +87,15 @@ def format_number(value: float) -> str:
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
-def sentence_case(text: str) -> str:
-    """Text with a capital letter in front; a program, login or setting there keeps its case."""
+def sentence_case(text: str, *names: str) -> str:
+    """Text with a capital letter in front; a program, login or setting there keeps its case.
+
+    Args:
+        text: What is said.
+        names: What people have named, such as a host or a run; one in front keeps its case.
+    """
+    if any(text.startswith(name) for name in names if name):
+        return text
     first, space, rest = text.partition(" ")
     word = _WORD.fullmatch(first)
     if word and word[1] not in _NAMES:

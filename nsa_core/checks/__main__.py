@@ -1,8 +1,9 @@
 """`python -m nsa_core.checks`: prove the model on this device and print a Report.
 
 Prints a line for each check as it ends and the verdict last; `--json` prints one document at the
-end. Reads nothing but its flags and, with `--config -`, a resolved configuration on stdin. Exit
-code 0 when every check passed, 9 when one failed, 2 for flags that cannot be used.
+end, with `--progress` behind a line of JSON before each probe. Reads nothing but its flags and,
+with `--config -`, a resolved configuration on stdin. Exit code 0 when every check passed, 9 when
+one failed, 2 for flags that cannot be used.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from nsa_core.config.recipe import resolve
 from nsa_core.config.run import RunConfig
 from nsa_core.env import set_before_torch
 from nsa_core.reader import run_to_exit_code
-from nsa_core.rundir.report import CheckResult
+from nsa_core.rundir.report import CheckResult, ProbeBegun
 
 EXIT_FAILED = 9
 EXIT_USAGE = 2
@@ -26,6 +27,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         prog="python -m nsa_core.checks", description=__doc__, allow_abbrev=False
     )
     parser.add_argument("--json", action="store_true", help="print the Report as JSON")
+    parser.add_argument(
+        "--progress", action="store_true", help="with --json: say before each probe which it is"
+    )
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--tier", default="standard", choices=["quick", "standard", "full"])
     parser.add_argument(
@@ -77,6 +81,17 @@ def say_nothing(check: CheckResult) -> None:
     """Leave the check to the one JSON document."""
 
 
+def say_begun(done: int, total: int, probe: str) -> None:
+    """Print which probe begins, for who waits on the other end."""
+    line = ProbeBegun(done=done, total=total, probe=probe).model_dump_json()
+    print(line, flush=True)  # noqa: T201 - the tool's progress
+
+
+def begin_quietly(done: int, total: int, probe: str) -> None:
+    """Say nothing before a probe."""
+    del done, total, probe
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the probes, print the Report and return the exit code."""
     arguments = parse_arguments(argv)
@@ -89,12 +104,13 @@ def main(argv: list[str] | None = None) -> int:
         device = choose_device(arguments.device).type
         config = read_config(arguments.config, device)
         tell = say_nothing if arguments.json else say
-        report = run_probes(config, device, arguments.tier, tell)
+        begin = say_begun if arguments.json and arguments.progress else begin_quietly
+        report = run_probes(config, device, arguments.tier, tell, begin)
     except (ConfigError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the tool's own story
         return EXIT_USAGE
     if arguments.json:
-        print(report.model_dump_json(indent=2))  # noqa: T201 - the tool's result
+        print(report.model_dump_json(indent=None if arguments.progress else 2))  # noqa: T201 - the tool's result
     else:
         print(f"verdict: {report.verdict}")  # noqa: T201 - as above
     return EXIT_FAILED if report.verdict == "fail" else 0

@@ -393,6 +393,7 @@ def run_probes(
     device: str,
     tier: str,
     tell: Callable[[CheckResult], None] = lambda _: None,
+    begin: Callable[[int, int, str], None] = lambda _done, _total, _name: None,
 ) -> Report:
     """Run the probes of a tier.
 
@@ -406,6 +407,7 @@ def run_probes(
         device: `cpu` or `cuda`.
         tier: `quick`, `standard` or `full`.
         tell: Gets each check as soon as its probe has ended.
+        begin: Gets, before each probe, how many are done, how many there are, and its name.
     """
     probes = _Probes(config, device, tier)
     wanted = [
@@ -424,7 +426,8 @@ def run_probes(
     if tier == "full":
         wanted += [probes.angles, probes.packing, probes.long_context]
     checks = []
-    for probe in wanted:
+    for done, probe in enumerate(wanted):
+        begin(done, len(wanted), probe.__name__)
         for check in _timed(probe):
             tell(check)
             checks.append(check)

@@ -137,9 +137,10 @@ class _Stager:
         _write_journal(self._job, self._journal)
 
     def _report(self) -> None:
-        self._job.progress(
-            StageProgress("tokenise", self._num_documents, self._num_tokens, self._job.name)
-        )
+        limit, done = self._job.config.max_tokens, self._num_tokens
+        share = min(1.0, done / limit) if limit > 0 else None
+        progress = StageProgress("tokenise", self._num_documents, done, self._job.name, share)
+        self._job.progress(progress)
 
     def _new_buffer(self, split: Split) -> ShardBuffer:
         dtype = np.dtype(dtype_name(self._tokenizer.vocab_size))

@@ -7,12 +7,21 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class StageProgress:
-    """One report; `wait` is a visible stall (a lock, or a hub that does not answer)."""
+    """One report; `wait` is a visible stall (a lock, or a hub that does not answer).
+
+    Attributes:
+        doing: What kind of work.
+        num_documents: Documents done.
+        num_tokens: Tokens done.
+        detail: What it is about, such as a file.
+        share: How much of it is done, 0 to 1; None where its end is not known.
+    """
 
     doing: Literal["hash", "tokenizer", "tokenise", "wait", "verify"]
     num_documents: int = 0
     num_tokens: int = 0
     detail: str = ""
+    share: float | None = None
 
     def line(self) -> str:
         """One line for a terminal."""

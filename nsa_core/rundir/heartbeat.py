@@ -15,7 +15,9 @@ class Heartbeat(TolerantModel):
 
     `alive_seq` moves every few seconds from a thread; `progress_seq` moves with the loop. Loss is
     in nats per token, memory in MiB (base 2), power in watt, temperature in degrees Celsius. Fields
-    of progress are None on lines that carry no progress and where the machine cannot tell.
+    of progress are None on lines that carry no progress and where the machine cannot tell. Lines of
+    the phase `data` say in `staging` what it is doing, and in `staging_share` how much of it is
+    done, where its end is known.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -66,3 +68,6 @@ class Heartbeat(TolerantModel):
 
     val_loss: float | None = None
     bits_per_byte: float | None = None
+
+    staging: str | None = None
+    staging_share: float | None = None

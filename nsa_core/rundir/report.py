@@ -32,6 +32,14 @@ class CheckResult(TolerantModel):
     seconds: float = 0.0
 
 
+class ProbeBegun(TolerantModel):
+    """Said before each probe of a card: how many are done, how many there are, and which begins."""
+
+    done: int
+    total: int
+    probe: str
+
+
 class Report(TolerantModel):
     """All checks of one preflight, bound to the pod, the code and the profile they hold for."""
 

@@ -25,6 +25,7 @@ class HeartbeatWriter:
         phase_deadline_s: How long that may take.
         step: Optimizer steps done.
         micro_step: Micro-steps done in the current step.
+        staging: What the data phase is doing, in fields of a beat; written in it only.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class HeartbeatWriter:
         self.phase_deadline_s: float | None = None
         self.step = 0
         self.micro_step = 0
+        self.staging: dict[str, Any] = {}
 
     def start(self, interval_s: float) -> None:
         """Begin the thread that moves `alive_seq` and writes a beat every interval."""
@@ -92,6 +94,7 @@ class HeartbeatWriter:
                 progress_seq=self._progress_seq,
                 step=self.step,
                 micro_step=self.micro_step,
+                **(self.staging if self.phase == "data" else {}),
                 **progress,
             )
             line = beat.model_dump_json(exclude_none=True)

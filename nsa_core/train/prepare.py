@@ -1,5 +1,6 @@
 """Make a session out of a manifest: device, data, model, optimizer, and the state to go on from."""
 
+import time
 from collections.abc import Callable, Iterator
 
 from nsa_core.config.counts import count_flops
@@ -24,6 +25,9 @@ from nsa_core.train.saver import CheckpointSaver
 from nsa_core.train.session import Session, read_position
 from nsa_core.train.stop import StopWatch
 from nsa_core.train.telemetry import Telemetry
+
+#: The log tells so often how far the staging is.
+_TELL_EVERY_S = 10.0
 
 
 def prepare(
@@ -103,15 +107,18 @@ def _announce(session: Session) -> None:
 def _stage(context: AttemptContext, telemetry: Telemetry, stop: StopWatch) -> StagedData:
     """Open the data, staging it first; a stop is noticed meanwhile."""
     config = context.manifest.config
-    last_doing = ""
+    last_doing, told_s = "", 0.0
 
     def progress(report: StageProgress) -> None:
-        nonlocal last_doing
+        nonlocal last_doing, told_s
         stop.check()
         context.beats.advance()
-        if report.doing != last_doing:
-            last_doing = report.doing
+        context.beats.staging = {"staging": report.line(), "staging_share": report.share}
+        now_s = time.monotonic()
+        if report.doing != last_doing or now_s - told_s >= _TELL_EVERY_S:
+            last_doing, told_s = report.doing, now_s
             context.log.tell(f"data: {report.line()}")
+            context.beats.write("beat")
 
     context.beats.enter("data")
     staged = stage(config.data, context.run.pod_root, config.seed, progress)

@@ -4,19 +4,40 @@ from typing import Annotated
 
 import typer
 
+from nsa_ops.cli.complete import complete_pod, complete_profile, complete_recipe, complete_run
+
 RunArgument = Annotated[
-    str | None, typer.Argument(metavar="RUN", help="Run id; may be left out where only one fits")
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="Run id; may be left out where only one fits",
+        autocompletion=complete_run,
+    ),
 ]
 PodArgument = Annotated[
-    str | None, typer.Argument(metavar="POD", help="Pod name; may be left out where only one fits")
+    str | None,
+    typer.Argument(
+        metavar="POD",
+        help="Pod name; may be left out where only one fits",
+        autocompletion=complete_pod,
+    ),
 ]
 PodOption = Annotated[
-    str | None, typer.Option("--pod", metavar="POD", help="Pod; may be left out where one fits")
+    str | None,
+    typer.Option(
+        "--pod",
+        metavar="POD",
+        help="Pod; may be left out where one fits",
+        autocompletion=complete_pod,
+    ),
 ]
 OnPodOption = Annotated[
     str | None,
     typer.Option(
-        "--pod", metavar="POD", help="Pod to look on, such as one that the run left; else its own"
+        "--pod",
+        metavar="POD",
+        help="Pod to look on, such as one that the run left; else its own",
+        autocompletion=complete_pod,
     ),
 ]
 OverrideOption = Annotated[
@@ -28,10 +49,22 @@ OverrideOption = Annotated[
     ),
 ]
 ProfileOption = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME", help="Hardware profile, e.g., `a100`")
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="Hardware profile, e.g., `a100`",
+        autocompletion=complete_profile,
+    ),
 ]
 RecipeOption = Annotated[
-    str | None, typer.Option("--recipe", metavar="NAME", help="Recipe, or path of a YAML file")
+    str | None,
+    typer.Option(
+        "--recipe",
+        metavar="NAME",
+        help="Recipe, or path of a YAML file",
+        autocompletion=complete_recipe,
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

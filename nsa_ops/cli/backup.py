@@ -7,6 +7,7 @@ import typer
 
 from nsa_ops.cli.arguments import OverrideOption, PodOption, RunArgument
 from nsa_ops.cli.command import command
+from nsa_ops.cli.complete import complete_run
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
 
@@ -17,7 +18,11 @@ backup = typer.Typer(no_args_is_help=True, help="Bring runs home whole, prove it
 
 BackupArgument = Annotated[
     str | None,
-    typer.Argument(metavar="RUN|PATH", help="Run id or folder; may be left out where one fits"),
+    typer.Argument(
+        metavar="RUN|PATH",
+        help="Run id or folder; may be left out where one fits",
+        autocompletion=complete_run,
+    ),
 ]
 KeepOption = Annotated[
     int | None,
@@ -67,7 +72,9 @@ def pull(
     known = choose_record(operator, run)
     folder = backup_folder(operator, known.run_id, dest)
     link = link_of(operator, known)
-    session.agree(plan_pull(link, known.run_id, folder, checkpoint, policy=policy).plan)
+    with operator.work("comparing the pod's files with the backup"):
+        planned = plan_pull(link, known.run_id, folder, checkpoint, policy=policy)
+    session.agree(planned.plan)
     asked = PullRequest(known, folder, checkpoint, policy)
     if follow:
         show_pulls(session, follow_pull(operator, link, asked))
@@ -89,7 +96,8 @@ def verify(
 
     folder = find_backup(session.operator, run)
     store, now = session.operator.store, session.operator.clock.unix_s()
-    verification = verify_backup(folder.root, load=load, receipts=store.receipts())
+    with session.operator.work("hashing the backup"):
+        verification = verify_backup(folder.root, load=load, receipts=store.receipts())
     renew_receipts(store, verification, now)
     for difference in verification.differences[1:]:
         session.tell(difference.sentence)
@@ -140,7 +148,8 @@ def restore(
             session.tell(note)
     session.agree(planned.plan)
     tell = session.tell
-    restored = restore_to_pod(link, planned, tell) if link else restore_here(planned)
+    with session.operator.work("restoring"):
+        restored = restore_to_pod(link, planned, tell) if link else restore_here(planned)
     if link:
         adopt_run(session.operator, link, planned, overrides)
     session.show(restored, draw_restored)
@@ -156,7 +165,8 @@ def _drill(session: Session, folder: "BackupFolder", to: Path | None, pod: str |
     parent = folder.root.parent if to is None else to.expanduser().absolute()
     parent.mkdir(parents=True, exist_ok=True)
     operator = session.operator
-    drilled = drill_restore(folder, operator.store.receipts(), operator.clock, parent)
+    with operator.work("restoring and hashing"):
+        drilled = drill_restore(folder, operator.store.receipts(), operator.clock, parent)
     session.show(drilled, draw_drilled)
 
 
@@ -166,7 +176,9 @@ def push(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="[RUN|PATH] DEST", help="DEST is `POD:/folder`, or a folder of this machine"
+            metavar="[RUN|PATH] DEST",
+            help="DEST is `POD:/folder`, or a folder of this machine",
+            autocompletion=complete_run,
         ),
     ],
 ) -> None:
@@ -184,7 +196,9 @@ def push(
     folder = find_backup(session.operator, words[0] if len(words) > 1 else None)
     planned = plan_push(session.operator, folder, parse_destination(session.operator, words[-1]))
     session.agree(planned.plan)
-    session.show(execute_push(session.operator, planned), draw_pushed)
+    with session.operator.work("pushing"):
+        pushed = execute_push(session.operator, planned)
+    session.show(pushed, draw_pushed)
 
 
 @command(backup, "prune", path="backup", changes=True)

@@ -7,6 +7,7 @@ import typer
 
 from nsa_ops.cli.arguments import ProfileOption, RecipeOption, SetOption
 from nsa_ops.cli.command import command
+from nsa_ops.cli.complete import complete_profile
 from nsa_ops.cli.session import Session
 
 config_group = typer.Typer(help="What a run would be configured by, and where each value is from.")
@@ -90,7 +91,10 @@ def profile_ls(session: Session) -> None:
 
 
 @command(profile_group, "show", path="profile")
-def profile_show(session: Session, name: Annotated[str, typer.Argument(metavar="PROFILE")]) -> None:
+def profile_show(
+    session: Session,
+    name: Annotated[str, typer.Argument(metavar="PROFILE", autocompletion=complete_profile)],
+) -> None:
     """Show one hardware profile."""
     from nsa_ops.cli.render import draw_profile
     from nsa_ops.runs.configure import load_hardware
@@ -101,7 +105,7 @@ def profile_show(session: Session, name: Annotated[str, typer.Argument(metavar="
 @command(profile_group, "explain", path="profile")
 def profile_explain(
     session: Session,
-    name: Annotated[str, typer.Argument(metavar="PROFILE")],
+    name: Annotated[str, typer.Argument(metavar="PROFILE", autocompletion=complete_profile)],
     recipe: RecipeOption = None,
     sets: SetOption = None,
 ) -> None:

@@ -11,7 +11,7 @@ from nsa_ops.cli.command import command
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
 
-run_group = typer.Typer(help="Runs that were launched from here.")
+run_group = typer.Typer(help="Runs that this laptop knows.")
 
 
 def register(app: typer.Typer) -> None:
@@ -45,6 +45,17 @@ def run_show(session: Session, run: RunArgument = None) -> None:
     from nsa_ops.runs.status import find_status
 
     session.show(find_status(session.operator, run), draw_run)
+
+
+@command(run_group, "adopt", path="run", changes=True)
+def run_adopt(session: Session, run: RunArgument = None, pod: PodOption = None) -> None:
+    """Let this laptop know a run that another one launched; nothing on the pod changes."""
+    from nsa_ops.cli.render_runs import draw_adopted
+    from nsa_ops.runs.adopt_run import execute_adopt_run, plan_adopt_run
+
+    planned = plan_adopt_run(session.operator, run, pod)
+    session.agree(planned.plan)
+    session.show(execute_adopt_run(session.operator, planned), draw_adopted)
 
 
 def status(

@@ -7,6 +7,7 @@ import typer
 
 from nsa_ops.cli.arguments import PodArgument, ProfileOption
 from nsa_ops.cli.command import command
+from nsa_ops.cli.complete import complete_pod
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
 
@@ -165,7 +166,10 @@ def pod_show(session: Session, pod: PodArgument = None) -> None:
 
 @command(pod_group, "rm", path="pod", changes=True)
 def pod_rm(
-    session: Session, name: Annotated[str, typer.Argument(metavar="NAME", help="Pod to forget")]
+    session: Session,
+    name: Annotated[
+        str, typer.Argument(metavar="POD", help="Pod to forget", autocompletion=complete_pod)
+    ],
 ) -> None:
     """Forget a pod; nothing on the pod is touched."""
     from nsa_ops.cli.render import draw_forgotten

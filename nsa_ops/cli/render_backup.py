@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from nsa_ops.cli.render import facts, line, table
-from nsa_ops.quantities import format_bytes, format_time
+from nsa_ops.quantities import count_of, format_bytes, format_time
 from nsa_ops.runs.backup.catalog import BackupEntry
 from nsa_ops.runs.backup.pulled import Pulled
 from nsa_ops.runs.backup.push import Pushed
@@ -40,8 +40,9 @@ def draw_pulled(console: Console, pulled: Pulled) -> None:
 
 def draw_verified(console: Console, found: Verification) -> None:
     """A backup without a difference."""
-    opened = f", {found.num_tensors} tensors in place" if found.num_tensors else ""
-    line(console, f"{found.num_files} files have their sha256{opened}: {found.folder}")
+    opened = f", {count_of(found.num_tensors, 'tensor')} in place" if found.num_tensors else ""
+    files = count_of(found.num_files, "file")
+    line(console, f"every sha256 of {files} agrees{opened}: {found.folder}")
     line(console, f"whole checkpoints: {_steps(found.steps)}")
 
 
@@ -69,13 +70,14 @@ def draw_backups(console: Console, entries: list[BackupEntry]) -> None:
 
 def draw_restored(console: Console, restored: Restored) -> None:
     """Where the run now is, and how to go on."""
-    line(console, f"{restored.num_files} files verified at their new place: {restored.target}")
+    files = count_of(restored.num_files, "file")
+    line(console, f"{files} verified at the new place: {restored.target}")
     line(console, f"a resume continues from step {restored.step}")
 
 
 def draw_drilled(console: Console, drilled: Drilled) -> None:
     """A restore that was tried."""
-    what = f"{drilled.num_files} files and {drilled.num_tensors} tensors"
+    what = f"{count_of(drilled.num_files, 'file')} and {count_of(drilled.num_tensors, 'tensor')}"
     line(console, f"{drilled.run_id}: {what} stood at a new place after {drilled.seconds:.0f} s")
     line(console, f"a resume would continue from step {drilled.step}; the copy is removed again")
 
@@ -83,7 +85,8 @@ def draw_drilled(console: Console, drilled: Drilled) -> None:
 def draw_pushed(console: Console, pushed: Pushed) -> None:
     """A second copy."""
     sent = format_bytes(pushed.sent_bytes)
-    line(console, f"{pushed.num_files} files have their sha256 at {pushed.destination}")
+    files = count_of(pushed.num_files, "file")
+    line(console, f"every sha256 of {files} agrees at {pushed.destination}")
     line(console, f"checkpoints sent: {_steps(pushed.steps)}; {sent} in all")
 
 

@@ -41,13 +41,14 @@ def found_text(check: CheckResult) -> str:
 def draw_preflight(console: Console, found: Preflight) -> None:
     """The table of a preflight and its one verdict."""
     draw_checks(console, found.report.checks)
+    profile = found.report.profile
     if found.is_green and found.report.tier == "quick":
-        line(
-            console, "verdict: nothing stands against it so far; `nsa-ops preflight` uses the card"
-        )
+        again = f"`nsa-ops preflight {found.pod} --profile {profile}{found.flags}`"
+        line(console, f"verdict: nothing stands against it so far; {again} uses the card")
     elif found.is_green:
         warned = " with warnings" if found.verdict == "warn" else ""
-        line(console, f"verdict: green{warned}; `nsa-ops launch --profile {found.report.profile}`")
+        next_step = f"`nsa-ops launch --pod {found.pod} --profile {profile}{found.flags}`"
+        line(console, f"verdict: green{warned}; {next_step}")
     else:
         line(console, f"verdict: red because of {', '.join(found.blocking)}")
 

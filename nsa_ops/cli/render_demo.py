@@ -5,6 +5,7 @@ from shlex import quote
 from rich.console import Console
 
 from nsa_ops.cli.render import facts, line, table
+from nsa_ops.quantities import count_of
 from nsa_ops.runs.demo import Demo
 
 _SAMPLE_LINES = 8
@@ -16,12 +17,15 @@ def draw_demo(console: Console, demo: Demo) -> None:
     console.print(table(("part", "time", "found"), rows))
     line(console, "")
     before, after = demo.bits_per_byte or (float("nan"), float("nan"))
-    replayed = demo.replay.num_compared if demo.replay else 0
+    replayed = count_of(demo.replay.num_compared if demo.replay else 0, "step")
     facts(
         console,
         [
             ("held-out text", f"{before:.3f} bits per byte before, {after:.3f} after training"),
-            ("exact resume", f"{replayed} steps done twice, every loss the same to the last digit"),
+            (
+                "exact resume",
+                f"{replayed} done twice, every loss the same to the last digit",
+            ),
             ("report page", str(demo.page)),
             ("run", f"{demo.run_id} in {demo.folder}"),
             ("took", f"{demo.seconds:.0f} s"),

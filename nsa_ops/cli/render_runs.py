@@ -6,9 +6,11 @@ from rich.console import Console
 
 from nsa_core.rundir.events import Event
 from nsa_ops.cli.render import cell_text, facts, gib, line, table
-from nsa_ops.cli.render_watch import crash_text, progress_line
+from nsa_ops.cli.render_figures import Row, draw_rows, figure_rows, state_row, verdict_rows
+from nsa_ops.cli.render_watch import run_rows
 from nsa_ops.pod.messages import RunReport
-from nsa_ops.quantities import format_time
+from nsa_ops.quantities import count_of, format_time
+from nsa_ops.runs.adopt_run import Adopted
 from nsa_ops.runs.estimate import Estimate
 from nsa_ops.runs.halt import Halted
 from nsa_ops.runs.launch import Launched
@@ -34,6 +36,17 @@ def draw_launched(console: Console, launched: Launched) -> None:
     facts(console, pairs)
 
 
+def draw_adopted(console: Console, adopted: Adopted) -> None:
+    """A run that is known here now."""
+    line(console, f"{adopted.run_id} on pod {adopted.pod} is known here")
+    pairs = [
+        ("state", f"{adopted.state} ({adopted.why})"),
+        ("attempt", adopted.attempt),
+        ("next", f"nsa-ops watch {adopted.run_id}"),
+    ]
+    facts(console, pairs)
+
+
 def draw_halted(console: Console, halted: Halted) -> None:
     """A run that does not run, and what it left."""
     told = f" after {' and '.join(halted.signals)}" if halted.signals else ""
@@ -44,7 +57,7 @@ def draw_halted(console: Console, halted: Halted) -> None:
     if checkpoint is None:
         line(console, "there is no whole checkpoint; a resume begins with the first step")
         return
-    behind = f", {halted.lost_steps} steps behind" if halted.lost_steps else ""
+    behind = f", {count_of(halted.lost_steps, 'step')} behind" if halted.lost_steps else ""
     line(console, f"verified checkpoint: step {checkpoint.step}{behind}, {checkpoint.path}")
     if halted.state != "finished":
         line(console, f"go on with `nsa-ops resume {halted.run_id}`")
@@ -69,8 +82,8 @@ def draw_proven(console: Console, proven: ProvenResume) -> None:
     replay = proven.replay
     line(
         console,
-        f"exact: {replay.num_compared} losses of steps {replay.first_step} to {replay.last_step} "
-        "are the same to the last digit",
+        f"exact: {count_of(replay.num_compared, 'loss', 'losses')} of steps {replay.first_step} to "
+        f"{replay.last_step}, the same to the last digit",
     )
 
 
@@ -89,32 +102,13 @@ def draw_runs(console: Console, runs: list[RunStatusLine]) -> None:
 
 
 def draw_status(console: Console, run: RunStatusLine) -> None:
-    """One run in a few lines."""
+    """One run in a few lines, the verdict first."""
     report = run.report
     if report is None:
         line(console, f"{run.record.run_id}: {run.problem}")
         return
-    flags = f" [{', '.join(report.flags)}]" if report.flags else ""
-    line(console, f"{report.run_id} is {report.state}{flags}: {report.why}")
-    beat = report.last_beat
-    pairs: list[tuple[str, Any]] = [
-        ("attempt", report.manifest.attempt),
-        ("step", f"{current_step(report)} of {report.manifest.steps}"),
-        ("last record", progress_line(beat) if beat and beat.loss is not None else ""),
-        ("health", f"{report.verdict.level}: {report.verdict.sentence}"),
-        ("checkpoint", _checkpoint_text(report)),
-        ("backup", run.at_risk.sentence if run.at_risk else ""),
-    ]
-    facts(console, pairs)
-
-
-def _checkpoint_text(report: RunReport) -> str:
-    """The newest one that nothing is known against, and what is wrong with newer ones."""
-    facts = report.checkpoints
-    newest = next((fact for fact in facts if fact.whole), None)
-    newer = facts[: facts.index(newest)] if newest else facts
-    sound = "none that is whole" if newer and newest is None else crash_text(report)
-    return "; ".join([sound, *(f"step {fact.step} is damaged: {fact.damage}" for fact in newer)])
+    at_risk = run.at_risk.sentence if run.at_risk else ""
+    draw_rows(console, run_rows(report, console.encoding, at_risk))
 
 
 def draw_run(console: Console, run: RunStatusLine) -> None:
@@ -133,13 +127,13 @@ def draw_run(console: Console, run: RunStatusLine) -> None:
             "parent",
             f"{manifest.parent.run_id} step {manifest.parent.step}" if manifest.parent else "",
         ),
-        ("configuration", manifest.config_sha256),
+        ("config", f"sha256 {manifest.config_sha256}"),
         ("code", f"{manifest.code_id} (commit {manifest.code_commit[:12]})"),
         ("launched", format_time(run.record.launched_unix_s)),
         ("log", f"{report.log_bytes} bytes"),
         ("disk free", gib(report.disk_free_bytes)),
     ]
-    facts(console, pairs)
+    draw_rows(console, [Row(name, cell_text(value)) for name, value in pairs if value])
     rows = [
         (fact.name, fact.step, "yes" if fact.whole else "no", gib(fact.size_bytes))
         for fact in report.checkpoints
@@ -149,26 +143,28 @@ def draw_run(console: Console, run: RunStatusLine) -> None:
 
 
 def draw_health(console: Console, run: RunStatusLine) -> None:
-    """The rules' word on a run."""
+    """The rules' word on a run: the verdict, every finding, the figures, and who watches."""
     report = run.report
     if report is None:
         line(console, f"{run.record.run_id}: {run.problem}")
         return
-    line(console, f"{report.verdict.level}: {report.verdict.sentence}")
-    for finding in report.verdict.findings:
-        line(console, f"{finding.level} {finding.rule}: {finding.sentence}")
+    figures = figure_rows(report, console.encoding)
+    rows = [*verdict_rows(report.verdict), state_row(report), *figures, _watchdog_row(report)]
+    draw_rows(console, rows)
+
+
+def _watchdog_row(report: RunReport) -> Row:
     watchdog = report.watchdog
     if watchdog is None:
-        line(console, "watchdog: none was started")
-    else:
-        alive = "alive" if report.watchdog_alive else "not running"
-        why = f": {watchdog.why}" if watchdog.why else ""
-        line(console, f"watchdog: {alive}, {watchdog.doing}{why}")
+        return Row("watchdog", "none was started", "yellow")
+    alive = "alive" if report.watchdog_alive else "not running"
+    why = f": {watchdog.why}" if watchdog.why else ""
+    return Row("watchdog", f"{alive}, {watchdog.doing}{why}")
 
 
 def draw_log_health(console: Console, log: LogHealth) -> None:
     """What the rules say of a log: the first alarm of each rule and level, and how many came."""
-    line(console, f"{log.level}: {log.replay.num_records} records in {log.path}")
+    line(console, f"{log.level}: {count_of(log.replay.num_records, 'record')} in {log.path}")
     for alarm in log.replay.alarms:
         finding = alarm.finding
         where = f"step {alarm.step}, record {alarm.record}"
@@ -176,12 +172,16 @@ def draw_log_health(console: Console, log: LogHealth) -> None:
     for rule, count in log.replay.num_findings.items():
         if count > 1:
             last = log.replay.last_steps[rule]
-            told = f"{count} of {log.replay.num_records} records, the last at step {last}"
+            records = count_of(log.replay.num_records, "record")
+            told = f"{count} of {records}, the last at step {last}"
             line(console, f"{rule} in all: on {told}")
     if log.replay.ending:
         line(console, log.replay.ending)
     if log.num_unread:
-        line(console, f"not understood: {log.num_unread} lines with figures, all of one shape")
+        line(
+            console,
+            f"not understood: {count_of(log.num_unread, 'line')} with figures, all of one shape",
+        )
 
 
 def draw_events(console: Console, events: list[Event]) -> None:

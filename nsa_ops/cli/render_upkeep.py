@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from nsa_ops.cli.render import line, table
-from nsa_ops.quantities import format_time
+from nsa_ops.quantities import count_of, format_time
 from nsa_ops.runs.audit_log import AuditView
 from nsa_ops.runs.reconcile import Settled
 
@@ -23,7 +23,8 @@ def draw_audit(console: Console, view: AuditView) -> None:
     if view.num_cut_off:
         line(console, f"cut off, without an end: {view.num_cut_off}; see `--failed --last 0`")
     whole = "whole" if view.is_whole else "broken" if view.broken_line else "incomplete"
-    line(console, f"{len(rows)} of {view.num_entries} entries; the chain of hashes is {whole}")
+    entries = count_of(view.num_entries, "entry", "entries")
+    line(console, f"{len(rows)} of {entries}; the chain of hashes is {whole}")
 
 
 def draw_settled(console: Console, settled: list[Settled]) -> None:

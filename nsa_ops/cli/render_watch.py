@@ -1,4 +1,4 @@
-"""Draw a run that is being watched: the newest record, curves, gates, verdict."""
+"""Draw a run that is being watched: verdict, progress, figures, curves, and the newest records."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -7,11 +7,19 @@ from rich.console import Console
 from rich.text import Text
 
 from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.cli.bars import can_show
 from nsa_ops.cli.render import line
+from nsa_ops.cli.render_figures import (
+    Row,
+    checkpoint_row,
+    draw_rows,
+    figure_rows,
+    state_row,
+    styled,
+    verdict_row,
+)
+from nsa_ops.pod.figures import RunFigures
 from nsa_ops.pod.messages import RunReport
-from nsa_ops.printable import printable
-from nsa_ops.runs.choose import LIVE
-from nsa_ops.runs.status import current_step
 from nsa_ops.runs.watch import Frame
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -21,11 +29,7 @@ _ASCII_BARS = "_.-:=+*#"
 
 def bars_of(encoding: str) -> str:
     """Eight heights, lowest first, that an encoding can carry."""
-    try:
-        _BARS.encode(encoding)
-    except UnicodeEncodeError:
-        return _ASCII_BARS
-    return _BARS
+    return _BARS if can_show(_BARS, encoding) else _ASCII_BARS
 
 
 def progress_line(beat: Heartbeat) -> str:
@@ -52,80 +56,62 @@ def sparkline(values: Sequence[float], width: int = 60, bars: str = _BARS) -> st
     return "".join(bars[int((value - low) / span * (len(bars) - 1))] for value in shown)
 
 
-def frame_lines(frame: Frame, bars: str = _BARS) -> list[str]:
-    """A watched run in a few lines."""
-    report = frame.report
-    beat = next((one for one in reversed(frame.progress)), report.last_beat)
-    flags = f" [{', '.join(report.flags)}]" if report.flags else ""
-    lines = [
-        f"{report.run_id}  attempt {report.manifest.attempt}  {report.state}{flags}",
-        report.why,
-        f"step {current_step(report)} of {report.manifest.steps}",
-        f"health {report.verdict.level}: {report.verdict.sentence}",
-    ]
-    if beat is not None and beat.loss is not None:
-        lines.append(progress_line(beat))
-        lines += _curves(frame.progress, bars)
-        lines += _gates(beat) + _card(beat)
-    lines.append(f"checkpoint {crash_text(report)}")
-    if frame.at_risk is not None:
-        lines.append(f"pod lost   {frame.at_risk.sentence}")
-    return lines
+def run_rows(report: RunReport, encoding: str, at_risk: str = "") -> list[Row]:
+    """A run in a few lines, the verdict first.
 
-
-def crash_text(report: RunReport) -> str:
-    """The newest checkpoint that nothing is known against, and what a crash would lose now."""
-    newest = next((fact.step for fact in report.checkpoints if fact.whole), None)
-    kept = "none yet" if newest is None else f"step {newest}"
-    behind = current_step(report) - (newest or 0)
-    if report.state not in LIVE or behind <= 0:
-        return kept
-    return f"{kept}, a crash loses at most {behind:,} steps"
-
-
-def _curves(progress: Sequence[Heartbeat], bars: str) -> list[str]:
-    curves = {
-        "loss": [beat.loss for beat in progress],
-        "tokens/s": [beat.tokens_per_s for beat in progress],
-    }
+    Args:
+        report: What the pod shows.
+        encoding: Of the terminal.
+        at_risk: What a lost pod would cost, in one sentence.
+    """
     return [
-        f"{name:<9} {sparkline([value for value in values if value is not None], bars=bars)}"
-        for name, values in curves.items()
-        if any(value is not None for value in values)
+        verdict_row(report.verdict),
+        state_row(report),
+        Row("attempt", str(report.manifest.attempt)),
+        *figure_rows(report, encoding),
+        checkpoint_row(report),
+        *([Row("backup", at_risk)] if at_risk else []),
     ]
 
 
-def _gates(beat: Heartbeat) -> list[str]:
-    shares = beat.gate_branch_shares
-    if not shares:
-        return []
-    named = ", ".join(
-        f"{name} {share:.2f}"
-        for name, share in zip(("compressed", "selected", "sliding"), shares, strict=False)
-    )
-    return [f"gates     {named}"]
+def frame_rows(frame: Frame, encoding: str = "utf-8") -> list[Row]:
+    """A watched run in a few lines: what `status` shows, and the curves of the newest records."""
+    at_risk = frame.at_risk.sentence if frame.at_risk is not None else ""
+    report = frame.report
+    if report.figures.record is None and frame.progress:  # an agent of an older version
+        report = report.model_copy(update={"figures": _figures(frame.progress)})
+    return [*run_rows(report, encoding, at_risk), *_curves(frame.progress, bars_of(encoding))]
 
 
-def _card(beat: Heartbeat) -> list[str]:
-    """What the card does, as far as the machine can tell."""
-    known = (
-        ("memory {:,} MiB", beat.gpu_mem_reserved),
-        ("peak {:,} MiB", beat.gpu_mem_peak),
-        ("busy {:.0f} %", beat.gpu_util),
-        ("{:.0f} W", beat.power_w),
-        ("{:.0f} degrees C", beat.temp_c),
-        ("throttled: {}", beat.throttle),
-    )
-    parts = [text.format(value) for text, value in known if value is not None]
-    return [f"card      {', '.join(parts)}"] if parts else []
+def _figures(progress: Sequence[Heartbeat]) -> RunFigures:
+    gates = (beat for beat in reversed(progress) if beat.gate_branch_shares is not None)
+    return RunFigures(record=progress[-1], gates=next(gates, None), pace_s=progress[-1].step_s)
+
+
+def _curves(progress: Sequence[Heartbeat], bars: str) -> list[Row]:
+    on_card = any(beat.gpu_mem_peak is not None for beat in progress)
+    memory = [beat.gpu_mem_peak if on_card else beat.host_rss_mib for beat in progress]
+    curves: dict[str, Sequence[float | None]] = {
+        "loss curve": [beat.loss for beat in progress],
+        "speed curve": [beat.tokens_per_s for beat in progress],
+        "memory curve": memory,
+    }
+    found = {
+        name: sparkline([value for value in values if value is not None], bars=bars)
+        for name, values in curves.items()
+    }
+    return [Row(name, curve, "cyan") for name, curve in found.items() if curve]
 
 
 def frame_view(frame: Frame, encoding: str) -> Text:
     """A watched run for the live view, in signs that the encoding has."""
-    return Text("\n".join(map(printable, frame_lines(frame, bars_of(encoding)))))
+    return Text("\n").join(styled(row) for row in frame_rows(frame, encoding))
 
 
-def draw_frame(console: Console, frame: Frame) -> None:
-    """A watched run once."""
-    for text in frame_lines(frame, bars_of(console.encoding)):
-        line(console, text)
+def draw_frame(console: Console, frame: Frame, records: Sequence[Heartbeat] = ()) -> None:
+    """A watched run once, and some of its records below."""
+    draw_rows(console, frame_rows(frame, console.encoding))
+    if records:
+        line(console, "")
+    for record in records:
+        line(console, progress_line(record))

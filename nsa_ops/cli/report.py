@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from nsa_ops.cli.command import command
+from nsa_ops.cli.complete import complete_run
 from nsa_ops.cli.session import Session
 
 
@@ -18,7 +19,9 @@ def report(
     session: Session,
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN|PATH", help="Run id, run directory or backup"),
+        typer.Argument(
+            metavar="RUN|PATH", help="Run id, run directory or backup", autocompletion=complete_run
+        ),
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE", help="HTML file, or a folder for it")

@@ -17,6 +17,7 @@ from nsa_ops.cli.arguments import (
     SetOption,
 )
 from nsa_ops.cli.command import command
+from nsa_ops.cli.complete import complete_pod
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
 
@@ -126,7 +127,8 @@ def watch(
     from nsa_ops.runs.watch import watch as frames
 
     session.interrupt_note = "the run goes on"
-    show_frames(session, frames(session.operator, run, once=once, from_start=from_start))
+    found = frames(session.operator, run, once=once, from_start=from_start)
+    show_frames(session, found, once=once, whole=from_start)
 
 
 def halt(
@@ -160,7 +162,12 @@ def resume(
     ] = False,
     pod: Annotated[
         str | None,
-        typer.Option("--pod", metavar="POD", help="Another pod: go on there from the backup"),
+        typer.Option(
+            "--pod",
+            metavar="POD",
+            help="Another pod: go on there from the backup",
+            autocompletion=complete_pod,
+        ),
     ] = None,
     override: OverrideOption = None,
     trainer: TrainerOption = "",

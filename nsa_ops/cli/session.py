@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from nsa_ops.cli.output import envelope
+from nsa_ops.cli.progress import Display
 from nsa_ops.cli.streams import complain, warn
 from nsa_ops.errors import ConfigurationError, OpsError
 from nsa_ops.printable import printable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from nsa_ops.plan import Plan
     from nsa_ops.runs.context import Operator
+    from nsa_ops.runs.work import ShowWork
     from nsa_ops.settings import Settings
 
 ResultT = TypeVar("ResultT")
@@ -35,6 +37,10 @@ class Options:
     color: str | None = None
     yes: bool = False
     plan: bool = False
+
+
+def _print_line(line: str) -> None:
+    typer.echo(printable(line), err=True)
 
 
 class Session:
@@ -120,6 +126,7 @@ class Session:
                 warn=self._warn_once,
             ),
             timeout_s=self.options.timeout_s,
+            show_work=self._show_work(settings),
         )
 
     def close_state(self, settings: "Settings") -> None:
@@ -154,9 +161,23 @@ class Session:
                 self.close_state(self.operator.settings)
 
     def tell(self, line: str) -> None:
-        """One line of the story, on stderr; silent with `-q`."""
+        """One line about what is being done, on stderr; silent with `-q`."""
         if self.options.verbosity > _QUIET:
-            typer.echo(printable(line), err=True)
+            self._display.line(line)
+
+    @cached_property
+    def _display(self) -> Display:
+        return Display(_print_line)
+
+    def _show_work(self, settings: "Settings") -> "ShowWork":
+        """A bar on a terminal that can draw one, else lines; nothing with `-q`."""
+        from nsa_ops.runs.work import show_nothing
+
+        if self.options.verbosity <= _QUIET:
+            return show_nothing
+        can_draw = settings.ssh_environment.get("TERM", "dumb") != "dumb"
+        self._display.is_terminal = sys.stderr.isatty() and can_draw
+        return self._display.working
 
     def show(
         self,

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from nsa_ops.cli.command import command
+from nsa_ops.cli.complete import complete_pod
 from nsa_ops.cli.session import Session
 
 
@@ -16,7 +17,10 @@ def register(app: typer.Typer) -> None:
 
 def audit(
     session: Session,
-    pod: Annotated[str, typer.Option("--pod", metavar="POD", help="Only of this pod")] = "",
+    pod: Annotated[
+        str,
+        typer.Option("--pod", metavar="POD", help="Only of this pod", autocompletion=complete_pod),
+    ] = "",
     call: Annotated[
         str, typer.Option("--call", metavar="run|put|get|stream|tail|rsync", help="Only such calls")
     ] = "",

@@ -18,6 +18,7 @@ from nsa_core.rundir.manifest import (
 from nsa_ops.pod.after_end import read_stop
 from nsa_ops.pod.messages import NextAttemptAction, PrepareRunAction, Reply, ReplyCode
 from nsa_ops.pod.processes import LockHeldError, hold_lock
+from nsa_ops.quantities import count_of
 
 #: What makes two launches the same launch; times, facts of the pod and attempts may differ.
 _LAUNCH_FIELDS = (
@@ -99,7 +100,7 @@ def _differing_keys(there: RunManifest, asked: RunManifest) -> str:
     old, new = leaves(there.config), leaves(asked.config)
     keys = [key for key in new if old[key] != new[key]]
     named = [f"{key} is {old[key]} there and {new[key]} here" for key in keys[:_NAMED_KEYS]]
-    more = [f"{len(keys) - _NAMED_KEYS} more keys"] if len(keys) > _NAMED_KEYS else []
+    more = [f"{count_of(len(keys) - _NAMED_KEYS, 'more key')}"] if len(keys) > _NAMED_KEYS else []
     return f": {', '.join([*named, *more])}" if keys else ""
 
 

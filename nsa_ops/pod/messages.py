@@ -16,6 +16,7 @@ from nsa_core.rundir.manifest import Parent, RunManifest
 from nsa_core.rundir.process import ProcessIdentity
 from nsa_core.rundir.redaction import FreeText
 from nsa_core.rundir.status import State
+from nsa_ops.pod.figures import RunFigures
 from nsa_ops.pod.processes import RunProcesses
 from nsa_ops.pod.verdict import Verdict
 
@@ -234,6 +235,7 @@ class RunReport(TolerantModel):
         checkpoints: Folders under checkpoints/, newest step first.
         disk_free_bytes: Free on the file system of the run.
         anomaly: Rule of the last anomaly; empty if there was none.
+        figures: What people look at first; empty from an agent of an older version.
     """
 
     run_id: str
@@ -265,6 +267,7 @@ class RunReport(TolerantModel):
     checkpoints: list[CheckpointFact] = []
     disk_free_bytes: int | None = None
     anomaly: str = ""
+    figures: RunFigures = RunFigures()
 
 
 class RunProblem(TolerantModel):

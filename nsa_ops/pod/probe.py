@@ -29,6 +29,7 @@ from nsa_ops.pod.facts import (
     read_machine_evidence,
     read_process_evidence,
 )
+from nsa_ops.pod.figures import RunFigures, figures_of
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.leak import read_causality, report_file
 from nsa_ops.pod.messages import (
@@ -117,15 +118,16 @@ def _see(run: RunDir, now_unix_s: float) -> _Seen:
     )
 
 
-def _verdict(seen: _Seen, machine: MachineEvidence) -> Verdict:
-    """The judge's word, by the pod's clock against the pod's time stamps."""
+def _judge(seen: _Seen, machine: MachineEvidence) -> tuple[Verdict, RunFigures]:
+    """The judge's word and its figures, by the pod's clock against the pod's time stamps."""
     manifest = seen.manifest
     facts = facts_of(manifest.config, fresh=manifest.parent is None)
     earlier_rate = seen.watchdog.best_tokens_per_s if seen.watchdog else None
     tracker = Tracker(facts, manifest.attempt, earlier_rate)
     tracker.feed(seen.history)
     evidence = tracker.evidence(seen.now_unix_s, seen.process, machine)
-    return judge(evidence, manifest.config.watchdog)
+    limits = manifest.config.watchdog
+    return judge(evidence, limits), figures_of(evidence, limits)
 
 
 def _new_records(path: Path, kind: type[RecordT], offset: int) -> tuple[Records[RecordT], bool]:
@@ -192,6 +194,7 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
     cards = read_card_evidence(run, seen.manifest.attempt)
     causality = read_causality(report_file(run, seen.manifest.attempt))
     machine = read_machine_evidence(run, seen.checkpoints, cards, causality)
+    verdict, figures = _judge(seen, machine)
     return RunReport(
         run_id=run.run_id,
         run_dir=str(run.root),
@@ -208,7 +211,7 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         beat_age_s=now_unix_s - last.ts if last else None,
         exit=seen.process.exit,
         halt=seen.halt,
-        verdict=_verdict(seen, machine),
+        verdict=verdict,
         watchdog=seen.watchdog,
         beats=news.beats.records,
         beats_offset=news.beats.offset,
@@ -222,6 +225,7 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         checkpoints=seen.checkpoints[:MAX_CHECKPOINTS],
         disk_free_bytes=machine.disk_free_bytes,
         anomaly=_read_anomaly(run),
+        figures=figures,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import ExitRecord, TrainerExit
+from nsa_ops.quantities import count_of
 
 RESTARTED = "restarted"
 _RESTARTABLE = {code for code in TrainerExit if code.watchdog_may_restart}
@@ -46,8 +47,9 @@ def decide_restart(
     if not preempted and steps_done == 0:
         return Decision(restart=False, why=f"it crashed before its first step: {ended.reason}")
     if fruitless >= budget:
+        restarts = count_of(fruitless, "restart")
         return Decision(
-            restart=False, why=f"{fruitless} restarts brought no new checkpoint (budget {budget})"
+            restart=False, why=f"{restarts} brought no new checkpoint (budget {budget})"
         )
     what = "was preempted" if preempted else "crashed"
     return Decision(restart=True, why=f"it {what} at step {ended.step}: {ended.reason}")

@@ -5,6 +5,7 @@ from nsa_ops.facts.xids import explain_xid
 from nsa_ops.pod.evidence import HealthEvidence
 from nsa_ops.pod.rules_loss import last_good_checkpoint
 from nsa_ops.pod.verdict import Finding
+from nsa_ops.quantities import count_of
 
 _ANOTHER_POD = "; go on on another pod: `nsa-ops resume --pod OTHER`"
 
@@ -17,7 +18,7 @@ def card_lost(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | Non
     return Finding(
         rule="card_lost",
         level="halt",
-        sentence=f"{', '.join(cards.lost)} of {cards.num_cards} cards is lost"
+        sentence=f"{', '.join(cards.lost)} of {count_of(cards.num_cards, 'card')} is lost"
         + last_good_checkpoint(evidence)
         + _ANOTHER_POD,
         facts={"lost": cards.lost},

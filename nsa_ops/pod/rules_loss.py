@@ -9,6 +9,7 @@ from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.pod.evidence import MEDIAN_RECORDS, HealthEvidence
 from nsa_ops.pod.verdict import Finding
+from nsa_ops.quantities import count_of
 
 #: A jump that has not come back by half of its height after so many records will not.
 _SETTLED_IN_ROW = 10
@@ -99,8 +100,8 @@ def loss_nonfinite(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
         rule="loss_nonfinite",
         level="halt" if many else "warn",
         sentence=f"{newest} at step {bad[-1].step}: {in_row} in a row, {len(bad)} of the last "
-        f"{len(records)} records (limits {limits.nonfinite_in_row} and {limits.nonfinite_in_100})"
-        + last_good_checkpoint(evidence),
+        f"{count_of(len(records), 'record')} (limits {limits.nonfinite_in_row} and "
+        f"{limits.nonfinite_in_100})" + last_good_checkpoint(evidence),
         facts={"step": bad[-1].step, "in_row": in_row, "in_100": len(bad)},
     )
 

@@ -29,6 +29,7 @@ from nsa_ops.pod.processes import (
     take_lock,
     write_processes,
 )
+from nsa_ops.quantities import count_of
 
 TRAINER_MODULE = "nsa_core.train"
 CONFLICT = 7
@@ -196,9 +197,10 @@ def _end_left_over(run: RunDir, attempt: int) -> None:
         return
     killed = kill_session(record.trainer)
     if killed:
+        processes = count_of(len(killed), "process", "processes")
         events.record(
             run, kind="left_over_killed", by="runner", attempt=attempt,
-            message=f"{len(killed)} processes of the ended trainer were still there",
+            message=f"still there: {processes} of the ended trainer",
             facts={"pids": killed},
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import Any
 from nsa_core.rundir.process import identify
 from nsa_core.rundir.redaction import redact
 from nsa_ops.errors import OpsError
+from nsa_ops.quantities import count_of
 from nsa_ops.remote.audit_chain import AuditLog, first_broken_line
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed, Transport
 
@@ -200,4 +201,4 @@ def _clip(word: str) -> str:
     if len(word) <= _MAX_ARGUMENT:
         return shown
     digest = hashlib.sha256(word.encode(errors="surrogatepass")).hexdigest()
-    return f"{shown[:80]}… ({len(word)} characters, sha256 {digest})"
+    return f"{shown[:80]}… ({count_of(len(word), 'character')}, sha256 {digest})"

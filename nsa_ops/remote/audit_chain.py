@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nsa_ops.errors import LocalResourceError, OpsError
+from nsa_ops.quantities import count_of
 
 GENESIS = "0" * 64
 _BLOCK_BYTES = 65_536
@@ -183,7 +184,9 @@ def _locked(path: Path) -> Iterator[int]:
 def read_chain(path: Path, head: Head | None) -> Chain:
     """Check every line of a log, and that it holds what its head says."""
     if not path.exists():
-        missing = f"all {head.lines} lines that were written" if head is not None else ""
+        missing = (
+            f"all that was written, {count_of(head.lines, 'line')}" if head is not None else ""
+        )
         return Chain(0, None, missing)
     previous, broken, number = GENESIS, None, 0
     at_head = GENESIS
@@ -196,7 +199,7 @@ def read_chain(path: Path, head: Head | None) -> Chain:
                 at_head = previous
     missing = ""
     if head is not None and broken is None and at_head != head.sha256:
-        lacks = f"its end: {head.lines} lines were written, and {number} are there"
+        lacks = f"its end: {count_of(head.lines, 'line')} written, and {number} there"
         missing = lacks if number < head.lines else f"line {head.lines} as it was written"
     return Chain(number, broken, missing)
 

@@ -206,7 +206,9 @@ class FabricTransport(FramedTransport):
         where, paramiko = self.where, self._paramiko
         is_unknown = "not found in known_hosts" in str(error)
         if isinstance(error, paramiko.BadHostKeyException) or is_unknown:
-            return another_host_key(where, self._target.pod, str(error))
+            key = getattr(error, "key", None)  # only where another key than the pinned one answered
+            shown = HostKey(key.get_name(), key.get_base64()).fingerprint if key else ""
+            return another_host_key(where, self._target.pod, str(error), shown=shown)
         if isinstance(error, paramiko.AuthenticationException):
             message = f"{where} does not let us in: {error}"
             hint = "Name a key in ~/.ssh/config or load it into your agent"

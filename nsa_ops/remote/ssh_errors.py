@@ -50,6 +50,26 @@ _HOST_KEY = _kind(
     "name; if you know why it changed, see `nsa-ops pod trust {pod}`",
 )
 
+_JUMP_KEY = _kind(
+    "",
+    AuthenticationError,
+    "the host key of the jump on the way to {where} is unknown to ssh, and nothing was sent",
+    "The pinned key is that of the pod; ssh itself keeps those of its jumps. Connect to the jump "
+    "once with `ssh` and compare its fingerprint with what the provider's console says",
+)
+#: Whose key it is: a pod is known to ssh by an alias of ours, a jump by its own name.
+_KEY_OF = re.compile(r"host key (?:is known )?for (?P<host>\S+) (?:and|has changed)", re.IGNORECASE)
+_OUR_ALIAS = "nsa-"
+#: What ssh says where the ssh of a jump has ended; its own refusal of a key is its last word.
+_JUMP_ENDED = re.compile(
+    r"kex_exchange_identification: connection closed|connection closed by UNKNOWN port 65535",
+    re.IGNORECASE,
+)
+_OFFERED = re.compile(
+    r"fingerprint for the (?P<kind>\S+) key sent by the remote host is\s+(?P<key>SHA256:\S+?)\.?$",
+    re.IGNORECASE | re.MULTILINE,
+)
+
 # In this order: a refused key file also ends in "Permission denied", and a connection that ssh
 # itself gives up also ends in "Connection closed".
 _KINDS: Sequence[_Kind] = (
@@ -127,7 +147,8 @@ def explain_ssh(status: int | None, said: str, where: str, pod: str) -> OpsError
     words = _words(said)
     for kind in _KINDS:
         if kind.pattern.search(said):
-            return _error(kind, said, where, pod)
+            is_of_jump = kind is _HOST_KEY and _is_key_of_jump(said)
+            return _error(_JUMP_KEY if is_of_jump else kind, said, where, pod)
     if status is not None and status != SSH_FAILED:
         message = f"The login shell of {where} ended with code {status} before our command{words}"
         hint = "Its start-up file (such as ~/.bashrc or ~/.zshenv) must not exit or refuse"
@@ -136,15 +157,39 @@ def explain_ssh(status: int | None, said: str, where: str, pod: str) -> OpsError
     return PodUnreachableError(message, hint="A run there goes on; see `nsa-ops pod show`")
 
 
-def another_host_key(where: str, pod: str, said: str) -> OpsError:
-    """The error for a host key that is not the pinned one."""
-    return _error(_HOST_KEY, said, where, pod)
+def another_host_key(where: str, pod: str, said: str, *, shown: str = "") -> OpsError:
+    """The error for a host key that is not the pinned one.
+
+    Args:
+        where: The pod in words.
+        pod: Its name.
+        said: What the link said.
+        shown: Fingerprint of the key that answered; empty if it is not known.
+    """
+    error = _error(_HOST_KEY, said, where, pod)
+    if shown:
+        error.message = f"{error.message} (it shows {shown})"
+    return error
 
 
 def _error(kind: _Kind, said: str, where: str, pod: str) -> OpsError:
-    message = kind.means.format(where=where)
+    message = kind.means.format(where=where) + _offered(said)
     hint = kind.hint.format(where=where, pod=pod)
-    return kind.error(sentence_case(message) + _words(said), hint=hint)
+    return kind.error(sentence_case(message, where) + _words(said), hint=hint)
+
+
+def _is_key_of_jump(said: str) -> bool:
+    """Whether the key that was refused is that of a jump on the way to the pod."""
+    named = _KEY_OF.search(said)
+    if named:
+        return not named["host"].startswith(_OUR_ALIAS)
+    return _JUMP_ENDED.search(said) is not None
+
+
+def _offered(said: str) -> str:
+    """The fingerprint of the key that answered instead, where ssh tells it."""
+    found = _OFFERED.search(said)
+    return f"; it shows {found['key']} ({found['kind']})" if found else ""
 
 
 def _words(said: str) -> str:

@@ -15,6 +15,7 @@ from nsa_ops.errors import (
     StateConflictError,
     VerificationError,
 )
+from nsa_ops.quantities import count_of
 from nsa_ops.remote.child import await_child, start_child
 from nsa_ops.remote.framed import last_line
 from nsa_ops.remote.openssh import OpenSSHTransport
@@ -67,7 +68,8 @@ def put_tree(
     differing = _rsync(transport, compare, listed, timeout_s)
     found = [name for name in differing.splitlines() if not name.endswith("/")]
     if found:
-        message = f"{len(found)} files differ after the copy, such as `{found[0]}`"
+        files = count_of(len(found), "file")
+        message = f"{files} not the same after the copy, such as `{found[0]}`"
         raise VerificationError(
             message, hint="They change meanwhile: repeat it when nothing writes"
         )

@@ -45,7 +45,8 @@ def ask(link: PodLink, code_id: str, action: BaseModel, *, timeout_s: float = QU
     except ValueError as error:
         raise _no_answer(link, done) from error
     if reply.code is not ReplyCode.OK:
-        raise _ERRORS[reply.code](sentence_case(reply.message), hint=reply.hint)
+        run = str(getattr(action, "run_dir", "")).rpartition("/")[2]
+        raise _ERRORS[reply.code](sentence_case(reply.message, run), hint=reply.hint)
     return reply
 
 

@@ -5,11 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from nsa_core.rundir.layout import check_run_id
+from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError
 from nsa_ops.pod.messages import RunReport
+from nsa_ops.quantities import sentence_case
 from nsa_ops.runs.agents import probe, probe_run, read_run_manifest
 from nsa_ops.runs.context import Operator, PodLink
-from nsa_ops.runs.pods import choose_pod
+from nsa_ops.runs.pods import choose_pod, how_to_add
 from nsa_ops.store import PodRecord, RunRecord
 
 #: Pods that are asked at the same time.
@@ -52,9 +54,7 @@ def link_of(operator: Operator, run: RunRecord) -> PodLink:
     pod = operator.store.find_pod(run.pod)
     if pod is None:
         message = f"Run `{run.run_id}` is on pod `{run.pod}`, which is no longer known"
-        raise NotFoundError(
-            message, hint=f"Add it again with `nsa-ops pod add {run.pod} local:ROOT`"
-        )
+        raise NotFoundError(message, hint=how_to_add(run.pod))
     return operator.link(pod)
 
 
@@ -90,19 +90,39 @@ def _find_on(operator: Operator, run_id: str, pod: PodRecord) -> FoundRun:
     """A run on a named pod: one that it left, or one that this registry does not know."""
     known = next(iter(_known(operator, run_id)), None)
     link = operator.link(pod)
-    record = known if known and known.pod == pod.name else _read_record(link, run_id, known)
+    is_there = known is not None and known.pod == pod.name
+    record = known if known and is_there else read_record(link, known.run_id if known else run_id)
     return FoundRun(record, link, probe_run(link, record.code_id, record.run_id))
 
 
-def _read_record(link: PodLink, run_id: str, known: RunRecord | None) -> RunRecord:
-    """What the registry would say of a run, had it been launched from here on this pod."""
+def read_record(link: PodLink, run_id: str) -> RunRecord:
+    """What the registry would say of a run, had it been launched from here on this pod.
+
+    Raises:
+        ConfigurationError: If that cannot be a run id.
+        OpsError: As `read_run_manifest`.
+    """
+    return record_of(link, read_named_manifest(link, run_id))
+
+
+def read_named_manifest(link: PodLink, run_id: str) -> RunManifest:
+    """The manifest of a run that somebody has named.
+
+    Raises:
+        ConfigurationError: If that cannot be a run id.
+        OpsError: As `read_run_manifest`.
+    """
     try:
-        name = known.run_id if known else check_run_id(run_id)
+        return read_run_manifest(link, check_run_id(run_id))
     except ValueError as error:
-        raise ConfigurationError(str(error)) from error
-    manifest, pod = read_run_manifest(link, name), link.record
+        raise ConfigurationError(sentence_case(str(error)), hint="See `nsa-ops run ls`") from error
+
+
+def record_of(link: PodLink, manifest: RunManifest) -> RunRecord:
+    """A run of a pod as the registry keeps it."""
+    pod = link.record
     return RunRecord(
-        run_id=name,
+        run_id=manifest.run_id,
         pod=pod.name,
         recipe=manifest.config.recipe,
         profile=manifest.profile,
@@ -124,7 +144,11 @@ def choose_record(
     runs = operator.store.runs(operator.settings.values.pod or None)
     if not runs:
         message = "No run was launched from here yet"
-        raise NotFoundError(message, hint="Launch one with `nsa-ops launch --profile NAME`")
+        hint = (
+            "Launch one with `nsa-ops launch --profile NAME`, or let this laptop know one of a "
+            "colleague with `nsa-ops run adopt --pod POD`"
+        )
+        raise NotFoundError(message, hint=hint)
     if len(runs) == 1:
         return runs[0]
     states = _states(operator, runs) if among else {}
@@ -143,7 +167,10 @@ def _named(operator: Operator, run_id: str) -> RunRecord:
     if known:
         return known[0]
     message = f"No run `{run_id}` was launched from here"
-    raise NotFoundError(message, hint="See `nsa-ops run ls`")
+    hint = (
+        "See `nsa-ops run ls`; one of a colleague is known here after `nsa-ops run adopt --pod POD`"
+    )
+    raise NotFoundError(message, hint=hint)
 
 
 def _known(operator: Operator, run_id: str) -> list[RunRecord]:

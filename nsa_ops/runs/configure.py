@@ -1,5 +1,6 @@
 """Resolve what to run: the configuration with its origins, and what profiles say and why."""
 
+import shlex
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,13 @@ class Choice:
     recipe: str = ""
     profile: str = ""
     sets: tuple[str, ...] = ()
+
+    @property
+    def flags(self) -> str:
+        """What a hint adds to `--profile NAME` so that it means the same: recipe and values."""
+        recipe = [("--recipe", self.recipe)] if self.recipe else []
+        pairs = [*recipe, *(("--set", one) for one in self.sets)]
+        return "".join(f" {name} {shlex.quote(value)}" for name, value in pairs)
 
 
 @dataclass(frozen=True)

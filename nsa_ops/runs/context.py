@@ -1,7 +1,8 @@
 """What every use case works with: settings, registry, clock, a voice, and the way to a pod."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -10,6 +11,7 @@ from nsa_ops.remote.audit import AuditedTransport, AuditLog
 from nsa_ops.remote.tmux import Tmux
 from nsa_ops.remote.transport import Transport
 from nsa_ops.runs.doors import open_door
+from nsa_ops.runs.work import ShowWork, Work, show_nothing
 from nsa_ops.settings import Settings
 from nsa_ops.store import REGISTRY_NAME, PodRecord, Store
 from nsa_ops.store.audit_head import AuditHead
@@ -69,6 +71,7 @@ class Operator:
         tell: Takes one line of the story.
         connect: Opens the door to a pod.
         timeout_s: Deadline the operator gave; None leaves each use case its own.
+        show_work: Shows long work while it goes on.
     """
 
     settings: Settings
@@ -77,6 +80,20 @@ class Operator:
     tell: Tell
     connect: Connect
     timeout_s: float | None = None
+    show_work: ShowWork = show_nothing
+
+    @contextmanager
+    def work(self, title: str, unit: str = "", total: float | None = None) -> Iterator[Work]:
+        """Long work; the block says how far it is.
+
+        Args:
+            title: What is done.
+            unit: What is counted; empty where nothing is.
+            total: How many there are.
+        """
+        work = Work(title, unit, 0 if unit else None, total)
+        with self.show_work(work):
+            yield work
 
     def link(self, pod: PodRecord) -> PodLink:
         """Open the door to a pod."""

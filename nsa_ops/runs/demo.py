@@ -13,6 +13,7 @@ from nsa_core.rundir.layout import RunDir
 from nsa_ops.errors import LocalResourceError, RefusedError, StateConflictError, VerificationError
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.pod.processes import is_running, read_processes
+from nsa_ops.quantities import count_of
 from nsa_ops.runs.backup.locate import backup_folder
 from nsa_ops.runs.backup.pull import execute_pull, plan_pull
 from nsa_ops.runs.backup.verify import check_verified, verify_backup
@@ -185,7 +186,7 @@ def _check_machine(stage: _Stage, folder: Path) -> None:
             message = f"Preflight is red: {', '.join(report.blocking)}"
             raise RefusedError(message, hint="See each check with `nsa-ops preflight`")
         names = [check.name for check in report.report.checks if check.status == "pass"]
-        found(f"{len(names)} checks passed, verdict {report.verdict}")
+        found(f"{count_of(len(names), 'check')} passed, verdict {report.verdict}")
         for name in ("causality.perturbation", "causality.sentinel"):
             check = next(one for one in report.report.checks if one.name == name)
             found(f"{name}: {check.measured}")
@@ -259,12 +260,14 @@ def _back_up(stage: _Stage) -> Path:
         folder = backup_folder(operator, run_id)
         planned = plan_pull(_link(stage), run_id, folder, "latest")
         pulled = execute_pull(operator, _link(stage), planned)
-        found(f"checkpoint {pulled.newest_step} and {pulled.num_files} files in `{pulled.folder}`")
+        files = count_of(pulled.num_files, "file")
+        found(f"checkpoint {pulled.newest_step} and {files} in `{pulled.folder}`")
     with stage.part("verify", f"nsa-ops backup verify {run_id} --load") as found:
         receipts = operator.store.receipts()
         verification = verify_backup(folder.root, load=True, receipts=receipts)
         check_verified(verification)
-        found(f"{verification.num_files} files hashed, {verification.num_tensors} tensors opened")
+        files = count_of(verification.num_files, "file")
+        found(f"{files} hashed, {count_of(verification.num_tensors, 'tensor')} opened")
     return folder.root
 
 

@@ -9,7 +9,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.rundir.redaction import redact
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.errors import ConfigurationError
-from nsa_ops.quantities import format_bytes
+from nsa_ops.quantities import count_of, format_bytes
 from nsa_ops.runs.estimate import Estimate
 
 LONG_RUN_STEPS = 5000
@@ -74,13 +74,15 @@ def _checkpoints(subject: Subject) -> Finding:
     every = subject.config.checkpoint.save_every
     if every == 0:
         return True, "save_every is 0: a crash loses the whole run"
-    return False, f"a checkpoint every {every} steps"
+    return False, f"a checkpoint every {count_of(every, 'step')}"
 
 
 def _dimensions(subject: Subject) -> Finding:
     model = subject.config.model
     toy = model.dim < TOY_DIM or model.num_layers < TOY_LAYERS
-    return toy, f"dim {model.dim} and {model.num_layers} layers" + (" are a toy" if toy else "")
+    return toy, f"dim {model.dim} and {count_of(model.num_layers, 'layer')}" + (
+        " are a toy" if toy else ""
+    )
 
 
 def _recipe(subject: Subject) -> Finding:
@@ -98,7 +100,10 @@ def _data(subject: Subject) -> Finding:
 def _schedule(subject: Subject) -> Finding:
     schedule = subject.config.schedule
     if schedule.warmup_steps >= schedule.steps:
-        return True, f"warm-up of {schedule.warmup_steps} steps fills all {schedule.steps}"
+        return (
+            True,
+            f"warm-up of {count_of(schedule.warmup_steps, 'step')} fills all {schedule.steps}",
+        )
     return False, f"the schedule ends at step {schedule.steps}, where the run ends"
 
 

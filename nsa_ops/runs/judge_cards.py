@@ -7,6 +7,7 @@ from nsa_core.config.profile import HardwareProfile
 from nsa_core.rundir.report import CheckResult, Status
 from nsa_ops.facts.gpu import GPU, Process
 from nsa_ops.facts.known_cards import BF16_CAPABILITY, known_capability
+from nsa_ops.quantities import count_of
 from nsa_ops.runs.judge_condition import judge_condition
 from nsa_ops.runs.judge_result import checked
 
@@ -183,7 +184,7 @@ def describe_slices(gpu: GPU) -> str:
         sizes += [f"{num_sm} SMs"] if num_sm is not None else []
         parts.append(f"{count} x {name} ({', '.join(sizes)})")
     whole = f" of {gpu.memory_mib} MiB" if gpu.memory_mib else ""
-    return f"{len(gpu.slices)} slices{whole}: {', '.join(parts)}"
+    return f"{count_of(len(gpu.slices), 'slice')}{whole}: {', '.join(parts)}"
 
 
 def _free(gpu: GPU) -> Iterator[CheckResult]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from nsa_core.rundir.report import CheckResult, Status
 from nsa_ops.facts.gpu import GPU
+from nsa_ops.quantities import count_of
 from nsa_ops.runs.judge_result import checked
 
 #: NVIDIA replaces boards of before Ampere at 60 retired pages.
@@ -73,7 +74,7 @@ def _corrected(gpu: GPU, name: str, command: str) -> CheckResult:
         message = f"{message} since the driver was loaded, but {life} in the card's life"
     if corrected or ever:
         in_life = f", {ever} in the card's life" if ever is not None else ""
-        message = f"{message}; {corrected} corrected ones{in_life}"
+        message = f"{message}; {count_of(corrected, 'corrected one')}{in_life}"
     return checked(
         name,
         status,
@@ -115,11 +116,11 @@ def _remapped(gpu: GPU, name: str, command: str) -> CheckResult:
     corrected, lost = gpu.remapped_correctable or 0, gpu.remapped_uncorrectable or 0
     spares = gpu.banks_without_spares or 0
     message = (
-        f"{corrected + lost} rows were replaced ({corrected} after corrected errors, {lost} after "
-        "uncorrectable ones), none waits to be"
+        f"{count_of(corrected + lost, 'row')} replaced ({corrected} after corrected errors, "
+        f"{lost} after uncorrectable ones), none waits to be"
     )
     if spares:
-        message = f"{message}; {spares} memory banks have few or no spare rows left"
+        message = f"{message}; few or no spare rows left in {count_of(spares, 'memory bank')}"
     return checked(
         name,
         "warn" if spares or lost else "pass",
@@ -139,7 +140,7 @@ def _pages(gpu: GPU) -> Iterator[CheckResult]:
         yield checked(name, "fail", message, measured="pending", command=command, hint=_RESET)
     elif count is not None and count > 0:
         status: Status = "fail" if count >= MAX_RETIRED_PAGES else "warn"
-        message = f"{count} memory pages retired after double-bit errors"
+        message = f"{count_of(count, 'memory page')} retired after double-bit errors"
         yield checked(
             name,
             status,

@@ -9,6 +9,7 @@ from nsa_ops.facts.evidence import Evidence, parse_evidence
 from nsa_ops.facts.failures import Versions
 from nsa_ops.facts.gpu import GPU, join_cards
 from nsa_ops.facts.hardware import HardwareFacts, Unread
+from nsa_ops.quantities import count_of
 from nsa_ops.runs.judge import judge_system
 from nsa_ops.runs.judge_cards import judge_card
 from nsa_ops.runs.judge_failures import judge_diagnoses, judge_failures
@@ -108,7 +109,7 @@ def _count(
     wanted = int(profile.config.get("runtime", {}).get("num_gpus", 1)) if profile else 1
     message = "one card is told of" if len(cards) == 1 else f"{len(cards)} cards are told of"
     if attached > len(cards):
-        message = f"{len(cards)} of {attached} attached cards are told of"
+        message = f"{len(cards)} of {count_of(attached, 'attached card')} shown"
     return [
         checked(
             "gpu.cards", "pass" if count >= wanted else "fail", message, measured=str(count),

@@ -7,6 +7,7 @@ from nsa_core.rundir.report import CheckResult, Status
 from nsa_ops.facts.dcgm import Diagnosis
 from nsa_ops.facts.evidence import Evidence, parse_evidence
 from nsa_ops.facts.failures import Failure, Found, OutOfMemory
+from nsa_ops.quantities import count_of
 from nsa_ops.runs.judge_result import checked
 
 _MIB_PER_GIB = 1024
@@ -170,7 +171,7 @@ def _mismatch(evidence: Evidence) -> CheckResult:
 
 def _container(evidence: Evidence) -> CheckResult:
     count = evidence.num_host_cards
-    host = f"; the host is fine and sees {count} cards" if count else ""
+    host = f"; the host is fine and sees {count_of(count, 'card')}" if count else ""
     return checked(
         "driver.container",
         "fail",
@@ -248,7 +249,7 @@ def judge_diagnoses(diagnoses: Sequence[Diagnosis]) -> list[CheckResult]:
     good = {one.test for one in diagnoses if one.status == "pass"} - {one.test for one in bad}
     results = []
     if good:
-        message = f"{len(good)} tests passed on every card"
+        message = f"{count_of(len(good), 'test')} passed on every card"
         results.append(checked("dcgm", "pass", message, command="dcgmi diag -r 2"))
     return results + [result for one in bad for result in _diagnosis(one)]
 

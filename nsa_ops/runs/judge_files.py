@@ -8,6 +8,7 @@ from typing import Literal
 
 from nsa_core.rundir.report import CheckResult, verdict_of
 from nsa_ops.errors import ConfigurationError, OpsError, RefusedError, UnknownVerdictError
+from nsa_ops.quantities import count_of
 from nsa_ops.runs.configure import all_hardware, load_hardware
 from nsa_ops.runs.judge_evidence import is_unread, judge_evidence
 from nsa_ops.runs.named_file import read_named
@@ -68,7 +69,8 @@ def refusal_by_evidence(judged: Judgement) -> OpsError | None:
         return RefusedError(message, hint="Each failed check names its fix in the table")
     unread = [check for check in judged.checks if is_unread(check)]
     if unread:
-        message = f"Nothing that is known was found in {len(unread)} of {len(judged.files)} files"
+        files = count_of(len(judged.files), "file")
+        message = f"Nothing that is known was found in {len(unread)} of {files}"
         return UnknownVerdictError(message, hint=unread[0].hint)
     return None
 

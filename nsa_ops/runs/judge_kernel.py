@@ -6,6 +6,7 @@ from nsa_core.rundir.report import CheckResult
 from nsa_ops.facts.gpu import GPU
 from nsa_ops.facts.kernel_log import Event, KernelLog, Trouble
 from nsa_ops.facts.xids import explain_xid
+from nsa_ops.quantities import count_of
 from nsa_ops.runs.judge_result import checked
 
 COMMAND = "dmesg -T | grep -iE 'nvrm|xid'"
@@ -41,7 +42,7 @@ def judge_kernel_log(log: KernelLog, cards: Sequence[GPU] = ()) -> list[CheckRes
     if not log.events:
         if not log.num_lines:
             return []
-        message = f"{log.num_lines} lines, and no trouble of a card in them"
+        message = f"{count_of(log.num_lines, 'line')}, and no trouble of a card in them"
         return [checked("kernel.log", "pass", message, command=COMMAND)]
     numbers = {event.bus: event.gpu for event in log.events if event.gpu is not None}
     numbers |= {card.bus: card.index for card in cards if card.bus and card.index is not None}

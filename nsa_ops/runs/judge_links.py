@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from nsa_core.rundir.report import CheckResult, Status
 from nsa_ops.facts.known_cards import expected_nvlinks
 from nsa_ops.facts.topology import NVLinks, Topology
+from nsa_ops.quantities import count_of
 from nsa_ops.runs.judge_result import checked
 
 _FAR = frozenset({"SYS", "NODE"})
@@ -21,18 +22,18 @@ def judge_topology(topology: Topology) -> CheckResult:
     if count == 1:
         return checked(name, "pass", "one card: nothing to join", command=command)
     if not kinds:
-        message = f"{count} cards, but how they are joined is cut off"
+        message = f"{count_of(count, 'card')}, but how they are joined is cut off"
         return checked(name, "unknown", message, command=command, hint=f"Run `{command}` again")
     words = "; ".join(f"{kind}: {_pairs(pairs)}" for kind, pairs in kinds.items())
     nvlink = [kind for kind in kinds if kind.startswith("NV")]
     status: Status = "warn"
     if len(kinds) == 1 and not _FAR & set(kinds):
         status = "pass"
-        message = f"{count} cards, every pair joined by {next(iter(kinds))}"
+        message = f"{count_of(count, 'card')}, every pair joined by {next(iter(kinds))}"
     elif nvlink:
         message = f"uneven topology for {count}-GPU training: {words}"
     else:
-        message = f"no NVLink between {count} cards, PCIe only: {words}"
+        message = f"no NVLink between {count_of(count, 'card')}, PCIe only: {words}"
     return checked(
         name, status, message, measured=", ".join(kinds), limit="every pair alike",
         command=command, hint=_SLOW,
@@ -62,7 +63,7 @@ def judge_nvlinks(cards: Sequence[NVLinks]) -> list[CheckResult]:
 def _nvlink(card: NVLinks, most: int, count: int) -> CheckResult:
     up, down = len(card.active), len(card.inactive)
     expected = expected_nvlinks(card.name) or (most if count > 1 else None)
-    message = f"{up} of {up + down} links are up"
+    message = f"{up} of {count_of(up + down, 'link')} up"
     status: Status = "pass"
     if expected is not None and up < expected and (up or down):
         status, message = "warn", f"{message}, and {expected} should be"
@@ -74,7 +75,7 @@ def _nvlink(card: NVLinks, most: int, count: int) -> CheckResult:
     elif down:
         message = f"{message}; the others have no bridge"
     if card.num_errors:
-        status, message = "warn", f"{message}; {card.num_errors} link errors"
+        status, message = "warn", f"{message}; {count_of(card.num_errors, 'link error')}"
     return checked(
         f"gpu{card.index}.nvlink", status, message, measured=str(up),
         limit="" if expected is None else str(expected), command="nvidia-smi nvlink -s",

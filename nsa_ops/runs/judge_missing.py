@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.facts.evidence import Evidence
 from nsa_ops.facts.gpu import GPU
+from nsa_ops.quantities import count_of
 from nsa_ops.runs.judge_result import checked
 
 
@@ -30,7 +31,7 @@ def judge_missing(evidences: Sequence[Evidence], cards: Sequence[GPU]) -> list[C
     return [
         checked(
             "gpu.missing", "warn",
-            f"{len(cards)} cards are told of; missing: {missing}",
+            f"{count_of(len(cards), 'card')} shown; missing: {missing}",
             measured=str(len(cards)), limit=str(max(attached, len(cards) + len(named))),
             command="nvidia-smi -L; lspci -d 10de: -nn; dmesg | grep -iE 'nvrm|xid'",
             hint="The kernel log says why it does not answer; reboot, or take another pod",

@@ -7,7 +7,7 @@ from nsa_core.rundir.report import CheckResult, Status
 from nsa_core.rundir.speed import CardSpeed, MachineSpeed
 from nsa_ops.facts.evidence import parse_evidence
 from nsa_ops.facts.gpu import GPU
-from nsa_ops.quantities import format_bytes
+from nsa_ops.quantities import count_of, format_bytes
 from nsa_ops.runs.judge_condition import judge_throttle
 from nsa_ops.runs.judge_result import checked
 
@@ -166,7 +166,7 @@ def _all_reduce(found: MachineSpeed, profile: HardwareProfile) -> Iterator[Check
         summed = found.all_reduce
         yield judge_rate(
             name, summed.bus_gb_s, profile.expected.all_reduce_gb_s, profile.expected.min_fraction,
-            what=f"bus bandwidth of {summed.size_mib} MiB over {summed.num_gpus} cards",
+            what=f"bus bandwidth of {summed.size_mib} MiB over {count_of(summed.num_gpus, 'card')}",
             unit="GB/s", hint=hint,
         )  # fmt: skip
     elif profile.needs_card:
@@ -212,8 +212,8 @@ def _first_batch(found: MachineSpeed) -> CheckResult:
     name, batch = "data.first_batch", found.first_batch
     if batch is not None:
         message = (
-            f"{batch.num_documents} documents with {batch.num_characters} characters came from the "
-            "configured source"
+            f"{count_of(batch.num_documents, 'document')} with "
+            f"{count_of(batch.num_characters, 'character')} came from the configured source"
         )
         return checked(name, "pass", message, measured=f"{batch.seconds:.1f} s", command=COMMAND)
     why = found.problems.get("first_batch", "it was not tried")

@@ -1,7 +1,7 @@
 """Launch: resolve, refuse, plan, ship, prepare, start; done when the run is up."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
@@ -18,12 +18,13 @@ from nsa_ops.facts.host import read_host
 from nsa_ops.facts.python import PythonFacts
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import PrepareRunAction, RunReport
+from nsa_ops.quantities import count_of
 from nsa_ops.remote.snapshot import Snapshot, has_code, ship, take_snapshot
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.agents import ask, probe_run, require_run
 from nsa_ops.runs.checkpoints import with_parent, with_parent_as_planned
-from nsa_ops.runs.choose import LIVE
+from nsa_ops.runs.choose import LIVE, record_of
 from nsa_ops.runs.configure import Choice, load_hardware
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.guardrails import (
@@ -51,7 +52,6 @@ from nsa_ops.runs.session import (
     watchdog_command,
 )
 from nsa_ops.runs.wait import await_first_beat
-from nsa_ops.store import RunRecord
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,7 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
         StateConflictError: If the run is known on another pod, and runs there for all one can tell.
         VerificationError: If the checkpoint is not whole; known only where the pod has the code.
     """
+    check_request(request)
     wanted = request.pod or operator.settings.values.pod or None
     link = operator.link(choose_pod(operator.store, wanted))
     known = operator.store.find_run(request.run_id)
@@ -146,7 +147,8 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     refuse_failures(findings)
     snapshot = take_snapshot()
     proof = find_proof(
-        operator, link, snapshot.code_id, resolved.profile, resolved.config,
+        operator, link, snapshot.code_id,
+        replace(request.choice, profile=resolved.profile), resolved.config,
         is_overridden=PREFLIGHT in request.overrides,
     )  # fmt: skip
     require_data(link, resolved.config.data)
@@ -212,7 +214,8 @@ def _manifest(
     proof: Proof,
 ) -> RunManifest:
     now_unix_s = operator.clock.unix_s()
-    run_id = _run_id(request.run_id, resolved.config.recipe, now_unix_s)
+    day = datetime.fromtimestamp(now_unix_s, UTC)
+    run_id = request.run_id or new_run_id(resolved.config.recipe, day)
     return RunManifest(
         run_id=run_id,
         attempt_id=new_attempt_id(),
@@ -235,13 +238,18 @@ def _manifest(
     )
 
 
-def _run_id(given: str, recipe: str, now_unix_s: float) -> str:
-    if not given:
-        return new_run_id(recipe, datetime.fromtimestamp(now_unix_s, UTC))
+def check_request(request: LaunchRequest) -> None:
+    """Refuse what no pod has to be asked about, before one is asked, prepared or probed.
+
+    Raises:
+        ConfigurationError: If the run id cannot be used.
+    """
+    if not request.run_id:
+        return
     try:
-        return check_run_id(given)
+        check_run_id(request.run_id)
     except ValueError as error:
-        message = f"Run id `{given}` cannot be used"
+        message = f"Run id `{request.run_id}` cannot be used"
         raise ConfigurationError(message, hint=str(error)) from error
 
 
@@ -256,7 +264,7 @@ def _plan(
     code, run_dir = link.code(snapshot.code_id), link.run_dir(manifest.run_id)
     config, names = manifest.config, (snapshot.code_id, manifest.run_id, module)
     shipped = has_code(link.transport, link.record.python, code)
-    size = f"{len(snapshot.files)} files, {snapshot.total_bytes // 1024} KiB"
+    size = f"{count_of(len(snapshot.files), 'file')}, {snapshot.total_bytes // 1024} KiB"
     steps = [
         Step(
             "ship code",
@@ -281,8 +289,9 @@ def _plan(
         ),
     ]
     title = (
-        f"Launch {manifest.run_id} on pod {link.record.name}: {config.schedule.steps} steps of "
-        f"{config.batch.tokens_per_step()} tokens"
+        f"Launch {manifest.run_id} on pod {link.record.name}: "
+        f"{count_of(config.schedule.steps, 'step')} of "
+        f"{count_of(config.batch.tokens_per_step(), 'token')}"
     )
     warned = [f"{found.name}: {found.message}" for found in findings if found.status == "warn"]
     return plan_of(title, steps, [*notes, *warned])
@@ -335,20 +344,7 @@ def _launch(operator: Operator, planned: LaunchPlan) -> Launched:
 
 def remember_run(operator: Operator, link: PodLink, manifest: RunManifest) -> None:
     """Let the registry say what runs and on which pod."""
-    operator.store.save_run(
-        RunRecord(
-            run_id=manifest.run_id,
-            pod=link.record.name,
-            recipe=manifest.config.recipe,
-            profile=manifest.profile,
-            code_id=manifest.code_id,
-            config_sha256=manifest.config_sha256,
-            launched_unix_s=manifest.created_unix_s,
-            pod_id=link.record.pod_id,
-            attempt=manifest.attempt,
-            attempt_id=manifest.attempt_id,
-        )
-    )
+    operator.store.save_run(record_of(link, manifest))
 
 
 def _launched(

@@ -14,6 +14,7 @@ from nsa_ops.errors import (
 from nsa_ops.pod.foreign_logs import parse_log
 from nsa_ops.pod.foreign_reader import ForeignLog
 from nsa_ops.pod.replay import Replay, replay
+from nsa_ops.quantities import count_of
 from nsa_ops.runs.named_file import read_named
 
 
@@ -60,8 +61,8 @@ def failure_of(health: LogHealth) -> OpsError | None:
         return HaltVerdictError(message, hint="See each rule in docs/watchdog.md")
     if health.level == "unknown":
         message = (
-            f"{health.replay.num_records} records of `{health.path}` could be read, and "
-            f"{health.num_unread} lines could not"
+            f"{count_of(health.replay.num_records, 'record')} of `{health.path}` could be read, "
+            f"and {count_of(health.num_unread, 'line')} could not"
         )
         return UnknownVerdictError(message, hint="A line needs a step and a loss")
     return None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa_core.config.profile import HardwareProfile
+from nsa_core.config.recipe import list_recipes
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import Parent, RunManifest
 from nsa_ops.pod.messages import NextAttemptAction
@@ -52,8 +53,8 @@ def next_manifest(
         LocalResourceError, NotFoundError: If the pod lacks tmux or the data.
     """
     pod = link.record
-    choice = Choice("", "", ())
-    hardware = load_hardware(require_profile(operator, choice, pod.profile or old.profile))
+    profile = require_profile(operator, Choice(), pod.profile or old.profile)
+    hardware = load_hardware(profile)
     config = overlay(old.config, sets)
     facts = read_live_facts(link, hardware)
     require_tmux(link, facts.host)
@@ -61,8 +62,10 @@ def next_manifest(
     _check_guardrails(config, hardware, facts, {**old.overrides, **overrides})
     require_data(link, config.data)
     code_id = code.code_id if code else old.code_id
+    recipe = config.recipe if config.recipe in list_recipes() else ""  # a file is not on this disk
+    choice = Choice(recipe, hardware.name, tuple(sets))
     proof = find_proof(
-        operator, link, code_id, hardware.name, config, is_overridden=PREFLIGHT in overrides
+        operator, link, code_id, choice, config, is_overridden=PREFLIGHT in overrides
     )
     values: dict[str, Any] = {
         "attempt": old.attempt + 1,

@@ -5,11 +5,13 @@ import secrets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from nsa_core.config.errors import ConfigError
 from nsa_core.config.profile import load_profile
 from nsa_ops.errors import ConfigurationError, NotFoundError, StateConflictError
 from nsa_ops.plan import Plan, Step, plan_of
+from nsa_ops.quantities import count_of
 from nsa_ops.remote.host_keys import read_pin
 from nsa_ops.remote.openssh import forget_link
 from nsa_ops.runs.context import Operator
@@ -122,7 +124,7 @@ def plan_remove(store: Store, name: str) -> tuple[PodRecord, Plan]:
     notes = [f"Nothing under `{pod.root}` on the pod is deleted"]
     runs = store.runs(pod.name)
     if runs:
-        notes.append(f"{len(runs)} runs were launched on it and can no longer be reached by name")
+        notes.append(f"{count_of(len(runs), 'run')} on it can no longer be reached by name")
     return pod, plan_of(f"Forget pod `{name}`", [Step("forget", f"forget `{name}`")], notes)
 
 
@@ -136,7 +138,9 @@ def execute_remove(operator: Operator, pod: PodRecord) -> PodRecord:
 
 
 def choose_pod(store: Store, name: str | None) -> PodRecord:
-    """The named pod, or the only one.
+    """The named pod, or the only one, or the only one that trains: that has a hardware profile.
+
+    A pod without a profile, such as a host that only keeps backups, makes no other one ambiguous.
 
     Raises:
         NotFoundError: If there is none of that name, or none at all.
@@ -147,17 +151,25 @@ def choose_pod(store: Store, name: str | None) -> PodRecord:
     if name is not None:
         found = store.find_pod(name)
         if found is None:
-            hint = f"Known pods: {known}" if pods else f"Add it with `nsa-ops pod add {name} local`"
             message = f"There is no pod `{name}`"
-            raise NotFoundError(message, hint=hint)
+            raise NotFoundError(message, hint=f"Known pods: {known}" if pods else how_to_add(name))
         return found
     if not pods:
         message = "No pod is known yet"
         raise NotFoundError(message, hint="Add this machine with `nsa-ops pod add here local`")
-    if len(pods) > 1:
+    fitting = [pod for pod in pods if pod.profile] if len(pods) > 1 else pods
+    if len(fitting) != 1:
         message = f"Which pod? There are {len(pods)}: {known}"
         raise ConfigurationError(message, hint="Name one, or set `NSA_OPS_POD`")
-    return pods[0]
+    return fitting[0]
+
+
+def how_to_add(name: str) -> str:
+    """How a pod gets known under a name; only its owner knows what it is."""
+    return (
+        f"Add a machine behind ssh with `nsa-ops pod add {quote(name)} user@host[:port]`, or this "
+        f"one with `nsa-ops pod add {quote(name)} local`"
+    )
 
 
 def is_local(address: str) -> bool:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from nsa_core.config.profile import HardwareProfile
@@ -16,6 +16,7 @@ from nsa_ops.facts.hardware import HardwareFacts, read_hardware
 from nsa_ops.facts.host import HostFacts, read_host
 from nsa_ops.facts.python import PythonFacts, read_python
 from nsa_ops.remote.snapshot import Snapshot, ship, take_snapshot
+from nsa_ops.remote.transport import MAX_OUTPUT_BYTES
 from nsa_ops.runs.configure import Choice, all_hardware, load_hardware, resolve_choice
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.estimate import estimate_run
@@ -25,10 +26,12 @@ from nsa_ops.runs.judge_evidence import judge_hardware
 from nsa_ops.runs.judge_speed import COMMAND, judge_speed
 from nsa_ops.runs.marked import clear_mark
 from nsa_ops.runs.pods import choose_pod
+from nsa_ops.runs.probe_lines import ProbeLines
 from nsa_ops.runs.probed import PROBED, probed_sha256
 from nsa_ops.runs.provision.judge import judge_environment
 from nsa_ops.runs.provision.receipt import parse_receipt
 from nsa_ops.runs.provision.want import known_lock_sha256
+from nsa_ops.store import PodRecord
 
 Tier = Literal["quick", "standard", "full"]
 PROBE_S: Mapping[Tier, float] = {"quick": 0.0, "standard": 300.0, "full": 1800.0}
@@ -83,6 +86,7 @@ class Preflight:
         sha256: Hash of the report, which a manifest names.
         is_green: Whether a launch may follow.
         blocking: Checks that stand against it.
+        flags: What makes the same choice again, behind `--profile NAME`: recipe and values.
     """
 
     pod: str
@@ -91,6 +95,7 @@ class Preflight:
     sha256: str
     is_green: bool
     blocking: list[str]
+    flags: str = ""
 
 
 def blocking_checks(checks: Sequence[CheckResult]) -> list[str]:
@@ -159,8 +164,8 @@ def run_preflight(
         }
     )
     if tier == "quick":
-        return _look_only(pod.name, report)
-    found = keep_report(operator, pod.name, report)
+        return replace(_look_only(pod.name, report), flags=choice.flags)
+    found = replace(keep_report(operator, pod.name, report), flags=choice.flags)
     if found.is_green and clear_mark(link):
         operator.tell(f"pod {pod.name} was marked by a watchdog; the mark is taken away")
     return found
@@ -189,17 +194,13 @@ def refusal_of(found: Preflight) -> RefusedError | None:
     """What a red preflight means for a launch; None if it is green."""
     if found.is_green:
         return None
-    return _red(found.pod, found.report.profile, found.blocking)
+    return _red(found.pod, found.report.profile, found.flags, found.blocking)
 
 
-def _red(pod: str, profile: str, blocking: Sequence[str]) -> RefusedError:
+def _red(pod: str, profile: str, flags: str, blocking: Sequence[str]) -> RefusedError:
     message = f"The preflight of pod `{pod}` is red: {', '.join(blocking)}"
-    hint = f"Mend it, then run `{_preflight_command(pod, profile)}` again"
+    hint = f"Fix it, then run `nsa-ops preflight {pod} --profile {profile}{flags}` again"
     return RefusedError(message, hint=hint)
-
-
-def _preflight_command(pod: str, profile: str) -> str:
-    return f"nsa-ops preflight {pod} --profile {profile}"
 
 
 def require_profile(operator: Operator, choice: Choice, pod_profile: str) -> str:
@@ -223,7 +224,8 @@ def read_facts(operator: Operator, link: PodLink) -> PodFacts:
     host = read_host(link.transport, python, link.record.root)
     laptop_unix_s = moment_of(host.unix_s, began_s, operator.clock.unix_s())
     operator.tell(f"python {host.python_version}; importing torch")
-    packages, hardware = read_python(link.transport, python), read_hardware(link.transport)
+    with operator.work("looking at torch and cards"):
+        packages, hardware = read_python(link.transport, python), read_hardware(link.transport)
     return PodFacts(host, packages, hardware, laptop_unix_s)
 
 
@@ -269,22 +271,29 @@ def probe_correctness(
 ) -> list[CheckResult]:
     """Run the causality and parity probes on the pod, with the code and model that would train."""
     operator.tell("probing causality and kernels")
-    words = ("--json", "--tier", tier, "--device", resolved.config.runtime.device, "--config", "-")
+    device = resolved.config.runtime.device
+    words = ("--json", "--progress", "--tier", tier, "--device", device, "--config", "-")
     argv = link.module(snapshot.code_id, "nsa_core.checks", *words)
     stdin = resolved.config.model_dump_json().encode()
+    timeout_s = operator.deadline_s(PROBE_S[tier])
     try:
-        done = link.transport.run(argv, stdin=stdin, timeout_s=operator.deadline_s(PROBE_S[tier]))
+        with operator.work("probing", "probe") as work:
+            answer = ProbeLines(work)
+            done = link.transport.run_into(
+                argv, answer, stdin=stdin, timeout_s=timeout_s, max_bytes=MAX_OUTPUT_BYTES
+            )
     except DeadlineError as error:
         return [_not_probed(error.message)]
     try:
-        return list(parse_model(Report, done.stdout).checks)
+        return list(parse_model(Report, answer.last_line).checks)
     except ValueError:
         said = done.last_error_line or "nothing"
         return [_not_probed(f"the probes gave no report (exit code {done.exit_code}): {said}")]
 
 
 def _ship(operator: Operator, link: PodLink, snapshot: Snapshot) -> None:
-    moved = ship(snapshot, link.transport, link.record.python, link.code(snapshot.code_id))
+    with operator.work("shipping code"):
+        moved = ship(snapshot, link.transport, link.record.python, link.code(snapshot.code_id))
     operator.tell(f"code {snapshot.code_id} {'shipped' if moved else 'is there already'}")
 
 
@@ -301,7 +310,8 @@ def measure_speed(
     argv = link.module(snapshot.code_id, "nsa_core.checks.machine", *words)
     stdin = resolved.config.model_dump_json().encode()
     try:
-        done = link.transport.run(argv, stdin=stdin, timeout_s=operator.deadline_s(SPEED_S))
+        with operator.work("using cards, disk and data"):
+            done = link.transport.run(argv, stdin=stdin, timeout_s=operator.deadline_s(SPEED_S))
     except DeadlineError as error:
         return [_not_measured(error.message)]
     try:
@@ -327,18 +337,27 @@ def _not_probed(why: str) -> CheckResult:
     return CheckResult(name="causality.probe", status="fail", message=f"not probed: {why}")
 
 
-def require_green(operator: Operator, pod_id: str, pod: str, code_id: str, profile: str) -> str:
-    """Hash of the green report for this pod, code and profile.
+def require_green(operator: Operator, pod: PodRecord, code_id: str, choice: Choice) -> str:
+    """Hash of the green report for a pod, code and profile.
+
+    Args:
+        operator: Who asks.
+        pod: Pod that the run is to be on.
+        code_id: Version of the code.
+        choice: What is to run; its profile is named. The hint names the same choice.
 
     Raises:
         RefusedError: If there is none; the hint names the command.
     """
-    found = operator.store.newest_report(pod_id, code_id, profile)
+    found = operator.store.newest_report(pod.pod_id, code_id, choice.profile)
     if found is None:
-        message = f"Pod `{pod}` has no preflight for code {code_id} and profile {profile}"
-        raise RefusedError(message, hint=f"Run `{_preflight_command(pod, profile)}`")
+        message = (
+            f"Pod `{pod.name}` has no preflight for code {code_id} and profile {choice.profile}"
+        )
+        command = f"`nsa-ops preflight {pod.name} --profile {choice.profile}{choice.flags}`"
+        raise RefusedError(message, hint=f"Run {command}")
     sha256, report = found
     blocking = blocking_checks(report.checks)
     if blocking:
-        raise _red(pod, profile, blocking)
+        raise _red(pod.name, choice.profile, choice.flags, blocking)
     return sha256

@@ -6,6 +6,7 @@ from typing import Any
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import KernelChoice
 from nsa_core.rundir.report import Report
+from nsa_ops.runs.configure import Choice
 from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.kernels import proven_kernels, require_proven
 from nsa_ops.runs.preflight import require_green
@@ -32,22 +33,28 @@ def find_proof(
     operator: Operator,
     link: PodLink,
     code_id: str,
-    profile: str,
+    choice: Choice,
     config: RunConfig,
     *,
     is_overridden: bool,
 ) -> Proof:
     """The proof that a run needs; with an override, whatever there is.
 
+    Args:
+        operator: Who asks.
+        link: Pod that it is to be on.
+        code_id: Version of the code.
+        choice: What is to run, with its profile; a hint names the same.
+        config: What that is resolved to.
+        is_overridden: Go on without a proof.
+
     Raises:
         RefusedError: Without an override, if the preflight is missing or red, or a kernel that the
             configuration names was not proven.
     """
     pod = link.record
-    sha256 = (
-        "" if is_overridden else require_green(operator, pod.pod_id, pod.name, code_id, profile)
-    )
-    stored = operator.store.newest_report(pod.pod_id, code_id, profile)
+    sha256 = "" if is_overridden else require_green(operator, pod, code_id, choice)
+    stored = operator.store.newest_report(pod.pod_id, code_id, choice.profile)
     report = stored[1] if stored else None
     kernels = proven_kernels(config, report)
     if not is_overridden:

@@ -8,7 +8,7 @@ from typing import Any
 from nsa_ops.errors import NotFoundError, OpsError, PartialError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import HaltAction, RunReport
-from nsa_ops.quantities import format_time
+from nsa_ops.quantities import count_of, format_time
 from nsa_ops.remote.host_keys import unpin
 from nsa_ops.remote.snapshot import has_code
 from nsa_ops.runs.agents import ask, probe_run, read_run_manifest
@@ -66,7 +66,7 @@ class ReconcilePlan:
             )
             for intent, _, decision in self.decided
         ]
-        return plan_of(f"Reconcile {len(steps)} acts that were cut off", steps)
+        return plan_of(f"Reconcile {count_of(len(steps), 'cut-off act')}", steps)
 
 
 def count_cut_off(operator: Operator) -> int:
@@ -137,7 +137,8 @@ def unsettled(settled: Sequence[Settled]) -> PartialError | None:
     waiting = [one for one in settled if one.way == "wait"]
     if not waiting:
         return None
-    message = f"{len(waiting)} of {len(settled)} acts stay open: {waiting[0].found}"
+    acts = count_of(len(settled), "act")
+    message = f"Still open: {len(waiting)} of {acts}: {waiting[0].found}"
     return PartialError(message, hint="Repeat `nsa-ops reconcile` when the pod answers")
 
 

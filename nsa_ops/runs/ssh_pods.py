@@ -1,5 +1,8 @@
 """Pods behind ssh: add one with its host key pinned, trust another key, open a terminal."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +30,14 @@ DEFAULT_ROOT = "~/nsa-pod"
 DEFAULT_PYTHON = "python3"
 KINDS = (SSH, FABRIC)
 _NO_RIGHT = 77
+#: A command about a pod that has to be known for it.
+_OF_A_POD = re.compile(r"`nsa-ops pod (?:ssh|show|trust|rm)\b")
+#: By whether it was the login that failed.
+_NEW_POD_HINTS = {
+    True: "The pod was not added. Name a key for {pod.address} in ~/.ssh/config or load it into "
+    "your agent, or put yours there with `--password-from ask`; then repeat the command",
+    False: "The pod was not added: see that {pod.address} is right and the machine is up",
+}
 
 # Prints the absolute root and the absolute interpreter, empty if there is none.
 _PREPARE = f"""
@@ -126,7 +137,8 @@ def plan_add_ssh(operator: Operator, request: SshPodRequest) -> KeyPlan:
         _refuse_another(known, request, address)
     if known is None and not address.user and request.kind == SSH:
         require_alias(address, settings)
-    route, key = look_at_host(request.kind, address, settings)
+    with nullcontext() if known is not None else _hints_for_a_new_pod(pod):
+        route, key = look_at_host(request.kind, address, settings)
     _check_expected(key, request.fingerprint, str(address))
     if known is not None:
         return _plan_known(operator, known, key)
@@ -144,6 +156,18 @@ def plan_add_ssh(operator: Operator, request: SshPodRequest) -> KeyPlan:
     ]
     plan = plan_of(f"Add pod `{pod.name}`: host key {key.fingerprint}", steps, notes)
     return KeyPlan(pod, key, plan, is_agreed=bool(request.fingerprint), public_key=public_key)
+
+
+@contextmanager
+def _hints_for_a_new_pod(pod: PodRecord) -> Iterator[None]:
+    """Put what can be done in place of a hint that names the pod, which is not added yet."""
+    try:
+        yield
+    except OpsError as error:
+        if _OF_A_POD.search(error.hint):
+            is_login = isinstance(error, AuthenticationError) and "host key" not in error.message
+            error.hint = _NEW_POD_HINTS[is_login].format(pod=pod)
+        raise
 
 
 def _install_steps(public_key: Path | None) -> list[Step]:
@@ -231,10 +255,11 @@ def execute_add_ssh(operator: Operator, planned: KeyPlan, password: str = "") ->
     with operator.store.intent("pod add", pod.name, address=pod.address, pod_id=pod.pod_id):
         pin(target, planned.key)
         try:
-            if planned.public_key is not None:
-                install_key(operator, pod, planned.public_key, password)
-                operator.tell(f"`{planned.public_key}` opens it from now on")
-            pod = _log_in(operator.connect(pod, operator.settings), pod)
+            with _hints_for_a_new_pod(pod):
+                if planned.public_key is not None:
+                    install_key(operator, pod, planned.public_key, password)
+                    operator.tell(f"`{planned.public_key}` opens it from now on")
+                pod = _log_in(operator.connect(pod, operator.settings), pod)
         except OpsError:
             unpin(target)
             raise

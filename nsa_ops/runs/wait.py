@@ -14,6 +14,7 @@ from nsa_ops.errors import (
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.runs.agents import probe_run
 from nsa_ops.runs.context import Operator, PodLink
+from nsa_ops.runs.work import Work
 
 FIRST_BEAT_S = 300.0
 #: After the data was opened: a full card shows within seconds.
@@ -132,37 +133,45 @@ def poll(
     deadline_s: float,
     what: str,
 ) -> RunReport:
-    """Look at a run until something holds; one round trip a look, a line of story every 10 s.
+    """Look at a run until something holds; one round trip a look, shown as long work.
 
     Raises:
         DeadlineError: If it does not hold in time.
     """
-    began_s = told_s = operator.clock.monotonic_s()
-    while True:
-        report = probe_run(link, code_id, run_id)
-        if is_done(report):
-            return report
-        now_s = operator.clock.monotonic_s()
-        if now_s - began_s >= deadline_s:
-            message = (
-                f"Waited {deadline_s:g} s for {what} of `{run_id}`; "
-                f"it is {report.state} ({report.why})"
-            )
-            hint = f"Look at `nsa-ops status {run_id}` and `nsa-ops logs {run_id}`"
-            raise DeadlineError(message, hint=hint)
-        if now_s - told_s >= STORY_S:
-            told_s = now_s
-            operator.tell(f"waiting for {what}: {report.state}, {describe_progress(report)}")
-        operator.clock.sleep(POLL_S)
+    began_s = operator.clock.monotonic_s()
+    with operator.work(f"waiting for {what}") as work:
+        while True:
+            report = probe_run(link, code_id, run_id)
+            if is_done(report):
+                return report
+            if operator.clock.monotonic_s() - began_s >= deadline_s:
+                message = (
+                    f"Waited {deadline_s:g} s for {what} of `{run_id}`; "
+                    f"it is {report.state} ({report.why})"
+                )
+                hint = f"Look at `nsa-ops status {run_id}` and `nsa-ops logs {run_id}`"
+                raise DeadlineError(message, hint=hint)
+            _show(work, report)
+            operator.clock.sleep(POLL_S)
+
+
+def _show(work: Work, report: RunReport) -> None:
+    """What a run is doing; as a share where the end of its staging is known."""
+    work.detail = f"{report.state}, {describe_progress(report)}"
+    share = report.last_beat.staging_share if report.last_beat else None
+    work.done, work.total = share, None if share is None else 1.0
 
 
 def describe_progress(report: RunReport) -> str:
-    """Step, loss and speed of the last heartbeat that has them, else the evidence of the state."""
+    """Step, and loss and speed of the last record that has them, else the evidence of the state."""
     beat = report.last_beat
-    if beat is None or beat.loss is None:
+    if beat is not None and beat.staging:
+        return beat.staging
+    record = report.figures.record or beat
+    if beat is None or record is None or record.loss is None:
         return report.why
-    speed = f", {beat.tokens_per_s:,.0f} tokens/s" if beat.tokens_per_s else ""
-    return f"step {beat.step}/{report.manifest.steps}, loss {beat.loss:.3f} nats{speed}"
+    speed = f", {record.tokens_per_s:,.0f} tokens/s" if record.tokens_per_s else ""
+    return f"step {beat.step}/{report.manifest.steps}, loss {record.loss:.3f} nats{speed}"
 
 
 def _did_not_come_up(

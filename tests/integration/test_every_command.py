@@ -52,6 +52,7 @@ LINES: dict[str, int] = {
     "backup prune r1 --keep 1 --plan": 0,
     "run ls": 0,
     "run show r1": 0,
+    "run adopt r1 --pod here": 0,
     "pod add spare local:{folder}/spare --profile cpu --plan": 0,
     "pod trust here --plan": 2,
     "pod ssh here": 2,

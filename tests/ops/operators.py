@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nsa_ops.runs.context import Operator
+from nsa_ops.runs.work import ShowWork, show_nothing
 from nsa_ops.settings import read_settings
 from nsa_ops.store import PodRecord, Store
 from tests.ops.fakes import FakeClock, FakeTransport
@@ -27,6 +28,7 @@ class Desk:
     transport: FakeTransport = field(default_factory=FakeTransport)
     clock: FakeClock = field(default_factory=FakeClock)
     story: list[str] = field(default_factory=list)
+    show_work: ShowWork = show_nothing
 
     @property
     def operator(self) -> Operator:
@@ -36,4 +38,5 @@ class Desk:
             clock=self.clock,
             tell=self.story.append,
             connect=lambda _pod, _settings: self.transport,
+            show_work=self.show_work,
         )

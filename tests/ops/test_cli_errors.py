@@ -59,7 +59,9 @@ def test_a_missing_pod_names_the_command_that_adds_it(cli: CommandLine) -> None:
     outcome = cli("pod", "show", "a100-1")
     assert outcome.exit_code == 6
     assert outcome.err == (
-        "error: There is no pod `a100-1`\n\nhint: Add it with `nsa-ops pod add a100-1 local`\n"
+        "error: There is no pod `a100-1`\n\n"
+        "hint: Add a machine behind ssh with `nsa-ops pod add a100-1 user@host[:port]`, or this "
+        "one with `nsa-ops pod add a100-1 local`\n"
     )
 
 

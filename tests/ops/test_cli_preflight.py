@@ -16,9 +16,10 @@ def preflight(status: Status) -> Preflight:
     check = CheckResult(
         name="causality.perturbation", status=status, message="token 0 of 521 moved"
     )
-    report = Report(at=1.0, profile="cpu", checks=[check])
+    report = Report(at=1.0, profile="cpu", tier="standard", checks=[check])
     blocking = blocking_checks(report.checks)
-    return Preflight("here", report, report.verdict, "sha", not blocking, blocking)
+    flags = " --recipe tiny-cpu --set model.dim=8"
+    return Preflight("here", report, report.verdict, "sha", not blocking, blocking, flags)
 
 
 @pytest.fixture
@@ -43,7 +44,8 @@ def test_a_red_preflight_ends_with_an_error_and_the_next_command(cli: CommandLin
     assert outcome.exit_code == 3
     assert "verdict: red because of causality.perturbation" in outcome.out
     assert outcome.err.startswith("error: The preflight of pod `here` is red: causality.pertur")
-    assert "nsa-ops preflight here --profile cpu" in outcome.err
+    same = "--profile cpu --recipe tiny-cpu --set model.dim=8"
+    assert f"`nsa-ops preflight here {same}`" in outcome.err
 
 
 @pytest.mark.usefixtures("found")
@@ -51,6 +53,8 @@ def test_a_red_preflight_ends_with_an_error_and_the_next_command(cli: CommandLin
 def test_a_green_preflight_is_ok(cli: CommandLine) -> None:
     outcome = cli("preflight", "--json")
     assert (outcome.exit_code, json.loads(outcome.out)["ok"], outcome.err) == (0, True, "")
+    same = "--pod here --profile cpu --recipe tiny-cpu --set model.dim=8"
+    assert f"`nsa-ops launch {same}`" in cli("preflight").out
 
 
 def _drawn(width: int, *checks: CheckResult) -> str:

@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 from rich.console import Console
 
-from nsa_ops.cli.render_watch import draw_frame, frame_lines
+from nsa_ops.cli.render_watch import draw_frame, frame_rows
 from nsa_ops.printable import printable
 from nsa_ops.runs.watch import Frame
 from tests.ops.cli_case import CommandLine
@@ -96,8 +96,8 @@ def test_a_curve_is_drawn_in_signs_that_the_terminal_has() -> None:
     written = io.BytesIO()
     terminal = io.TextIOWrapper(written, "ascii", write_through=True)
     draw_frame(Console(file=terminal), frame)
-    assert b"loss      #:_\n" in written.getvalue()
-    assert "loss      █▄▁" in frame_lines(frame)
+    assert b"loss curve   #:_\n" in written.getvalue()
+    assert "loss curve   █▄▁" in [row.text for row in frame_rows(frame)]
 
 
 def test_what_people_typed_moves_no_cursor() -> None:

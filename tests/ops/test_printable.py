@@ -82,6 +82,8 @@ WRITERS = {
     ("app.py", "typer.echo(envelope(command or 'nsa-ops', None, error))"),
     ("render.py", "console.print(printable(text), markup=False, soft_wrap=True)"),
     ("render_checks.py", "console.print(drawn)"),  # made by `cell`
+    ("render_figures.py", "console.print(styled(row), soft_wrap=True)"),  # of printable text
+    ("progress.py", "sys.stderr.write(text)"),  # a bar of printable text, or what clears it
 }
 _WRITES = re.compile(
     r"typer\.(echo|secho|confirm|prompt)\(|\bprint\(|print_\w+\(|\.write\(|\.log\("

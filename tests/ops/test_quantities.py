@@ -1,10 +1,16 @@
 """Numbers as people read them."""
 
+import ast
+import itertools
 import math
+import re
+from pathlib import Path
 
 import pytest
 
+from nsa_ops import quantities
 from nsa_ops.quantities import (
+    count_of,
     format_bytes,
     format_count,
     format_duration,
@@ -63,3 +69,61 @@ def test_counts(value: float, text: str) -> None:
 )
 def test_a_sentence_begins_with_a_capital_and_a_name_keeps_its_case(text: str, shown: str) -> None:
     assert sentence_case(text) == shown
+
+
+def test_a_name_in_front_of_a_sentence_keeps_its_case() -> None:
+    assert sentence_case("demo has ended", "demo") == "demo has ended"
+    assert sentence_case("the run has ended", "demo", "") == "The run has ended"
+
+
+def test_a_count_and_its_noun_agree() -> None:
+    assert [count_of(number, "step") for number in (0, 1, 2, 12_000)] == [
+        "0 steps", "1 step", "2 steps", "12,000 steps",
+    ]  # fmt: skip
+    assert count_of(1, "entry", "entries") == "1 entry"
+    assert count_of(3, "entry", "entries") == "3 entries"
+
+
+#: A number in a message: what a length, a count or a total is written as.
+_NUMBER = re.compile(r"\blen\(|\bnum_\w+$|\b(?:count|steps|lines|restarts|entries|fruitless)\b")
+#: The noun behind it, with at most one adjective.
+_NOUNS = re.compile(
+    r" (?:[a-z]+ )?(?:steps|records|files|runs|pods|lines|checks|commands|checkpoints|documents|"
+    r"tensors|losses|cards|events|entries|acts|restarts|keys|sockets|links|layers|names|facts)\b"
+)
+
+
+def spelled_counts(source: Path) -> list[str]:
+    """F-strings that put a number before a plural without asking how many it is."""
+    found = []
+    for node in ast.walk(ast.parse(source.read_text())):
+        parts = node.values if isinstance(node, ast.JoinedStr) else []
+        for number, text in itertools.pairwise(parts):
+            if isinstance(number, ast.FormattedValue) and isinstance(text, ast.Constant):
+                spelled = ast.unparse(number.value)
+                is_asked = spelled.startswith("count_of(")
+                if not is_asked and _NUMBER.search(spelled) and _NOUNS.match(str(text.value)):
+                    found.append(f"{source.name}: {spelled}{text.value}")
+    return found
+
+
+#: Where there are always several: the number is a limit, or one alone never gets there.
+_ALWAYS_SEVERAL = {
+    "MAX_FILES files", "LONG_RUN_STEPS steps", "len(cards) cards are told", "len(newest) records",
+    "len(row) records", "len(known) backups", "tries attempts", "rules_gates.py: len(records)",
+    "rules_learning.py: steps steps", "len(counted) records",
+}  # fmt: skip
+
+
+def test_every_message_that_counts_something_says_one_of_it_in_the_singular() -> None:
+    folder = Path(quantities.__file__).parent
+    spelled = [one for path in sorted(folder.rglob("*.py")) for one in spelled_counts(path)]
+    assert [one for one in spelled if not any(text in one for text in _ALWAYS_SEVERAL)] == []
+
+
+def test_the_search_for_counts_finds_them(tmp_path: Path) -> None:
+    source = tmp_path / "some.py"
+    source.write_text(
+        'f"{len(a)} files" f"{x.num_old} more keys" f"{count_of(n, \'step\')} left"\n'
+    )
+    assert len(spelled_counts(source)) == 2

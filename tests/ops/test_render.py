@@ -7,11 +7,14 @@ from rich.console import Console
 
 from nsa_ops.cli.output import envelope, jsonable
 from nsa_ops.cli.render import cell_text, gib, make_console, plan_lines, table
+from nsa_ops.cli.render_figures import progress_row
 from nsa_ops.cli.render_runs import draw_status
-from nsa_ops.cli.render_watch import frame_lines, frame_view, progress_line, sparkline
+from nsa_ops.cli.render_watch import frame_rows, frame_view, progress_line, sparkline
 from nsa_ops.cli.session import Options, Session
 from nsa_ops.plan import Step, plan_of
+from nsa_ops.pod.figures import PhaseUse, RunFigures
 from nsa_ops.pod.messages import CheckpointFact
+from nsa_ops.pod.verdict import Finding, conclude
 from nsa_ops.runs.backup.loss import at_most_lost
 from nsa_ops.runs.status import RunStatusLine
 from nsa_ops.runs.watch import Frame
@@ -61,20 +64,27 @@ def test_status_names_what_is_damaged_beside_what_is_sound() -> None:
     ]
     draw_status(console, RunStatusLine(RUN, report(checkpoints=facts)))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "checkpoint  step 140; step 141 is damaged: x is missing\n" in text
+    assert "checkpoint   step 140; step 141 is damaged: x is missing\n" in text
 
 
 def test_a_record_is_one_line_without_what_is_not_known() -> None:
     assert progress_line(beat(5, loss=1.25)) == "step      5  loss 1.2500"
 
 
-def test_a_watched_run_shows_state_health_curves_and_gates() -> None:
+def frame_lines(frame: Frame, encoding: str = "utf-8") -> list[str]:
+    return [row.text for row in frame_rows(frame, encoding)]
+
+
+def test_a_watched_run_shows_verdict_state_curves_and_gates() -> None:
     records = [beat(n, loss=5.0 - n, gate_branch_shares=[0.2, 0.3, 0.5]) for n in range(3)]
     lines = frame_lines(Frame(report(flags=["stale"]), [], [], records))
-    assert lines[0] == "r1  attempt 1  running [stale]"
-    assert "loss      █▄▁" in lines
-    assert lines[-2] == "gates     compressed 0.20, selected 0.30, sliding 0.50"
-    assert lines[-1] == "checkpoint none yet"
+    assert lines[:2] == [
+        "verdict      healthy: no rule found anything",
+        "run          r1 is running [stale]: it is running",
+    ]
+    assert "loss curve   █▄▁" in lines
+    assert "branches     compressed 0.20, selected 0.30, sliding 0.50" in lines
+    assert "checkpoint   none yet" in lines
 
 
 def test_a_watched_run_says_what_a_crash_and_what_a_lost_pod_would_cost() -> None:
@@ -82,15 +92,65 @@ def test_a_watched_run_says_what_a_crash_and_what_a_lost_pod_would_cost() -> Non
     at_risk = at_most_lost(last_step=90, saved=None)
     seen = report(last_beat=beat(90), checkpoints=facts)
     lines = frame_lines(Frame(seen, [], [], [], at_risk))
-    assert "checkpoint step 60, a crash loses at most 30 steps" in lines
-    assert "pod lost   nothing is backed up: you lose all 90 steps" in lines
+    assert "checkpoint   step 60, a crash loses at most 30 steps" in lines
+    assert "backup       nothing is backed up: you lose all 90 steps" in lines
     ended = frame_lines(Frame(report("halted", last_beat=beat(90), checkpoints=facts), [], [], []))
-    assert "checkpoint step 60" in ended
+    assert "checkpoint   step 60" in ended
 
 
 def test_a_card_shows_what_it_can_tell_and_nothing_else() -> None:
     record = beat(1, loss=1.0, gpu_mem_peak=20_480, gpu_util=97.4)
-    assert "card      peak 20,480 MiB, busy 97 %" in frame_lines(Frame(report(), [], [], [record]))
+    lines = frame_lines(Frame(report(), [], [], [record]))
+    assert {"memory       peak 20,480 MiB", "card         busy 97 %"} <= set(lines)
+
+
+def test_progress_is_a_bar_a_share_and_the_time_that_is_left_while_it_runs() -> None:
+    seen = report(last_beat=beat(25), figures=RunFigures(pace_s=4.0))
+    summary = seen.manifest.model_copy(update={"steps": 1000})
+    running = seen.model_copy(update={"manifest": summary})
+    bar = "█" + 29 * "░"
+    assert progress_row(running, "utf-8").text == (
+        f"progress     {bar} 2.5 %, step 25 of 1,000, about 1 h 5 min left"
+    )
+    ended = running.model_copy(update={"state": "halted"})
+    assert progress_row(ended, "ascii").text == (
+        f"progress     #{29 * '-'} 2.5 %, step 25 of 1,000"
+    )
+
+
+def test_staging_shows_what_it_does_and_a_bar_where_its_end_is_known() -> None:
+    doing = "tokenise: 3,000 documents, 40,000 tokens (x)"
+    known = beat(0, phase="data", staging=doing, staging_share=0.5)
+    rows = frame_lines(Frame(report("staging", last_beat=known), [], [], []))
+    assert f"staging      {15 * '█'}{15 * '░'} 50.0 %, {doing}" in rows
+    open_end = beat(0, phase="data", staging=doing)
+    rows = frame_lines(Frame(report("staging", last_beat=open_end), [], [], []))
+    assert f"staging      {doing}" in rows
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308, -1.0])
+def test_numbers_of_a_pod_that_make_no_sense_are_drawn_and_end_nothing(value: float) -> None:
+    record = beat(
+        10**400, loss=value, lr=value, grad_norm=value, tokens_per_s=value, mfu=value,
+        step_s=value, fetch_p50_ms=value, fetch_p95_ms=value, gate_entropy_mean=value,
+        gate_collapse_frac=value, gate_max_gate=value, gate_branch_shares=[value], gpu_util=value,
+        kernel_paths={"\x1b[2J": "\x1b[2J"}, staging="\x1b[2J", staging_share=value,
+    )  # fmt: skip
+    use = PhaseUse(phase="train", still_s=value, limit_s=value, warn_s=value)
+    figures = RunFigures(
+        record=record, gates=record, usual_tokens_per_s=value, pace_s=value, phase=use
+    )
+    for state, last in (("running", record), ("staging", record), ("running", beat(5))):
+        seen = report(state, last_beat=last, figures=figures)
+        at_risk = at_most_lost(last_step=last.step, saved=None, step_s=value)
+        assert "\x1b" not in frame_view(Frame(seen, [], [], [record], at_risk), "utf-8").plain
+
+
+def test_colour_stresses_the_verdict_and_says_nothing_alone() -> None:
+    halted = conclude([Finding(rule="stall", level="halt", sentence="Nothing moves")])
+    found = frame_view(Frame(report(verdict=halted), [], [], []), "utf-8")
+    assert "verdict      halt stall: Nothing moves" in found.plain
+    assert any(span.style == "bold red" for span in found.spans)
 
 
 def test_status_says_what_a_lost_pod_would_cost() -> None:

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_ops.quantities import format_duration, format_time
+from nsa_ops.quantities import count_of, format_duration, format_time
 from nsa_ops.store import Receipt
+
+#: More steps than any run has; a pod may say a number that no float holds.
+_MOST_STEPS = 10**15
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,12 @@ class AtMostLost:
             return "nothing is backed up, and no step is done yet"
         time = f" / {format_duration(self.seconds)}" if self.seconds is not None else ""
         if self.saved_step is None or self.verified_unix_s is None:
-            return f"nothing is backed up: you lose all {self.steps:,} steps{time}"
+            return f"nothing is backed up: you lose all {count_of(self.steps, 'step')}{time}"
         when = format_time(self.verified_unix_s)
         where = f"the newest verified backup is step {self.saved_step:,}, verified at {when}"
         if self.steps == 0:
             return f"you lose nothing: {where}"
-        return f"you lose at most {self.steps:,} steps{time}: {where}"
+        return f"you lose at most {count_of(self.steps, 'step')}{time}: {where}"
 
 
 def median_step_s(beats: Sequence[Heartbeat]) -> float | None:
@@ -59,7 +62,7 @@ def at_most_lost(
     steps = max(0, last_step - (saved.step if saved else 0))
     return AtMostLost(
         steps=steps,
-        seconds=None if step_s is None else steps * step_s,
+        seconds=None if step_s is None else min(steps, _MOST_STEPS) * step_s,
         saved_step=saved.step if saved else None,
         verified_unix_s=saved.verified_unix_s if saved else None,
     )

@@ -21,7 +21,7 @@ from nsa_ops.errors import (
     PodUnreachableError,
 )
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.quantities import format_bytes
+from nsa_ops.quantities import count_of, format_bytes
 from nsa_ops.remote.files import bytes_here, is_here
 from nsa_ops.remote.inbound import Refusal, RemoteFile, path_fault
 from nsa_ops.runs.backup.folder import (
@@ -212,7 +212,8 @@ def _describe(
 ) -> Plan:
     size = format_bytes(sum(file.size for file in files))
     names = tuple(f"{file.name} sha256 {file.sha256}" for file in files)
-    steps = [Step("files", f"bring {len(files)} files, {size}", files=names, is_done=not files)]
+    what = f"bring {count_of(len(files), 'file')}, {size}"
+    steps = [Step("files", what, files=names, is_done=not files)]
     for one in checkpoints:
         hashes = tuple(f"{file.name} sha256 {file.sha256}" for file in one.manifest.files)
         detail = f"bring {format_bytes(one.manifest.total_bytes)} and verify every file"
@@ -249,9 +250,12 @@ def bring(
     folder, free = planned.folder, free_bytes(planned.folder.root)
     fitting, too_large = _leave_too_large(planned, free)
     check_space(folder.root, fitting.pending_bytes, free)
-    transfer = Transfer(operator, link.transport, planned.source, folder)
     intent = operator.store.intent("backup pull", planned.run_id, folder=str(folder.root))
-    with intent, folder.locked(), _disk_errors(folder), _link_errors(operator):
+    with (
+        intent, folder.locked(), _disk_errors(folder), _link_errors(operator),
+        operator.work("pulling", "bytes", fitting.pending_bytes) as work,
+    ):  # fmt: skip
+        transfer = Transfer(operator, link.transport, planned.source, folder, work)
         check_lineage(folder, planned.lineage, link.record.name)
         for failure in too_large:
             transfer.keep_failure(failure)

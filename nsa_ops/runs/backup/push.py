@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from nsa_core.rundir.checkpoint import hash_file
 from nsa_ops.errors import ConfigurationError, NotFoundError, VerificationError
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.quantities import format_bytes
+from nsa_ops.quantities import count_of, format_bytes
 from nsa_ops.remote.files import list_files
 from nsa_ops.remote.inbound import check_folder
 from nsa_ops.remote.local import LocalTransport
@@ -167,7 +167,7 @@ def _describe(
     pending_bytes: int,
 ) -> Plan:
     names = tuple(map(str, small))
-    steps = [Step("files", f"send {len(small)} files", files=names, is_done=not small)]
+    steps = [Step("files", f"send {count_of(len(small), 'file')}", files=names, is_done=not small)]
     steps += [Step(folder.name, f"send it whole to `{target / folder}`") for folder in checkpoints]
     title = f"Push `{run_id}` to {to.words}: {format_bytes(pending_bytes)}"
     return plan_of(title, steps)

@@ -23,7 +23,7 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.quantities import format_bytes
+from nsa_ops.quantities import count_of, format_bytes
 from nsa_ops.remote.files import list_files
 from nsa_ops.remote.inbound import (
     Refusal,
@@ -147,7 +147,7 @@ def plan_restore(
     steps = verification.steps[:1] if newest_only else verification.steps
     files = files_of(folder, replace(verification, steps=steps))
     size = sum((folder.root / file).stat().st_size for file in files)
-    step = Step("copy", f"copy {len(files)} files, {format_bytes(size)}, to `{target}`")
+    step = Step("copy", f"copy {count_of(len(files), 'file')}, {format_bytes(size)}, to `{target}`")
     check = Step("verify", "hash every file again at its new place, then give it its name")
     notes = [f"passed over: {one.sentence}" for one in passed_over]
     notes += [f"left out: {one.sentence}" for one in _left_out(folder)]

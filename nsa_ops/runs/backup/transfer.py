@@ -14,7 +14,7 @@ from nsa_ops.errors import (
     StateConflictError,
     VerificationError,
 )
-from nsa_ops.quantities import format_bytes
+from nsa_ops.quantities import count_of, format_bytes
 from nsa_ops.remote.files import is_here, pull_file
 from nsa_ops.remote.inbound import Refusal, RemoteFile, make_parents, path_fault
 from nsa_ops.remote.many_files import SMALL_BYTES, pull_small_files
@@ -23,6 +23,7 @@ from nsa_ops.runs.backup.folder import BackupFolder, move_aside, read_backup_rec
 from nsa_ops.runs.backup.held import Held, is_held_good, is_whole_at, is_whole_here, mark_of
 from nsa_ops.runs.backup.survey import RemoteCheckpoint, list_run_files
 from nsa_ops.runs.context import Operator
+from nsa_ops.runs.work import Work
 from nsa_ops.store import Receipt
 
 #: A live run rewrites small files (the watchdog's verdict every few seconds) while we read them.
@@ -36,9 +37,15 @@ class Transfer:
     """Brings the files of one run into one backup; the caller holds the folder's lock."""
 
     def __init__(
-        self, operator: Operator, transport: Transport, source: PurePosixPath, folder: BackupFolder
+        self,
+        operator: Operator,
+        transport: Transport,
+        source: PurePosixPath,
+        folder: BackupFolder,
+        work: Work,
     ) -> None:
         self._operator = operator
+        self._work = work
         self._transport = transport
         self._source = source
         self._folder = folder
@@ -49,6 +56,7 @@ class Transfer:
 
     def _count(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
+        self._work.add(num_bytes)
 
     def refuse(self, refused: Sequence[Refusal]) -> None:
         """Keep what the survey has refused as failures of this pull; a crowd of it is counted."""
@@ -57,7 +65,9 @@ class Transfer:
             self.keep_failure(VerificationError(f"Refused: {one.sentence}", hint=hint))
         more = len(refused) - _MAX_REFUSALS
         if more > 0:
-            self.keep_failure(VerificationError(f"Refused: {more} more names", hint=hint))
+            self.keep_failure(
+                VerificationError(f"Refused: {count_of(more, 'more name')}", hint=hint)
+            )
 
     def bring_files(self, files: Sequence[RemoteFile]) -> None:
         """Small files; one that was rewritten meanwhile is looked at again and brought then."""
@@ -153,6 +163,7 @@ class Transfer:
                 continue
             size = format_bytes(remote.manifest.total_bytes)
             self._operator.tell(f"checkpoint of step {remote.step}: {size}")
+            self._work.detail = f"checkpoint of step {remote.step}"
             try:
                 self._bring_checkpoint(remote)
             except (PodUnreachableError, DeadlineError):

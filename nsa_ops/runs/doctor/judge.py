@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from nsa_core.rundir.report import CheckResult, Status
-from nsa_ops.quantities import format_bytes, format_duration
+from nsa_ops.quantities import count_of, format_bytes, format_duration
 from nsa_ops.runs.doctor.facts import LaptopFacts
 from nsa_ops.runs.judge import MIN_PYTHON
 from nsa_ops.runs.judge_result import checked
@@ -101,7 +101,7 @@ def _registry(facts: LaptopFacts) -> CheckResult:
         )
         message = f"the registry is damaged: {registry.problem}"
         return checked(name, "fail", message, command=f"sqlite3 {path}", hint=hint)
-    return checked(name, "pass", f"whole; it knows {len(registry.pods)} pods")
+    return checked(name, "pass", f"whole; it knows {count_of(len(registry.pods), 'pod')}")
 
 
 def _intents(facts: LaptopFacts) -> CheckResult:
@@ -127,7 +127,7 @@ def _audit(facts: LaptopFacts) -> CheckResult:
         hint = f"Look for a copy of `{path}`; see `nsa-ops audit --last 0`"
         return checked(name, "fail", f"the log lacks {facts.audit.missing}", hint=hint)
     if facts.audit.broken_line is None:
-        return checked(name, "pass", f"{num_lines} lines, and the chain holds")
+        return checked(name, "pass", f"{count_of(num_lines, 'line')}, and the chain holds")
     message = f"the chain breaks at line {facts.audit.broken_line} of {num_lines}"
     hint = (
         "A kill or a full disk tears one line, an edit changes it: see `nsa-ops audit --last 0`, "
@@ -148,10 +148,13 @@ def _links(facts: LaptopFacts) -> Iterator[CheckResult]:
         yield checked("links.folder", "fail", message, hint=f"Run `chmod 700 {folder}`")
     if links.stale:
         paths = " ".join(map(str, links.stale))
-        message = f"{len(links.stale)} sockets whose ssh is gone or does not answer"
+        sockets = count_of(len(links.stale), "socket")
+        message = f"{sockets} whose ssh is gone or does not answer"
         yield checked("links.stale", "warn", message, hint=f"Run `rm {paths}`")
     else:
-        yield checked("links.stale", "pass", f"{links.num_open} open links, no dead socket")
+        yield checked(
+            "links.stale", "pass", f"{count_of(links.num_open, 'open link')}, no dead socket"
+        )
 
 
 def _pins(facts: LaptopFacts) -> Iterator[CheckResult]:
@@ -160,13 +163,17 @@ def _pins(facts: LaptopFacts) -> Iterator[CheckResult]:
         hint = f"See `nsa-ops pod trust {name}`, and `ssh -G` of its address"
         yield checked(f"pods.{name}", "fail", problem, hint=hint)
     if reached and not facts.pin_problems:
-        message = f"{len(reached)} pods, each with its host key pinned and a usable address"
+        message = (
+            f"{count_of(len(reached), 'pod')}, each with its host key pinned and a usable address"
+        )
         yield checked("pods.host_keys", "pass", message)
     elif not reached:
         yield checked("pods.host_keys", "skipped", "no pod is reached over ssh")
     if facts.unknown_pins:
         paths = " ".join(map(str, facts.unknown_pins))
-        message = f"{len(facts.unknown_pins)} pinned keys of pods that are not known any more"
+        message = (
+            f"{count_of(len(facts.unknown_pins), 'pinned key')} of pods that are not known any more"
+        )
         yield checked("pods.unknown_keys", "warn", message, hint=f"Run `rm {paths}`")
 
 

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 from nsa_ops.plan import Plan
+from nsa_ops.quantities import count_of
 from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.runs.configure import load_hardware
 from nsa_ops.runs.context import Operator
 from nsa_ops.runs.guardrails import PREFLIGHT
-from nsa_ops.runs.launch import LaunchRequest
+from nsa_ops.runs.launch import LaunchRequest, check_request
 from nsa_ops.runs.preflight import blocking_checks, refusal_of, require_profile, run_preflight
 from nsa_ops.runs.provision.provision import execute_provision, plan_provision
 
@@ -21,9 +22,11 @@ def make_ready(operator: Operator, request: LaunchRequest, agree: Callable[[Plan
         agree: Shows a plan that changes something; it raises unless the operator agrees.
 
     Raises:
+        ConfigurationError: If the launch could not follow, as `check_request` says.
         RefusedError: If the machine cannot become a pod, or its preflight is red.
         OpsError: If a step fails.
     """
+    check_request(request)
     planned = plan_provision(operator, request.pod, request.choice.profile)
     if planned.plan.changes:
         agree(planned.plan)
@@ -40,4 +43,6 @@ def make_ready(operator: Operator, request: LaunchRequest, agree: Callable[[Plan
     refusal = refusal_of(found)
     if refusal is not None:
         raise refusal
-    operator.tell(f"preflight of {pod.name}: {found.verdict}, {len(found.report.checks)} checks")
+    operator.tell(
+        f"preflight of {pod.name}: {found.verdict}, {count_of(len(found.report.checks), 'check')}"
+    )

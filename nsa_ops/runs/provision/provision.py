@@ -169,9 +169,12 @@ def _do_all(operator: Operator, planned: Provisioning, done: list[str]) -> Provi
             hint = f"See what it did: {step.shell or ', '.join(step.files)}"
             raise PartialError(message, hint=hint)
         operator.tell(f"{step.name}: {step.detail}")
-        do_step(Site(operator, planned.link, planned.want, planned.facts), step)
+        with operator.work("provisioning", "step", len(planned.plan.steps)) as work:
+            work.done = sum(one.is_done for one in planned.plan.steps)
+            work.detail = step.name
+            do_step(Site(operator, planned.link, planned.want, planned.facts), step)
+            facts = _look(planned.link, planned.want)
         done.append(step.name)
-        facts = _look(planned.link, planned.want)
         steps = plan_steps(planned.want, facts, operator.store.provision(planned.want.pod_id))
         plan = plan_of(planned.plan.title, steps, planned.plan.notes)
         planned = replace(planned, facts=facts, plan=plan)

@@ -6,6 +6,8 @@ from nsa_ops.errors import VerificationError
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.context import PodLink
 
+#: The receipt, in the root of a pod.
+RECEIPT_NAME = "provision.json"
 #: Versions from the packages' own records: nothing is imported, so a broken driver cannot hang it.
 _VERSIONS = """
 import importlib.metadata, json, sys

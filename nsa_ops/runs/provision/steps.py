@@ -9,7 +9,7 @@ from hashlib import sha256
 
 from nsa_ops.facts.bare import FOLDERS, BareFacts, BasePython
 from nsa_ops.plan import Step
-from nsa_ops.quantities import format_bytes
+from nsa_ops.quantities import count_of, format_bytes
 from nsa_ops.runs.provision.choose import (
     choose_build,
     choose_python,
@@ -109,7 +109,7 @@ def _code(want: Wanted, facts: BareFacts) -> Step:
     snapshot = want.snapshot
     dirty = " and uncommitted changes" if snapshot.dirty_sha256 else ""
     detail = (
-        f"{len(snapshot.files)} files, {format_bytes(snapshot.total_bytes)}, hash "
+        f"{count_of(len(snapshot.files), 'file')}, {format_bytes(snapshot.total_bytes)}, hash "
         f"{snapshot.code_id}, of commit {snapshot.commit[:12]}{dirty}"
     )
     return Step(CODE, detail, files=(str(want.code),), is_done=facts.has_code)

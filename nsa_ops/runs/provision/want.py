@@ -10,6 +10,7 @@ from nsa_core.env import COMPILER_CACHES
 from nsa_ops.errors import ConfigurationError, LocalResourceError
 from nsa_ops.facts.bare import LAUNCHER
 from nsa_ops.remote.snapshot import Snapshot
+from nsa_ops.runs.provision.receipt import RECEIPT_NAME
 from nsa_ops.runs.provision.source import Source
 
 #: Needed by an environment that is still to be made: the CPU one took 1.3 GiB, a CUDA one and the
@@ -89,7 +90,7 @@ class Wanted:
     @property
     def receipt(self) -> PurePosixPath:
         """File of the receipt."""
-        return self.root / "provision.json"
+        return self.root / RECEIPT_NAME
 
     @property
     def caches(self) -> PurePosixPath:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
-from nsa_ops.quantities import format_duration, format_time
+from nsa_ops.quantities import count_of, format_duration, format_time
 from nsa_ops.runs.report import story, subject
 from nsa_ops.runs.report.escape import escape, escape_lines
 from nsa_ops.runs.report.figures import figures
@@ -142,7 +142,7 @@ def _events(record: RecordedRun) -> str:
     head = "".join(f"<th>{name}</th>" for name in ("", "after", "attempt", "what", "by", "message"))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     few = " open" if len(rows) <= 12 else ""
-    summary = f"<summary>{len(rows)} events</summary>"
+    summary = f"<summary>{count_of(len(rows), 'event')}</summary>"
     return f'<details{few}>{summary}<div class="scroll">{table}</div></details>'
 
 
@@ -185,8 +185,9 @@ def _facts_table(facts: Iterable[story.Fact]) -> str:
 
 def _run(record: RecordedRun) -> str:
     machine = [story.Fact(name, value) for name, value in subject.machine_facts(record).items()]
+    num_facts = count_of(len(machine), "fact")
     more = (
-        f"<details><summary>{len(machine)} facts of the machine and its software</summary>"
+        f"<details><summary>{num_facts} of the machine and its software</summary>"
         f"{_facts_table(machine)}</details>"
         if machine
         else ""
@@ -208,7 +209,8 @@ def _configuration(record: RecordedRun) -> str:
     facts = subject.describe_configuration(record.manifest)
     chosen = [fact for fact in facts if fact.remark != "default"]
     defaults = [fact for fact in facts if fact.remark == "default"]
-    rest = f"<details><summary>{len(defaults)} defaults</summary>{_facts_table(defaults)}</details>"
+    summary = f"<summary>{count_of(len(defaults), 'default')}</summary>"
+    rest = f"<details>{summary}{_facts_table(defaults)}</details>"
     remark = f"sha256 {record.manifest.config_sha256}; each value with its origin."
     return _section("Configuration", (_facts_table(chosen) if chosen else "") + rest, remark)
 

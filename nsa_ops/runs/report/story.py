@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nsa_core.rundir.exit import ExitRecord, TrainerExit
-from nsa_ops.quantities import format_bytes, format_count, format_duration, format_time
+from nsa_ops.quantities import count_of, format_bytes, format_count, format_duration, format_time
 from nsa_ops.runs.report.record import RecordedRun
 
 Tone = Literal["good", "warn", "bad", "quiet"]
@@ -157,7 +157,8 @@ def describe_checkpoints(record: RecordedRun) -> list[tuple[Tone, Fact]]:
         name = f"step {manifest.step:,}"
         size = f"{format_bytes(manifest.total_bytes)}, saved {format_time(manifest.created_unix_s)}"
         if state.damage is None:
-            lines.append(("good", Fact(name, size, f"verified: {len(manifest.files)} files agree")))
+            whole = f"verified: every hash of {count_of(len(manifest.files), 'file')} agrees"
+            lines.append(("good", Fact(name, size, whole)))
         else:
             lines.append(("bad", Fact(name, size, f"damaged: {state.damage}")))
     return lines

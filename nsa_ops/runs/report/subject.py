@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nsa_core.rundir.manifest import RunManifest
-from nsa_ops.quantities import format_time
+from nsa_ops.quantities import count_of, format_time
 from nsa_ops.runs.report.record import RecordedRun
 from nsa_ops.runs.report.story import MISSING, Fact, began_unix_s
 
@@ -124,8 +124,9 @@ def _model(manifest: RunManifest) -> str:
     model = manifest.config.model
     kind = "Native Sparse Attention" if model.attention == "nsa" else "dense attention"
     return (
-        f"{kind}, {model.num_layers} layers of width {model.dim}, {model.num_heads} heads in "
-        f"{model.num_kv_groups} groups, vocabulary {model.vocab_size:,}"
+        f"{kind}, {count_of(model.num_layers, 'layer')} of width {model.dim}, "
+        f"{count_of(model.num_heads, 'head')} in {count_of(model.num_kv_groups, 'group')}, "
+        f"vocabulary {model.vocab_size:,}"
     )
 
 

@@ -104,7 +104,10 @@ SHORT_WINDOW = resolve(
 
 
 def test_the_product_passes_every_probe_on_this_machine():
-    report = probes.run_probes(CONFIG, "cpu", "standard")
+    begun = []
+    report = probes.run_probes(CONFIG, "cpu", "standard", begin=lambda *told: begun.append(told))
+    assert begun[0] == (0, len(begun), "kernels")
+    assert begun[-1] == (len(begun) - 1, len(begun), "sentinel")
     assert set(statuses(report).values()) == {"pass"}
     assert {"causality.perturbation", "causality.sentinel", "decode.prefill"} <= set(
         statuses(report)

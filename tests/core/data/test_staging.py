@@ -105,6 +105,19 @@ def test_small_shards_read_as_one_row(corpus, tmp_path):
         assert np.array_equal(many.train.read(start, start + 2000), expected)
 
 
+@pytest.mark.parametrize(("max_tokens", "is_known"), [(0, False), (4000, True)])
+def test_staging_tells_its_share_where_its_end_is_known(corpus, tmp_path, max_tokens, is_known):
+    told = []
+    build_folder(job(local(corpus, document_batch=2, max_tokens=max_tokens), tmp_path, told.append))
+    shares = [one.share for one in told if one.doing == "tokenise"]
+    assert len(shares) > 2
+    if is_known:
+        assert shares == sorted(shares)
+        assert shares[0] < 1.0 == shares[-1]
+    else:
+        assert set(shares) == {None}
+
+
 @pytest.mark.parametrize("at_write", range(1, 24))
 def test_a_kill_at_any_write_leaves_nothing_torn_and_the_next_staging_ends_the_same(
     corpus, tmp_path, monkeypatch, at_write

@@ -55,6 +55,15 @@ def test_a_long_phase_is_written_at_once_with_its_deadline(telemetry, run):
     assert (beats(run)[-1].phase, beats(run)[-1].phase_deadline_s) == ("eval", 300.0)
 
 
+def test_beats_of_the_data_phase_say_how_far_the_staging_is_and_no_others(telemetry, run):
+    telemetry.beats.enter("data")
+    telemetry.beats.staging = {"staging": "tokenise: 5 documents", "staging_share": 0.5}
+    telemetry.beats.write("beat")
+    telemetry.beats.enter("init")
+    said = [(beat.staging, beat.staging_share) for beat in beats(run)]
+    assert said == [(None, None), ("tokenise: 5 documents", 0.5), (None, None)]
+
+
 def test_a_validation_of_a_step_is_remembered_across_attempts(telemetry, run):
     telemetry.validation(ValidationRecord(8, 2.0, 3.0, 7.4, 100, 90))
     telemetry.continue_from(8)

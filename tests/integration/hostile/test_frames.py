@@ -63,6 +63,7 @@ COMMANDS = {
     "events": ("events", "<RUN>"),
     "watch": ("watch", "<RUN>", "--once"),
     "health": ("health", "<RUN>"),
+    "adopt": ("run", "adopt", "<RUN>", "--pod", "far", "-y"),
     "pull": ("backup", "pull", "<RUN>", "-y"),
     "resume": ("resume", "<RUN>", "-y"),
     "checkpoint": ("checkpoint", "<RUN>"),

@@ -55,7 +55,7 @@ def checks(settings: Settings) -> dict[str, CheckResult]:
 def test_a_laptop_that_is_well_is_fit(settings: Settings) -> None:
     found = checks(settings)
     assert {name for name, check in found.items() if check.status == "fail"} == set()
-    assert found["state.registry"].message == "whole; it knows 1 pods"
+    assert found["state.registry"].message == "whole; it knows 1 pod"
     assert found["state.audit"].message == "3 lines, and the chain holds"
     assert found["pods.host_keys"].status == "pass"
 
@@ -128,10 +128,10 @@ def set_clock_back(settings: Settings) -> None:
         (damage_registry, "state.registry", "fail", "damaged", ".recover"),
         (empty_registry, "state.registry", "fail", "file is not a database", ".recover"),
         (edit_audit, "state.audit", "fail", "breaks at line 2 of 3", "nsa-ops audit"),
-        (cut_audit, "state.audit", "fail", "its end: 4 lines were written, and 2", "copy of"),
+        (cut_audit, "state.audit", "fail", "its end: 4 lines written, and 2 there", "copy of"),
         (open_state, "state.private", "warn", "others have rights on", "next command"),
         (tear_audit, "state.audit", "fail", "breaks at line 3 of 3", "audit.jsonl"),
-        (leave_socket, "links.stale", "warn", "1 sockets whose ssh is gone", "rm "),
+        (leave_socket, "links.stale", "warn", "1 socket whose ssh is gone", "rm "),
         (open_folder, "links.folder", "fail", "others may enter", "chmod 700"),
         (lose_pin, "pods.gpu", "fail", "no pinned host key", "nsa-ops pod trust gpu"),
         (cut_an_act, "state.intents", "warn", "launch r1", "nsa-ops reconcile"),
@@ -156,8 +156,8 @@ def test_a_fault_is_named_with_its_fix(
 @pytest.mark.parametrize(
     ("says", "status", "told"),
     [
-        (MASTER, "pass", "1 open links, no dead socket"),
-        (b"220 a mail server\r\n", "warn", "1 sockets whose ssh is gone or does not answer"),
+        (MASTER, "pass", "1 open link, no dead socket"),
+        (b"220 a mail server\r\n", "warn", "1 socket whose ssh is gone or does not answer"),
     ],
 )
 def test_a_link_is_open_where_its_master_answers(

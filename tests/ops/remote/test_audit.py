@@ -135,7 +135,7 @@ def test_a_log_whose_end_was_cut_off_is_not_whole_before_and_after_the_next_line
     lines = known.path.read_text().splitlines(keepends=True)
     known.path.write_text("".join(lines[:num_left]))
     assert first_broken_line(known.path) is None, "the chain alone cannot tell"
-    assert state_of(known).missing == f"its end: 5 lines were written, and {num_left} are there"
+    assert state_of(known).missing == f"its end: 5 lines written, and {num_left} there"
     known.append({"number": 5})
     assert state_of(known).broken_line == num_left + 1
 
@@ -144,7 +144,7 @@ def test_a_log_that_was_deleted_is_not_whole_before_and_after_the_next_line(
     known: AuditLog,
 ) -> None:
     known.path.unlink()
-    assert state_of(known) == Chain(0, None, "all 5 lines that were written")
+    assert state_of(known) == Chain(0, None, "all that was written, 5 lines")
     known.append({"number": 5})
     known.append({"number": 6})
     assert state_of(known).broken_line == 1

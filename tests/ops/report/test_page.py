@@ -50,7 +50,8 @@ def _write(run: RunDir, out: Path) -> tuple[_Page, str]:
 def test_the_page_shows_every_part_of_the_run(tmp_path: Path) -> None:
     page, twin = _write(two_attempts(tmp_path / "runs"), tmp_path)
     for part in ("Throughput", "Gate shares", "Gate entropy", "wall time went", "attempt 2",
-                 "verified: 3 files agree", "4f1c9a7e0d2b", "2 processors, Linux 6.1.0",
+                 "verified: every hash of 3 files agrees", "4f1c9a7e0d2b",
+                 "2 processors, Linux 6.1.0",
                  "temperature 0.8", "def read(self, path)",
                  "nsa-ops launch --profile cpu", "flag --set", "fingerprint byte-257"):  # fmt: skip
         assert part in page.text, part

@@ -216,7 +216,7 @@ def test_corrected_errors_and_replaced_rows_of_a_sound_card_are_shown_and_it_is_
     ).replace("300 MiB", "3 MiB")  # fmt: skip
     by_name = {one.name: one for one in judge_evidence([text], A100)}
     assert "12 corrected ones" in by_name["gpu0.ecc"].message
-    assert "5 rows were replaced (4 after corrected errors" in by_name["gpu0.remapped_rows"].message
+    assert "5 rows replaced (4 after corrected errors" in by_name["gpu0.remapped_rows"].message
     assert "gpu0.activity" not in by_name
 
 
@@ -227,7 +227,7 @@ def test_corrected_errors_and_replaced_rows_of_a_sound_card_are_shown_and_it_is_
         (samples.TOPOLOGY + "GPU 0: NVIDIA A30\nGPU 1: NVIDIA A30\n", "missing: GPU 2"),
         (
             samples.XML.replace(">2</attached", ">3</attached"),
-            "2 cards are told of; missing: 1 that no source names",
+            "2 cards shown; missing: 1 that no source names",
         ),
         (
             samples.XML + "da:00.0 3D controller: NVIDIA Corporation GA100 (rev ff)\n",

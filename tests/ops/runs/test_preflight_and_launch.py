@@ -1,11 +1,12 @@
 import json
 import re
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import pytest
 
 from nsa_core.rundir.manifest import Parent
-from nsa_core.rundir.report import CheckResult, Report
+from nsa_core.rundir.report import CheckResult, ProbeBegun, Report
 from nsa_ops.errors import (
     ConfigurationError,
     DeadlineError,
@@ -25,6 +26,7 @@ from nsa_ops.runs.configure import Choice
 from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
 from nsa_ops.runs.preflight import Preflight, run_preflight
 from nsa_ops.runs.resume import execute_resume, plan_resume
+from nsa_ops.runs.work import Work
 from tests.ops.fakes import completed
 from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import RUN, Sequence, answer, beat, report
@@ -101,6 +103,29 @@ def test_the_probes_get_the_configuration_that_would_train(pod: Desk) -> None:
     assert asked[0][-6:] == ("--tier", "standard", "--device", "cpu", "--config", "-")
     sent = json.loads(pod.transport.inputs[pod.transport.asked.index(asked[0])])
     assert sent["recipe"] == "tiny-cpu"
+
+
+def test_the_probes_say_how_far_they_are_while_they_run(pod: Desk) -> None:
+    report = probes(causality_perturbation="pass", parity_sliding="pass")
+    lines = [
+        "welcome to the pod",
+        ProbeBegun(done=3, total=10, probe="layer").model_dump_json(),
+        ProbeBegun(done=4, total=10, probe="gradients").model_dump_json(),
+        report,
+        "",
+    ]
+    pod.transport.answers["nsa_core.checks"] = completed("\n".join(lines))
+    shown: list[Work] = []
+
+    def show(work: Work) -> AbstractContextManager[None]:
+        shown.append(work)
+        return nullcontext()
+
+    operator = replace(pod.operator, show_work=show)
+    assert run_preflight(operator, None, Choice(), {}).is_green
+    assert shown[-1] == Work("probing", "probe", 4, 10, "gradients")
+    titles = [work.title for work in shown]
+    assert titles[-3:] == ["shipping code", "using cards, disk and data", "probing"]
 
 
 @pytest.mark.parametrize(

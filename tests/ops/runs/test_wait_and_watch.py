@@ -1,4 +1,5 @@
 import json
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
@@ -10,10 +11,12 @@ from nsa_ops.errors import (
     PodUnreachableError,
     VerificationError,
 )
+from nsa_ops.pod.figures import RunFigures
 from nsa_ops.runs.choose import find_run
 from nsa_ops.runs.status import exit_code_of, list_runs
-from nsa_ops.runs.wait import POLL_S, await_first_beat
+from nsa_ops.runs.wait import POLL_S, await_first_beat, describe_progress
 from nsa_ops.runs.watch import watch
+from nsa_ops.runs.work import Work
 from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import RUN, Sequence, answer, beat, ended, report
 
@@ -21,6 +24,34 @@ from tests.ops.runs.documents import RUN, Sequence, answer, beat, ended, report
 def _await(desk: Desk) -> float:
     link = desk.operator.link(POD)
     return await_first_beat(desk.operator, link, "code-1", "r1", desk.clock.now_s).after_s
+
+
+def _shown(desk: Desk) -> list[Work]:
+    """The long work that the operator shows from now on."""
+    works: list[Work] = []
+
+    def show(work: Work) -> AbstractContextManager[None]:
+        works.append(work)
+        return nullcontext()
+
+    desk.show_work = show
+    return works
+
+
+def test_staging_is_shown_with_its_share_where_its_end_is_known(desk: Desk) -> None:
+    works = _shown(desk)
+    doing = "tokenise: 5 documents, 40 tokens (x)"
+    staging = beat(0, phase="data", staging=doing, staging_share=0.25)
+    desk.transport.answers["probe"] = Sequence(answer(report("staging", last_beat=staging)))
+    _await(desk)
+    assert works == [Work("waiting for the start", "", 0.25, 1.0, f"staging, {doing}")]
+
+
+def test_a_beat_between_two_records_keeps_loss_and_speed_on_the_screen() -> None:
+    figures = RunFigures(record=beat(60, loss=2.5, tokens_per_s=1000.0))
+    told = describe_progress(report(last_beat=beat(63), figures=figures))
+    assert told.startswith("step 63/")
+    assert told.endswith(", loss 2.500 nats, 1,000 tokens/s")
 
 
 def test_the_first_training_step_ends_the_wait(desk: Desk) -> None:
@@ -84,11 +115,12 @@ def test_a_run_that_ends_at_once_is_its_own_last_word(
     assert desk.story == ["log: first", "log: last", "log: "]
 
 
-def test_a_run_that_shows_nothing_is_left_alone_and_told_every_ten_seconds(desk: Desk) -> None:
+def test_a_run_that_shows_nothing_is_left_alone_and_shown_as_long_work(desk: Desk) -> None:
     desk.transport.answers["probe"] = Sequence(answer(report("starting")))
+    works = _shown(desk)
     with pytest.raises(DeadlineError, match="Waited 300 s for the start of `r1`"):
         _await(desk)
-    assert 25 <= len(desk.story) <= 31
+    assert works == [Work("waiting for the start", detail="starting, it is starting")]
     assert all("nsa_ops.pod.probe" in words for words in desk.transport.asked)
 
 

@@ -1,0 +1,233 @@
+"""Draw the figures of a run: what `watch`, `status` and `health` have in common, verdict first."""
+
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.cli.bars import bar, share_of
+from nsa_ops.pod.figures import PhaseUse, RunFigures
+from nsa_ops.pod.messages import RunReport
+from nsa_ops.pod.verdict import Verdict
+from nsa_ops.printable import printable
+from nsa_ops.quantities import count_of, format_duration
+from nsa_ops.runs.choose import LIVE
+from nsa_ops.runs.status import current_step
+
+_STYLES = {"healthy": "green", "warn": "yellow", "halt": "bold red"}
+_BRANCHES = ("compressed", "selected", "sliding")
+_LABEL_WIDTH = 12
+#: More steps than any run has; a pod may say a number that no float holds.
+_MOST_STEPS = 10**15
+#: A phase that has used so much of its patience is shown in the colour of a warning.
+_USED_WARN = 0.5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a screen: its name, what it says, and the colour that stresses it."""
+
+    label: str
+    value: str
+    style: str = ""
+
+    @property
+    def text(self) -> str:
+        """The line without colour, which says the same."""
+        return f"{self.label:<{_LABEL_WIDTH}} {self.value}" if self.label else self.value
+
+
+def draw_rows(console: Console, rows: list[Row]) -> None:
+    """Lines of a screen, one below the other."""
+    for row in rows:
+        console.print(styled(row), soft_wrap=True)
+
+
+def styled(row: Row) -> Text:
+    """A line in its colours; a control character is shown, never obeyed."""
+    text = printable(row.text)
+    start = _LABEL_WIDTH if row.label else 0
+    shown = Text(text)
+    shown.stylize(row.style, start)
+    if row.label:
+        shown.stylize("bold", 0, len(row.label))
+    return shown
+
+
+def verdict_row(verdict: Verdict, *, is_alone: bool = True) -> Row:
+    """The word of the rules, which comes first on every screen.
+
+    Args:
+        verdict: Of the rules.
+        is_alone: The other findings are not shown below it, so they are counted.
+    """
+    others = len(verdict.findings) - 1
+    more = f" (and {count_of(others, 'more finding')}: `nsa-ops health`)" if others > 0 else ""
+    rule = f" {verdict.rule}" if verdict.rule else ""
+    value = f"{verdict.level}{rule}: {verdict.sentence}{more if is_alone else ''}"
+    return Row("verdict", value, _STYLES[verdict.level])
+
+
+def verdict_rows(verdict: Verdict) -> list[Row]:
+    """The word of the rules, and every other finding below it."""
+    others = [
+        Row("also", f"{one.level} {one.rule}: {one.sentence}", _STYLES[one.level])
+        for one in verdict.findings[1:]
+    ]
+    return [verdict_row(verdict, is_alone=False), *others]
+
+
+def state_row(report: RunReport) -> Row:
+    """The state of a run, its flags, and the evidence."""
+    flags = f" [{', '.join(report.flags)}]" if report.flags else ""
+    value = f"{report.run_id} is {report.state}{flags}: {report.why}"
+    return Row("run", value, "yellow" if report.flags else "")
+
+
+def figure_rows(report: RunReport, encoding: str) -> list[Row]:
+    """Progress, loss, speed, fetch, kernels, gates, memory and phase; what is unknown is left out.
+
+    Args:
+        report: What the pod shows.
+        encoding: Of the terminal, for the bar.
+    """
+    figures = report.figures
+    record = figures.record or _with_loss(report.last_beat)
+    rows = [progress_row(report, encoding)]
+    if report.state == "staging" and report.last_beat is not None:
+        rows += _staging_rows(report.last_beat, encoding)
+    if record is not None:
+        rows += [Row("loss", _loss_text(record)), *_speed_rows(record, figures)]
+        rows += _gate_rows(figures.gates or record)
+        rows += _memory_rows(record)
+    if figures.phase is not None:
+        rows.append(_phase_row(figures.phase))
+    return rows
+
+
+def _with_loss(beat: Heartbeat | None) -> Heartbeat | None:
+    return beat if beat is not None and beat.loss is not None else None
+
+
+def progress_row(report: RunReport, encoding: str) -> Row:
+    """A bar, the share of the steps, and the time that is left at the pace of the last records."""
+    done, steps = current_step(report), max(1, report.manifest.steps)
+    share = share_of(done, steps)
+    value = f"{bar(share, encoding)} {100 * share:.1f} %, step {done:,} of {steps:,}"
+    pace_s = report.figures.pace_s
+    if report.state == "running" and pace_s is not None and done < steps:
+        left = min(steps - done, _MOST_STEPS)
+        value += f", about {format_duration(left * pace_s)} left"
+    return Row("progress", value, "cyan")
+
+
+def _staging_rows(beat: Heartbeat, encoding: str) -> list[Row]:
+    """What the data phase is doing; with a bar where its end is known."""
+    if beat.staging is None:
+        return []
+    share = beat.staging_share
+    shown = f"{bar(share, encoding)} {100 * share:.1f} %, " if share is not None else ""
+    return [Row("staging", f"{shown}{beat.staging}", "cyan")]
+
+
+def _loss_text(record: Heartbeat) -> str:
+    parts = [f"{record.loss:.4f} nats at step {record.step:,}"]
+    if record.grad_norm is not None:
+        parts.append(f"gradient norm {record.grad_norm:.3g}")
+    if record.lr is not None:
+        parts.append(f"learning rate {record.lr:.2e}")
+    if record.skipped:
+        parts.append(f"{count_of(record.skipped, 'step')} skipped")
+    return ", ".join(parts)
+
+
+def _speed_rows(record: Heartbeat, figures: RunFigures) -> list[Row]:
+    """How fast it is and who is waiting: the step, the fetch, the kernel of each branch."""
+    speed = []
+    if record.tokens_per_s is not None:
+        usual = figures.usual_tokens_per_s
+        share = f" ({100 * record.tokens_per_s / usual:.0f} % of its usual)" if usual else ""
+        speed.append(f"{record.tokens_per_s:,.0f} tokens/s{share}")
+    if record.step_s is not None:
+        speed.append(f"step time {format_duration(record.step_s)}")
+    if record.mfu is not None:
+        speed.append(f"MFU {100 * record.mfu:.1f} %")
+    fetch = [
+        f"{name} {value:.1f} ms"
+        for name, value in (("p50", record.fetch_p50_ms), ("p95", record.fetch_p95_ms))
+        if value is not None
+    ]
+    kernels = [f"{name} {kernel}" for name, kernel in (record.kernel_paths or {}).items()]
+    rows = (("speed", speed), ("fetch", fetch), ("kernels", kernels))
+    return [Row(label, ", ".join(parts)) for label, parts in rows if parts]
+
+
+def _gate_rows(record: Heartbeat) -> list[Row]:
+    """The gates of the worst layer, which is named, and its shares of the branches."""
+    gates = []
+    if record.gate_entropy_mean is not None:
+        gates.append(f"entropy {record.gate_entropy_mean:.3f} nats")
+    if record.gate_collapse_frac is not None:
+        gates.append(f"collapsed {100 * record.gate_collapse_frac:.1f} %")
+    if record.gate_max_gate is not None:
+        gates.append(f"largest share {record.gate_max_gate:.2f}")
+    layer = record.gate_worst_layer
+    where = f"worst layer {layer}: " if layer is not None else ""
+    rows = [Row("gates", where + ", ".join(gates))] if gates else []
+    shares = zip(_BRANCHES, record.gate_branch_shares or [], strict=False)
+    branches = ", ".join(f"{name} {share:.2f}" for name, share in shares)
+    return [*rows, *([Row("branches", where + branches)] if branches else [])]
+
+
+def _memory_rows(record: Heartbeat) -> list[Row]:
+    """Memory in use, and what the card does, as far as the machine can tell."""
+    memory = (
+        ("peak {:,} MiB", record.gpu_mem_peak),
+        ("reserved {:,} MiB", record.gpu_mem_reserved),
+        ("host {:,} MiB", record.host_rss_mib),
+    )
+    card = (
+        ("busy {:.0f} %", record.gpu_util),
+        ("{:.0f} W", record.power_w),
+        ("{:.0f} degrees C", record.temp_c),
+        ("throttled: {}", record.throttle),
+    )
+    rows = (("memory", memory), ("card", card))
+    told = [
+        (label, [text.format(value) for text, value in known if value is not None])
+        for label, known in rows
+    ]
+    return [Row(label, ", ".join(parts)) for label, parts in told if parts]
+
+
+def _phase_row(use: PhaseUse) -> Row:
+    """The phase, and how much of the time it may stand still it has used."""
+    limit_s = use.limit_s if use.limit_s is not None else use.warn_s
+    share = use.still_s / limit_s if limit_s > 0 else 1.0
+    ends = "halts" if use.limit_s is not None else "warns"
+    value = (
+        f"{use.phase}, last moved {format_duration(use.still_s)} ago: {100 * share:.0f} % of the "
+        f"{format_duration(limit_s)} after which the watchdog {ends}"
+    )
+    return Row("phase", value, "yellow" if share >= _USED_WARN else "")
+
+
+def crash_text(report: RunReport) -> str:
+    """The newest checkpoint that nothing is known against, and what a crash would lose now."""
+    newest = next((fact.step for fact in report.checkpoints if fact.whole), None)
+    kept = "none yet" if newest is None else f"step {newest:,}"
+    behind = current_step(report) - (newest or 0)
+    if report.state not in LIVE or behind <= 0:
+        return kept
+    return f"{kept}, a crash loses at most {count_of(behind, 'step')}"
+
+
+def checkpoint_row(report: RunReport) -> Row:
+    """The newest one that nothing is known against, and what is wrong with newer ones."""
+    facts = report.checkpoints
+    newest = next((fact for fact in facts if fact.whole), None)
+    newer = facts[: facts.index(newest)] if newest else facts
+    sound = "none that is whole" if newer and newest is None else crash_text(report)
+    damaged = [f"step {fact.step:,} is damaged: {fact.damage}" for fact in newer]
+    return Row("checkpoint", "; ".join([sound, *damaged]))

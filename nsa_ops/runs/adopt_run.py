@@ -1,0 +1,183 @@
+"""Adopt: let this laptop know a run that another one has launched; nothing on its pod changes."""
+
+from dataclasses import dataclass, replace
+
+from nsa_core.rundir.layout import RUN_ID
+from nsa_core.rundir.lineage import lineage_of
+from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.errors import (
+    ConfigurationError,
+    NotFoundError,
+    StateConflictError,
+    VerificationError,
+)
+from nsa_ops.plan import Plan, Step, plan_of
+from nsa_ops.pod.messages import RunReport
+from nsa_ops.remote.transport import MAX_ANSWER_BYTES, QUICK_S
+from nsa_ops.runs.agents import probe_run
+from nsa_ops.runs.choose import read_named_manifest, record_of
+from nsa_ops.runs.context import Operator, PodLink
+from nsa_ops.runs.lease import lease_held
+from nsa_ops.runs.pods import choose_pod
+from nsa_ops.runs.provision.receipt import RECEIPT_NAME, parse_receipt
+from nsa_ops.store import PodRecord, RunRecord
+
+#: Prints a name a line of the run directories that have a manifest.
+_LIST = """
+cd -- "$1" 2>/dev/null || exit 0
+for name in *; do [ -f "$name/manifest.json" ] && printf '%s\\n' "$name"; done; true
+"""
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class AdoptionPlan:
+    """A run that this laptop may know from now on.
+
+    Attributes:
+        record: What the registry will say of it.
+        known: What it says now; None if it does not know the run.
+        pod: Its pod, with the interpreter that runs there use.
+        plan: What will be done.
+    """
+
+    record: RunRecord
+    known: RunRecord | None
+    pod: PodRecord
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A run that this laptop knows now.
+
+    Attributes:
+        run_id: Run.
+        pod: Where.
+        attempt: Current attempt.
+        state: State when it was looked at.
+        why: The evidence for it.
+        python: Interpreter that is asked about it.
+    """
+
+    run_id: str
+    pod: str
+    attempt: int
+    state: str
+    why: str
+    python: str
+
+
+def plan_adopt_run(operator: Operator, run_id: str | None, pod: str | None) -> AdoptionPlan:
+    """What adopting a run means; looks at the pod and changes nothing.
+
+    Args:
+        operator: Who asks.
+        run_id: Run; None for the only one on the pod that is not known here.
+        pod: Pod; None where only one fits.
+
+    Raises:
+        NotFoundError: If the pod has no such run, or none that is new.
+        ConfigurationError: If several fit.
+        StateConflictError: If a run of that id is known here on another pod or of another lineage.
+        VerificationError: If its manifest cannot be used.
+    """
+    store = operator.store
+    link = operator.link(choose_pod(store, pod or operator.settings.values.pod or None))
+    manifest = read_named_manifest(link, run_id or _only_new(operator, link))
+    record, known = record_of(link, manifest), store.find_run(manifest.run_id)
+    if known is not None:
+        _refuse_another(known, record, manifest)
+    python = _interpreter(link)
+    where = f"attempt {record.attempt}, profile {record.profile}, code {record.code_id}"
+    ask = f"ask pod `{record.pod}` through `{python}`, with which it was provisioned"
+    is_known = python == link.record.python
+    steps = [
+        *([] if is_known else [Step("use interpreter", ask)]),
+        Step("register", f"remember `{record.run_id}`: {where}", is_done=known == record),
+    ]
+    plan = plan_of(f"Adopt run `{record.run_id}` on pod `{record.pod}`", steps)
+    return AdoptionPlan(record, known, replace(link.record, python=python), plan)
+
+
+def _only_new(operator: Operator, link: PodLink) -> str:
+    """The run of a pod that is not known here."""
+    argv = ("sh", "-c", _LIST, "sh", str(link.runs))
+    done = link.transport.run(argv, timeout_s=QUICK_S, max_bytes=MAX_ANSWER_BYTES)
+    there = [name for name in done.text.splitlines() if RUN_ID.fullmatch(name)]
+    new = [name for name in there if operator.store.find_run(name) is None]
+    pod = link.record.name
+    if not new:
+        known = "; those there are known already" if there else ""
+        message = f"Pod `{pod}` has no run to adopt below `{link.runs}`{known}"
+        raise NotFoundError(
+            message, hint="See `nsa-ops run ls`, and `nsa-ops pod show` for its root"
+        )
+    if len(new) > 1:
+        names = ", ".join(f"`{name}`" for name in new[-_SHOWN:])
+        message = f"Which run? Pod `{pod}` has {len(new)} that are not known here, such as {names}"
+        raise ConfigurationError(message, hint=f"Name one: `nsa-ops run adopt RUN --pod {pod}`")
+    return new[0]
+
+
+def _refuse_another(known: RunRecord, record: RunRecord, manifest: RunManifest) -> None:
+    """A run id is a name: the same one on another pod, or of other attempts, is another run."""
+    look = f"Look at it with `nsa-ops status {record.run_id} --pod {record.pod}`"
+    if known.pod != record.pod:
+        message = f"Run `{known.run_id}` is known here on pod `{known.pod}`, not on `{record.pod}`"
+        raise StateConflictError(message, hint=f"{look}; halt it on one of the two")
+    ids = lineage_of(manifest).ids
+    if known.attempt_id and ids.get(known.attempt) != known.attempt_id:
+        message = (
+            f"Pod `{record.pod}` shows another lineage of `{record.run_id}` than the one that is "
+            f"known here, up to attempt {known.attempt}"
+        )
+        raise StateConflictError(message, hint=f"{look}, and see `nsa-ops backup ls`")
+
+
+def _interpreter(link: PodLink) -> str:
+    """The interpreter of runs that the pod's receipt names, else the one that is known here.
+
+    Raises:
+        VerificationError: If it names something that is no path of a program.
+    """
+    path = f"{link.root}/{RECEIPT_NAME}"
+    try:
+        content = link.transport.tail(path, 0, max_bytes=MAX_ANSWER_BYTES, timeout_s=QUICK_S)
+    except NotFoundError:
+        return link.record.python
+    receipt = parse_receipt(content.decode(errors="replace"))
+    if receipt is None:
+        return link.record.python
+    if not (receipt.python.startswith("/") and receipt.python.isprintable()):
+        message = f"`{path}` on pod `{link.record.name}` names no interpreter: {receipt.python!r}"
+        raise VerificationError(message, hint="Repeat `nsa-ops provision`")
+    return receipt.python
+
+
+def execute_adopt_run(operator: Operator, planned: AdoptionPlan) -> Adopted:
+    """Ask the run's own agent once, then remember the run and how its pod is asked.
+
+    Raises:
+        StateConflictError: If another command starts or moves it, or has adopted it meanwhile.
+        OpsError: If the agent gives no answer; nothing is remembered then.
+    """
+    record, pod = planned.record, planned.pod
+    with lease_held(operator, record.run_id):
+        _require_as_planned(operator, planned)
+        link = operator.link(pod)
+        report: RunReport = probe_run(link, record.code_id, record.run_id)
+        if planned.plan.changes:
+            with operator.store.intent("run adopt", record.run_id, pod=pod.name):
+                if operator.store.find_pod(pod.name) != pod:
+                    operator.store.replace_pod(pod)
+                operator.store.save_run(record)
+    return Adopted(
+        record.run_id, pod.name, report.manifest.attempt, report.state, report.why, pod.python
+    )
+
+
+def _require_as_planned(operator: Operator, planned: AdoptionPlan) -> None:
+    if operator.store.find_run(planned.record.run_id) != planned.known:
+        message = f"Run `{planned.record.run_id}` became known here since this was planned"
+        raise StateConflictError(message, hint="Repeat it if it is still wanted")
