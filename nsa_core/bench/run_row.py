@@ -9,11 +9,11 @@ from typing import Any
 
 from nsa_core.data.shards import read_hashes
 from nsa_core.data.staging import StagedData
+from nsa_core.rundir.goodput import read_goodput
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import read_manifest
-from nsa_core.train.goodput import read_goodput
 
 
 @dataclass(frozen=True)

@@ -180,16 +180,28 @@ def _describe(folder: Path, snapshot: Snapshot, origin: Origin) -> CheckpointMan
     )
 
 
-def remove_leftovers(run: RunDir) -> list[str]:
-    """Remove temporary folders that a kill left behind; returns their names."""
-    if not run.checkpoints.is_dir():
-        return []
-    leftovers = [
-        path for path in run.checkpoints.iterdir() if path.name.startswith(TEMPORARY_PREFIX)
-    ]
-    for path in leftovers:
-        shutil.rmtree(path)
-    return sorted(path.name for path in leftovers)
+def remove_leftovers(run: RunDir) -> list[tuple[str, str]]:
+    """Remove temporary folders that a kill left behind.
+
+    Returns:
+        The name of each, and why it could not be removed; empty if it was.
+    """
+    return [(path.name, _remove_leftover(path)) for path in _find_leftovers(run)]
+
+
+def _find_leftovers(run: RunDir) -> list[Path]:
+    return sorted(run.checkpoints.glob(f"{TEMPORARY_PREFIX}*"))
+
+
+def _remove_leftover(path: Path) -> str:
+    try:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError as error:
+        return f" and cannot be removed: {error.strerror}"
+    return ""
 
 
 def read_state(folder: Path) -> TrainingState:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nsa_core.config.errors import one_line
 from nsa_core.config.training import CheckpointConfig
 from nsa_core.rundir.checkpoint import Checkpoint, list_checkpoints
 from nsa_core.rundir.layout import RunDir
@@ -51,12 +52,20 @@ class CheckpointKeeper:
         self._telemetry = telemetry
         self._clock = clock
         self._stall_s = 0.0
-        self._known_good = read_known_good(run)
+        self._known_good = self._read_known_good()
         self.statistics = SaveStatistics()
         self._saved_steps = [checkpoint.step for checkpoint in list_checkpoints(run)]
         self.last_anomaly_step: int | None = None
         self.whole_step: int | None = None
         self.begin_step = 0
+
+    def _read_known_good(self) -> int | None:
+        try:
+            return read_known_good(self._run)
+        except (OSError, ValueError) as error:
+            why = f"known_good cannot be read: {one_line(error)}; clean steps will name one again"
+            self._telemetry.event("unreadable", why)
+            return None
 
     def begin_at(self, step: int, last_anomaly_step: int | None, *, is_own: bool) -> None:
         """The run goes on from this step of its own or of another run; 0 is a fresh start."""

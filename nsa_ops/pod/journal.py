@@ -22,7 +22,7 @@ def read_watchdog(run: RunDir) -> WatchdogRecord | None:
     """watchdog.json; None if there is none or it cannot be read."""
     try:
         return read_model(WatchdogRecord, run.watchdog)
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return None
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from nsa_core.rundir.bounded_json import JsonError, read_bounded
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.halt import HaltRequest, read_halt
 from nsa_core.rundir.heartbeat import Heartbeat
@@ -20,7 +21,7 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.process import boot_id
 from nsa_core.rundir.status import Evidence, derive_status
-from nsa_ops.pod.after_end import foresee_restart, read_start
+from nsa_ops.pod.after_end import foresee_restart
 from nsa_ops.pod.cards import read_card_evidence
 from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence, Tracker, facts_of
 from nsa_ops.pod.facts import (
@@ -49,6 +50,7 @@ from nsa_ops.pod.verdict import Verdict
 MAX_BYTES = 256 * 1024
 HISTORY_BYTES = 512 * 1024
 MAX_CHECKPOINTS = 200
+_MAX_ANOMALY_BYTES = 64 * 1024
 USAGE = 2
 
 
@@ -62,6 +64,7 @@ class _Seen(NamedTuple):
     process: ProcessEvidence
     halt: HaltRequest | None
     history: list[Heartbeat]
+    unreadable: str
     now_unix_s: float
 
 
@@ -99,20 +102,16 @@ def _see(run: RunDir, now_unix_s: float) -> _Seen:
     manifest = read_manifest(run)
     processes = read_processes(run, manifest.attempt)
     checkpoints = list_checkpoint_facts(run)
-    beats = read_last_records(run.heartbeat(), Heartbeat, HISTORY_BYTES).records
+    beats = read_last_records(run.heartbeat(), Heartbeat, HISTORY_BYTES)
     return _Seen(
         manifest=manifest,
         processes=processes,
         watchdog=read_watchdog(run),
         checkpoints=checkpoints,
         process=read_process_evidence(run, manifest, processes, checkpoints),
-        halt=read_halt(
-            run,
-            run_id=manifest.run_id,
-            attempt=manifest.attempt,
-            started_unix_s=read_start(run, manifest),
-        ),
-        history=[beat for beat in beats if beat.attempt == manifest.attempt],
+        halt=read_halt(run, run_id=manifest.run_id, attempt=manifest.attempt),
+        history=[beat for beat in beats.records if beat.attempt == manifest.attempt],
+        unreadable=beats.problem,
         now_unix_s=now_unix_s,
     )
 
@@ -144,14 +143,14 @@ def _read_news(run: RunDir, offsets: Offsets | None) -> _News:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except FileNotFoundError:
+    except OSError:
         return 0
 
 
 def _read_anomaly(run: RunDir) -> str:
     try:
-        return run.anomaly.read_text(errors="replace").strip()[:200]
-    except FileNotFoundError:
+        return read_bounded(run.anomaly, _MAX_ANOMALY_BYTES).decode(errors="replace").strip()[:200]
+    except (OSError, JsonError):
         return ""
 
 
@@ -196,7 +195,7 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         manifest=summarize(seen.manifest),
         state=status.state,
         why=status.why,
-        flags=status.flags,
+        flags=[*status.flags, *filter(None, (seen.unreadable, news.events.problem))],
         processes=seen.processes,
         trainer_alive=seen.process.trainer_alive,
         runner_alive=runner_alive,

@@ -11,13 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nsa_core.env import compiler_caches, trainer_environment
 from nsa_core.rundir import events
 from nsa_core.rundir.exit import read_exit
+from nsa_core.rundir.goodput import record_hang
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_core.rundir.obstacles import clear_obstacles
 from nsa_core.rundir.process import identify
 from nsa_ops.pod.ending import count_memory_kills, write_missing_exit
 from nsa_ops.pod.processes import (
@@ -161,6 +164,8 @@ def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
         RefusedError: If it must not be started.
     """
     lock, manifest = claim(run)
+    for line in clear_obstacles(run):
+        events.record(run, kind="unreadable", by="runner", attempt=manifest.attempt, message=line)
     memory_kills = count_memory_kills()
     trainer = start_trainer(run, manifest, lock, module)
     forward_signals(run, manifest.attempt, trainer)
@@ -180,6 +185,8 @@ def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
             message=f"code {record.code}: {record.reason}",
             facts={"code": record.code, "process_code": code, "step": record.step},
         )  # fmt: skip
+    with suppress(OSError):  # the next attempt counts it as well
+        record_hang(run, record)
     os.close(lock)
     return code
 

@@ -11,10 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from nsa_core.config.errors import one_line
 from nsa_core.rundir import events
 from nsa_core.rundir.exit import ExitRecord, read_exit
+from nsa_core.rundir.goodput import record_hang
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records, read_records
 from nsa_core.rundir.layout import RunDir
@@ -76,6 +79,7 @@ class Watchdog:
         self._runner: subprocess.Popen[bytes] | None = None
         self._begun_at = time.monotonic()
         self._gave_up = False
+        self._leaving_since: float | None = None
         self._restarts = len(events.find_events(run, RESTARTED))
         history = read_last_records(run.heartbeat(), Heartbeat, _HISTORY_BYTES)
         self._offset = history.offset
@@ -87,7 +91,7 @@ class Watchdog:
     def watch(self) -> str:
         """Look again and again until the run has ended for good; why it has."""
         while True:
-            end = self._look()
+            end = self._try_to_look()
             if end:
                 self._show("done", end)
                 return end
@@ -101,6 +105,14 @@ class Watchdog:
     def _new_card_watch(self) -> CardWatch:
         every_s = self._manifest.config.watchdog.cards_every_s
         return CardWatch(self._run, self._manifest.attempt, every_s=every_s)
+
+    def _try_to_look(self) -> str:
+        """As `_look`; a disk that fails for a moment, or for good, does not end the watch."""
+        try:
+            return self._look()
+        except OSError as error:
+            self._note_once("unreadable", f"this look failed: {one_line(error)}")
+            return ""
 
     def _look(self) -> str:
         """One look; why the run is over, or an empty string."""
@@ -131,11 +143,14 @@ class Watchdog:
             self._causality = CausalityProbe(self._run, manifest, self._checks)
             self._told.clear()
             self._gave_up = False
+            self._leaving_since = None
             self._begun_at = time.monotonic()
 
     def _read_beats(self) -> None:
         while True:
             found = read_records(self._run.heartbeat(), Heartbeat, self._offset, _CHUNK_BYTES)
+            if found.problem:
+                self._note_once("unreadable", found.problem)
             if found.torn:
                 self._note(
                     "torn_line", f"{found.torn} heartbeat lines could not be read", torn=found.torn
@@ -179,7 +194,9 @@ class Watchdog:
             return False
         self._show("watching", f"the trainer ends: {ended.reason}")
         limit_s = self._manifest.config.watchdog.phase_limit_s
-        if time.time() - ended.at > limit_s and not self._gave_up:
+        if self._leaving_since is None:
+            self._leaving_since = time.monotonic()
+        if time.monotonic() - self._leaving_since > limit_s and not self._gave_up:
             why = f"it wrote its exit record {limit_s:.0f} s ago and still runs"
             self._end_with(record, lambda enforcer: enforcer.end(why))
         return True
@@ -189,9 +206,7 @@ class Watchdog:
         if {finding.rule for finding in self._verdict.findings} & SUSPICIONS and self._probe():
             self._verdict = judge(self._evidence(record), self._manifest.config.watchdog)
         for finding in self._verdict.findings:
-            key = (finding.rule, finding.level)
-            if time.monotonic() - self._told.get(key, -1e9) > _TELL_AGAIN_S:
-                self._told[key] = time.monotonic()
+            if self._is_new((finding.rule, finding.level)):
                 kind = "anomaly" if finding.level == "halt" else "warning"
                 self._note(kind, finding.sentence, rule=finding.rule, **finding.facts)
         self._show("watching", self._verdict.sentence)
@@ -233,6 +248,8 @@ class Watchdog:
 
     def _after_end(self, ended: ExitRecord) -> str:
         """Restart what may be restarted; else say why the run is over."""
+        with suppress(OSError):  # the next attempt counts it as well
+            record_hang(self._run, ended)
         decision = decide_after(self._run, self._manifest, ended)
         if not decision.restart:
             if ended.code not in (0, 10):
@@ -288,6 +305,18 @@ class Watchdog:
                  "--module", self._module],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
+
+    def _is_new(self, said: tuple[str, str]) -> bool:
+        """Whether something was not said of late; it counts as said from now on."""
+        now_s = time.monotonic()
+        is_new = now_s - self._told.get(said, -1e9) > _TELL_AGAIN_S
+        if is_new:
+            self._told[said] = now_s
+        return is_new
+
+    def _note_once(self, kind: str, message: str) -> None:
+        if self._is_new((kind, message)):
+            self._note(kind, message)
 
     def _note(self, kind: str, message: str, **facts: object) -> None:
         self._journal.note(self._manifest.attempt, kind, message, **facts)
