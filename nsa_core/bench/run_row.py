@@ -164,7 +164,7 @@ def read_run_row(run: RunDir, data: DataFacts, overrides: tuple[str, ...]) -> Ru
 def _rows(table: Path) -> Iterator[dict[str, str]]:
     if not table.exists():  # it begins with its first row
         return
-    with table.open(newline="") as file:
+    with table.open(encoding="utf-8", newline="") as file:
         yield from csv.DictReader(file)
 
 

@@ -153,7 +153,7 @@ def _write_content(folder: Path, snapshot: Snapshot) -> None:
         (STATE_FILE, snapshot.state),
         (CONFIG_FILE, snapshot.config),
     ):
-        (folder / name).write_text(record.model_dump_json() + "\n")
+        (folder / name).write_text(record.model_dump_json() + "\n", encoding="utf-8")
     for path in folder.iterdir():
         path.chmod(0o644)  # safetensors makes files that only their owner reads
         fsync_file(path)

@@ -61,7 +61,7 @@ class SignalWatch:
 
     def install(self, run: RunDir, rank: int = 0) -> None:
         """Take over USR1, USR2, TERM and INT; main thread only."""
-        self._dump = run.stack_dump(rank).open("a")
+        self._dump = run.stack_dump(rank).open("a", encoding="utf-8")
         faulthandler.register(signal.SIGUSR1, file=self._dump, all_threads=True, chain=False)
         self._read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)

@@ -29,7 +29,7 @@ def count_memory_kills(files: tuple[Path, ...] = _MEMORY_EVENTS) -> int:
     """Processes of this container that the kernel killed for memory; 0 where it is not counted."""
     for file in files:
         try:
-            lines = file.read_text().splitlines()
+            lines = file.read_text(encoding="utf-8").splitlines()
         except OSError:
             continue
         for line in lines:

@@ -183,7 +183,7 @@ def read_memory_fraction(info: Path = _MEMORY_INFO, cgroup: Path = _CGROUP) -> f
     if limited is not None:
         return limited
     try:
-        text = info.read_text()
+        text = info.read_text(encoding="utf-8")
     except OSError:
         return None
     values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
@@ -195,9 +195,9 @@ def read_memory_fraction(info: Path = _MEMORY_INFO, cgroup: Path = _CGROUP) -> f
 
 def _container_memory(cgroup: Path) -> float | None:
     try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-        details = (cgroup / "memory.stat").read_text().split()
+        limit = (cgroup / "memory.max").read_text(encoding="utf-8").strip()
+        used = int((cgroup / "memory.current").read_text(encoding="utf-8"))
+        details = (cgroup / "memory.stat").read_text(encoding="utf-8").split()
     except (OSError, ValueError):
         return None
     if limit == "max":

@@ -245,8 +245,8 @@ def _version(words: Sequence[str]) -> str:
     """First line of a program's version; empty if it is not there, fails or hangs."""
     try:
         done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TOOL_S,
-            check=True,
+            words, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
+            errors="replace", timeout=TOOL_S, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return ""
