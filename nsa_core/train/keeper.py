@@ -70,6 +70,7 @@ class CheckpointKeeper:
     def begin_at(self, step: int, last_anomaly_step: int | None, *, is_own: bool) -> None:
         """The run goes on from this step of its own or of another run; 0 is a fresh start."""
         self.begin_step = step
+        self._saved_steps = [saved for saved in self._saved_steps if saved <= step]
         self.last_anomaly_step = last_anomaly_step
         self.whole_step = step if is_own else None
 
@@ -128,6 +129,16 @@ class CheckpointKeeper:
     def known_good(self) -> int | None:
         """Step of the last known good checkpoint."""
         return self._known_good
+
+    def find_good(self, first_bad_step: int) -> int | None:
+        """The newest checkpoint that a bad step cannot have spoiled; None if there is none.
+
+        That is the last known good one, or a later one from before the first bad step: one that
+        was saved after a skipped step holds whatever led to it.
+        """
+        proven = [] if self._known_good is None else [self._known_good]
+        before = [saved for saved in self._saved_steps if saved < first_bad_step]
+        return max([*proven, *before], default=None)
 
     def _note_saved(self, result: SaveResult, checkpoint: Checkpoint) -> None:
         self.whole_step = result.step
