@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from nsa_core.config.errors import one_line
+from nsa_core.config.errors import disk_advice, one_line
 from nsa_core.env import read_rank
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import HANG_RULES, ExitRecord, TrainerExit, read_exit, write_exit
@@ -120,10 +120,9 @@ class Attempt:
         try:
             hold_reserve(self._run)
         except OSError as error:
-            message = f"the disk of {self._run.root} takes no more bytes: {error}"
-            raise DiskFullError(
-                message, has_checkpoint=False, hint="Free space, then `nsa-ops resume`"
-            ) from error
+            message = f"{self._run.root} takes no more bytes: {one_line(error)}"
+            hint = f"{disk_advice(error)}, then `nsa-ops resume`"
+            raise DiskFullError(message, has_checkpoint=False, hint=hint) from error
 
     def _guarded(self, body: Callable[[], tuple[TrainerExit, str]]) -> tuple[TrainerExit, str]:
         try:
@@ -160,7 +159,7 @@ class Attempt:
             )
             return TrainerExit.CONFIGURATION, f"torch.compile failed here: {reason}"
         if isinstance(error, OSError) and error.errno is not None:
-            hint = f"Look at `dmesg` and the disk; the traceback is in {self._run.log}"
+            hint = f"{disk_advice(error)}; the traceback is in {self._run.log}"
             self._log.tell(f"error: the system failed: {one_line(error)}\nhint: {hint}")
             return TrainerExit.CRASHED, f"the system failed: {one_line(error)}"
         self._log.tell(f"error: a bug: {reason}\nhint: The traceback is in {self._run.log}")

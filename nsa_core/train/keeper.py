@@ -189,5 +189,5 @@ class CheckpointKeeper:
             raise DiskFullError(
                 message,
                 has_checkpoint=self.whole_step is not None,
-                hint="Free space on the disk of the run directory, then `nsa-ops resume`",
+                hint=f"{error.advice}, for the run directory, then `nsa-ops resume`",
             )

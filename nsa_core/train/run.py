@@ -13,7 +13,7 @@ from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.goodput import read_goodput
 from nsa_core.rundir.layout import RunDir
-from nsa_core.train.checkpoint import is_disk_full, to_host
+from nsa_core.train.checkpoint import advise, is_disk_full, to_host
 from nsa_core.train.context import AttemptContext
 from nsa_core.train.environment import write_environment
 from nsa_core.train.failure import DiskFullError
@@ -143,7 +143,7 @@ def write_final_model(run: RunDir, session: Session) -> None:
         raise DiskFullError(
             message,
             has_checkpoint=True,
-            hint="Free space, then `nsa-ops resume`: the last step is saved",
+            hint=f"{advise(error)}, then `nsa-ops resume`: the last step is saved",
         ) from error
 
 
