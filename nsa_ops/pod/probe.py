@@ -4,6 +4,7 @@ Offsets of the last probe come as JSON on stdin; what is new since then goes out
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from nsa_core.rundir.bounded_json import JsonError, read_bounded
+from nsa_core.rundir.bounded_json import JsonError, open_regular, read_bounded
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.halt import HaltRequest, read_halt
 from nsa_core.rundir.heartbeat import Heartbeat
@@ -51,6 +52,7 @@ MAX_BYTES = 256 * 1024
 HISTORY_BYTES = 512 * 1024
 MAX_CHECKPOINTS = 200
 _MAX_ANOMALY_BYTES = 64 * 1024
+_LAST_WORDS_BYTES = 4096
 USAGE = 2
 
 
@@ -194,7 +196,7 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         run_dir=str(run.root),
         manifest=summarize(seen.manifest),
         state=status.state,
-        why=status.why,
+        why=status.why + (_read_last_words(run) if status.state == "planned" else ""),
         flags=[*status.flags, *filter(None, (seen.unreadable, news.events.problem))],
         processes=seen.processes,
         trainer_alive=seen.process.trainer_alive,
@@ -220,6 +222,21 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         disk_free_bytes=machine.disk_free_bytes,
         anomaly=_read_anomaly(run),
     )
+
+
+def _read_last_words(run: RunDir) -> str:
+    """How the log of this attempt ends, where its runner ended before it recorded itself."""
+    try:
+        with open_regular(run.log) as log:
+            facts = os.fstat(log.fileno())
+            if facts.st_mtime < run.manifest.stat().st_mtime:  # of the attempt before
+                return ""
+            log.seek(max(0, facts.st_size - _LAST_WORDS_BYTES))
+            text = log.read(_LAST_WORDS_BYTES).decode(errors="replace")
+    except (OSError, JsonError):
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"; training.log ends with: {lines[-1][:200]}" if lines else ""
 
 
 def _find_runs(root: Path, wanted: Sequence[str]) -> list[RunDir]:

@@ -102,6 +102,17 @@ def test_the_verdict_is_the_judges_on_the_current_attempt_only(run):
     assert look(run).verdict.level == "healthy"
 
 
+def test_a_planned_run_tells_how_the_log_of_its_attempt_ends(run):
+    """Its runner has recorded nothing: the interpreter died at its start."""
+    run.log.write_text("step 7\n")
+    os.utime(run.log, (5.0, 5.0))  # of the attempt before
+    assert "training.log" not in look(run).why
+    run.log.write_text("step 7\nenv: python3.11: No such file or directory\n")
+    report = look(run)
+    assert report.state == "planned"
+    assert report.why.endswith("ends with: env: python3.11: No such file or directory")
+
+
 def test_checkpoints_say_whether_they_have_a_manifest(run):
     whole = run.checkpoints / "step_000500"
     for folder in (whole, run.checkpoints / "step_001000", run.checkpoints / "tmp-1"):
