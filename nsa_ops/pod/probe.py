@@ -14,14 +14,15 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from nsa_core.rundir.bounded_json import JsonError, open_regular, read_bounded
-from nsa_core.rundir.events import Event
+from nsa_core.rundir.events import Event, find_events
+from nsa_core.rundir.exit import ExitRecord, TrainerExit
 from nsa_core.rundir.halt import HaltRequest, read_halt
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import Records, RecordT, read_last_records, read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.process import boot_id
-from nsa_core.rundir.status import Evidence, derive_status
+from nsa_core.rundir.status import Evidence, State, derive_status
 from nsa_ops.pod.after_end import foresee_restart
 from nsa_ops.pod.cards import read_card_evidence
 from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence, Tracker, facts_of
@@ -31,7 +32,7 @@ from nsa_ops.pod.facts import (
     read_machine_evidence,
     read_process_evidence,
 )
-from nsa_ops.pod.journal import read_watchdog
+from nsa_ops.pod.journal import WATCHDOG_ENDED, read_watchdog
 from nsa_ops.pod.leak import read_causality, report_file
 from nsa_ops.pod.messages import (
     OFFSETS,
@@ -53,6 +54,12 @@ HISTORY_BYTES = 512 * 1024
 MAX_CHECKPOINTS = 200
 _MAX_ANOMALY_BYTES = 64 * 1024
 _LAST_WORDS_BYTES = 4096
+#: A trainer may take 25 s to save after TERM; what got it at the same moment was ended with it.
+_TOGETHER_S = 60.0
+_ALL_ENDED = (
+    "; its watchdog got TERM as well, so all processes of this login were ended: the machine went "
+    "down, or ends them at logout (`host.logout` of the preflight)"
+)
 USAGE = 2
 
 
@@ -196,7 +203,7 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         run_dir=str(run.root),
         manifest=summarize(seen.manifest),
         state=status.state,
-        why=status.why + (_read_last_words(run) if status.state == "planned" else ""),
+        why=status.why + _explain(run, status.state, seen.process.exit),
         flags=[*status.flags, *filter(None, (seen.unreadable, news.events.problem))],
         processes=seen.processes,
         trainer_alive=seen.process.trainer_alive,
@@ -222,6 +229,18 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         disk_free_bytes=machine.disk_free_bytes,
         anomaly=_read_anomaly(run),
     )
+
+
+def _explain(run: RunDir, state: State, ended: ExitRecord | None) -> str:
+    """What else is known of a state, to be joined to its evidence; empty if nothing is."""
+    if state == "planned":
+        return _read_last_words(run)
+    if ended is None or ended.code != TrainerExit.RESUMABLE:
+        return ""
+    for event in find_events(run, WATCHDOG_ENDED):
+        if event.attempt == ended.attempt and abs(event.ts - ended.at) < _TOGETHER_S:
+            return _ALL_ENDED
+    return ""
 
 
 def _read_last_words(run: RunDir) -> str:

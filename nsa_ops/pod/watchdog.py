@@ -34,7 +34,7 @@ from nsa_ops.pod.facts import (
     read_machine_evidence,
     read_process_evidence,
 )
-from nsa_ops.pod.journal import Doing, Journal
+from nsa_ops.pod.journal import WATCHDOG_ENDED, Doing, Journal
 from nsa_ops.pod.leak import CHECKS_MODULE, SUSPICIONS, CausalityProbe
 from nsa_ops.pod.messages import NextAttemptAction, Reply, ReplyCode
 from nsa_ops.pod.processes import (
@@ -96,6 +96,12 @@ class Watchdog:
                 self._show("done", end)
                 return end
             time.sleep(self._manifest.config.watchdog.interval_s)
+
+    def end_by_signal(self, number: int, _frame: object) -> None:
+        """Say that a signal ends the watch, and end it: the run goes on, or ends, unwatched."""
+        name = signal.Signals(number).name
+        self._note(WATCHDOG_ENDED, f"the watchdog got {name}: nobody watches the run", signal=name)
+        sys.exit(128 + number)
 
     def _new_tracker(self) -> Tracker:
         manifest = self._manifest
@@ -359,7 +365,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: run {run.run_id} already has a watchdog\n")
         return CONFLICT
     try:
-        Watchdog(run, given.module, given.checks).watch()
+        watchdog = Watchdog(run, given.module, given.checks)
+        signal.signal(signal.SIGTERM, watchdog.end_by_signal)
+        watchdog.watch()
     except ManifestError as error:  # somebody has removed the run
         sys.stderr.write(f"error: {error}\n")
         return NOT_A_RUN
