@@ -69,8 +69,9 @@ def add_unrecorded(before: Goodput, *, moved_unix_s: float, ended_unix_s: float)
     moved = max(moved_unix_s, before.updated_unix_s)
     ended = max(ended_unix_s, moved)
     buckets = dict(before.buckets)
-    buckets["rollback_lost"] = buckets.get("rollback_lost", 0.0) + moved - before.updated_unix_s
-    buckets["hang"] = buckets.get("hang", 0.0) + ended - moved
+    lost = buckets.get("rollback_lost", 0.0) + moved - before.updated_unix_s
+    hang = buckets.get("hang", 0.0) + ended - moved
+    buckets |= {"rollback_lost": round(lost, 3), "hang": round(hang, 3)}
     wall_s = ended - before.began_unix_s
     return before.model_copy(
         update={
