@@ -193,7 +193,8 @@ def _choose_checkpoint(found: FoundRun, path: str) -> tuple[VerifiedCheckpoint |
             f"`{found.record.run_id}` ended with a checkpoint of step {ended.checkpoint_step}, and "
             "its folder of checkpoints holds none"
         )
-        hint = "Restore one with `nsa-ops backup restore`, or begin at the first step: `--afresh`"
+        begin = f"`nsa-ops resume {found.record.run_id} --afresh`"
+        hint = f"Restore one with `nsa-ops backup restore`, or begin at the first step: {begin}"
         raise NotFoundError(message, hint=hint)
     return verification.whole, verification.damaged
 
