@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from typing import Literal
 
 from nsa_core.rundir import events
 from nsa_core.rundir.layout import RunDir
@@ -19,19 +20,27 @@ MAX_STARTS = 3
 Start = Callable[[RunDir, str], object]
 
 
-def start_watchdog(run: RunDir, module: str) -> "subprocess.Popen[bytes]":
-    """Start a watchdog in a session of its own.
+def start_part(
+    part: Literal["runner", "watchdog"], run: RunDir, module: str
+) -> "subprocess.Popen[bytes]":
+    """Start the runner or the watchdog of a run in a session of its own.
 
     Args:
+        part: Which of the two.
         run: Run directory.
-        module: Python module that trains, for the next attempt.
+        module: Python module that trains.
     """
     with run.watchdog_log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "nsa_ops.pod.watchdog", "--run-dir", str(run.root),
+            [sys.executable, "-m", f"nsa_ops.pod.{part}", "--run-dir", str(run.root),
              "--module", module],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
+
+
+def start_watchdog(run: RunDir, module: str) -> "subprocess.Popen[bytes]":
+    """Start the watchdog of a run, as `start_part`."""
+    return start_part("watchdog", run, module)
 
 
 class WatchdogKeeper:

@@ -23,7 +23,7 @@ from nsa_core.rundir.jsonl import read_last_records, read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, read_manifest
 from nsa_ops.pod.after_end import decide_after
-from nsa_ops.pod.attempts import next_attempt
+from nsa_ops.pod.attempts import next_attempt_in_turn
 from nsa_ops.pod.cards import CardWatch, mark_pod
 from nsa_ops.pod.ending import UNKNOWN_CODE, write_missing_exit
 from nsa_ops.pod.enforce import Enforcer, Outcome, write_evidence
@@ -35,8 +35,9 @@ from nsa_ops.pod.facts import (
     read_process_evidence,
 )
 from nsa_ops.pod.journal import WATCHDOG_ENDED, Doing, Journal
+from nsa_ops.pod.keep_watched import start_part
 from nsa_ops.pod.leak import CHECKS_MODULE, SUSPICIONS, CausalityProbe
-from nsa_ops.pod.messages import NextAttemptAction, Reply, ReplyCode
+from nsa_ops.pod.messages import NextAttemptAction, ReplyCode
 from nsa_ops.pod.processes import (
     LockHeldError,
     RunProcesses,
@@ -279,7 +280,7 @@ class Watchdog:
             changes={"resume": "auto"}, by="watchdog",
         )  # fmt: skip
         try:
-            reply = self._begin_next(asked)
+            reply = next_attempt_in_turn(asked, wait_s=_RUNNER_WAIT_S)
         except OSError as error:
             self._note("not_restarted", f"the next attempt cannot be begun: {error}")
             return str(error)
@@ -292,25 +293,8 @@ class Watchdog:
             checkpoint_step=checkpoint_step,
         )  # fmt: skip
         self._restarts += 1
-        self._start_runner()
+        self._runner = start_part("runner", self._run, self._module)
         return ""
-
-    def _begin_next(self, asked: NextAttemptAction) -> Reply:
-        """Begin the next attempt; the runner gives its lock back just after the exit record."""
-        end = time.monotonic() + _RUNNER_WAIT_S
-        reply = next_attempt(asked)
-        while reply.outcome == "conflict" and time.monotonic() < end:
-            time.sleep(_POLL_S)
-            reply = next_attempt(asked)
-        return reply
-
-    def _start_runner(self) -> None:
-        with self._run.watchdog_log.open("ab") as log:
-            self._runner = subprocess.Popen(
-                [sys.executable, "-m", "nsa_ops.pod.runner", "--run-dir", str(self._run.root),
-                 "--module", self._module],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
 
     def _is_new(self, said: tuple[str, str]) -> bool:
         """Whether something was not said of late; it counts as said from now on."""
