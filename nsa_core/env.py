@@ -40,7 +40,7 @@ def trainer_environment(allocator: str, caches: Mapping[str, str] | None = None)
         allocator: Value of PYTORCH_CUDA_ALLOC_CONF; empty leaves what is set.
         caches: Folders of the compilers, as `compiler_caches` gives them.
     """
-    needed = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+    needed = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
     if allocator:
         needed["PYTORCH_CUDA_ALLOC_CONF"] = allocator
     return {**os.environ, **needed, **(caches or {})}

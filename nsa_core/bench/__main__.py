@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nsa_core.bench.command import Bench, tell
-from nsa_core.config.errors import ConfigError, one_line
+from nsa_core.config.errors import ConfigError, disk_advice, one_line
 from nsa_core.env import set_before_torch
 from nsa_core.reader import run_to_exit_code
 from nsa_core.rundir.atomic import check_place, write_text
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         raise  # the reader of the table left, and no disk is to blame
     except OSError as error:
-        tell(f"error: {one_line(error)}; free space or change the rights, then repeat it")
+        tell(f"error: {one_line(error)}; {disk_advice(error)}, then repeat it")
         return EXIT_LACKING
 
 

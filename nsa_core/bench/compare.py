@@ -135,7 +135,11 @@ def train(run: RunDir, allocator: str) -> None:
         check=False,
     )
     if done.returncode != TrainerExit.FINISHED:
-        tail = run.log.read_text().splitlines()[-_LOG_TAIL_LINES:] if run.log.exists() else []
+        tail = (
+            run.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+            if run.log.exists()
+            else []
+        )
         message = f"{run.run_id} ended with code {done.returncode}:\n" + "\n".join(tail)
         raise RunFailedError(message)
 

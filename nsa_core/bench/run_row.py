@@ -9,11 +9,11 @@ from typing import Any
 
 from nsa_core.data.shards import read_hashes
 from nsa_core.data.staging import StagedData
+from nsa_core.rundir.goodput import read_goodput
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import read_manifest
-from nsa_core.train.goodput import read_goodput
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def read_run_row(run: RunDir, data: DataFacts, overrides: tuple[str, ...]) -> Ru
 def _rows(table: Path) -> Iterator[dict[str, str]]:
     if not table.exists():  # it begins with its first row
         return
-    with table.open(newline="") as file:
+    with table.open(encoding="utf-8", newline="") as file:
         yield from csv.DictReader(file)
 
 

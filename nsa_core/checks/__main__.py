@@ -51,8 +51,8 @@ def read_config(source: str | None, device: str) -> RunConfig:
         recipe = "tiny-cpu" if device == "cpu" else "m7c-125m"
         return resolve(recipe, sets=[f"runtime.device={device}"]).config
     try:
-        text = sys.stdin.read() if source == "-" else Path(source).read_text()
-        return RunConfig.model_validate_json(text)
+        content = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        return RunConfig.model_validate_json(content)
     except (OSError, ValueError) as error:
         message = (
             f"--config {source}: not a configuration: {one_line(error)}; a checkpoint of a run "

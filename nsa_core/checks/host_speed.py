@@ -77,7 +77,12 @@ def try_debugger() -> str:
             address = watched.stdout.readline().decode().strip() if watched.stdout else ""
             words = [sys.executable, "-I", "-c", _WATCHING, str(watched.pid), address]
             done = subprocess.run(
-                words, capture_output=True, text=True, timeout=_DEBUG_S, check=False
+                words,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=_DEBUG_S,
+                check=False,
             )
         finally:
             watched.kill()

@@ -31,7 +31,8 @@ class DataConfig(FrozenModel):
         max_tokens: Stop staging after this many tokens; 0 means all.
         validation_fraction: Share of documents, chosen by content hash, kept out of training.
         loader_timeout_s: Deadline of the first batch and of every later one.
-        prefetch: Batches kept ready by the loader's thread; 0 fetches in the loop.
+        prefetch: Batches kept ready by the loader's thread, and never fewer than a step takes; 0
+            fetches in the loop.
         warmup_batches: Batches fetched before the first step is timed.
         document_batch: Documents tokenised at a time while staging.
         pack_documents: Cut attention at document borders.

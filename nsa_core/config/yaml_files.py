@@ -56,7 +56,7 @@ def load_mapping(name: str, folder: Path, kind: str) -> tuple[dict[str, Any], Pa
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         known = names_in(folder)
         near = difflib.get_close_matches(name, known, n=1)

@@ -4,7 +4,7 @@ Legend: B rows of a micro-batch, T tokens of a row.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -60,6 +60,15 @@ class TokenBatch:
     num_targets: int
     num_text_bytes: int
     state: LoaderState | None = None
+
+    def pinned(self) -> "TokenBatch":
+        """The same batch in page-locked memory; needs a CUDA card."""
+        return replace(
+            self,
+            tokens_BT=self.tokens_BT.pin_memory(),
+            targets_BT=self.targets_BT.pin_memory(),
+            cu_seqlens=self.cu_seqlens.pin_memory(),
+        )
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,11 @@ class LoaderPlan:
     A call of `next_batch` on all ranks together consumes `micro_batch * world_size` samples that
     follow each other in the global order; rank r takes the r-th part. So the samples of a step do
     not depend on how they are divided into ranks and micro-batches.
+
+    Attributes:
+        calls_per_step: Batches that the loop takes one after another, with no compute in between.
+            So many are kept ready: while a step computes, the next one's batches are built.
+        is_pinned: Put batches into page-locked memory, from which a card copies by itself.
     """
 
     seq_len: int
@@ -53,6 +58,8 @@ class LoaderPlan:
     seed: int
     rank: int = 0
     world_size: int = 1
+    calls_per_step: int = 1
+    is_pinned: bool = False
 
     @property
     def samples_per_call(self) -> int:
@@ -120,7 +127,8 @@ class Loader:
         self._waits_s: deque[float] = deque(maxlen=NUM_WAITS)
         self._num_batches = 0
         self._warmup_batches = config.warmup_batches
-        self._prefetcher = Prefetcher(self._build, config.prefetch, config.loader_timeout_s)
+        depth = config.prefetch and max(config.prefetch, plan.calls_per_step)
+        self._prefetcher = Prefetcher(self._build, depth, config.loader_timeout_s)
 
     def warm_up(self, poll: Callable[[], None] = do_nothing) -> None:
         """Build the first `warmup_batches` before the first step is timed; none is consumed."""
@@ -159,7 +167,8 @@ class Loader:
     def _build(self, call: int) -> TokenBatch:
         places = self._plan.places(self._begin, call)
         rows = [read_sample(self._row, self._number(p), self._plan.seq_len) for p in places]
-        return make_batch(rows, self._shape, self._state_after(call + 1))
+        batch = make_batch(rows, self._shape, self._state_after(call + 1))
+        return batch.pinned() if self._plan.is_pinned else batch
 
     def _number(self, place: int) -> int:
         epoch, within = divmod(place, self.num_samples)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nsa_core.config.errors import disk_advice
 from nsa_core.config.training import DataConfig
 from nsa_core.data.build import BuildJob, build_folder
 from nsa_core.data.errors import DataError
@@ -116,7 +117,9 @@ def _stage(config: DataConfig, root: Path, seed: int, progress: OnProgress) -> S
                 build_folder(BuildJob(config, seed, plan, folder, progress))
     except OSError as error:
         message = f"cannot stage into {cache}: {error.strerror or error}"
-        raise DataError(message, "free space, or choose another data.cache_dir") from error
+        raise DataError(
+            message, f"{disk_advice(error)}, or choose another data.cache_dir"
+        ) from error
     return open_staged(folder, progress=progress)
 
 

@@ -60,8 +60,8 @@ def refusal(name: str, branch: Branch, facts: DeviceFacts) -> str | None:
     if name in NEEDS_CUDA and facts.device_type != "cuda":
         return f"{name} needs a CUDA device, and the device is {facts.device_type}"
     module = _load(name)
-    if module is None:
-        return f"{name} is not part of this installation ({BACKEND_MODULES[name]} is missing)"
+    if isinstance(module, str):
+        return module
     answer: str | None = module.refusal(branch, facts)
     return answer
 
@@ -120,11 +120,15 @@ def _decode_refusal(facts: DeviceFacts) -> str | None:
     return decode_refusal(facts.widths, facts.blocks, num_heads // num_groups)
 
 
-def _load(name: str) -> ModuleType | None:
+def _load(name: str) -> ModuleType | str:
+    """The module of a backend, or in one line why there is none here."""
     module_name = BACKEND_MODULES[name]
     if importlib.util.find_spec(module_name) is None:
-        return None
-    return importlib.import_module(module_name)
+        return f"{name} is not part of this installation ({module_name} is missing)"
+    try:
+        return importlib.import_module(module_name)
+    except (ImportError, OSError) as error:  # such as a library of another build
+        return f"{name} is not usable: {str(error).strip().partition(chr(10))[0]}"
 
 
 @cache

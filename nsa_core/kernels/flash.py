@@ -45,10 +45,11 @@ MIN_VERSION: dict[Branch, tuple[int, ...]] = {
 MAX_WIDTH, WIDTH_STEP = 256, 8
 #: Sequences are the second axis of the package's launch grid.
 MAX_SEQUENCES = 65_535
+_MAX_WORDS = 200
 
 
 def refusal(branch: Branch, facts: DeviceFacts) -> str | None:
-    """Why flash-attn cannot run a branch on a device, or None; does not import it."""
+    """Why flash-attn cannot run a branch on a device, or None; imports it where all else fits."""
     if branch in NOT_BY_FLASH:
         return NOT_BY_FLASH[branch]
     if facts.device_type != "cuda" or facts.capability is None:
@@ -77,7 +78,23 @@ def _package_refusal(branch: Branch, version: str | None) -> str | None:
     if found < least:
         wanted = ".".join(map(str, least))
         return f"flash-attn {version} is installed, and the {branch} branch needs {wanted} or later"
+    package = load_package()
+    if isinstance(package, str):
+        return f"flash-attn {version} is installed and not usable: {package}"
     return None
+
+
+def load_package() -> "FlashPackage | str":
+    """The package, or in one line why it cannot be used, such as a build for another torch."""
+    try:
+        package: Any = importlib.import_module(PACKAGE)
+    except Exception as error:  # noqa: BLE001 - a foreign build fails in ways of its own
+        first = str(error).strip().partition("\n")[0]
+        return f"{type(error).__name__}: {first[:_MAX_WORDS]}"
+    if not hasattr(package, "flash_attn_varlen_func"):
+        return "it has no flash_attn_varlen_func"
+    found: FlashPackage = package
+    return found
 
 
 def read_version() -> str | None:
@@ -115,8 +132,15 @@ class FlashPackage(Protocol):
 
 
 def create_backend(chooser: AttentionBackend) -> "FlashBackend":
-    """Import the package and make the backend; called by the dispatcher."""
-    package: Any = importlib.import_module(PACKAGE)
+    """Import the package and make the backend; called by the dispatcher.
+
+    Raises:
+        ValueError: If the package cannot be used.
+    """
+    package = load_package()
+    if isinstance(package, str):
+        message = f"flash-attn is not usable: {package}"
+        raise ValueError(message)
     return FlashBackend(package, chooser)
 
 

@@ -9,7 +9,7 @@ import stat
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic import BaseModel
 
@@ -137,6 +137,25 @@ def parse_model(kind: type[ModelT], content: bytes, limits: JsonLimits = DOCUMEN
     return kind.model_validate_json(content)
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read; nothing else is waited for.
+
+    Raises:
+        JsonError: If it is no regular file.
+        OSError: If it cannot be opened.
+    """
+    # A FIFO would wait for its writer without O_NONBLOCK.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    message = "it is no regular file"
+    raise JsonError(message)
+
+
 def read_bounded(path: Path, max_bytes: int) -> bytes:
     """Bytes of a regular file; nothing else is waited for.
 
@@ -144,21 +163,11 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
         JsonError: If it is longer than the limit, or no regular file.
         OSError: If it cannot be read.
     """
-    # A FIFO would wait for its writer without O_NONBLOCK.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        facts = os.fstat(descriptor)
-        if stat.S_ISDIR(facts.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(facts.st_mode):
-            message = "it is no regular file"
-            raise JsonError(message)
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            content = file.read(max_bytes + 1)
-    finally:
-        os.close(descriptor)
+    with open_regular(path) as file:
+        content = file.read(max_bytes + 1)
+        size = os.fstat(file.fileno()).st_size
     if len(content) > max_bytes:
-        message = f"it has {facts.st_size} bytes, and the limit is {max_bytes}"
+        message = f"it has {size} bytes, and the limit is {max_bytes}"
         raise JsonError(message)
     return content
 

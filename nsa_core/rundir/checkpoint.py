@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_core.config.base import FrozenModel, TolerantModel
+from nsa_core.config.errors import one_line
 from nsa_core.rundir.attempt_id import AttemptId
 from nsa_core.rundir.bounded_json import MANIFEST, parse_model, read_bounded
 from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
@@ -14,6 +15,7 @@ MANIFEST_NAME = "checkpoint.json"
 #: Weights of the model, and the configuration they were trained with.
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
+_MAX_NAME_BYTES = 1024
 
 
 class CheckpointFile(FrozenModel):
@@ -82,11 +84,21 @@ def hash_file(path: Path) -> str:
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """The checkpoint in a folder; None without a readable manifest: then it is not whole."""
+    found = open_checkpoint(path)
+    return found if isinstance(found, Checkpoint) else None
+
+
+def open_checkpoint(path: Path) -> Checkpoint | str:
+    """The checkpoint in a folder, or in one line why its manifest cannot be read."""
     try:
         content = read_bounded(path / MANIFEST_NAME, MANIFEST.max_bytes)
         return Checkpoint(path, parse_manifest(content))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
+    except (FileNotFoundError, NotADirectoryError):
+        return f"has no {MANIFEST_NAME}: it is not whole"
+    except OSError as error:
+        return f"{MANIFEST_NAME} cannot be read: {error.strerror}"
+    except ValueError as error:
+        return f"{MANIFEST_NAME} cannot be read: {one_line(error)}"
 
 
 def parse_manifest(content: bytes) -> CheckpointManifest:
@@ -107,6 +119,8 @@ def find_misfit(checkpoint: Checkpoint) -> str | None:
             size = (checkpoint.path / expected.name).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return f"{expected.name} is missing"
+        except OSError as error:
+            return _cannot_be_read(expected.name, error)
         if size != expected.size:
             return f"{expected.name} has {size} bytes instead of {expected.size}"
     return None
@@ -118,9 +132,30 @@ def find_damage(checkpoint: Checkpoint) -> str | None:
     if misfit is not None:
         return misfit
     for expected in checkpoint.manifest.files:
-        if hash_file(checkpoint.path / expected.name) != expected.sha256:
+        try:
+            found = hash_file(checkpoint.path / expected.name)
+        except OSError as error:  # a folder in its place, or a disk that gives a part of it no more
+            return _cannot_be_read(expected.name, error)
+        if found != expected.sha256:
             return f"{expected.name} does not have its sha256 {expected.sha256[:12]}…"
     return None
+
+
+def _cannot_be_read(name: str, error: OSError) -> str:
+    return f"{name} cannot be read: {error.strerror}"
+
+
+def read_known_good_name(run: RunDir) -> str:
+    """Name of the checkpoint that clean steps have proven; empty where none is named yet.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If it holds no text, or too much.
+    """
+    try:
+        return read_bounded(run.known_good, _MAX_NAME_BYTES).decode().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def list_checkpoint_folders(run: RunDir) -> list[Path]:

@@ -18,7 +18,8 @@ class Event(TolerantModel):
         iso: The same in UTC.
         attempt: Attempt of the run it belongs to.
         kind: launched, first_step, saved, checkpoint_rejected, anomaly, halt_asked, halt_ack,
-            stale_halt, signal, resumed, rolled_back, restarted, ended, save_failed, torn_line…
+            stale_halt, signal, resumed, rolled_back, restarted, ended, save_failed, torn_line,
+            unreadable, watchdog_started, watchdog_ended…
         by: trainer, watchdog, runner or operator.
         message: One line for people.
         facts: Numbers and names behind it.

@@ -4,8 +4,9 @@ from enum import IntEnum
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import write_bytes, write_text
-from nsa_core.rundir.bounded_json import read_model
+from nsa_core.rundir.bounded_json import DOCUMENT, JsonError, read_bounded, read_model
 from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.obstacles import move_aside
 
 
 class TrainerExit(IntEnum):
@@ -27,6 +28,10 @@ class TrainerExit(IntEnum):
     def watchdog_may_restart(self) -> bool:
         """Whether the watchdog may begin another attempt by itself after this code."""
         return self in {TrainerExit.RESUMABLE, TrainerExit.CRASHED}
+
+
+#: Rules by which the watchdog ends a trainer that cannot end itself: the end has the code `HANG`.
+HANG_RULES = frozenset({"stall", "heartbeat_stale"})
 
 
 class ExitRecord(TolerantModel):
@@ -75,18 +80,27 @@ def read_exit(run: RunDir) -> ExitRecord | None:
 
 
 def keep_exit(run: RunDir, kept: RunDir) -> None:
-    """Copy exit.json of the current attempt, even a damaged one, to the folder that keeps it."""
+    """Copy exit.json of the current attempt, even a damaged one, to the folder that keeps it.
+
+    What cannot be read is moved aside: it says nothing, and the next attempt needs its name.
+    """
     record = _read_record(run)
     if record is not None and _is_earlier(run, record):
         return  # the folder of its own attempt has it
-    if run.exit.exists():
-        write_bytes(kept.exit, run.exit.read_bytes())
+    try:
+        content = read_bounded(run.exit, DOCUMENT.max_bytes)
+    except FileNotFoundError:
+        return
+    except (JsonError, OSError):
+        move_aside(run.exit)
+        return
+    write_bytes(kept.exit, content)
 
 
 def _read_record(run: RunDir) -> ExitRecord | None:
     try:
         return read_model(ExitRecord, run.exit)
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return None
 
 
@@ -94,5 +108,5 @@ def _is_earlier(run: RunDir, record: ExitRecord) -> bool:
     """Whether the manifest names a later attempt; one that cannot be read hides no record."""
     try:
         return record.attempt < read_model(_Begun, run.manifest).attempt
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return False

@@ -1,16 +1,14 @@
 """Read JSON lines by byte offset: nothing lost, nothing repeated, torn lines counted."""
 
-import os
 import re
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
-from nsa_core.rundir.bounded_json import LINE, parse_model
+from nsa_core.rundir.bounded_json import LINE, JsonError, open_regular, parse_model
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 #: The newest part of a file that is read as a whole: 200,000 heartbeats of 300 bytes.
@@ -26,12 +24,14 @@ class Records(Generic[RecordT]):
         offset: Where the next read begins: the end of the last whole line.
         torn: Whole lines that do not parse, cut off by a kill or a full disk.
         begin: Where the first line that was read begins.
+        problem: Why the file could not be read, in one line; empty if it could, or is not there.
     """
 
     records: list[RecordT]
     offset: int
     torn: int
     begin: int = 0
+    problem: str = ""
 
 
 def parse_records(content: bytes, kind: type[RecordT], offset: int = 0) -> Records[RecordT]:
@@ -49,23 +49,17 @@ def parse_records(content: bytes, kind: type[RecordT], offset: int = 0) -> Recor
     return Records(records, offset + len(whole) + len(newline), torn, offset)
 
 
-def _open(path: Path) -> BinaryIO:
-    """A regular file to read; anything else is not waited for and has no records.
-
-    Raises:
-        FileNotFoundError: If there is none.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise FileNotFoundError(path)
-    return os.fdopen(descriptor, "rb")
+def _problem(path: Path, error: OSError | JsonError) -> str:
+    why = error.strerror if isinstance(error, OSError) else error
+    return f"{path.name} cannot be read: {why}"
 
 
 def read_records(
     path: Path, kind: type[RecordT], offset: int = 0, max_bytes: int = -1
 ) -> Records[RecordT]:
     """Read the records of a file from a byte offset on; a file that is not there has none.
+
+    One that cannot be read has none either, and `problem` says why.
 
     Args:
         path: JSON lines.
@@ -75,19 +69,27 @@ def read_records(
             than this is passed over in pieces, each counted as torn.
     """
     try:
-        with _open(path) as file:
+        with open_regular(path) as file:
             file.seek(offset)
             content = file.read(max_bytes)
     except FileNotFoundError:
         return Records([], offset, 0)
+    except (OSError, JsonError) as error:
+        return Records([], offset, 0, problem=_problem(path, error))
     if len(content) == max_bytes and b"\n" not in content:
         return Records([], offset + max_bytes, 1)
     return parse_records(content, kind, offset)
 
 
 def read_last_records(path: Path, kind: type[RecordT], max_bytes: int = 65536) -> Records[RecordT]:
-    """Read the records in the last bytes of a file; a line cut by the window is passed over."""
-    content, start = _read_end(path, max_bytes)
+    """Read the records in the last bytes of a file; a line cut by the window is passed over.
+
+    A file that cannot be read has none, and `problem` says why.
+    """
+    try:
+        content, start = _read_end(path, max_bytes)
+    except (OSError, JsonError) as error:
+        return Records([], 0, 0, problem=_problem(path, error))
     return parse_records(content, kind, start)
 
 
@@ -97,9 +99,13 @@ def find_last_records(
     """Read only those of a file's last lines that hold one of these words, oldest first.
 
     Parsing is what costs: 600,000 lines are looked through in a tenth of the second that parsing
-    20,000 of them takes. The caller still checks the records: a word may stand in any field.
+    20,000 of them takes. The caller still checks the records: a word may stand in any field. A
+    file that cannot be read has none.
     """
-    content, _ = _read_end(path, max_bytes)
+    try:
+        content, _ = _read_end(path, max_bytes)
+    except (OSError, JsonError):
+        return []
     pattern = re.compile(b"|".join(re.escape(word.encode()) for word in words))
     lines: list[bytes] = []
     found = pattern.search(content)
@@ -115,7 +121,7 @@ def find_last_records(
 def _read_end(path: Path, max_bytes: int) -> tuple[bytes, int]:
     """The last bytes of a file, from the beginning of a line on, and where that is."""
     try:
-        with _open(path) as file:
+        with open_regular(path) as file:
             end = file.seek(0, 2)
             start = max(0, end - max_bytes)
             file.seek(start)

@@ -12,6 +12,9 @@ from nsa_core.rundir.exit import keep_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.redaction import FreeText
 
+#: `resume` beside a path: from the newest whole checkpoint, or from the first step in any case.
+AUTO, AFRESH = "auto", "afresh"
+
 
 class Parent(FrozenModel):
     """The run and step whose checkpoint another run began from.
@@ -57,7 +60,7 @@ class RunManifest(TolerantModel):
         kernels: By branch, the backend that the preflight proved on this pod. The trainer refuses
             to use another one. A branch that was not proven under this configuration is absent.
         overrides: Guardrails that were overridden, with the reason given, redacted.
-        resume: `auto`, or the path of the checkpoint to begin from.
+        resume: `auto`, `afresh`, or the path of the checkpoint to begin from.
         command: Command that launched it, word for word but redacted.
         created_unix_s: When.
     """
@@ -81,7 +84,7 @@ class RunManifest(TolerantModel):
     preflight_sha256: str = ""
     kernels: dict[str, KernelChoice] = {}
     overrides: dict[str, FreeText] = {}
-    resume: str = "auto"
+    resume: str = AUTO
     command: list[FreeText] = []
     created_unix_s: float
 

@@ -24,13 +24,13 @@ class ProcessIdentity(TolerantModel):
 
 def boot_id() -> str:
     """The kernel's random id of this boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
 
 
 def _stat_fields(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat from the state on (field 3), or None if there is no such process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The command name may hold spaces and brackets; the fields begin after the last bracket.
@@ -54,7 +54,7 @@ def is_alive(identity: ProcessIdentity) -> bool:
 
 def age_s(identity: ProcessIdentity) -> float:
     """Seconds since the process started."""
-    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    uptime = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
     return uptime - identity.start_ticks / _CLOCK_TICKS
 
 

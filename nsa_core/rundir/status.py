@@ -88,6 +88,15 @@ def _ended(record: ExitRecord, halt: HaltRequest | None) -> RunStatus:
     return RunStatus("failed", where + asked)
 
 
+def _describe_unwatched(evidence: Evidence) -> str:
+    """Who starts a dead watchdog again; empty where it lives, or none was there yet."""
+    if evidence.watchdog_alive is not False:
+        return ""
+    if evidence.runner_alive:
+        return "; its watchdog is dead, and its runner starts it again"
+    return "; its watchdog and its runner are dead: the same `launch --run-id` starts a watchdog"
+
+
 def _alive(evidence: Evidence) -> RunStatus:
     flags = [] if evidence.watchdog_alive else ["unwatched"]
     beat = evidence.last_beat
@@ -98,6 +107,7 @@ def _alive(evidence: Evidence) -> RunStatus:
     if age_s > STALE_AFTER_S:
         flags.append("stale")
     where = f"heartbeat {age_s:.0f} s ago: phase {beat.phase}, step {beat.step}"
+    where += _describe_unwatched(evidence)
     if evidence.halt is not None:
         return RunStatus("halting", f"asked to halt ({evidence.halt.reason}); {where}", flags)
     if beat.phase == "data":

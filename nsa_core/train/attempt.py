@@ -7,12 +7,14 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from nsa_core.config.errors import one_line
+from nsa_core.config.errors import disk_advice, one_line
 from nsa_core.env import read_rank
 from nsa_core.rundir.checkpoint import list_checkpoints
-from nsa_core.rundir.exit import ExitRecord, TrainerExit, read_exit, write_exit
+from nsa_core.rundir.exit import HANG_RULES, ExitRecord, TrainerExit, read_exit, write_exit
+from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_core.rundir.obstacles import clear_obstacles
 from nsa_core.train.context import AttemptContext
 from nsa_core.train.disk import LossyWrites, hold_reserve, release_reserve
 from nsa_core.train.failure import (
@@ -99,6 +101,8 @@ class Attempt:
         return code
 
     def _train(self, signals: SignalWatch) -> tuple[TrainerExit, str]:
+        for line in clear_obstacles(self._run, self._rank.rank):
+            self._telemetry.event("unreadable", line)
         self._hold_reserve()
         signals.install(self._run, self._rank.rank)  # first, because torch takes seconds to load
         self._telemetry.note_torn_lines(self._rank.rank)
@@ -116,10 +120,9 @@ class Attempt:
         try:
             hold_reserve(self._run)
         except OSError as error:
-            message = f"the disk of {self._run.root} takes no more bytes: {error}"
-            raise DiskFullError(
-                message, has_checkpoint=False, hint="Free space, then `nsa-ops resume`"
-            ) from error
+            message = f"{self._run.root} takes no more bytes: {one_line(error)}"
+            hint = f"{disk_advice(error)}, then `nsa-ops resume`"
+            raise DiskFullError(message, has_checkpoint=False, hint=hint) from error
 
     def _guarded(self, body: Callable[[], tuple[TrainerExit, str]]) -> tuple[TrainerExit, str]:
         try:
@@ -155,6 +158,10 @@ class Attempt:
                 f"hint: Set runtime.compile=false; its output is in {self._run.log}"
             )
             return TrainerExit.CONFIGURATION, f"torch.compile failed here: {reason}"
+        if isinstance(error, OSError) and error.errno is not None:
+            hint = f"{disk_advice(error)}; the traceback is in {self._run.log}"
+            self._log.tell(f"error: the system failed: {one_line(error)}\nhint: {hint}")
+            return TrainerExit.CRASHED, f"the system failed: {one_line(error)}"
         self._log.tell(f"error: a bug: {reason}\nhint: The traceback is in {self._run.log}")
         return TrainerExit.CRASHED, reason
 
@@ -183,8 +190,16 @@ class Attempt:
 
     def _exit_now(self, why: str) -> None:
         """End from another thread while the loop may be blocked in C; nothing more is saved."""
-        reason = f"{why}; nothing was saved at the stop"
+        code, reason = self._forced_end(why)
         self._telemetry.writes.attempt("the reserve", lambda: release_reserve(self._run))
-        self._write_exit(TrainerExit.RESUMABLE, reason)
-        self._telemetry.event("ended", f"exit code {int(TrainerExit.RESUMABLE)}: {reason}")
-        os._exit(TrainerExit.RESUMABLE)
+        self._write_exit(code, reason)
+        self._telemetry.event("ended", f"exit code {int(code)}: {reason}", code=int(code))
+        os._exit(code)
+
+    def _forced_end(self, why: str) -> tuple[TrainerExit, str]:
+        """A loop that the watchdog asked in vain to stop, because it stood still, has hung."""
+        run, manifest = self._run, self._manifest
+        asked = read_halt(run, run_id=manifest.run_id, attempt=manifest.attempt)
+        if asked is not None and asked.rule in HANG_RULES:
+            return TrainerExit.HANG, f"hung ({asked.reason}); {why}; nothing was saved"
+        return TrainerExit.RESUMABLE, f"{why}; nothing was saved at the stop"

@@ -46,7 +46,7 @@ class MemoryMib:
 
 def read_memory(device: torch.device) -> MemoryMib:
     """Memory of this process on the card and on the host."""
-    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    resident_pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     host = resident_pages * 4096 // _MIB
     if device.type != "cuda":
         return MemoryMib(None, None, None, host)
@@ -77,7 +77,14 @@ def ask_nvidia_smi(words: Sequence[str], timeout_s: float) -> str:
     """What nvidia-smi prints; empty where it is missing, fails or does not answer in time."""
     argv = ["nvidia-smi", *words]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=True)
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=True,
+        )
     except (subprocess.SubprocessError, OSError):
         return ""
     return done.stdout

@@ -1,6 +1,7 @@
 """What a checkpoint holds, and how its folder is written whole or not at all."""
 
 import errno
+import re
 import shutil
 import time
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nsa_core.config.base import FrozenModel
+from nsa_core.config.errors import disk_advice
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.atomic import fsync_dir, fsync_file, write_text
 from nsa_core.rundir.checkpoint import (
@@ -92,11 +94,15 @@ class CheckpointWriteError(Exception):
 
     Attributes:
         is_disk_full: The disk or the quota has no room.
+        advice: What to do about it, as the beginning of a hint.
     """
 
-    def __init__(self, message: str, *, is_disk_full: bool) -> None:
+    def __init__(
+        self, message: str, *, is_disk_full: bool, advice: str = "Look at the disk"
+    ) -> None:
         super().__init__(message)
         self.is_disk_full = is_disk_full
+        self.advice = advice
 
 
 def to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -107,11 +113,21 @@ def to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def is_disk_full(error: OSError | SafetensorError) -> bool:
-    """Whether a write failed for lack of room; safetensors hides the errno in its text."""
-    codes = {errno.ENOSPC, errno.EDQUOT}
+    """Whether a write failed for lack of room."""
+    return _as_os_error(error).errno in {errno.ENOSPC, errno.EDQUOT}
+
+
+def advise(error: OSError | SafetensorError) -> str:
+    """What to do about a write that failed, as the beginning of a hint."""
+    return disk_advice(_as_os_error(error))
+
+
+def _as_os_error(error: OSError | SafetensorError) -> OSError:
+    """The error of the system; safetensors hides its number in its text."""
     if isinstance(error, OSError):
-        return error.errno in codes
-    return any(f"os error {code})" in str(error) for code in codes)
+        return error
+    number = re.search(r"os error (\d+)\)", str(error))
+    return OSError(int(number[1]) if number else 0, str(error))
 
 
 def write_checkpoint(run: RunDir, snapshot: Snapshot, origin: Origin) -> Checkpoint:
@@ -135,7 +151,9 @@ def write_checkpoint(run: RunDir, snapshot: Snapshot, origin: Origin) -> Checkpo
     except (OSError, SafetensorError) as error:
         _remove(temporary)
         message = f"checkpoint of step {snapshot.state.step} could not be written: {error}"
-        raise CheckpointWriteError(message, is_disk_full=is_disk_full(error)) from error
+        raise CheckpointWriteError(
+            message, is_disk_full=is_disk_full(error), advice=advise(error)
+        ) from error
     return Checkpoint(final, manifest)
 
 
@@ -153,7 +171,7 @@ def _write_content(folder: Path, snapshot: Snapshot) -> None:
         (STATE_FILE, snapshot.state),
         (CONFIG_FILE, snapshot.config),
     ):
-        (folder / name).write_text(record.model_dump_json() + "\n")
+        (folder / name).write_text(record.model_dump_json() + "\n", encoding="utf-8")
     for path in folder.iterdir():
         path.chmod(0o644)  # safetensors makes files that only their owner reads
         fsync_file(path)
@@ -180,16 +198,28 @@ def _describe(folder: Path, snapshot: Snapshot, origin: Origin) -> CheckpointMan
     )
 
 
-def remove_leftovers(run: RunDir) -> list[str]:
-    """Remove temporary folders that a kill left behind; returns their names."""
-    if not run.checkpoints.is_dir():
-        return []
-    leftovers = [
-        path for path in run.checkpoints.iterdir() if path.name.startswith(TEMPORARY_PREFIX)
-    ]
-    for path in leftovers:
-        shutil.rmtree(path)
-    return sorted(path.name for path in leftovers)
+def remove_leftovers(run: RunDir) -> list[tuple[str, str]]:
+    """Remove temporary folders that a kill left behind.
+
+    Returns:
+        The name of each, and why it could not be removed; empty if it was.
+    """
+    return [(path.name, _remove_leftover(path)) for path in _find_leftovers(run)]
+
+
+def _find_leftovers(run: RunDir) -> list[Path]:
+    return sorted(run.checkpoints.glob(f"{TEMPORARY_PREFIX}*"))
+
+
+def _remove_leftover(path: Path) -> str:
+    try:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError as error:
+        return f" and cannot be removed: {error.strerror}"
+    return ""
 
 
 def read_state(folder: Path) -> TrainingState:

@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ TRAINING_COLUMNS = (
     "step", "tokens", "loss", "lr", "grad_norm", "tokens_per_s", "mfu", "step_s", "data_s",
     "skipped", "attempt",
 )  # fmt: skip
+_STEP = re.compile(r"[0-9]{1,18}")
 VALIDATION_COLUMNS = ("step", "val_loss", "bits_per_byte", "ppl", "tokens", "bytes", "attempt")
 
 
@@ -62,7 +64,7 @@ class CsvLog:
         """
         if not self._path.exists():
             return Repair([], [], [])
-        lines = self._path.read_text(errors="replace").splitlines(keepends=True)
+        lines = self._path.read_text("utf-8", errors="replace").splitlines(keepends=True)
         kept, torn, replayed, steps = [], [], [], []
         for line in lines[1:]:
             step = self._step_of(line)
@@ -81,14 +83,27 @@ class CsvLog:
     def _keep(self, target: Path, rows: list[str]) -> None:
         if rows:
             target.parent.mkdir(parents=True, exist_ok=True)
-            before = target.read_text() if target.exists() else _format(self._columns)
+            before = (
+                target.read_text("utf-8", errors="replace")
+                if target.exists()
+                else _format(self._columns)
+            )
             write_text(target, before + "".join(rows))
 
     def _step_of(self, line: str) -> int | None:
-        cells = next(csv.reader([line]), [])
-        if len(cells) != len(self._columns) or not line.endswith("\n"):
+        cells = line.removesuffix("\n").split(",")  # numbers need no quotes
+        is_whole = len(cells) == len(self._columns) and line.endswith("\n")
+        if not is_whole or not _STEP.fullmatch(cells[0]):
             return None
-        return int(cells[0]) if cells[0].isdigit() else None
+        return int(cells[0]) if all(not cell or _is_number(cell) for cell in cells) else None
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _format(cells: Sequence[object]) -> str:

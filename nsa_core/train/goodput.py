@@ -1,43 +1,13 @@
-"""Where the wall time of a run went: every second in exactly one bucket, over all attempts."""
+"""Count the wall time of an attempt into buckets, and go on from the attempts before."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import get_args
 
-from pydantic import ValidationError
-
-from nsa_core.config.base import TolerantModel
-from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.exit import TrainerExit, read_exit
+from nsa_core.rundir.goodput import Bucket, Goodput, add_unrecorded, read_goodput, read_moved
 from nsa_core.rundir.layout import RunDir
-
-Bucket = Literal[
-    "provision", "init", "compile", "data_wait", "step", "eval", "checkpoint_stall",
-    "rollback_lost", "hang", "down",
-]  # fmt: skip
-
-
-class Goodput(TolerantModel):
-    """Content of goodput.json.
-
-    Attributes:
-        began_unix_s: When the first attempt was launched.
-        updated_unix_s: Until when the buckets count.
-        attempt: Attempt that wrote it.
-        step: Optimizer steps done.
-        buckets: Seconds by bucket.
-        wall_s: Seconds between the two times.
-        goodput: Share of the wall time that went into steps which still count.
-    """
-
-    schema_version: int = 1
-    began_unix_s: float
-    updated_unix_s: float
-    attempt: int
-    step: int
-    buckets: dict[str, float]
-    wall_s: float
-    goodput: float
 
 
 class GoodputClock:
@@ -101,48 +71,36 @@ class GoodputClock:
         )
 
 
-def start_clock(
-    run: RunDir,
-    *,
-    launched_unix_s: float,
-    last_alive_unix_s: float | None,
-    hung_since_unix_s: float | None = None,
-) -> GoodputClock:
+def start_clock(run: RunDir, *, attempt: int, last_alive_unix_s: float | None) -> GoodputClock:
     """The clock of this attempt, continuing the record of the attempts before.
 
-    Seconds between the last record and the last sign of life were trained and never recorded, so
-    they count as lost; what a hung loop stood still of it counts as hang; from there until now the
-    run was down.
+    From the end of the attempt before until now the run was down. All times are of this machine;
+    where its clock was set back meanwhile, time goes on from the latest time that was recorded, and
+    the beginning moves with it: no second is negative, and the sum stays the wall time.
 
     Args:
         run: Run directory.
-        launched_unix_s: Creation time of this attempt's manifest.
+        attempt: Number of this attempt.
         last_alive_unix_s: Time of the last heartbeat of any earlier attempt.
-        hung_since_unix_s: When its loop moved last, if it was ended because it hung.
     """
-    now = time.time()
+    read = time.time()
     before = read_goodput(run)
     if before is None:
-        began = min(launched_unix_s, now)
-        return GoodputClock(began, {"provision": now - began})
-    buckets = dict(before.buckets)
-    alive = min(max(last_alive_unix_s or 0.0, before.updated_unix_s), now)
-    moved = alive if hung_since_unix_s is None else hung_since_unix_s
-    moved = min(max(moved, before.updated_unix_s), alive)
-    buckets["rollback_lost"] = buckets.get("rollback_lost", 0.0) + moved - before.updated_unix_s
-    buckets["hang"] = buckets.get("hang", 0.0) + alive - moved
-    buckets["down"] = buckets.get("down", 0.0) + now - alive
-    return GoodputClock(before.began_unix_s, buckets)
+        began = min(run.manifest.stat().st_mtime, read)
+        return GoodputClock(began, {"provision": read - began})
+    ended = _to_its_end(run, before, attempt - 1, last_alive_unix_s or 0.0)
+    now = max(read, ended.updated_unix_s)
+    buckets = dict(ended.buckets)
+    buckets["down"] = buckets.get("down", 0.0) + now - ended.updated_unix_s
+    return GoodputClock(before.began_unix_s - (now - read), buckets, wall=lambda: read)
 
 
-def read_goodput(run: RunDir) -> Goodput | None:
-    """The last record; None without one that can be read."""
-    try:
-        return Goodput.model_validate_json(run.goodput.read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return None
-
-
-def write_goodput(run: RunDir, record: Goodput) -> None:
-    """Replace goodput.json."""
-    write_text(run.goodput, record.model_dump_json(indent=2) + "\n")
+def _to_its_end(run: RunDir, before: Goodput, attempt: int, last_alive_unix_s: float) -> Goodput:
+    """The record of an attempt up to where it ended, or showed its last sign of life."""
+    record = read_exit(RunDir(run.attempt(attempt)))
+    moved = read_moved(run, attempt)
+    if record is None or record.code != TrainerExit.HANG or moved is None:
+        return add_unrecorded(
+            before, moved_unix_s=last_alive_unix_s, ended_unix_s=last_alive_unix_s
+        )
+    return add_unrecorded(before, moved_unix_s=moved, ended_unix_s=record.at)

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nsa_core.rundir.atomic import append_line
-from nsa_core.rundir.exit import TrainerExit, read_exit
 from nsa_core.rundir.heartbeat import Heartbeat, Message, Phase
 from nsa_core.rundir.jsonl import read_last_records
 from nsa_core.rundir.layout import RunDir
@@ -117,7 +116,7 @@ def count_torn_lines(run: RunDir, rank: int = 0) -> int:
                 return 0
             file.seek(-1, os.SEEK_END)
             return int(file.read(1) != b"\n")
-    except FileNotFoundError:
+    except OSError:  # none yet; one that cannot be read is said by `clear_obstacles`
         return 0
 
 
@@ -125,14 +124,3 @@ def read_last_alive(run: RunDir) -> float | None:
     """Time of the newest heartbeat of rank 0."""
     beats = read_last_records(run.heartbeat(), Heartbeat).records
     return beats[-1].ts if beats else None
-
-
-def read_hung_since(run: RunDir, attempt: int) -> float | None:
-    """When the loop of an attempt moved last, if it was ended as hung; None otherwise."""
-    ended = read_exit(RunDir(run.attempt(attempt)))
-    if ended is None or ended.code != TrainerExit.HANG:
-        return None
-    beats = read_last_records(run.heartbeat(), Heartbeat).records
-    ours = [beat for beat in beats if beat.attempt == attempt]
-    newest = max((beat.progress_seq for beat in ours), default=0)
-    return min((beat.ts for beat in ours if beat.progress_seq == newest), default=None)

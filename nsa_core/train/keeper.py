@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nsa_core.config.errors import one_line
 from nsa_core.config.training import CheckpointConfig
 from nsa_core.rundir.checkpoint import Checkpoint, list_checkpoints
 from nsa_core.rundir.layout import RunDir
@@ -51,16 +52,25 @@ class CheckpointKeeper:
         self._telemetry = telemetry
         self._clock = clock
         self._stall_s = 0.0
-        self._known_good = read_known_good(run)
+        self._known_good = self._read_known_good()
         self.statistics = SaveStatistics()
         self._saved_steps = [checkpoint.step for checkpoint in list_checkpoints(run)]
         self.last_anomaly_step: int | None = None
         self.whole_step: int | None = None
         self.begin_step = 0
 
+    def _read_known_good(self) -> int | None:
+        try:
+            return read_known_good(self._run)
+        except (OSError, ValueError) as error:
+            why = f"known_good cannot be read: {one_line(error)}; clean steps will name one again"
+            self._telemetry.event("unreadable", why)
+            return None
+
     def begin_at(self, step: int, last_anomaly_step: int | None, *, is_own: bool) -> None:
         """The run goes on from this step of its own or of another run; 0 is a fresh start."""
         self.begin_step = step
+        self._saved_steps = [saved for saved in self._saved_steps if saved <= step]
         self.last_anomaly_step = last_anomaly_step
         self.whole_step = step if is_own else None
 
@@ -120,6 +130,16 @@ class CheckpointKeeper:
         """Step of the last known good checkpoint."""
         return self._known_good
 
+    def find_good(self, first_bad_step: int) -> int | None:
+        """The newest checkpoint that a bad step cannot have spoiled; None if there is none.
+
+        That is the last known good one, or a later one from before the first bad step: one that
+        was saved after a skipped step holds whatever led to it.
+        """
+        proven = [] if self._known_good is None else [self._known_good]
+        before = [saved for saved in self._saved_steps if saved < first_bad_step]
+        return max([*proven, *before], default=None)
+
     def _note_saved(self, result: SaveResult, checkpoint: Checkpoint) -> None:
         self.whole_step = result.step
         self._saved_steps.append(result.step)
@@ -169,5 +189,5 @@ class CheckpointKeeper:
             raise DiskFullError(
                 message,
                 has_checkpoint=self.whole_step is not None,
-                hint="Free space on the disk of the run directory, then `nsa-ops resume`",
+                hint=f"{error.advice}, for the run directory, then `nsa-ops resume`",
             )

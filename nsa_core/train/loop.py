@@ -120,20 +120,20 @@ def _judge(session: Session, result: StepResult, num_tokens: int) -> None:
         session.num_skipped += result.is_overflow
         session.num_good += not result.is_overflow
         session.advance(num_tokens, tuple(unusable))
-        _end_if(session, _overflow_breach(session, result))
+        _end_if(session, _overflow_breach(session, result), step - session.overflows_in_row + 1)
         return
     session.num_skipped += 1
-    session.telemetry.anomaly(
-        step, result.fault, result.loss, result.grad_norm, session.num_skipped
-    )
     unusable.append(step)
     session.keeper.last_anomaly_step = step
     session.advance(num_tokens, tuple(unusable))
-    limits = session.config.watchdog
-    _end_if(
-        session,
-        find_breach(unusable, step, in_row=limits.nonfinite_in_row, in_100=limits.nonfinite_in_100),
+    session.telemetry.anomaly(  # after the step has moved, so that its heartbeat names this step
+        step, result.fault, result.loss, result.grad_norm, session.num_skipped
     )
+    limits = session.config.watchdog
+    breach = find_breach(
+        unusable, step, in_row=limits.nonfinite_in_row, in_100=limits.nonfinite_in_100
+    )
+    _end_if(session, breach, unusable[0])
 
 
 def _overflow_breach(session: Session, result: StepResult) -> str | None:
@@ -145,13 +145,16 @@ def _overflow_breach(session: Session, result: StepResult) -> str | None:
     return f"{session.overflows_in_row} steps in a row were skipped for a falling loss scale"
 
 
-def _end_if(session: Session, breach: str | None) -> None:
+def _end_if(session: Session, breach: str | None, first_bad_step: int) -> None:
+    """End the run for a breach, naming a checkpoint from before the first of its bad steps."""
     if breach is None:
         return
     session.telemetry.mark_anomaly("nonfinite")
     session.keeper.drain()  # a checkpoint that is still being written is one to go back to
-    good = session.keeper.known_good or session.keeper.whole_step
-    have = "there is no checkpoint" if good is None else f"the last good checkpoint is step {good}"
+    good = session.keeper.find_good(first_bad_step)
+    have = f"the last good checkpoint is step {good}"
+    if good is None:
+        have = f"there is no checkpoint from before step {first_bad_step}"
     message = f"{breach}, up to step {session.step}; {have}"
     raise NonFiniteError(
         message,

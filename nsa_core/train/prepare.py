@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Iterator
 
+import torch
+
 from nsa_core.config.counts import count_flops
 from nsa_core.config.run import RunConfig
 from nsa_core.data.batch import LoaderState, TokenBatch
@@ -50,7 +52,7 @@ def prepare(
     require_recorded(context.manifest, learner.model.backends.choices)
     if point is not None:
         restore(point, learner, staged.tokenizer, device, context.rank.rank)
-    loader = _make_loader(context, telemetry, staged, point)
+    loader = _make_loader(context, telemetry, staged, point, device)
     card = CardSampler(device)
     context.beats.sample = card.sample
     keeper = _make_keeper(context, telemetry, clock, staged)
@@ -62,7 +64,7 @@ def prepare(
         model=learner.model,
         steps=learner.steps,
         loader=loader,
-        validation=_validation_of(staged, _loader_plan(context), config),
+        validation=_validation_of(staged, _loader_plan(context, device), config),
         tokenizer=staged.tokenizer,
         telemetry=telemetry,
         stop=stop,
@@ -136,7 +138,7 @@ def _stage(context: AttemptContext, telemetry: Telemetry, stop: StopWatch) -> St
     return staged
 
 
-def _loader_plan(context: AttemptContext) -> LoaderPlan:
+def _loader_plan(context: AttemptContext, device: torch.device) -> LoaderPlan:
     config = context.manifest.config
     return LoaderPlan(
         seq_len=config.batch.seq_len,
@@ -144,18 +146,24 @@ def _loader_plan(context: AttemptContext) -> LoaderPlan:
         seed=config.seed,
         rank=context.rank.rank,
         world_size=context.rank.world_size,
+        calls_per_step=config.batch.accumulation,
+        is_pinned=device.type == "cuda",
     )
 
 
 def _make_loader(
-    context: AttemptContext, telemetry: Telemetry, staged: StagedData, point: ResumePoint | None
+    context: AttemptContext,
+    telemetry: Telemetry,
+    staged: StagedData,
+    point: ResumePoint | None,
+    device: torch.device,
 ) -> Loader:
     """The loader behind the last batch of the checkpoint.
 
     A run that began from another run's checkpoint may have other data; it then begins at the
     first sample of its own. A run never loses its place in its own data.
     """
-    config, plan = context.manifest.config, _loader_plan(context)
+    config, plan = context.manifest.config, _loader_plan(context, device)
     state = LoaderState.model_validate(point.state.loader) if point else None
     if point is not None and state is not None and not is_own(context.run, point):
         begun = Loader(staged, config.data, plan)

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from nsa_core.data.tokenizer import Tokenizer
 from nsa_core.model.weights import load_model_tensors
 from nsa_core.rundir.checkpoint import MODEL_FILE
 from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import AFRESH
 from nsa_core.train import checkpoint as content
 from nsa_core.train.context import AttemptContext
 from nsa_core.train.failure import CheckpointError
@@ -31,8 +33,9 @@ def find_point(context: AttemptContext, telemetry: Telemetry) -> ResumePoint | N
     Raises:
         CheckpointError: If there are candidates and none can be used.
     """
-    for name in content.remove_leftovers(context.run):
-        telemetry.event("leftover_removed", f"{name} was left half written by a kill")
+    for name, problem in content.remove_leftovers(context.run):
+        kind = "unreadable" if problem else "leftover_removed"
+        telemetry.event(kind, f"{name} was left half written by a kill{problem}")
 
     def reject(folder: Path, why: str) -> None:
         telemetry.event(
@@ -69,7 +72,7 @@ def restore(
         )
         restore_host_state(content.read_random_words(folder, rank))
         restore_torch_state(content.read_tensors(folder, content.random_tensors_file(rank)), device)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
         message = f"{folder.name} cannot be loaded: {error}"
         raise CheckpointError(message, hint="Resume from another checkpoint") from error
     if learner.steps.scaler is not None and point.state.loss_scaler is not None:
@@ -101,7 +104,9 @@ def note_beginning(
         telemetry.event("set_aside", f"checkpoints after step {step}: {', '.join(moved)}")
     if point is None:
         if context.manifest.attempt > 1:
-            telemetry.event("resumed", "there was no checkpoint yet: from step 0", step=0)
+            asked = context.manifest.resume == AFRESH
+            why = "as was asked for" if asked else "there was no checkpoint yet"
+            telemetry.event("resumed", f"from step 0: {why}", step=0)
         return
     differences = find_differences(point.config, context.manifest.config)
     changed = f"; changed: {'; '.join(differences)}" if differences else ""

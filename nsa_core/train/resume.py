@@ -5,17 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nsa_core.config.errors import one_line
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.checkpoint import (
     CONFIG_FILE,
     MODEL_FILE,
     Checkpoint,
     find_damage,
+    open_checkpoint,
     read_checkpoint,
 )
+from nsa_core.rundir.events import find_events
+from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
 from nsa_core.rundir.lineage import find_foreign, find_not_own
-from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_core.rundir.manifest import AFRESH, AUTO, ManifestError, RunManifest, read_manifest
 from nsa_core.train import checkpoint as content
 from nsa_core.train.failure import CheckpointError
 
@@ -36,16 +40,21 @@ def find_resume_point(run: RunDir, manifest: RunManifest, reject: Reject) -> Res
 
     Args:
         run: Run directory.
-        manifest: Its `resume` is `auto` or the path of a checkpoint, or of another run.
+        manifest: Its `resume` is `auto`, `afresh`, or the path of a checkpoint or another run.
         reject: Called with each checkpoint that cannot be used and the reason, newest first: it is
             damaged, or neither this run nor its parent wrote it.
 
     Raises:
-        CheckpointError: If the named path has no checkpoint, or no candidate can be used.
+        CheckpointError: If the named path has no checkpoint, no candidate can be used, or the run
+            has saved checkpoints and none is left.
     """
-    named = manifest.resume != "auto"
-    first_attempt = _first_attempt_with_same_resume(run, manifest) if named else 1
+    if manifest.resume == AFRESH:
+        return None
+    named = manifest.resume != AUTO
+    first_attempt = _find_first_attempt(run, manifest)
     candidates = _candidates(run, first_attempt)
+    if not candidates:
+        _refuse_if_lost(run, manifest, first_attempt)
     if named:
         candidates += _named_candidates(Path(manifest.resume))
     reasons: list[str] = []
@@ -67,18 +76,56 @@ def find_resume_point(run: RunDir, manifest: RunManifest, reject: Reject) -> Res
     return None
 
 
-def _first_attempt_with_same_resume(run: RunDir, manifest: RunManifest) -> int:
-    """Attempts that only restart one another share `resume`; their own checkpoints come first."""
-    attempt = manifest.attempt
-    while attempt > 1:
-        try:
-            before = read_manifest(RunDir(run.attempt(attempt - 1)))
-        except ManifestError:
-            break
-        if before.resume != manifest.resume:
-            break
-        attempt -= 1
-    return attempt
+def _find_first_attempt(run: RunDir, manifest: RunManifest) -> int:
+    """The first attempt whose checkpoints this one may go on from.
+
+    That is the last one that began afresh. Where a path is named, attempts that only restart one
+    another share it, and their own checkpoints come before those of the path.
+    """
+    named = manifest.resume != AUTO
+    for attempt in range(manifest.attempt - 1, 0, -1):
+        resume = _read_resume(run, attempt)
+        if named and resume != manifest.resume:
+            return attempt + 1
+        if resume == AFRESH:
+            return attempt
+    return 1
+
+
+def _read_resume(run: RunDir, attempt: int) -> str | None:
+    """What an earlier attempt went on from; None where its manifest cannot be used."""
+    try:
+        return read_manifest(RunDir(run.attempt(attempt))).resume
+    except (ManifestError, OSError):
+        return None
+
+
+def _refuse_if_lost(run: RunDir, manifest: RunManifest, first_attempt: int) -> None:
+    """Refuse to begin again where the record of the run says that it saved checkpoints.
+
+    Raises:
+        CheckpointError: If it did; the newest is named.
+    """
+    attempts = range(first_attempt, manifest.attempt)
+    told = [
+        event.facts.get("step")
+        for event in find_events(run, "saved")
+        if event.attempt >= first_attempt
+    ]
+    steps = [step for step in told if isinstance(step, int)]
+    exits = [read_exit(RunDir(run.attempt(attempt))) for attempt in attempts]
+    steps += [record.checkpoint_step or 0 for record in exits if record]
+    newest = max(steps, default=0)
+    if newest:
+        message = (
+            f"{run.run_id} has saved a checkpoint of step {newest}, and {run.checkpoints} holds "
+            "none: to begin again would lose that work without a word"
+        )
+        raise CheckpointError(
+            message,
+            hint="Bring one back with `nsa-ops backup restore`, or begin at the first step with "
+            f"`nsa-ops resume {run.run_id} --afresh`",
+        )
 
 
 def _candidates(run: RunDir, first_attempt: int) -> list[Path]:
@@ -86,10 +133,8 @@ def _candidates(run: RunDir, first_attempt: int) -> list[Path]:
 
     Steps order them rightly because `set_aside_later` takes an abandoned future out of the way.
     """
-    if not run.checkpoints.is_dir():
-        return []
     found = []
-    for folder in run.checkpoints.iterdir():
+    for folder in _list_folder(run.checkpoints):
         match = CHECKPOINT_NAME.fullmatch(folder.name)
         if match is None:
             continue
@@ -97,6 +142,21 @@ def _candidates(run: RunDir, first_attempt: int) -> list[Path]:
         if readable is None or readable.manifest.attempt >= first_attempt:
             found.append((int(match.group(1)), folder))
     return [folder for _, folder in sorted(found, reverse=True)]
+
+
+def _list_folder(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where there is none.
+
+    Raises:
+        CheckpointError: If it cannot be read.
+    """
+    if not folder.is_dir():
+        return []
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        message = f"{folder} cannot be read: {error.strerror}"
+        raise CheckpointError(message, hint="Look at `dmesg` and the disk, then resume") from error
 
 
 def _named_candidates(path: Path) -> list[Path]:
@@ -114,9 +174,9 @@ def _named_candidates(path: Path) -> list[Path]:
 
 def _verify(folder: Path, run: RunDir, manifest: RunManifest) -> ResumePoint | str:
     """The checkpoint in a folder, or why this run cannot go on from it."""
-    found = read_checkpoint(folder)
-    if found is None:
-        return "checkpoint.json is missing or cannot be read"
+    found = open_checkpoint(folder)
+    if isinstance(found, str):
+        return found
     foreign = _find_foreign(found, run, manifest)
     if foreign is not None:
         return foreign
@@ -139,7 +199,7 @@ def _find_foreign(found: Checkpoint, run: RunDir, manifest: RunManifest) -> str 
         return foreign
     try:
         holder = read_manifest(RunDir(found.path.parent.parent))
-    except ManifestError:
+    except (ManifestError, OSError):
         return foreign
     return foreign if holder.run_id == manifest.run_id else find_not_own(found.manifest, holder)
 
@@ -147,8 +207,8 @@ def _find_foreign(found: Checkpoint, run: RunDir, manifest: RunManifest) -> str 
 def _open(found: Checkpoint) -> ResumePoint | str:
     try:
         state, config = content.read_state(found.path), content.read_config(found.path)
-    except ValueError as error:
-        return f"its content cannot be read: {str(error).splitlines()[0]}"
+    except (ValueError, OSError) as error:
+        return f"its content cannot be read: {one_line(error)}"
     if state.step != found.step:
         return f"checkpoint.json says step {found.step}, its state is step {state.step}"
     return ResumePoint(found, state, config)
@@ -159,10 +219,8 @@ def set_aside_later(run: RunDir, step: int, attempt: int) -> list[str]:
 
     They are damaged, or belong to a future that a rollback abandoned; nothing is deleted.
     """
-    if not run.checkpoints.is_dir():
-        return []
     moved = []
-    for folder in sorted(run.checkpoints.iterdir()):
+    for folder in sorted(_list_folder(run.checkpoints)):
         match = CHECKPOINT_NAME.fullmatch(folder.name)
         if match and int(match.group(1)) > step:
             target = folder.with_name(f"aside_attempt{attempt}_{folder.name}")

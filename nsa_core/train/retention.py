@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from nsa_core.config.training import CheckpointConfig
 from nsa_core.rundir import retention
 from nsa_core.rundir.atomic import write_text
-from nsa_core.rundir.checkpoint import list_checkpoints
+from nsa_core.rundir.checkpoint import list_checkpoints, read_known_good_name
 from nsa_core.rundir.layout import RunDir
 
 #: Folders that `set_aside_later` of resume.py has renamed.
@@ -45,11 +45,8 @@ def find_known_good(
 
 
 def read_known_good(run: RunDir) -> int | None:
-    """Step of the checkpoint that `known_good` names, if it is still there."""
-    try:
-        name = run.known_good.read_text().strip()
-    except FileNotFoundError:
-        return None
+    """Step of the checkpoint that `known_good` names, if it is still there; errors as there."""
+    name = read_known_good_name(run)
     found = [c.step for c in list_checkpoints(run) if c.path.name == name]
     return found[0] if found else None
 

@@ -11,13 +11,13 @@ from nsa_core.model.weights import model_tensors
 from nsa_core.rundir.atomic import fsync_dir, fsync_file
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import TrainerExit
+from nsa_core.rundir.goodput import read_goodput
 from nsa_core.rundir.layout import RunDir
-from nsa_core.train.checkpoint import is_disk_full, to_host
+from nsa_core.train.checkpoint import advise, is_disk_full, to_host
 from nsa_core.train.context import AttemptContext
 from nsa_core.train.environment import write_environment
 from nsa_core.train.failure import DiskFullError
 from nsa_core.train.goodput import start_clock
-from nsa_core.train.heartbeat import read_hung_since
 from nsa_core.train.loop import train
 from nsa_core.train.prepare import prepare
 from nsa_core.train.samples import write_samples
@@ -50,18 +50,15 @@ def run_training(
         DataError: Likewise.
     """
     manifest = context.manifest
-    clock = start_clock(
-        context.run,
-        launched_unix_s=manifest.created_unix_s,
-        last_alive_unix_s=last_alive,
-        hung_since_unix_s=read_hung_since(context.run, manifest.attempt - 1),
-    )
+    if context.run.goodput.exists() and read_goodput(context.run) is None:
+        telemetry.event("unreadable", "goodput.json cannot be used: the account begins anew")
+    clock = start_clock(context.run, attempt=manifest.attempt, last_alive_unix_s=last_alive)
     stop = StopWatch(
         context.run,
         manifest,
         context.signals,
         report_stale=lambda what: telemetry.event(
-            "stale_halt", f"a .HALT that means another attempt is ignored: {what}"
+            "stale_halt", f"a .HALT that does not mean this attempt is ignored: {what}"
         ),
     )
     write_environment(context, telemetry.writes)
@@ -146,7 +143,7 @@ def write_final_model(run: RunDir, session: Session) -> None:
         raise DiskFullError(
             message,
             has_checkpoint=True,
-            hint="Free space, then `nsa-ops resume`: the last step is saved",
+            hint=f"{advise(error)}, then `nsa-ops resume`: the last step is saved",
         ) from error
 
 

@@ -61,7 +61,7 @@ class SignalWatch:
 
     def install(self, run: RunDir, rank: int = 0) -> None:
         """Take over USR1, USR2, TERM and INT; main thread only."""
-        self._dump = run.stack_dump(rank).open("a")
+        self._dump = run.stack_dump(rank).open("a", encoding="utf-8")
         faulthandler.register(signal.SIGUSR1, file=self._dump, all_threads=True, chain=False)
         self._read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
@@ -116,13 +116,15 @@ class StopWatch:
         self._manifest = manifest
         self._signals = signals
         self._report_stale = report_stale
+        self._at_start = self._read_mark()
         self._seen_stale: tuple[int, int] | None = None
 
     def poll(self) -> StopRequest | None:
-        """The stop that is asked for now, if any; a signal goes before a file."""
-        if self._signals.stop_signal is not None:
+        """The stop that is asked for now, if any; a file goes before a signal: it says why."""
+        asked = self._poll_file()
+        if asked is None and self._signals.stop_signal is not None:
             return StopRequest("signal", f"received {self._signals.stop_signal}")
-        return self._poll_file()
+        return asked
 
     def check(self) -> None:
         """Poll, as micro-steps, evaluation, staging and data waits do it.
@@ -140,21 +142,25 @@ class StopWatch:
         return asked
 
     def _poll_file(self) -> StopRequest | None:
-        try:
-            status = self._run.halt.stat()
-        except FileNotFoundError:
-            return None
-        mark = (status.st_mtime_ns, status.st_ino)
-        if mark == self._seen_stale:
+        mark = self._read_mark()
+        if mark is None or mark == self._seen_stale:
             return None
         request = read_halt(
             self._run,
             run_id=self._manifest.run_id,
             attempt=self._manifest.attempt,
-            started_unix_s=self._manifest.created_unix_s,
+            has_appeared=mark != self._at_start,
         )
         if request is None:
             self._seen_stale = mark
             self._report_stale(describe_halt_file(self._run) or "removed meanwhile")
             return None
         return StopRequest("halt", request.reason, request.save_checkpoint, request)
+
+    def _read_mark(self) -> tuple[int, int] | None:
+        """What tells one `.HALT` from another; None without one."""
+        try:
+            status = self._run.halt.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_ino

@@ -1,14 +1,14 @@
 """metrics.json and goodput.json: the run in a few numbers, at every checkpoint and at the end."""
 
-import csv
 import json
 import time
 from dataclasses import asdict
 from typing import Any
 
 from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.goodput import write_goodput
 from nsa_core.rundir.layout import RunDir
-from nsa_core.train.goodput import write_goodput
+from nsa_core.train.csv_log import VALIDATION_COLUMNS
 from nsa_core.train.session import Session
 
 
@@ -52,16 +52,22 @@ def _metrics(session: Session) -> dict[str, Any]:
 
 
 def _read_validations(run: RunDir) -> list[dict[str, float]]:
-    """Rows of val.csv, oldest first, of all attempts."""
+    """Rows of val.csv, oldest first, of all attempts; a row that is damaged meanwhile is none."""
     try:
-        with run.validation_csv.open(newline="") as file:
-            return [
-                {
-                    "step": int(row["step"]),
-                    "val_loss": float(row["val_loss"]),
-                    "bits_per_byte": float(row["bits_per_byte"]),
-                }
-                for row in csv.DictReader(file)
-            ]
+        with run.validation_csv.open(encoding="utf-8", errors="replace", newline="") as file:
+            found = [_parse_validation(line) for line in file]
     except OSError:
         return []
+    return [row for row in found if row is not None]
+
+
+def _parse_validation(line: str) -> dict[str, float] | None:
+    cells = dict(zip(VALIDATION_COLUMNS, line.strip().split(","), strict=False))
+    try:
+        return {
+            "step": int(cells["step"]),
+            "val_loss": float(cells["val_loss"]),
+            "bits_per_byte": float(cells["bits_per_byte"]),
+        }
+    except (KeyError, ValueError):  # the header, or no row
+        return None

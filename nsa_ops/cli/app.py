@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from nsa_core.config.errors import disk_advice
 from nsa_ops.cli import (
     backup,
     bench,
@@ -152,7 +153,7 @@ def _resource_error(error: OSError) -> LocalResourceError:
     """What this machine refused: a full disk, a missing right, with the path it was about."""
     where = f"`{error.filename}`: " if error.filename else ""
     message = f"This machine refused: {where}{error.strerror or error}"
-    return LocalResourceError(message, hint="Free space or change the rights, then repeat it")
+    return LocalResourceError(message, hint=f"{disk_advice(error)}, then repeat it")
 
 
 def _bug(error: Exception, words: Sequence[str]) -> OpsError:

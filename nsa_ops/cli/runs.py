@@ -156,6 +156,10 @@ def resume(
         str, typer.Option("--from", metavar="PATH", help="Checkpoint on the pod; newest whole one")
     ] = "",
     sets: SetOption = None,
+    afresh: Annotated[
+        bool,
+        typer.Option("--afresh", help="Begin at the first step; checkpoints are set aside"),
+    ] = False,
     prove: Annotated[
         bool,
         typer.Option("--prove", help="Go on from an older checkpoint and compare the losses"),
@@ -179,16 +183,21 @@ def resume(
     from nsa_ops.runs.resume import execute_resume, plan_resume
 
     if pod is not None and is_elsewhere(session.operator, run, pod):
-        _move(session, run, pod, sets, override, trainer, is_plain=not (path or prove))
+        is_plain = not (path or prove or afresh)
+        _move(session, run, pod, sets, override, trainer, is_plain=is_plain)
         return
+    if afresh and (path or prove):
+        message = "`--afresh` begins at the first step, and `--from` and `--prove` at a checkpoint"
+        raise ConfigurationError(message, hint="Leave out one of them")
     if override and pod is None:
         message = "`--override` belongs to a resume on another pod, with `--pod`"
         raise ConfigurationError(message, hint="Leave it out")
     if prove:
         path = find_replay(session.operator, run, path=path, sets=sets or ())
     planned = plan_resume(
-        session.operator, run, path=path, sets=tuple(sets or ()), trainer_module=trainer
-    )
+        session.operator, run, path=path, afresh=afresh, sets=tuple(sets or ()),
+        trainer_module=trainer,
+    )  # fmt: skip
     session.agree(planned.plan)
     session.interrupt_note = "see `nsa-ops status` whether it started"
     resumed = execute_resume(session.operator, planned)
@@ -215,7 +224,7 @@ def _move(
 
     if not is_plain:
         message = "A resume on another pod begins at the newest verified backup"
-        raise ConfigurationError(message, hint="Leave out `--from` and `--prove`")
+        raise ConfigurationError(message, hint="Leave out `--from`, `--prove` and `--afresh`")
     overrides = parse_overrides(override or (), (OLD_POD,))
     request = MoveRequest(run, pod, tuple(sets or ()), overrides, trainer)
     planned = plan_move(session.operator, request)

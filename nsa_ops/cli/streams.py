@@ -16,7 +16,7 @@ def prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 (until the end)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 (until the end)
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 

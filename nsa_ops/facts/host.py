@@ -11,7 +11,7 @@ NEEDED = ("tmux", "find", "dd", "head", "stat", "sha256sum")
 TOOLS = (*NEEDED, "rsync", "git", "nvidia-smi")
 #: Asks the interpreter that will train, in one round trip; runs on Python 3.8 and later.
 SCRIPT = """
-import json, os, platform, resource, shutil, sys, time
+import json, os, platform, resource, shutil, subprocess, sys, time
 path = sys.argv[1]
 while not os.path.isdir(path):
     path = os.path.dirname(path)
@@ -34,6 +34,19 @@ def processors():
         return len(os.sched_getaffinity(0))
     except AttributeError:
         return os.cpu_count()
+def ends_at_logout():
+    try:
+        with open("/proc/1/comm") as file:
+            has_logind = file.read().strip() == "systemd"
+        if not has_logind or os.getuid() == 0:
+            return False
+        manager = ("org.freedesktop.login1", "/org/freedesktop/login1",
+                   "org.freedesktop.login1.Manager", "KillUserProcesses")
+        said = subprocess.run(("busctl", "get-property") + manager, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=5).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {b"b true": True, b"b false": False}.get(said.strip())
 print(json.dumps({
     "system": platform.system() + " " + platform.release(),
     "python_version": ".".join(map(str, sys.version_info[:3])),
@@ -43,6 +56,7 @@ print(json.dumps({
     "shm_free_bytes": free("/dev/shm"),
     "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     "tools": {name: shutil.which(name) for name in sys.argv[2:]},
+    "ends_at_logout": ends_at_logout(),
     "unix_s": time.time(),
 }))
 """
@@ -67,6 +81,7 @@ class HostFacts(TolerantModel):
         shm_free_bytes: Free in /dev/shm.
         open_files_limit: Soft limit of open files.
         tools: Path of each tool, None where it is missing.
+        ends_at_logout: systemd ends the processes of this login with its last session, tmux too.
         unix_s: Its clock.
     """
 
@@ -81,6 +96,7 @@ class HostFacts(TolerantModel):
     shm_free_bytes: int | None = None
     open_files_limit: int | None = None
     tools: dict[str, str | None] = {}
+    ends_at_logout: bool | None = None
     unix_s: float
 
     @property

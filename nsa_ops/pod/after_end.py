@@ -17,17 +17,8 @@ def read_stop(run: RunDir, manifest: RunManifest) -> str:
     event = asked_to_stop(find_events(run, *STOP_KINDS), manifest.attempt)
     if event is not None:
         return f"{event.by}: {event.message}"
-    request = read_halt(
-        run, run_id=manifest.run_id, attempt=manifest.attempt,
-        started_unix_s=read_start(run, manifest),
-    )  # fmt: skip
+    request = read_halt(run, run_id=manifest.run_id, attempt=manifest.attempt)
     return f"{request.by}: {request.reason}" if request else ""
-
-
-def read_start(run: RunDir, manifest: RunManifest) -> float:
-    """Unix seconds at which the current attempt started, or else was begun."""
-    record = read_processes(run, manifest.attempt)
-    return record.started_unix_s if record else manifest.created_unix_s
 
 
 def decide_after(run: RunDir, manifest: RunManifest, ended: ExitRecord) -> Decision:

@@ -33,6 +33,7 @@ _FIXED_FIELDS = {
 }  # fmt: skip
 #: How long a trainer that has recorded its end may take to be gone.
 _LEAVING_S = 10.0
+_POLL_S = 0.1
 
 
 def prepare_run(asked: PrepareRunAction) -> Reply:
@@ -132,6 +133,16 @@ def next_attempt(asked: NextAttemptAction) -> Reply:
             message=f"a runner or trainer of {run.run_id} is still alive",
             hint="Stop it first: `nsa-ops halt`",
         )  # fmt: skip
+
+
+def next_attempt_in_turn(asked: NextAttemptAction, *, wait_s: float) -> Reply:
+    """As `next_attempt`, for a runner that gives its lock back just after the exit record."""
+    end = time.monotonic() + wait_s
+    reply = next_attempt(asked)
+    while reply.outcome == "conflict" and time.monotonic() < end:
+        time.sleep(_POLL_S)
+        reply = next_attempt(asked)
+    return reply
 
 
 def _begin(run: RunDir, asked: NextAttemptAction) -> Reply:

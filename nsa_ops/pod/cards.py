@@ -229,6 +229,6 @@ def read_card_evidence(run: RunDir, attempt: int) -> CardEvidence | None:
     """What the watchdog last saw of the cards in this attempt; None if it wrote nothing."""
     try:
         found = read_model(CardEvidence, run.cards)
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return None
     return found if found.attempt == attempt else None

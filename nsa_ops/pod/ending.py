@@ -7,7 +7,7 @@ from typing import Literal
 
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.events import Event, find_events
-from nsa_core.rundir.exit import ExitRecord, TrainerExit, read_exit, write_exit
+from nsa_core.rundir.exit import HANG_RULES, ExitRecord, TrainerExit, read_exit, write_exit
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records
 from nsa_core.rundir.layout import RunDir
@@ -20,8 +20,6 @@ _MEMORY_EVENTS = (
 )
 #: Stands for the code of a trainer whose runner was gone too: nobody could wait for it.
 UNKNOWN_CODE = 1
-#: Rules by which the watchdog ends a trainer that cannot end itself.
-HANG_RULES = frozenset({"stall", "heartbeat_stale"})
 _STOP_SIGNALS = {"TERM", "KILL", "INT"}
 #: Kinds of events that `asked_to_stop` judges.
 STOP_KINDS = ("halt_asked", "signal")
@@ -31,7 +29,7 @@ def count_memory_kills(files: tuple[Path, ...] = _MEMORY_EVENTS) -> int:
     """Processes of this container that the kernel killed for memory; 0 where it is not counted."""
     for file in files:
         try:
-            lines = file.read_text().splitlines()
+            lines = file.read_text(encoding="utf-8").splitlines()
         except OSError:
             continue
         for line in lines:

@@ -10,14 +10,13 @@ from typing import Literal
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir import events
 from nsa_core.rundir.atomic import write_text
-from nsa_core.rundir.exit import read_exit
+from nsa_core.rundir.exit import HANG_RULES, read_exit
 from nsa_core.rundir.halt import HaltRequest, write_halt
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.process import ProcessIdentity, is_alive
-from nsa_ops.pod.ending import HANG_RULES
 from nsa_ops.pod.hang import report_hang
 from nsa_ops.pod.processes import kill_session, send
 from nsa_ops.pod.verdict import Finding, Verdict
@@ -83,6 +82,7 @@ class Enforcer:
                     by="watchdog",
                     at=time.time(),
                     grace_s=self._limits.ack_grace_s,
+                    rule=verdict.rule,
                 ),
             )
         except OSError:

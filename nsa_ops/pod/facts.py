@@ -4,10 +4,12 @@ import os
 from pathlib import Path
 
 from nsa_core.rundir.checkpoint import (
+    MANIFEST_NAME,
     Checkpoint,
     find_misfit,
     list_checkpoint_folders,
-    read_checkpoint,
+    open_checkpoint,
+    read_known_good_name,
 )
 from nsa_core.rundir.events import Event, find_events
 from nsa_core.rundir.exit import read_exit
@@ -46,42 +48,65 @@ def _read_manifest(run: RunDir) -> RunManifest | None:
     """The run's manifest; None where it cannot be used, which is said elsewhere."""
     try:
         return read_manifest(run)
-    except ManifestError:
+    except (ManifestError, OSError):
         return None
 
 
 def _checkpoint_fact(
     folder: Path, rejected: Event | None, manifest: RunManifest | None
 ) -> CheckpointFact:
-    checkpoint = read_checkpoint(folder)
-    size_bytes = 0
-    for path in folder.iterdir():
-        try:
-            size_bytes += path.stat().st_size
-        except FileNotFoundError:
-            continue  # retention removes old checkpoints while we look
-    damage = _known_damage(checkpoint, rejected, manifest)
+    checkpoint = open_checkpoint(folder)
+    size_bytes, problem = _measure(folder)
+    damage = problem or _known_damage(checkpoint, rejected, manifest)
     return CheckpointFact(
         name=folder.name,
         step=int(folder.name.rpartition("_")[2]),
         size_bytes=size_bytes,
         whole=not damage,
-        created_unix_s=checkpoint.manifest.created_unix_s if checkpoint else None,
+        created_unix_s=(
+            None if isinstance(checkpoint, str) else checkpoint.manifest.created_unix_s
+        ),
         damage=damage,
     )
 
 
+def _measure(folder: Path) -> tuple[int, str]:
+    """Bytes of the files in a folder, and why it cannot be read; empty if it can."""
+    size_bytes = 0
+    try:
+        for path in folder.iterdir():
+            size_bytes += _size(path)
+    except OSError as error:
+        return size_bytes, f"cannot be read: {error.strerror}"
+    return size_bytes, ""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # retention removes old checkpoints while we look
+        return 0
+
+
 def _known_damage(
-    checkpoint: Checkpoint | None, rejected: Event | None, manifest: RunManifest | None
+    checkpoint: Checkpoint | str, rejected: Event | None, manifest: RunManifest | None
 ) -> str:
-    if checkpoint is None:
-        return "has no manifest: it is not whole"
+    if isinstance(checkpoint, str):
+        return checkpoint
     foreign = find_not_own(checkpoint.manifest, manifest) if manifest else None
     if foreign is not None:
         return foreign
-    if rejected is not None and rejected.ts >= checkpoint.manifest.created_unix_s:
+    if rejected is not None and rejected.ts >= _placed_at(checkpoint):
         return rejected.message.partition(": ")[2] or rejected.message
     return find_misfit(checkpoint) or ""
+
+
+def _placed_at(checkpoint: Checkpoint) -> float:
+    """When it came to this machine, by the clock of this machine; it may be written elsewhere."""
+    try:
+        return (checkpoint.path / MANIFEST_NAME).stat().st_ctime
+    except OSError:  # retention removes it while we look
+        return 0.0
 
 
 def newest_whole(checkpoints: list[CheckpointFact]) -> int | None:
@@ -110,8 +135,8 @@ def read_process_evidence(
 
 def _read_known_good(run: RunDir, checkpoints: list[CheckpointFact]) -> int | None:
     try:
-        name = run.known_good.read_text().strip()
-    except OSError:
+        name = read_known_good_name(run)
+    except (OSError, ValueError):
         return None
     return next((fact.step for fact in checkpoints if fact.whole and fact.name == name), None)
 
@@ -158,7 +183,7 @@ def read_memory_fraction(info: Path = _MEMORY_INFO, cgroup: Path = _CGROUP) -> f
     if limited is not None:
         return limited
     try:
-        text = info.read_text()
+        text = info.read_text(encoding="utf-8")
     except OSError:
         return None
     values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
@@ -170,9 +195,9 @@ def read_memory_fraction(info: Path = _MEMORY_INFO, cgroup: Path = _CGROUP) -> f
 
 def _container_memory(cgroup: Path) -> float | None:
     try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-        details = (cgroup / "memory.stat").read_text().split()
+        limit = (cgroup / "memory.max").read_text(encoding="utf-8").strip()
+        used = int((cgroup / "memory.current").read_text(encoding="utf-8"))
+        details = (cgroup / "memory.stat").read_text(encoding="utf-8").split()
     except (OSError, ValueError):
         return None
     if limit == "max":

@@ -16,13 +16,15 @@ from nsa_ops.pod.verdict import Verdict
 
 Doing = Literal["watching", "halting", "restarting", "done"]
 _SAME_AGAIN_S = 1.0
+#: Kind of the event by which a watchdog says that a signal ends it.
+WATCHDOG_ENDED = "watchdog_ended"
 
 
 def read_watchdog(run: RunDir) -> WatchdogRecord | None:
     """watchdog.json; None if there is none or it cannot be read."""
     try:
         return read_model(WatchdogRecord, run.watchdog)
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return None
 
 

@@ -75,6 +75,8 @@ def read_causality(file: Path, *, is_probing: bool | None = None) -> Causality:
         report = read_model(Report, file)
     except FileNotFoundError:
         return "not probed"
+    except OSError:
+        return "unknown"
     except ValueError:
         young = time.time() - file.stat().st_mtime < PROBE_S
         return "probing" if (young if is_probing is None else is_probing) else "unknown"

@@ -211,7 +211,7 @@ class RunReport(TolerantModel):
         manifest: What was launched.
         state: Derived state.
         why: The evidence for it in one sentence.
-        flags: `stale`, `unwatched`.
+        flags: `stale`, `unwatched`, and a line for each file that cannot be read.
         processes: Recorded runner and trainer of this attempt.
         trainer_alive: The recorded trainer lives; None if none was recorded.
         runner_alive: The same for the runner.

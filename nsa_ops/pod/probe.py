@@ -4,6 +4,7 @@ Offsets of the last probe come as JSON on stdin; what is new since then goes out
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,15 +13,17 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from nsa_core.rundir.events import Event
+from nsa_core.rundir.bounded_json import JsonError, open_regular, read_bounded
+from nsa_core.rundir.events import Event, find_events
+from nsa_core.rundir.exit import ExitRecord, TrainerExit
 from nsa_core.rundir.halt import HaltRequest, read_halt
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import Records, RecordT, read_last_records, read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.process import boot_id
-from nsa_core.rundir.status import Evidence, derive_status
-from nsa_ops.pod.after_end import foresee_restart, read_start
+from nsa_core.rundir.status import Evidence, State, derive_status
+from nsa_ops.pod.after_end import foresee_restart
 from nsa_ops.pod.cards import read_card_evidence
 from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence, Tracker, facts_of
 from nsa_ops.pod.facts import (
@@ -30,7 +33,7 @@ from nsa_ops.pod.facts import (
     read_process_evidence,
 )
 from nsa_ops.pod.figures import RunFigures, figures_of
-from nsa_ops.pod.journal import read_watchdog
+from nsa_ops.pod.journal import WATCHDOG_ENDED, read_watchdog
 from nsa_ops.pod.leak import read_causality, report_file
 from nsa_ops.pod.messages import (
     OFFSETS,
@@ -50,6 +53,14 @@ from nsa_ops.pod.verdict import Verdict
 MAX_BYTES = 256 * 1024
 HISTORY_BYTES = 512 * 1024
 MAX_CHECKPOINTS = 200
+_MAX_ANOMALY_BYTES = 64 * 1024
+_LAST_WORDS_BYTES = 4096
+#: A trainer may take 25 s to save after TERM; what got it at the same moment was ended with it.
+_TOGETHER_S = 60.0
+_ALL_ENDED = (
+    "; its watchdog got TERM as well, so all processes of this login were ended: the machine went "
+    "down, or ends them at logout (`host.logout` of the preflight)"
+)
 USAGE = 2
 
 
@@ -63,6 +74,7 @@ class _Seen(NamedTuple):
     process: ProcessEvidence
     halt: HaltRequest | None
     history: list[Heartbeat]
+    unreadable: str
     now_unix_s: float
 
 
@@ -100,20 +112,16 @@ def _see(run: RunDir, now_unix_s: float) -> _Seen:
     manifest = read_manifest(run)
     processes = read_processes(run, manifest.attempt)
     checkpoints = list_checkpoint_facts(run)
-    beats = read_last_records(run.heartbeat(), Heartbeat, HISTORY_BYTES).records
+    beats = read_last_records(run.heartbeat(), Heartbeat, HISTORY_BYTES)
     return _Seen(
         manifest=manifest,
         processes=processes,
         watchdog=read_watchdog(run),
         checkpoints=checkpoints,
         process=read_process_evidence(run, manifest, processes, checkpoints),
-        halt=read_halt(
-            run,
-            run_id=manifest.run_id,
-            attempt=manifest.attempt,
-            started_unix_s=read_start(run, manifest),
-        ),
-        history=[beat for beat in beats if beat.attempt == manifest.attempt],
+        halt=read_halt(run, run_id=manifest.run_id, attempt=manifest.attempt),
+        history=[beat for beat in beats.records if beat.attempt == manifest.attempt],
+        unreadable=beats.problem,
         now_unix_s=now_unix_s,
     )
 
@@ -148,14 +156,14 @@ def _read_news(run: RunDir, offsets: Offsets | None) -> _News:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except FileNotFoundError:
+    except OSError:
         return 0
 
 
 def _read_anomaly(run: RunDir) -> str:
     try:
-        return run.anomaly.read_text(errors="replace").strip()[:200]
-    except FileNotFoundError:
+        return read_bounded(run.anomaly, _MAX_ANOMALY_BYTES).decode(errors="replace").strip()[:200]
+    except (OSError, JsonError):
         return ""
 
 
@@ -200,8 +208,8 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         run_dir=str(run.root),
         manifest=summarize(seen.manifest),
         state=status.state,
-        why=status.why,
-        flags=status.flags,
+        why=status.why + _explain(run, status.state, seen.process.exit),
+        flags=[*status.flags, *filter(None, (seen.unreadable, news.events.problem))],
         processes=seen.processes,
         trainer_alive=seen.process.trainer_alive,
         runner_alive=runner_alive,
@@ -227,6 +235,33 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         anomaly=_read_anomaly(run),
         figures=figures,
     )
+
+
+def _explain(run: RunDir, state: State, ended: ExitRecord | None) -> str:
+    """What else is known of a state, to be joined to its evidence; empty if nothing is."""
+    if state == "planned":
+        return _read_last_words(run)
+    if ended is None or ended.code != TrainerExit.RESUMABLE:
+        return ""
+    for event in find_events(run, WATCHDOG_ENDED):
+        if event.attempt == ended.attempt and abs(event.ts - ended.at) < _TOGETHER_S:
+            return _ALL_ENDED
+    return ""
+
+
+def _read_last_words(run: RunDir) -> str:
+    """How the log of this attempt ends, where its runner ended before it recorded itself."""
+    try:
+        with open_regular(run.log) as log:
+            facts = os.fstat(log.fileno())
+            if facts.st_mtime < run.manifest.stat().st_mtime:  # of the attempt before
+                return ""
+            log.seek(max(0, facts.st_size - _LAST_WORDS_BYTES))
+            text = log.read(_LAST_WORDS_BYTES).decode(errors="replace")
+    except (OSError, JsonError):
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"; training.log ends with: {lines[-1][:200]}" if lines else ""
 
 
 def _find_runs(root: Path, wanted: Sequence[str]) -> list[RunDir]:

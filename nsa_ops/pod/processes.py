@@ -58,7 +58,7 @@ def read_processes(run: RunDir, attempt: int | None = None) -> RunProcesses | No
     """The recorded processes; None without a record, or if it is about another attempt."""
     try:
         record = read_model(RunProcesses, run.process)
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return None
     return record if attempt in {None, record.attempt} else None
 

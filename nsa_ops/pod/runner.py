@@ -11,15 +11,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nsa_core.env import compiler_caches, trainer_environment
 from nsa_core.rundir import events
 from nsa_core.rundir.exit import read_exit
+from nsa_core.rundir.goodput import record_hang
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_core.rundir.obstacles import clear_obstacles
 from nsa_core.rundir.process import identify
 from nsa_ops.pod.ending import count_memory_kills, write_missing_exit
+from nsa_ops.pod.keep_watched import WatchdogKeeper
 from nsa_ops.pod.processes import (
     LockHeldError,
     RunProcesses,
@@ -128,7 +132,7 @@ def start_trainer(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=record_trainer,  # noqa: PLW1509 -- the runner has one thread
+            preexec_fn=record_trainer,  # noqa: PLW1509 -- the runner has one thread so far
             pass_fds=(lock,),
             env=trainer_environment(
                 manifest.config.runtime.allocator, compiler_caches(run.pod_root, manifest.code_id)
@@ -136,13 +140,16 @@ def start_trainer(
         )
 
 
-def forward_signals(run: RunDir, attempt: int, trainer: subprocess.Popen[bytes]) -> None:
+def forward_signals(
+    run: RunDir, attempt: int, trainer: subprocess.Popen[bytes], keeper: WatchdogKeeper
+) -> None:
     """Hand TERM on to the trainer (the pod goes down), and INT as a stop that a person asked for.
 
     HUP is ignored from the start: closing the terminal ends neither of the two.
     """
 
     def forward(number: int, _frame: object) -> None:
+        keeper.stop()
         name = signal.Signals(number).name.removeprefix("SIG")
         events.record(
             run, kind="signal", by="runner", attempt=attempt,
@@ -162,15 +169,20 @@ def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
         RefusedError: If it must not be started.
     """
     lock, manifest = claim(run)
+    for line in clear_obstacles(run):
+        events.record(run, kind="unreadable", by="runner", attempt=manifest.attempt, message=line)
     memory_kills = count_memory_kills()
     trainer = start_trainer(run, manifest, lock, module)
-    forward_signals(run, manifest.attempt, trainer)
+    keeper = WatchdogKeeper(run, manifest.attempt, module)
+    forward_signals(run, manifest.attempt, trainer, keeper)
     events.record(
         run, kind="started", by="runner", attempt=manifest.attempt,
         message=f"trainer pid {trainer.pid}, module {module}",
         facts={"pid": trainer.pid, "runner_pid": os.getpid()},
     )  # fmt: skip
+    keeper.begin()
     code = trainer.wait()
+    keeper.stop()
     _end_left_over(run, manifest.attempt)
     record = write_missing_exit(
         run, manifest, code, memory_kills=count_memory_kills() - memory_kills
@@ -181,6 +193,8 @@ def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
             message=f"code {record.code}: {record.reason}",
             facts={"code": record.code, "process_code": code, "step": record.step},
         )  # fmt: skip
+    with suppress(OSError):  # the next attempt counts it as well
+        record_hang(run, record)
     os.close(lock)
     return code
 

@@ -9,7 +9,7 @@ from nsa_core.rundir.halt import HaltRequest, read_halt, write_halt
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import read_manifest
 from nsa_core.rundir.process import is_alive
-from nsa_ops.pod.after_end import foresee_restart, read_start
+from nsa_ops.pod.after_end import foresee_restart
 from nsa_ops.pod.messages import HaltAction, Reply, ReplyCode, SignalAction
 from nsa_ops.pod.processes import (
     LockHeldError,
@@ -47,9 +47,7 @@ def _request(run: RunDir, asked: HaltAction) -> Reply:
         refusal = refusal or _refuse_ended(run, asked.action, attempt)
     if refusal:
         return refusal
-    if read_halt(
-        run, run_id=manifest.run_id, attempt=attempt, started_unix_s=read_start(run, manifest)
-    ):
+    if read_halt(run, run_id=manifest.run_id, attempt=attempt):
         return Reply(
             action=asked.action, code=ReplyCode.OK, outcome="already", attempt=attempt,
             message=f"a halt of {manifest.run_id} attempt {attempt} was asked for before",

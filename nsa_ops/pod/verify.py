@@ -10,7 +10,7 @@ from nsa_core.rundir.checkpoint import (
     Checkpoint,
     find_damage,
     list_checkpoint_folders,
-    read_checkpoint,
+    open_checkpoint,
 )
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.lineage import find_not_own
@@ -82,9 +82,9 @@ def verify_folder(path: Path) -> VerifiedCheckpoint:
     """Hash the checkpoint in a folder; one that is missing or not whole is said to be so."""
     if not path.is_dir():
         return VerifiedCheckpoint(path=str(path), damage=MISSING)
-    checkpoint = read_checkpoint(path)
-    if checkpoint is None:
-        return VerifiedCheckpoint(path=str(path), damage="has no manifest: it is not whole")
+    checkpoint = open_checkpoint(path)
+    if isinstance(checkpoint, str):
+        return VerifiedCheckpoint(path=str(path), damage=checkpoint)
     return verify(checkpoint)
 
 
@@ -92,7 +92,7 @@ def verify_newest(run: RunDir) -> Iterator[VerifiedCheckpoint]:
     """Hash a run's checkpoints, newest first, up to the first whole one that it wrote itself."""
     try:
         manifest = read_manifest(run)
-    except ManifestError:
+    except (ManifestError, OSError):
         manifest = None
     for folder in list_checkpoint_folders(run):
         found = verify_folder(folder)

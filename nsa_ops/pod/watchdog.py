@@ -5,22 +5,26 @@ processes and a new runner. It needs no terminal and ends when the run has ended
 """
 
 import argparse
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from nsa_core.config.errors import one_line
 from nsa_core.rundir import events
 from nsa_core.rundir.exit import ExitRecord, read_exit
+from nsa_core.rundir.goodput import record_hang
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records, read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, read_manifest
 from nsa_ops.pod.after_end import decide_after
-from nsa_ops.pod.attempts import next_attempt
+from nsa_ops.pod.attempts import next_attempt_in_turn
 from nsa_ops.pod.cards import CardWatch, mark_pod
 from nsa_ops.pod.ending import UNKNOWN_CODE, write_missing_exit
 from nsa_ops.pod.enforce import Enforcer, Outcome, write_evidence
@@ -31,9 +35,10 @@ from nsa_ops.pod.facts import (
     read_machine_evidence,
     read_process_evidence,
 )
-from nsa_ops.pod.journal import Doing, Journal, read_watchdog
+from nsa_ops.pod.journal import WATCHDOG_ENDED, Doing, Journal, read_watchdog
+from nsa_ops.pod.keep_watched import start_part
 from nsa_ops.pod.leak import CHECKS_MODULE, SUSPICIONS, CausalityProbe
-from nsa_ops.pod.messages import NextAttemptAction, Reply, ReplyCode
+from nsa_ops.pod.messages import NextAttemptAction, ReplyCode
 from nsa_ops.pod.processes import (
     LockHeldError,
     RunProcesses,
@@ -52,6 +57,8 @@ _CHUNK_BYTES = 1024 * 1024
 _LOCK_WAIT_S = 5.0
 _RUNNER_WAIT_S = 5.0
 _POLL_S = 0.1
+#: What is noted at every look is noted again after so long.
+_NOTE_AGAIN_S = 600.0
 
 
 class Watchdog:
@@ -71,10 +78,12 @@ class Watchdog:
         self._manifest = read_manifest(run)
         self._verdict = Verdict(level="healthy", sentence="not judged yet")
         self._journal = Journal(run)
+        self._noted_at: dict[tuple[str, str], float] = {}
         self._telling = Telling()
         self._runner: subprocess.Popen[bytes] | None = None
         self._begun_at = time.monotonic()
         self._gave_up = False
+        self._leaving_since: float | None = None
         self._restarts = len(events.find_events(run, RESTARTED))
         history = read_last_records(run.heartbeat(), Heartbeat, _HISTORY_BYTES)
         self._offset = history.offset
@@ -87,11 +96,17 @@ class Watchdog:
     def watch(self) -> str:
         """Look again and again until the run has ended for good; why it has."""
         while True:
-            end = self._look()
+            end = self._try_to_look()
             if end:
                 self._show("done", end)
                 return end
             time.sleep(self._manifest.config.watchdog.interval_s)
+
+    def end_by_signal(self, number: int, _frame: object) -> None:
+        """Say that a signal ends the watch, and end it: the run goes on, or ends, unwatched."""
+        name = signal.Signals(number).name
+        self._note(WATCHDOG_ENDED, f"the watchdog got {name}: nobody watches the run", signal=name)
+        sys.exit(128 + number)
 
     def _new_tracker(self, earlier_rate: float | None) -> Tracker:
         manifest = self._manifest
@@ -101,6 +116,14 @@ class Watchdog:
     def _new_card_watch(self) -> CardWatch:
         every_s = self._manifest.config.watchdog.cards_every_s
         return CardWatch(self._run, self._manifest.attempt, every_s=every_s)
+
+    def _try_to_look(self) -> str:
+        """As `_look`; a disk that fails for a moment, or for good, does not end the watch."""
+        try:
+            return self._look()
+        except OSError as error:
+            self._note_once("unreadable", f"this look failed: {one_line(error)}")
+            return ""
 
     def _look(self) -> str:
         """One look; why the run is over, or an empty string."""
@@ -130,12 +153,16 @@ class Watchdog:
             self._cards = self._new_card_watch()
             self._causality = CausalityProbe(self._run, manifest, self._checks)
             self._telling = Telling()
+            self._noted_at.clear()
             self._gave_up = False
+            self._leaving_since = None
             self._begun_at = time.monotonic()
 
     def _read_beats(self) -> None:
         while True:
             found = read_records(self._run.heartbeat(), Heartbeat, self._offset, _CHUNK_BYTES)
+            if found.problem:
+                self._note_once("unreadable", found.problem)
             if found.torn:
                 self._note(
                     "torn_line", f"{found.torn} heartbeat lines could not be read", torn=found.torn
@@ -179,7 +206,9 @@ class Watchdog:
             return False
         self._show("watching", f"the trainer ends: {ended.reason}")
         limit_s = self._manifest.config.watchdog.phase_limit_s
-        if time.time() - ended.at > limit_s and not self._gave_up:
+        if self._leaving_since is None:
+            self._leaving_since = time.monotonic()
+        if time.monotonic() - self._leaving_since > limit_s and not self._gave_up:
             why = f"it wrote its exit record {limit_s:.0f} s ago and still runs"
             self._end_with(record, lambda enforcer: enforcer.end(why))
         return True
@@ -230,6 +259,8 @@ class Watchdog:
 
     def _after_end(self, ended: ExitRecord) -> str:
         """Restart what may be restarted; else say why the run is over."""
+        with suppress(OSError):  # the next attempt counts it as well
+            record_hang(self._run, ended)
         decision = decide_after(self._run, self._manifest, ended)
         if not decision.restart:
             if ended.code not in (0, 10):
@@ -253,7 +284,7 @@ class Watchdog:
             changes={"resume": "auto"}, by="watchdog",
         )  # fmt: skip
         try:
-            reply = self._begin_next(asked)
+            reply = next_attempt_in_turn(asked, wait_s=_RUNNER_WAIT_S)
         except OSError as error:
             self._note("not_restarted", f"the next attempt cannot be begun: {error}")
             return str(error)
@@ -266,25 +297,15 @@ class Watchdog:
             checkpoint_step=checkpoint_step,
         )  # fmt: skip
         self._restarts += 1
-        self._start_runner()
+        self._runner = start_part("runner", self._run, self._module)
         return ""
 
-    def _begin_next(self, asked: NextAttemptAction) -> Reply:
-        """Begin the next attempt; the runner gives its lock back just after the exit record."""
-        end = time.monotonic() + _RUNNER_WAIT_S
-        reply = next_attempt(asked)
-        while reply.outcome == "conflict" and time.monotonic() < end:
-            time.sleep(_POLL_S)
-            reply = next_attempt(asked)
-        return reply
-
-    def _start_runner(self) -> None:
-        with self._run.watchdog_log.open("ab") as log:
-            self._runner = subprocess.Popen(
-                [sys.executable, "-m", "nsa_ops.pod.runner", "--run-dir", str(self._run.root),
-                 "--module", self._module],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+    def _note_once(self, kind: str, message: str) -> None:
+        """Note what is found at every look, and again only after a while."""
+        now_s = time.monotonic()
+        if now_s - self._noted_at.get((kind, message), -math.inf) > _NOTE_AGAIN_S:
+            self._noted_at[kind, message] = now_s
+            self._note(kind, message)
 
     def _note(self, kind: str, message: str, **facts: object) -> None:
         self._journal.note(self._manifest.attempt, kind, message, **facts)
@@ -328,7 +349,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: run {run.run_id} already has a watchdog\n")
         return CONFLICT
     try:
-        Watchdog(run, given.module, given.checks).watch()
+        watchdog = Watchdog(run, given.module, given.checks)
+        signal.signal(signal.SIGTERM, watchdog.end_by_signal)
+        watchdog.watch()
     except ManifestError as error:  # somebody has removed the run
         sys.stderr.write(f"error: {error}\n")
         return NOT_A_RUN

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from nsa_core.config.errors import disk_advice
 from nsa_ops.errors import LocalResourceError, OpsError
 from nsa_ops.quantities import count_of
 
@@ -88,8 +89,7 @@ class AuditLog:
                 self._append(descriptor, entry)
         except OSError as error:
             message = f"The audit log `{self.path}` takes no line: {error.strerror or error}"
-            hint = "Free space, or see the rights there"
-            self._go_on_or_raise(LocalResourceError(message, hint=hint))
+            self._go_on_or_raise(LocalResourceError(message, hint=disk_advice(error)))
         except LocalResourceError as error:
             self._go_on_or_raise(error)
 

@@ -77,7 +77,9 @@ def scan(address: Address, settings: SshSettings) -> HostKey:
         }
         argv = ["ssh", *settings.config_words, "-T", *option_words(options), *address.words, "true"]
         done = run_ssh_tool(argv, settings, _SCAN_S)
-        keys = parse_known_hosts(found.read_text()) if found.exists() else []
+        keys = (
+            parse_known_hosts(found.read_bytes().decode(errors="replace")) if found.exists() else []
+        )
     if not keys:
         said = done.stderr.decode(errors="replace")
         error = explain_ssh(done.returncode, said, str(address), str(address))
@@ -101,7 +103,7 @@ def read_pin(target: SshTarget) -> HostKey:
         AuthenticationError: If there is none.
     """
     path = target.known_hosts
-    keys = parse_known_hosts(path.read_text()) if path.is_file() else []
+    keys = parse_known_hosts(path.read_bytes().decode(errors="replace")) if path.is_file() else []
     if not keys:
         message = f"Pod `{target.pod}` has no pinned host key in `{path}`"
         raise AuthenticationError(message, hint=f"See `nsa-ops pod trust {target.pod}`")

@@ -31,7 +31,7 @@ def list_aliases(settings: SshSettings) -> list[str]:
 
 def _names(file: Path, home: Path, system: Path, depth: int) -> Iterator[str]:
     try:
-        text = file.read_text(errors="replace")
+        text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:  # ssh passes over what is not there, and says itself what it may not read
         return
     for line in text.splitlines():

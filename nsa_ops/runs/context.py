@@ -56,8 +56,10 @@ class PodLink:
         """Argument list that runs a Python module of that version of the code, and no other."""
         # PYTHONSAFEPATH also holds for the trainer that the runner starts: the working folder must
         # never stand in for the pinned code.
-        pinned = (f"PYTHONPATH={self.code(code_id)}", "PYTHONSAFEPATH=1", "PYTHONUNBUFFERED=1")
-        return ("env", *pinned, self.record.python, "-m", module, *words)
+        # UTF-8 whatever the locale of the pod: answers, file names and files are read elsewhere.
+        pinned = ("PYTHONSAFEPATH=1", "PYTHONUNBUFFERED=1", "PYTHONUTF8=1")
+        where = f"PYTHONPATH={self.code(code_id)}"
+        return ("env", where, *pinned, self.record.python, "-m", module, *words)
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,9 @@ def prepare_folder(folder: Path) -> None:
             _refuse_running(folder)
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / MARKER).write_text(json.dumps({"made_by": "nsa-ops demo"}) + "\n")
+        (folder / MARKER).write_text(
+            json.dumps({"made_by": "nsa-ops demo"}) + "\n", encoding="utf-8"
+        )
     except OSError as error:
         message = f"The demo cannot use `{folder}`: {error.strerror}"
         raise LocalResourceError(message, hint="Name another folder with `--dir`") from error
@@ -281,10 +283,10 @@ def _report(stage: _Stage, backup: Path) -> None:
 
 def _read_results(demo: Demo, run: RunDir) -> None:
     """Held-out bits per byte and the generated text, as the run wrote them."""
-    metrics: dict[str, Any] = json.loads(run.metrics.read_text())
+    metrics: dict[str, Any] = json.loads(run.metrics.read_text(encoding="utf-8"))
     first, last = metrics["validation_first"], metrics["validation_last"]
     demo.bits_per_byte = (first["bits_per_byte"], last["bits_per_byte"])
-    drawn = parse_samples(json.loads(run.samples.read_text()))[-1]
+    drawn = parse_samples(json.loads(run.samples.read_text(encoding="utf-8")))[-1]
     demo.sample = drawn.prompt + drawn.text
 
 

@@ -91,7 +91,7 @@ def install_key(operator: Operator, pod: PodRecord, public_key: Path, password: 
 
     door = FabricTransport(target_of(pod, operator.settings), password)
     try:
-        key = public_key.read_text().strip().encode() + b"\n"
+        key = public_key.read_text(encoding="utf-8").strip().encode() + b"\n"
         audited = AuditedTransport(door, audit_log(operator.settings), pod.name)
         done = audited.run(("sh", "-c", _INSTALL), stdin=key, timeout_s=QUICK_S)
     finally:

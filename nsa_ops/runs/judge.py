@@ -39,6 +39,7 @@ def judge_host(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> lis
         _scripts(facts),
         _tool("rsync", facts, is_needed=False),
         _writable(facts),
+        *_logout(facts),
         *judge_limits(facts, is_local=is_local, laptop_unix_s=laptop_unix_s),
     ]
 
@@ -126,6 +127,18 @@ def _at_least(
     measured = format_bytes(found)
     verdict: Status = "pass" if found >= limit else status
     return checked(name, verdict, f"{measured} {what}", measured=measured, limit=bound, hint=hint)
+
+
+def _logout(facts: HostFacts) -> list[CheckResult]:
+    """Nothing where nothing ends processes at logout, or nobody can tell."""
+    if not facts.ends_at_logout:
+        return []
+    message = "this machine ends all processes of a login with its last session, a run in tmux too"
+    hint = (
+        "Ask for `KillUserProcesses=no` in /etc/systemd/logind.conf; or `loginctl enable-linger` "
+        "and start tmux by `systemd-run --user --scope tmux -L nsa new -d`"
+    )
+    return [checked("host.logout", "fail", message, command="loginctl", hint=hint)]
 
 
 def _open_files(facts: HostFacts) -> CheckResult:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from nsa_core.config.errors import disk_advice
 from nsa_core.rundir.layout import check_run_id
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.errors import ConfigurationError, LocalResourceError, StateConflictError
@@ -87,7 +88,7 @@ def lease_held(operator: Operator, run_id: str) -> Iterator[None]:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     except OSError as error:
         message = f"The lock `{path}` of a run cannot be made: {error.strerror}"
-        raise LocalResourceError(message, hint="Free space, or see the rights there") from error
+        raise LocalResourceError(message, hint=disk_advice(error)) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

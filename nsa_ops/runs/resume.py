@@ -7,7 +7,7 @@ from typing import Any
 
 from nsa_core.config.recipe import config_sha256, leaves
 from nsa_core.config.run import RunConfig
-from nsa_core.rundir.manifest import RunManifest
+from nsa_core.rundir.manifest import AFRESH, AUTO, RunManifest
 from nsa_ops.errors import NotFoundError, StateConflictError
 from nsa_ops.facts.host import read_host
 from nsa_ops.plan import Plan, Step, plan_of
@@ -103,6 +103,7 @@ def plan_resume(
     run_id: str | None,
     *,
     path: str = "",
+    afresh: bool = False,
     sets: tuple[str, ...] = (),
     trainer_module: str = "",
 ) -> ResumePlan:
@@ -112,6 +113,7 @@ def plan_resume(
         operator: Who asks.
         run_id: Run; None where only one can be resumed.
         path: Folder of the checkpoint on the pod; empty for the newest whole one.
+        afresh: Begin at the first step, whatever checkpoints there are.
         sets: Values to change, as `--set` takes them.
         trainer_module: Python module that trains; empty for the one that did before.
 
@@ -129,13 +131,14 @@ def plan_resume(
     manifest = read_run_manifest(found.link, found.record.run_id)
     processes = found.report.processes
     module = trainer_module or (processes.module if processes else TRAINER_MODULE)
-    checkpoint, damaged = _choose_checkpoint(found, path)
+    checkpoint, damaged = (None, []) if afresh else _choose_checkpoint(found, path)
     if checkpoint is not None:
         refuse_foreign(checkpoint, manifest)
     config = overlay(manifest.config, sets)
     differences = differing_values(manifest.config, config)
-    is_begun = found.report.state == "planned" and not path and not differences
-    changes: dict[str, Any] = {"resume": checkpoint.path if path and checkpoint else "auto"}
+    is_begun = found.report.state == "planned" and not (path or afresh or differences)
+    changes: dict[str, Any] = {"resume": checkpoint.path if path and checkpoint else AUTO}
+    changes |= {"resume": AFRESH} if afresh else {}
     changes |= changed_config(manifest, config, differences)
     changes |= _taken(operator, found, manifest)
     return ResumePlan(
@@ -154,6 +157,7 @@ def plan_resume(
             ],
             module,
             is_begun=is_begun,
+            is_afresh=afresh,
         ),
         is_begun=is_begun,
         trainer_module=module,
@@ -182,6 +186,15 @@ def _choose_checkpoint(found: FoundRun, path: str) -> tuple[VerifiedCheckpoint |
         damaged = "; ".join(verification.damaged)
         message = f"No checkpoint of `{found.record.run_id}` is whole: {damaged}"
         hint = "Restore one with `nsa-ops backup restore`, or name one with `--from PATH`"
+        raise NotFoundError(message, hint=hint)
+    ended = found.report.exit
+    if not verification.checkpoints and ended is not None and ended.checkpoint_step:
+        message = (
+            f"`{found.record.run_id}` ended with a checkpoint of step {ended.checkpoint_step}, and "
+            "its folder of checkpoints holds none"
+        )
+        begin = f"`nsa-ops resume {found.record.run_id} --afresh`"
+        hint = f"Restore one with `nsa-ops backup restore`, or begin at the first step: {begin}"
         raise NotFoundError(message, hint=hint)
     return verification.whole, verification.damaged
 
@@ -213,14 +226,12 @@ def _plan(
     module: str,
     *,
     is_begun: bool,
+    is_afresh: bool,
 ) -> Plan:
     report, run_id = found.report, found.record.run_id
     attempt = report.manifest.attempt
-    where = (
-        f"from step {checkpoint.step}"
-        if checkpoint
-        else "from the first step: it has no checkpoint"
-    )
+    why = "its checkpoints are set aside" if is_afresh else "it has no checkpoint"
+    where = f"from step {checkpoint.step}" if checkpoint else f"from the first step: {why}"
     steps = [
         Step(
             "next attempt",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from nsa_ops.errors import LocalResourceError, StateConflictError
+from nsa_ops.errors import LocalResourceError, StateConflictError, VerificationError
 from nsa_ops.facts.host import HostFacts
 from nsa_ops.remote.tmux import (
     Window,
@@ -21,6 +21,7 @@ WATCHDOG = "watchdog"
 #: Another command may make the session between our look and our start; its windows come next.
 _TRIES = 3
 #: Output goes to a file of the run: a window dies with its process, the file does not.
+_LAST_WORDS_BYTES = "4096"
 _INTO_FILE = 'exec "$@" >>"$0" 2>&1'
 
 
@@ -58,6 +59,7 @@ def start_session(link: PodLink, code_id: str, run_id: str, module: str = TRAINE
 
     Raises:
         StateConflictError: If tmux does not start them.
+        VerificationError: If the runner ended as soon as it was started.
     """
     for _ in range(_TRIES):
         if _start_missing(link, code_id, run_id, module):
@@ -79,8 +81,24 @@ def _start_missing(link: PodLink, code_id: str, run_id: str, module: str) -> boo
     elif TRAIN not in names:
         _tmux(link, link.tmux.new_window(session, TRAIN, folder, train))
     if WATCHDOG not in names:
-        _tmux(link, link.tmux.new_window(session, WATCHDOG, folder, watchdog))
+        try:
+            _tmux(link, link.tmux.new_window(session, WATCHDOG, folder, watchdog))
+        except StateConflictError:
+            if not list_windows(link, run_id):  # the session went with its first window
+                raise runner_ended(link, run_id) from None
+            raise
     return True
+
+
+def runner_ended(link: PodLink, run_id: str) -> VerificationError:
+    """The end of a runner that has not even recorded itself, in the last words of its log."""
+    log = link.run_dir(run_id) / "training.log"
+    done = link.transport.run(("tail", "-c", _LAST_WORDS_BYTES, str(log)), timeout_s=QUICK_S)
+    lines = [line.strip() for line in done.text.splitlines() if line.strip()]
+    said = f"training.log ends with: {lines[-1]}" if lines else "training.log is empty"
+    message = f"The runner of `{run_id}` ended as soon as it was started; {said}"
+    hint = f"See `nsa-ops logs {run_id}`; its interpreter is `{link.record.python}`"
+    return VerificationError(message, hint=hint)
 
 
 def start_watchdog(link: PodLink, code_id: str, run_id: str, module: str = TRAINER_MODULE) -> None:

@@ -14,6 +14,7 @@ from nsa_ops.errors import (
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.runs.agents import probe_run
 from nsa_ops.runs.context import Operator, PodLink
+from nsa_ops.runs.session import TRAIN, list_windows, runner_ended
 from nsa_ops.runs.work import Work
 
 FIRST_BEAT_S = 300.0
@@ -68,13 +69,17 @@ def await_first_beat(
 
     Raises:
         ConfigurationError: If the trainer ended because of its configuration, data or checkpoint.
-        VerificationError: If it ended for any other reason; the end of its log is told.
+        VerificationError: If it or its runner ended for any other reason; the end of its log is
+            told.
         DeadlineError: If it did not come so far in time; the run is left as it is.
     """
     rise = _Rise()
+    runner = _Runner(operator.clock.monotonic_s())
 
     def is_up(report: RunReport) -> bool:
         now_s = operator.clock.monotonic_s()
+        if runner.is_gone(link, report, now_s):
+            raise runner_ended(link, run_id)
         rise.look(report.last_beat, now_s)
         return rise.has_settled(now_s) or _is_training(report) or report.state in ENDED
 
@@ -84,6 +89,31 @@ def await_first_beat(
         raise _did_not_come_up(operator, link, report, log_offset)
     first_s = operator.clock.monotonic_s() if rise.beat_s is None else rise.beat_s
     return FirstBeat(report, first_s - started_s)
+
+
+@dataclass
+class _Runner:
+    """Whether the runner that was started is there, though it has not recorded itself.
+
+    Attributes:
+        looked_s: When its window was looked for last, in monotonic seconds.
+        is_missing: It was not there then; it may have come and gone since the report before.
+    """
+
+    looked_s: float
+    is_missing: bool = False
+
+    def is_gone(self, link: PodLink, report: RunReport, now_s: float) -> bool:
+        """Whether it was missing at the last look and has recorded nothing since."""
+        if report.state != "planned":
+            return False
+        if self.is_missing:
+            return True
+        if now_s - self.looked_s >= STORY_S:
+            self.looked_s = now_s
+            names = {window.name for window in list_windows(link, report.run_id)}
+            self.is_missing = TRAIN not in names
+        return False
 
 
 @dataclass

@@ -6,10 +6,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsa_core.config.errors import disk_advice
 from nsa_ops.errors import LocalResourceError
 from nsa_ops.private import create_private
 from nsa_ops.remote.audit_chain import Head
 from nsa_ops.store.read_only import load_registry
+from nsa_ops.store.registry import registry_advice
 
 _BUSY_S = 10.0
 _SELECT = "SELECT lines, bytes, sha256 FROM audit_head WHERE log = ?"
@@ -80,4 +82,5 @@ class AuditHead:
 
     def _refusal(self, error: OSError | sqlite3.Error, verb: str) -> LocalResourceError:
         message = f"The registry `{self.registry}` does not {verb} the audit log's head: {error}"
-        return LocalResourceError(message, hint="Free space, or see the rights there")
+        advice = disk_advice(error) if isinstance(error, OSError) else registry_advice(error)
+        return LocalResourceError(message, hint=advice)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from nsa_core.config.errors import disk_advice
 from nsa_ops.errors import LocalResourceError
 from nsa_ops.private import make_private_folder
 
@@ -36,7 +37,7 @@ def take_hold(folder: Path, number: int) -> Hold:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         message = f"The lock `{path}` of an act cannot be made: {error.strerror}"
-        raise LocalResourceError(message, hint="Free space, or see the rights there") from error
+        raise LocalResourceError(message, hint=disk_advice(error)) from error
     return Hold(path, file)
 
 

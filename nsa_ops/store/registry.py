@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from nsa_core.config.errors import disk_advice
 from nsa_core.rundir.redaction import redact
 from nsa_core.rundir.report import Report
 from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
@@ -18,45 +19,21 @@ from nsa_ops.private import create_private, make_private_folder
 from nsa_ops.store.holds import Hold, is_held, take_hold
 from nsa_ops.store.read_only import load_registry
 from nsa_ops.store.records import Intent, PodRecord, Receipt, RunRecord
+from nsa_ops.store.tables import UPDATE, describe_newer, read_version, write_tables
 
 #: The registry, in the state folder.
 REGISTRY_NAME = "registry.sqlite"
 #: Commands that go on where nothing can be recorded.
 EMERGENCY = "`status`, `watch`, `logs`, `halt` and `pod ssh` work meanwhile"
-_SCHEMA_VERSION = 2
-#: Columns that an older version did not have: table, name, type and default.
-_ADDED = (
-    ("pods", "address", "TEXT NOT NULL DEFAULT ''"),  # schema 1 knew only pods of this machine
-    ("runs", "pod_id", "TEXT NOT NULL DEFAULT ''"),
-    ("runs", "attempt", "INTEGER NOT NULL DEFAULT 0"),
-    ("runs", "attempt_id", "TEXT NOT NULL DEFAULT ''"),
-)
+_ADVICE = {
+    sqlite3.SQLITE_FULL: "Free space",
+    sqlite3.SQLITE_READONLY: "See the rights there, and whether the disk is mounted read-only",
+    sqlite3.SQLITE_CANTOPEN: "See the rights there, and whether the disk is mounted read-only",
+    sqlite3.SQLITE_BUSY: "End the other nsa-ops, or repeat it",
+    sqlite3.SQLITE_LOCKED: "End the other nsa-ops, or repeat it",
+    sqlite3.SQLITE_IOERR: "Look at the disk: it fails, or is full",
+}
 _BUSY_S = 10.0
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS pods (
-  name TEXT PRIMARY KEY, pod_id TEXT NOT NULL, kind TEXT NOT NULL, root TEXT NOT NULL,
-  python TEXT NOT NULL, profile TEXT NOT NULL, added_unix_s REAL NOT NULL,
-  address TEXT NOT NULL DEFAULT '');
-CREATE TABLE IF NOT EXISTS runs (
-  run_id TEXT PRIMARY KEY, pod TEXT NOT NULL, recipe TEXT NOT NULL, profile TEXT NOT NULL,
-  code_id TEXT NOT NULL, config_sha256 TEXT NOT NULL, launched_unix_s REAL NOT NULL,
-  pod_id TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0,
-  attempt_id TEXT NOT NULL DEFAULT '');
-CREATE TABLE IF NOT EXISTS reports (
-  sha256 TEXT PRIMARY KEY, pod_id TEXT NOT NULL, code_id TEXT NOT NULL, profile TEXT NOT NULL,
-  at REAL NOT NULL, content TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS receipts (
-  run_id TEXT NOT NULL, step INTEGER NOT NULL, path TEXT NOT NULL, total_bytes INTEGER NOT NULL,
-  manifest_sha256 TEXT NOT NULL, pulled_unix_s REAL NOT NULL, verified_unix_s REAL NOT NULL,
-  PRIMARY KEY (run_id, step, path));
-CREATE TABLE IF NOT EXISTS provisions (
-  pod_id TEXT PRIMARY KEY, at REAL NOT NULL, content TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS intents (
-  id INTEGER PRIMARY KEY, at REAL NOT NULL, act TEXT NOT NULL, subject TEXT NOT NULL,
-  detail TEXT NOT NULL, ended_unix_s REAL, outcome TEXT);
-"""
-
-
 RecordT = TypeVar("RecordT", PodRecord, RunRecord, Receipt, Intent)
 
 
@@ -64,8 +41,7 @@ def _refusal(path: Path, error: sqlite3.Error | ValidationError) -> LocalResourc
     """What sqlite said of the registry, and the way out."""
     if isinstance(error, sqlite3.OperationalError):
         message = f"The registry `{path}` refused: {error}"
-        hint = f"Free space, see the rights there, or end the other nsa-ops; {EMERGENCY}"
-        return LocalResourceError(message, hint=hint)
+        return LocalResourceError(message, hint=f"{registry_advice(error)}; {EMERGENCY}")
     what = str(error).splitlines()[0]
     return LocalResourceError(
         f"The registry `{path}` is damaged: {what}",
@@ -74,12 +50,10 @@ def _refusal(path: Path, error: sqlite3.Error | ValidationError) -> LocalResourc
     )
 
 
-def _add_columns(connection: sqlite3.Connection) -> None:
-    """Give the tables of an older version the columns that were added since."""
-    for table, name, kind in _ADDED:
-        columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-        if name not in columns:
-            connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
+def registry_advice(error: sqlite3.Error) -> str:
+    """What to do about an error of sqlite that is no damage, as the beginning of a hint."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says where it was found
+    return _ADVICE.get(code, "See whether the disk is full and the rights there")
 
 
 class Store:
@@ -139,7 +113,7 @@ class Store:
         # Another folder knows no runs, so it is named only where there are none to lose.
         other = "name another folder with `NSA_OPS_STATE_DIR`"
         hint = EMERGENCY if self.path.is_file() else other
-        return LocalResourceError(message, hint=f"Free space, see the rights there; {hint}")
+        return LocalResourceError(message, hint=f"{disk_advice(error)}; {hint}")
 
     def _load(self, scratch_dirs: Sequence[Path]) -> sqlite3.Connection:
         try:
@@ -152,17 +126,12 @@ class Store:
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Have the tables of this version; writes only where something is missing."""
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > _SCHEMA_VERSION:
-            message = (
-                f"The registry `{self.path}` was written by a newer nsa-ops "
-                f"(schema {version}, this one reads {_SCHEMA_VERSION})"
-            )
-            raise LocalResourceError(message, hint="Update nsa-ops on this machine")
-        connection.executescript(_SCHEMA)
-        _add_columns(connection)
-        if version != _SCHEMA_VERSION:
-            connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+        version = read_version(connection)
+        newer = describe_newer(version)
+        if newer:
+            message = f"The registry `{self.path}` {newer}"
+            raise LocalResourceError(message, hint=UPDATE)
+        write_tables(connection)
 
     def close(self) -> None:
         """Close the file."""

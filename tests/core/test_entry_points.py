@@ -159,6 +159,5 @@ def test_a_disk_that_refuses_the_result_of_a_bench_is_a_lack_of_this_machine(
     monkeypatch.setattr(bench, "_run", full)
     assert bench.main(["recall", "--device", "cpu"]) == 11
     assert capfd.readouterr().err == (
-        "error: /there/result.json: No space left on device; "
-        "free space or change the rights, then repeat it\n"
+        "error: /there/result.json: No space left on device; Free space, then repeat it\n"
     )

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
 from nsa_core.checks.causality import SentinelSettings, perturbation_probe, sentinel_probe
 from nsa_core.config.model import GateConfig, ModelConfig
 from nsa_core.config.nsa import NSAConfig
+from nsa_core.data.batch import BatchShape, make_batch
+from nsa_core.evaluate.forward import move
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
@@ -205,3 +208,13 @@ def peak_bytes(length: int) -> int:
 def test_memory_from_8k_to_64k_grows_at_most_linearly():
     short, long = peak_bytes(8192), peak_bytes(65_536)
     assert long <= 1.2 * 8 * short
+
+
+def test_a_pinned_batch_reaches_the_card_as_it_was():
+    batch = make_batch([np.arange(9), np.arange(3)], BatchShape(8, True, 2, np.ones(16, np.int32)))
+    pinned = batch.pinned()
+    tensors = (pinned.tokens_BT, pinned.targets_BT, pinned.cu_seqlens)
+    assert all(tensor.is_pinned() for tensor in tensors)
+    moved = move(pinned, torch.device("cuda"))
+    assert torch.equal(moved[0].cpu(), batch.tokens_BT)
+    assert torch.equal(moved[1].cpu(), batch.targets_BT)

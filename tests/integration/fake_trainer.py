@@ -30,7 +30,6 @@ class Trainer:
         self.alive_seq = self.progress_seq = 0
         self.step = 0
         self.loss = 3.0
-        self.started = time.time()
 
     def beat(self, message: str, **fields: object) -> None:
         now = time.time()
@@ -64,9 +63,8 @@ class Trainer:
         for _ in range(int(seconds / 0.05)):
             self.progress(self.loss)
             request = read_halt(
-                self.run, run_id=self.manifest.run_id, attempt=self.manifest.attempt,
-                started_unix_s=self.started,
-            )  # fmt: skip
+                self.run, run_id=self.manifest.run_id, attempt=self.manifest.attempt
+            )
             if request is not None:
                 self.beat("halt_ack")
                 self.end(10, request.reason)

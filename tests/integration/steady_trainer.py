@@ -35,7 +35,6 @@ class SteadyTrainer:
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self.manifest = read_manifest(run)
-        self.started_unix_s = time.time()
         self.sequence = 0
         self.save_asked = False
         self.step = self.load()
@@ -105,9 +104,8 @@ class SteadyTrainer:
                 self.save_asked = False
                 self.save()
             request = read_halt(
-                self.run, run_id=self.manifest.run_id, attempt=self.manifest.attempt,
-                started_unix_s=self.started_unix_s,
-            )  # fmt: skip
+                self.run, run_id=self.manifest.run_id, attempt=self.manifest.attempt
+            )
             if request is not None:
                 self.stop(10, request.reason)
         self.stop(0, "all steps done")

@@ -1,11 +1,13 @@
 """kill -9 at any moment, damage, rollback: the run continues exactly from a whole checkpoint."""
 
 import json
+import shutil
 import signal
 
 import pytest
 
 from nsa_core.rundir.checkpoint import list_checkpoints
+from nsa_core.rundir.layout import RunDir
 from nsa_core.train.checkpoint import TEMPORARY_PREFIX
 from tests.integration.trainer_runs import (
     events,
@@ -110,6 +112,37 @@ def test_only_damaged_checkpoints_end_the_run_instead_of_a_fresh_start(tmp_path,
     assert finish(run) == 15
     assert exit_of(run).reason.startswith(f"all {len(saved)} checkpoints are damaged")
     assert losses(run) == before
+
+
+def link_to_a_read_error(path):
+    """The beginning of /proc/self/mem cannot be read: EIO."""
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+
+
+def test_files_that_cannot_be_read_are_named_and_cost_only_themselves(tmp_path, undisturbed):
+    run = RunDir(tmp_path / "runs" / undisturbed.run_id)
+    shutil.copytree(undisturbed.root, run.root)
+    next_attempt(run)
+    link_to_a_read_error(run.checkpoint(24) / "checkpoint.json")
+    run.known_good.write_bytes(b"\xff\x00step")
+    with run.training_csv.open("ab") as table:
+        table.write(b"7" * 200_000 + b"\n\xff\x00,\n")
+    run.validation_csv.write_text("step,val_loss\n12,a,b,c,d,e,f\n\u00b2,1,1,1,1,1,1\n")
+    for path in (run.goodput, run.latest, run.halt, run.exit, run.reserve, run.stack_dump()):
+        path.unlink(missing_ok=True)
+        path.mkdir()
+    link_to_a_read_error(run.metrics)
+    assert finish(run) == 0, stderr(run)
+    assert events(run, "resumed")[-1].facts["step"] == 20
+    said = [event.message for event in events(run, "unreadable")]
+    named = ("known_good", "goodput.json", "latest", ".HALT", "exit.json", ".reserve", "metrics")
+    assert [name for name in named if not any(name in line for line in said)] == []
+    assert "Input/output error" in events(run, "checkpoint_rejected")[0].message
+    assert losses(run) == losses(undisturbed)
+    assert [int(row["step"]) for row in rows(run.validation_csv)] == [24]
+    assert exit_of(run).checkpoint_step == 24
+    assert "Traceback" not in stderr(run)
 
 
 def test_a_missing_resume_path_ends_in_one_clear_line(tmp_path, shards):

@@ -1,16 +1,19 @@
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
 from nsa_core.rundir.events import read_events
 from nsa_core.rundir.exit import read_exit
-from nsa_core.rundir.process import identify, is_alive
+from nsa_core.rundir.process import ProcessIdentity, identify, is_alive
 from nsa_ops.pod.act import act
-from nsa_ops.pod.messages import HaltAction, SignalAction
+from nsa_ops.pod.journal import read_watchdog
+from nsa_ops.pod.messages import HaltAction, SignalAction, WatchdogRecord
 from nsa_ops.pod.processes import LockHeldError, read_processes, take_lock
-from tests.integration.pod_runs import make_run, start, wait_for
+from nsa_ops.pod.verdict import Verdict
+from tests.integration.pod_runs import FAKE, make_run, start, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -136,3 +139,29 @@ def test_a_trainer_that_wrote_its_exit_and_does_not_go_can_still_be_killed(tmp_p
     runner.wait(10)
     assert not is_alive(trainer)
     assert act(asked.model_dump_json().encode()).outcome == "already"
+
+
+IMPATIENT = """
+import sys
+from nsa_ops.pod import keep_watched, runner
+keep_watched.LOOK_S = 1.5
+sys.exit(runner.main(sys.argv[1:]))
+"""
+
+
+def test_a_watchdog_that_died_is_started_again_by_the_runner(tmp_path):
+    run = make_run(tmp_path, [["wait_halt", 20], ["exit_record", 0]])
+    dead = WatchdogRecord(
+        run_id=run.run_id, attempt=1, verdict=Verdict(level="healthy"), doing="watching", ts=1.0,
+        identity=ProcessIdentity(pid=2**22 - 1, start_ticks=1, boot_id="another boot"),
+    )  # fmt: skip
+    run.watchdog.write_text(dead.model_dump_json())
+    words = ["--run-dir", str(run.root), "--module", FAKE]
+    with subprocess.Popen([sys.executable, "-c", IMPATIENT, *words]) as runner:
+        living = wait_for(lambda: (w := read_watchdog(run)) and is_alive(w.identity) and w)
+        act(HaltAction(run_dir=run.root, reason="enough").model_dump_json().encode())
+        assert runner.wait(20) == 10
+    wait_for(lambda: not is_alive(living.identity))
+    kinds = [event.kind for event in read_events(run)]
+    assert kinds.count("watchdog_started") >= 1
+    assert "not_restarted" in kinds

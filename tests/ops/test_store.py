@@ -2,6 +2,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from nsa_core.rundir.report import CheckResult, Report
 from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
 from nsa_ops.store import Receipt, RunRecord, Store
+from nsa_ops.store.registry import registry_advice
 from tests.ops.operators import POD
 
 
@@ -205,3 +207,17 @@ def test_a_registry_of_schema_1_gets_addresses_and_keeps_its_pods(tmp_path: Path
     assert (pod.name, pod.address) == ("here", "")
     store.replace_pod(replace(pod, address="u@h:22"))
     assert Store(path).pods()[0].address == "u@h:22"
+
+
+def test_the_hint_for_a_registry_that_takes_no_write_is_for_what_sqlite_said(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "registry.sqlite"
+    Store(path).close()
+    with (
+        closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as registry,
+        pytest.raises(sqlite3.OperationalError) as refused,
+    ):
+        registry.execute("DELETE FROM pods")
+    assert "read-only" in registry_advice(refused.value)
+    assert "Free space" not in registry_advice(refused.value)

@@ -98,7 +98,7 @@ class BackupFolder:
         lock = self.root.with_name(f".{self.root.name}.lock")
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            file = lock.open("a")
+            file = lock.open("a", encoding="utf-8")
         except OSError as error:
             message = f"The backup folder `{self.root}` cannot be written: {error.strerror}"
             raise LocalResourceError(message, hint="Name another with `--dest`") from error

@@ -26,6 +26,7 @@ from nsa_ops.runs.doors import SSH, ssh_settings, target_of
 from nsa_ops.settings import Settings
 from nsa_ops.store import Intent, PodRecord
 from nsa_ops.store.read_only import load_registry
+from nsa_ops.store.tables import describe_newer, read_version
 
 TOOL_S = 10.0
 _SOCKET_NAME = re.compile(r"[0-9a-f]{16}")
@@ -45,6 +46,7 @@ class RegistryFacts:
     Attributes:
         is_there: There is one; the first command that needs it makes it.
         problem: What is wrong with it, in sqlite's words; empty if nothing is.
+        newer: Why this version cannot use it, where a newer one wrote it; empty otherwise.
         pods: Pods it knows.
         open_intents: Acts that were begun and never ended.
         newest_unix_s: Newest time it holds; None if it holds none.
@@ -52,6 +54,7 @@ class RegistryFacts:
 
     is_there: bool = False
     problem: str = ""
+    newer: str = ""
     pods: tuple[PodRecord, ...] = ()
     open_intents: tuple[Intent, ...] = ()
     newest_unix_s: float | None = None
@@ -151,6 +154,9 @@ def read_registry(path: Path, scratch_dirs: Sequence[Path] = ()) -> RegistryFact
         return RegistryFacts()
     try:
         with contextlib.closing(load_registry(path, scratch_dirs)) as found:
+            newer = describe_newer(read_version(found))
+            if newer:
+                return RegistryFacts(is_there=True, newer=newer)
             (verdict,) = found.execute("PRAGMA integrity_check(1)").fetchone()
             if verdict != "ok":
                 return RegistryFacts(is_there=True, problem=str(verdict).splitlines()[0])
@@ -225,7 +231,7 @@ def _pin_problems(settings: Settings, pods: Sequence[PodRecord]) -> Iterator[tup
 def _unknown_pins(state: Path, registry: RegistryFacts) -> Iterator[Path]:
     known = {pod.pod_id for pod in registry.pods}
     folder = state / "known_hosts"
-    if folder.is_dir() and not registry.problem:
+    if folder.is_dir() and not (registry.problem or registry.newer):
         yield from (path for path in sorted(folder.iterdir()) if path.name not in known)
 
 
@@ -233,8 +239,8 @@ def _version(words: Sequence[str]) -> str:
     """First line of a program's version; empty if it is not there, fails or hangs."""
     try:
         done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TOOL_S,
-            check=True,
+            words, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
+            errors="replace", timeout=TOOL_S, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return ""

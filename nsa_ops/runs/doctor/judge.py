@@ -7,6 +7,7 @@ from nsa_ops.quantities import count_of, format_bytes, format_duration
 from nsa_ops.runs.doctor.facts import LaptopFacts
 from nsa_ops.runs.judge import MIN_PYTHON
 from nsa_ops.runs.judge_result import checked
+from nsa_ops.store.tables import UPDATE
 
 #: A pulled checkpoint is larger; the registry and the audit log need no more.
 MIN_FREE_BYTES = 2 * 2**30
@@ -65,17 +66,18 @@ def _tool(name: str, version: str) -> CheckResult:
 
 
 def _state(facts: LaptopFacts) -> CheckResult:
-    name, hint = "state.folder", "Free space, or see the rights there"
-    if not facts.registry.is_there:  # another folder knows none of the runs of this one
-        hint = "Name another folder with `NSA_OPS_STATE_DIR`, or free space"
+    name = "state.folder"
+    # Another folder knows none of the runs of this one.
+    other = "" if facts.registry.is_there else ", or name another folder with `NSA_OPS_STATE_DIR`"
     if facts.state_problem:
+        hint = f"See the rights there, and whether the disk is mounted read-only{other}"
         return checked(name, "fail", facts.state_problem, hint=hint)
     free = facts.state_free_bytes
     status: Status = "pass" if free is not None and free >= MIN_FREE_BYTES else "warn"
     measured = format_bytes(free) if free is not None else "unknown"
     return checked(
         name, status, f"{measured} free in `{facts.state_dir}`", measured=measured,
-        limit=f">= {format_bytes(MIN_FREE_BYTES)}", hint=hint,
+        limit=f">= {format_bytes(MIN_FREE_BYTES)}", hint=f"Free space{other}",
     )  # fmt: skip
 
 
@@ -94,6 +96,8 @@ def _registry(facts: LaptopFacts) -> CheckResult:
     path = facts.state_dir / "registry.sqlite"
     if not registry.is_there:
         return checked(name, "skipped", "there is none yet; the first command makes it")
+    if registry.newer:
+        return checked(name, "fail", f"the registry {registry.newer}", hint=UPDATE)
     if registry.problem:
         hint = (
             f"Try `sqlite3 {path} .recover | sqlite3 NEW_FILE`, or move it away and add the pods "

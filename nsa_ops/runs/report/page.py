@@ -31,7 +31,7 @@ def render_page(record: RecordedRun, *, written_unix_s: float) -> str:
         record: What the run directory holds.
         written_unix_s: When the report is written, for its last line.
     """
-    style = files(__package__).joinpath("page.css").read_text()
+    style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     body = [
         _header(record),
         _charts(figures(record)),

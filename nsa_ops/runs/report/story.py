@@ -181,9 +181,12 @@ def reproduce_commands(record: RecordedRun) -> list[str]:
 
 
 def began_unix_s(record: RecordedRun) -> float:
-    """Launch of the first attempt, or the first thing that is known to have happened."""
+    """The first thing that happened on the pod, or else the launch by the laptop's clock.
+
+    The two clocks may be hours apart, and everything else in a report is by the pod's.
+    """
     launches = [a.manifest.created_unix_s for a in record.attempts if a.manifest is not None]
-    return min([*launches, *(event.ts for event in record.events)], default=math.nan)
+    return min([event.ts for event in record.events] or launches, default=math.nan)
 
 
 def replay_remark(record: RecordedRun) -> str:

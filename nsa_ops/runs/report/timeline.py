@@ -72,10 +72,10 @@ def attempt_spans(record: RecordedRun) -> list[Span]:
 def _times_of(record: RecordedRun, attempt: Attempt) -> list[float]:
     times = [event.ts for event in record.events if event.attempt == attempt.number]
     times += [beat.ts for beat in record.beats if beat.attempt == attempt.number]
-    if attempt.manifest is not None:
-        times.append(attempt.manifest.created_unix_s)
     if attempt.exit is not None:
         times.append(attempt.exit.at)
+    if not times and attempt.manifest is not None:  # by the laptop's clock: not beside the pod's
+        times.append(attempt.manifest.created_unix_s)
     return [time for time in times if math.isfinite(time)]
 
 

@@ -1,6 +1,7 @@
 """Batches come in one global order, resume exactly, and a dead loader is an error."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -179,6 +180,42 @@ def test_a_wait_polls_and_an_exception_of_the_poll_loses_no_batch(staged, config
     stuck.release.set()
     assert loader.next_batch().state.global_sample == 2
     assert loader.close()
+
+
+class CountedRow:
+    """A row that counts what was read of it."""
+
+    def __init__(self):
+        self.num_reads = 0
+        self.has_read = threading.Condition()
+
+    def __len__(self):
+        return 10_000
+
+    def read(self, start, stop):
+        with self.has_read:
+            self.num_reads += 1
+            self.has_read.notify()
+        return np.zeros(stop - start, dtype=np.int64)
+
+
+@pytest.mark.parametrize(("prefetch", "ready"), [(2, 6), (8, 8), (0, 0)])
+def test_the_batches_of_a_whole_step_are_built_before_it_asks_for_them(
+    staged, corpus, prefetch, ready
+):
+    """A step takes six; while it computes, the six of the next one are built."""
+    row = CountedRow()
+    six = replace(plan(micro_batch=1), calls_per_step=6)
+    loader = Loader(staged, local(corpus, prefetch=prefetch), six, row=row)
+    with row.has_read:
+        assert row.has_read.wait_for(lambda: row.num_reads >= ready, 20)
+    for _ in range(6):
+        loader.next_batch()
+    with row.has_read:
+        assert row.has_read.wait_for(lambda: row.num_reads == 6 + ready, 20)
+    assert loader.state.global_sample == 6
+    assert loader.close()
+    assert row.num_reads == 6 + ready
 
 
 class BrokenRow(StuckRow):

@@ -231,7 +231,7 @@ def test_a_full_disk_is_a_data_error_that_says_so(corpus, tmp_path, monkeypatch)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("nsa_core.data.shards.write_bytes", full)
-    with pytest.raises(DataError, match=r"No space left on device; free space"):
+    with pytest.raises(DataError, match=r"No space left on device; Free space"):
         stage(local(corpus), tmp_path, 0)
 
 

@@ -166,6 +166,33 @@ def installed(monkeypatch):
     return install
 
 
+BROKEN = {
+    "a build for another torch": (
+        'raise ImportError("flash_attn_2_cuda.so: undefined symbol: _ZN3c104")',
+        "ImportError: flash_attn_2_cuda.so: undefined symbol: _ZN3c104",
+    ),
+    "a library that is missing": ('raise OSError("libcudart.so.11.0: not found")', "OSError: lib"),
+    "an error of its own": ('raise RuntimeError("no kernel image\\nfor this")', "no kernel image"),
+    "another package": ("x = 1", "it has no flash_attn_varlen_func"),
+}
+
+
+@pytest.mark.parametrize(("code", "says"), BROKEN.values(), ids=BROKEN)
+def test_a_package_that_cannot_be_imported_is_not_usable_in_its_own_words(
+    tmp_path, monkeypatch, installed, code, says
+):
+    installed("2.8.0")
+    monkeypatch.delitem(sys.modules, "flash_attn")
+    (tmp_path / "flash_attn.py").write_text(code + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = dispatch.choose_backends(RuntimeConfig(flash_min_len_sliding=0), CARD).choices[2]
+    assert chosen.name == "triton"
+    assert says in chosen.reason
+    assert chosen.reason.startswith("flash-attn 2.8.0 is installed and not usable: ")
+    with pytest.raises(ValueError, match="not usable"):
+        dispatch.choose_backends(RuntimeConfig(backend_sliding="flash"), CARD)
+
+
 def test_an_old_package_serves_the_window_but_not_the_compressed_branch(installed):
     installed("2.5.9.post1")
     assert refusal("sliding", CARD) is None

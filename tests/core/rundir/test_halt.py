@@ -6,8 +6,11 @@ from nsa_core.rundir.halt import HaltRequest, describe_halt_file, read_halt, wri
 from nsa_core.rundir.layout import RunDir, check_run_id
 
 
-def read(run, started=100.0):
-    return read_halt(run, run_id="run-a", attempt=2, started_unix_s=started)
+def read(run, begun=100, *, has_appeared=False):
+    """What `.HALT` asks of an attempt whose manifest was written at this time."""
+    run.manifest.write_text("{}")
+    os.utime(run.manifest, (begun, begun))
+    return read_halt(run, run_id="run-a", attempt=2, has_appeared=has_appeared)
 
 
 def request(run_id="run-a", attempt=2):
@@ -17,7 +20,7 @@ def request(run_id="run-a", attempt=2):
 def test_a_request_for_this_run_and_attempt_counts_whatever_the_clock_says(tmp_path):
     run = RunDir(tmp_path)
     write_halt(run, request())
-    assert read(run, started=10**10) == request()
+    assert read(run, begun=10**10) == request()
 
 
 @pytest.mark.parametrize("stale", [request(attempt=1), request(run_id="run-b")])
@@ -31,17 +34,35 @@ def test_a_plain_line_counts_only_if_it_is_newer_than_the_start(tmp_path):
     run = RunDir(tmp_path)
     run.halt.write_text("halt: manual_stop\n")
     os.utime(run.halt, (150, 150))
-    found = read(run, started=100.0)
+    found = read(run, begun=100)
     assert found is not None
     assert (found.reason, found.by, found.attempt) == ("manual_stop", "file", 2)
-    assert read(run, started=200.0) is None
+    assert read(run, begun=200) is None
+    assert read(run, begun=200, has_appeared=True) == found
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b'{"run_id": "run-a"}'])
 def test_an_unreadable_halt_file_still_stops_a_run_it_is_newer_than(tmp_path, content):
     run = RunDir(tmp_path)
     run.halt.write_bytes(content)
-    assert read(run, started=0.0) is not None
+    assert read(run, begun=0) is not None
+    run.manifest.unlink()
+    assert read_halt(run, run_id="run-a", attempt=2) is not None
+
+
+def link_to_a_read_error(path):
+    """The beginning of /proc/self/mem cannot be read: EIO."""
+    path.symlink_to("/proc/self/mem")
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, link_to_a_read_error])
+def test_what_cannot_be_read_asks_nothing_and_is_named(tmp_path, make):
+    run = RunDir(tmp_path)
+    make(run.halt)
+    assert read(run, begun=0) is None
+    assert "cannot be read" in describe_halt_file(run)
+    write_halt(run, request())
+    assert read(run) == request()
 
 
 @pytest.mark.parametrize("bad", ["", "../x", ".hidden", "a b", "a/b", "a\n", "-x", "x" * 81])

@@ -97,7 +97,7 @@ def test_a_long_text_takes_no_time() -> None:
 def test_a_stop_file_written_by_hand_is_read_without_its_secret(tmp_path) -> None:
     run = RunDir(tmp_path)
     run.halt.write_text(f"halt: password={CANARY}\n")
-    request = read_halt(run, run_id="r", attempt=1, started_unix_s=0.0)
+    request = read_halt(run, run_id="r", attempt=1)
     assert request is not None
     assert request.reason == "password=[redacted]"
     assert CANARY not in (describe_halt_file(run) or CANARY)

@@ -85,6 +85,20 @@ def test_an_old_heartbeat_and_a_missing_watchdog_are_flags_and_not_states():
     assert status.flags == ["unwatched", "stale"]
 
 
+@pytest.mark.parametrize(
+    ("watchdog", "runner", "says"),
+    [
+        (False, True, "its runner starts it again"),
+        (False, False, "the same `launch --run-id` starts a watchdog"),
+        (None, True, ""),
+    ],
+)
+def test_who_starts_a_dead_watchdog_again_is_told(watchdog, runner, says):
+    going = replace(GOING, last_beat=beat(), watchdog_alive=watchdog, runner_alive=runner)
+    assert derive_status(going).why.partition("step 7")[2].endswith(says)
+    assert ("dead" in derive_status(going).why) == bool(says)
+
+
 def test_a_run_that_crashed_after_it_was_asked_to_halt_says_both():
     found = derive_status(replace(GOING, exit=ended(1), halt=HALT))
     assert found.state == "failed"

@@ -101,7 +101,7 @@ def run_here(run: RunDir) -> Outcome:
 def opened(run: RunDir) -> Iterator[Session]:
     """The session of an attempt, ready to train."""
     with _attempt(run) as (context, telemetry):
-        clock = start_clock(run, launched_unix_s=time.time(), last_alive_unix_s=None)
+        clock = start_clock(run, attempt=context.manifest.attempt, last_alive_unix_s=None)
         stop = StopWatch(run, context.manifest, context.signals, report_stale=lambda what: None)
         session = prepare(context, telemetry, stop, clock)
         try:

@@ -103,7 +103,7 @@ def test_a_leftover_of_a_kill_is_removed_and_named(run):
     leftover = run.checkpoints / f"{content.TEMPORARY_PREFIX}step_000010"
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half")
-    assert content.remove_leftovers(run) == [leftover.name]
+    assert content.remove_leftovers(run) == [(leftover.name, "")]
     assert not leftover.exists()
     assert read_checkpoint(run.checkpoint(5)) is not None
 

@@ -202,12 +202,12 @@ OVERFLOW = StepResult(2.0, math.inf, "the gradient norm is inf", is_overflow=Tru
 AT_FLOOR = StepResult(2.0, math.inf, "the gradient norm is inf", is_overflow=True, loss_scale=1.0)
 
 
-def scripted(tmp_path, text, results):
+def scripted(tmp_path, text, results, save_every=0):
     """A session that will see these results and then its end."""
     return opened(
         new_run(
             tmp_path, text, schedule={"steps": len(results), "warmup_steps": 0},
-            batch={"accumulation": 1}, checkpoint={"save_every": 0},
+            batch={"accumulation": 1}, checkpoint={"save_every": save_every},
         )
     )  # fmt: skip
 
@@ -226,6 +226,26 @@ def test_a_skipped_step_counts_as_a_step_and_is_remembered(tmp_path, text):
     assert [row["step"] for row in rows(run.training_csv)] == ["1", "3"]
     assert rows(run.training_csv)[1]["skipped"] == "1"
     assert "step 2 was skipped: the loss is nan" in events(run, "anomaly")[0].message
+
+
+def test_the_checkpoint_named_after_bad_steps_is_from_before_them(tmp_path, text):
+    """Step 3 is saved after it was skipped: its weights hold whatever led to it."""
+    results = [GOOD, GOOD, BAD, BAD]
+    with scripted(tmp_path, text, results, save_every=1) as session:
+        session.steps = ScriptedSteps(session.steps, results)
+        with pytest.raises(NonFiniteError, match="the last good checkpoint is step 2"):
+            train(session)
+        run = session.context.run
+    assert run.checkpoint(3).is_dir()
+    told = read_records(run.heartbeat(), Heartbeat).records
+    assert [beat.step for beat in told if beat.msg == "anomaly"] == [3, 4]
+
+
+def test_bad_steps_before_any_checkpoint_leave_none_to_name(tmp_path, text):
+    with scripted(tmp_path, text, [BAD, BAD], save_every=1) as session:
+        session.steps = ScriptedSteps(session.steps, [BAD, BAD])
+        with pytest.raises(NonFiniteError, match="there is no checkpoint from before step 1"):
+            train(session)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import pytest
 
 from nsa_core.config.run import RunConfig
 from nsa_core.model.weights import model_tensors
+from nsa_core.rundir import events
+from nsa_core.rundir.exit import ExitRecord, write_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import Parent, begin_next_attempt, read_manifest, write_manifest
 from nsa_core.train import checkpoint as content
@@ -145,3 +147,83 @@ def test_a_copy_of_the_parents_checkpoint_in_the_runs_own_folder_is_foreign(run,
     manifest = own.model_copy(update={"parent": Parent(run_id="r0", step=20)})
     with pytest.raises(CheckpointError, match="written by run r0, not by r1"):
         search(run, manifest)
+
+
+def note_saved(run, attempt, step):
+    events.record(run, kind="saved", by="trainer", attempt=attempt, facts={"step": step})
+
+
+def note_exit(run, checkpoint_step):
+    record = ExitRecord(
+        run_id="r1", attempt=1, code=75, reason="stopped", step=76, at=1.0, by="trainer",
+        checkpoint_step=checkpoint_step,
+    )  # fmt: skip
+    write_exit(run, record)
+
+
+@pytest.mark.parametrize("evidence", ["events", "exit"])
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_by_itself(run, own, evidence):
+    note_exit(run, 75 if evidence == "exit" else None)
+    if evidence == "events":
+        note_saved(run, 1, 75)
+    second = begin_next_attempt(run, at_unix_s=2.0)
+    with pytest.raises(CheckpointError, match="has saved a checkpoint of step 75") as refused:
+        search(run, second)
+    assert refused.value.code == 15
+    assert "--afresh" in refused.value.hint
+    afresh = begin_next_attempt(run, at_unix_s=3.0, changes={"resume": "afresh"})
+    assert search(run, afresh) == (None, [])
+    restarted = begin_next_attempt(run, at_unix_s=4.0, changes={"resume": "auto"})
+    assert search(run, restarted) == (None, [])  # it began afresh and has saved nothing yet
+    note_saved(run, 4, 5)
+    with pytest.raises(CheckpointError, match="step 5"):
+        search(run, begin_next_attempt(run, at_unix_s=5.0))
+
+
+def test_a_run_that_never_saved_begins_again_at_the_first_step(run, own):
+    note_exit(run, None)
+    assert search(run, begin_next_attempt(run, at_unix_s=2.0)) == (None, [])
+
+
+def test_a_run_that_lost_its_checkpoints_does_not_fall_back_to_its_parent(run, own, tmp_path):
+    (tmp_path / "p").mkdir()
+    parent = write(RunDir(tmp_path / "p"), 5, run_id="p").path
+    first = own.model_copy(update={"resume": str(parent), "parent": Parent(run_id="p", step=5)})
+    write_manifest(run, first)
+    assert search(run, first)[0] == 5
+    note_saved(run, 1, 75)
+    with pytest.raises(CheckpointError, match="step 75"):
+        search(run, begin_next_attempt(run, at_unix_s=2.0))
+
+
+def damage_by_folder(folder):
+    (folder / "checkpoint.json").unlink()
+    (folder / "checkpoint.json").mkdir()
+    return "checkpoint.json cannot be read: Is a directory"
+
+
+def damage_by_read_error(folder):
+    """The beginning of /proc/self/mem cannot be read; its size is 0."""
+    record = json.loads((folder / "checkpoint.json").read_bytes())
+    for file in record["files"]:
+        if file["name"] == "model.safetensors":
+            file["size"] = 0
+    (folder / "checkpoint.json").write_text(json.dumps(record))
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("/proc/self/mem")
+    return "model.safetensors cannot be read: Input/output error"
+
+
+def damage_by_read_error_of_the_manifest(folder):
+    (folder / "checkpoint.json").unlink()
+    (folder / "checkpoint.json").symlink_to("/proc/self/mem")
+    return "checkpoint.json cannot be read: Input/output error"
+
+
+@pytest.mark.parametrize(
+    "damage", [damage_by_folder, damage_by_read_error, damage_by_read_error_of_the_manifest]
+)
+def test_what_cannot_be_read_is_passed_over_for_the_next_older_checkpoint(run, own, damage):
+    write(run, 5)
+    why = damage(write(run, 10).path)
+    assert search(run, own) == (5, [why])

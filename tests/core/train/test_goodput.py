@@ -1,10 +1,11 @@
 import pytest
 
 from nsa_core.rundir.exit import ExitRecord, write_exit
+from nsa_core.rundir.goodput import Goodput, read_goodput, record_hang, write_goodput
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
-from nsa_core.train.goodput import Goodput, GoodputClock, read_goodput, start_clock, write_goodput
-from nsa_core.train.heartbeat import read_hung_since
+from nsa_core.rundir.manifest import write_manifest
+from nsa_core.train.goodput import GoodputClock, start_clock
 
 
 class FakeTime:
@@ -54,19 +55,19 @@ def test_an_error_inside_a_bucket_goes_back_to_the_bucket_before(fake):
     assert clock.seconds("init") == 2
 
 
+def make_record(run, buckets):
+    """The last record of attempt 1, from 1000 to 1100."""
+    record = Goodput(
+        began_unix_s=1000.0, updated_unix_s=1100.0, attempt=1, step=10, buckets=buckets,
+        wall_s=100.0, goodput=0.9,
+    )  # fmt: skip
+    write_goodput(run, record)
+
+
 def test_the_sum_equals_wall_time_across_attempts(run, monkeypatch):
-    before = Goodput(
-        began_unix_s=1000.0,
-        updated_unix_s=1100.0,
-        attempt=1,
-        step=10,
-        buckets={"step": 90.0, "init": 10.0},
-        wall_s=100.0,
-        goodput=0.9,
-    )
-    write_goodput(run, before)
+    make_record(run, {"step": 90.0, "init": 10.0})
     monkeypatch.setattr("time.time", lambda: 1200.0)
-    clock = start_clock(run, launched_unix_s=1190.0, last_alive_unix_s=1130.0)
+    clock = start_clock(run, attempt=2, last_alive_unix_s=1130.0)
     clock.lose_steps(80.0)
     found = clock.read(attempt=2, step=8)
     assert found.buckets["down"] == 70
@@ -75,44 +76,75 @@ def test_the_sum_equals_wall_time_across_attempts(run, monkeypatch):
     assert found.began_unix_s == 1000.0
 
 
+@pytest.mark.parametrize("now", [400.0, 1050.0, 1110.0])
+def test_a_clock_that_was_set_back_takes_no_second_from_any_bucket(run, monkeypatch, now):
+    make_record(run, {"step": 90.0, "init": 10.0})
+    monkeypatch.setattr("time.time", lambda: now)
+    clock = start_clock(run, attempt=2, last_alive_unix_s=1130.0)
+    found = clock.read(attempt=2, step=8)
+    assert min(found.buckets.values()) >= 0
+    assert found.buckets["rollback_lost"] == 30
+    assert abs(sum(found.buckets.values()) - found.wall_s) < 1
+
+
+def test_the_time_before_the_first_record_is_told_by_the_machine_that_trains(run, manifest):
+    """The manifest says when the laptop launched it, by a clock that may be hours off."""
+    write_manifest(run, manifest.model_copy(update={"created_unix_s": 5.0}))
+    found = start_clock(run, attempt=1, last_alive_unix_s=None).read(attempt=1, step=0)
+    assert 0 <= found.buckets["provision"] < 60
+
+
 def test_a_damaged_record_begins_a_new_one(run):
     run.goodput.write_text("{")
     assert read_goodput(run) is None
 
 
-def test_the_time_that_a_hung_loop_stood_still_is_hang_and_not_lost_training(run, monkeypatch):
-    monkeypatch.setattr("time.time", lambda: 1300.0)
-    write_goodput(
-        run,
-        Goodput(
-            began_unix_s=1000.0, updated_unix_s=1100.0, attempt=1, step=10,
-            buckets={"step": 100.0}, wall_s=100.0, goodput=1.0,
-        ),
+def write_beats(run, *moments):
+    """Heartbeats of attempt 1, each a progress number and a time."""
+    run.heartbeat().write_text(
+        "".join(
+            Heartbeat(
+                run_id="r1", attempt=1, rank=0, pid=1, ts=ts, iso="", msg="beat", phase="train",
+                alive_seq=int(ts), progress_seq=progress_seq, step=progress_seq,
+            ).model_dump_json() + "\n"
+            for progress_seq, ts in moments
+        )
     )  # fmt: skip
-    clock = start_clock(
-        run, launched_unix_s=1290.0, last_alive_unix_s=1250.0, hung_since_unix_s=1120.0
-    )
-    found = clock.read(attempt=2, step=10).buckets
-    assert (found["rollback_lost"], found["hang"], found["down"]) == (20.0, 130.0, 50.0)
 
 
-def test_a_hang_begins_where_the_loop_moved_last(run):
-    def beat(progress_seq, ts):
-        return Heartbeat(
-            run_id="r1", attempt=1, rank=0, pid=1, ts=ts, iso="", msg="beat", phase="train",
-            alive_seq=int(ts), progress_seq=progress_seq, step=progress_seq,
-        ).model_dump_json()  # fmt: skip
+HUNG = ExitRecord(
+    run_id="r1", attempt=1, code=16, reason="hung", step=2, checkpoint_step=None, at=1280.0,
+    by="watchdog",
+)  # fmt: skip
+MOMENTS = {
+    "a spinning loop, whose heartbeats go on": [(1, 1110.0), (2, 1120.0), (2, 1130.0), (2, 1250.0)],
+    "a stopped process, whose heartbeats stop": [(1, 1110.0), (2, 1120.0)],
+}
 
-    lines = [beat(1, 10.0), beat(2, 20.0), beat(2, 30.0), beat(2, 40.0)]
-    run.heartbeat().write_text("\n".join(lines) + "\n")
-    assert read_hung_since(run, 1) is None
+
+@pytest.mark.parametrize("moments", MOMENTS.values(), ids=MOMENTS)
+def test_the_time_that_a_hung_loop_stood_still_is_hang_up_to_its_end(run, monkeypatch, moments):
+    make_record(run, {"step": 100.0})
+    write_beats(run, *moments)
+    record_hang(run, HUNG)
+    record_hang(run, HUNG)
+    found = read_goodput(run)
+    assert (found.buckets["rollback_lost"], found.buckets["hang"]) == (20.0, 160.0)
+    assert found.wall_s == sum(found.buckets.values()) == 280.0
     kept = RunDir(run.attempt(1))
     kept.root.mkdir(parents=True)
-    record = ExitRecord(
-        run_id="r1", attempt=1, code=16, reason="hung", step=2, checkpoint_step=None, at=41.0,
-        by="watchdog",
-    )  # fmt: skip
-    write_exit(kept, record)
-    assert read_hung_since(run, 1) == 20.0
-    write_exit(kept, record.model_copy(update={"code": 75}))
-    assert read_hung_since(run, 1) is None
+    write_exit(kept, HUNG)
+    monkeypatch.setattr("time.time", lambda: 1300.0)
+    for is_recorded in (True, False):
+        if not is_recorded:
+            make_record(run, {"step": 100.0})
+        clock = start_clock(run, attempt=2, last_alive_unix_s=moments[-1][1])
+        found = clock.read(attempt=2, step=10).buckets
+        assert (found["rollback_lost"], found["hang"], found["down"]) == (20.0, 160.0, 20.0)
+
+
+def test_an_end_that_is_no_hang_adds_none(run):
+    make_record(run, {"step": 100.0})
+    write_beats(run, (1, 1110.0), (1, 1250.0))
+    record_hang(run, HUNG.model_copy(update={"code": 75}))
+    assert read_goodput(run).buckets == {"step": 100.0}

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from nsa_core.rundir.halt import HaltRequest, write_halt
+from nsa_core.rundir.manifest import write_manifest
 from nsa_core.train.stop import SignalWatch, StopAskedError, StopWatch
 
 
@@ -45,16 +46,43 @@ def test_a_halt_of_another_attempt_or_run_is_reported_once_and_ignored(watch, ru
     assert len(stale) == 1
 
 
-def test_a_plain_line_counts_if_it_is_newer_than_the_launch(watch, run):
+@pytest.mark.parametrize("ahead_s", [600, -600])
+def test_a_plain_line_stops_whatever_the_clock_of_the_laptop_says(run, manifest, stale, ahead_s):
+    """The manifest says when it was launched, by the laptop's clock."""
+    launched = manifest.model_copy(update={"created_unix_s": time.time() + ahead_s})
+    write_manifest(run, launched)
     run.halt.write_text("halt: gates collapsed\n")
+    watch = StopWatch(run, launched, SignalWatch(lambda why: None), stale.append)
     assert watch.poll().reason == "gates collapsed"
 
 
-def test_a_plain_line_from_before_the_launch_is_ignored(watch, run, stale):
+def test_a_plain_line_from_before_the_attempt_is_ignored_until_it_is_written_again(
+    run, manifest, stale
+):
     run.halt.write_text("halt: last week\n")
     os.utime(run.halt, (1000, 1000))
+    watch = StopWatch(run, manifest, SignalWatch(lambda why: None), stale.append)
     assert watch.poll() is None
     assert "last week" in stale[0]
+    run.halt.write_text("halt: now\n")
+    os.utime(run.halt, (900, 900))  # the clock of this machine was set back meanwhile
+    assert watch.poll().reason == "now"
+
+
+def test_a_folder_as_stop_file_is_reported_once_and_stops_nothing(watch, run, stale):
+    run.halt.mkdir()
+    assert (watch.poll(), watch.poll()) == (None, None)
+    assert len(stale) == 1
+    assert "cannot be read" in stale[0]
+
+
+def test_a_request_says_why_also_where_a_signal_followed_it(run, manifest, stale):
+    signals = SignalWatch(lambda why: None)
+    signals.stop_signal = "SIGTERM"
+    watch = StopWatch(run, manifest, signals, stale.append)
+    assert watch.poll().reason == "received SIGTERM"
+    halt(run, by="watchdog", reason="stall: nothing moves")
+    assert watch.poll().reason == "stall: nothing moves"
 
 
 def test_a_new_halt_after_a_stale_one_is_seen(watch, run):

@@ -3,7 +3,9 @@
 import json
 import os
 import socket
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +69,12 @@ def damage_registry(settings: Settings) -> None:
     path.write_bytes(content)
 
 
+def update_registry(settings: Settings) -> None:
+    """What a later version of nsa-ops would leave."""
+    with closing(sqlite3.connect(settings.state_dir / "registry.sqlite")) as registry:
+        registry.execute("PRAGMA user_version=99")
+
+
 def empty_registry(settings: Settings) -> None:
     (settings.state_dir / "registry.sqlite").write_bytes(b"not a database, but as long as one" * 9)
 
@@ -126,6 +134,7 @@ def set_clock_back(settings: Settings) -> None:
     ("plant", "name", "status", "said", "fix"),
     [
         (damage_registry, "state.registry", "fail", "damaged", ".recover"),
+        (update_registry, "state.registry", "fail", "a newer nsa-ops (schema 99", "Update nsa-ops"),
         (empty_registry, "state.registry", "fail", "file is not a database", ".recover"),
         (edit_audit, "state.audit", "fail", "breaks at line 2 of 3", "nsa-ops audit"),
         (cut_audit, "state.audit", "fail", "its end: 4 lines written, and 2 there", "copy of"),

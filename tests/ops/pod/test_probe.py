@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.rundir import events
 from nsa_core.rundir.atomic import append_line
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest
+from nsa_core.rundir.events import Event
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, write_manifest
@@ -118,6 +120,17 @@ def test_a_resumed_run_is_held_against_what_its_watchdog_remembers(run):
     assert (report.verdict.rule, report.watchdog.best_tokens_per_s) == ("throughput_low", 1000.0)
 
 
+def test_a_planned_run_tells_how_the_log_of_its_attempt_ends(run):
+    """Its runner has recorded nothing: the interpreter died at its start."""
+    run.log.write_text("step 7\n")
+    os.utime(run.log, (5.0, 5.0))  # of the attempt before
+    assert "training.log" not in look(run).why
+    run.log.write_text("step 7\nenv: python3.11: No such file or directory\n")
+    report = look(run)
+    assert report.state == "planned"
+    assert report.why.endswith("ends with: env: python3.11: No such file or directory")
+
+
 def test_checkpoints_say_whether_they_have_a_manifest(run):
     whole = run.checkpoints / "step_000500"
     for folder in (whole, run.checkpoints / "step_001000", run.checkpoints / "tmp-1"):
@@ -175,19 +188,47 @@ def test_a_checkpoint_that_the_trainer_rejected_is_not_called_whole(run):
 
 
 def test_a_rejection_says_nothing_about_a_checkpoint_that_was_saved_later(run):
-    folder = save(run, 2)
-    reject(run, folder)
-    text = (folder / MANIFEST_NAME).read_text()
-    later = CheckpointManifest.model_validate_json(text).model_copy(update={"created_unix_s": 9e9})
-    (folder / MANIFEST_NAME).write_text(later.model_dump_json())
+    reject(run, run.checkpoint(2))
+    line = run.events.read_text()
+    ts = Event.model_validate_json(line).ts
+    run.events.write_text(line.replace(str(ts), str(ts - 60)))
+    save(run, 2)  # created at 9.0 by the clock of the machine that wrote it
     assert look(run).checkpoints[0].whole
+
+
+def link_to_a_read_error(path):
+    """The beginning of /proc/self/mem cannot be read: EIO."""
+    path.symlink_to("/proc/self/mem")
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, link_to_a_read_error])
+def test_files_of_a_run_that_cannot_be_read_do_not_hide_the_others(run, make):
+    write_beats(run, 1, 2)
+    save(run, 1)
+    (save(run, 2) / MANIFEST_NAME).unlink()
+    make(run.checkpoint(2) / MANIFEST_NAME)
+    run.events.unlink(missing_ok=True)
+    sides = (
+        run.events, run.exit, run.halt, run.process, run.watchdog, run.anomaly, run.known_good,
+        run.cards, run.log,
+    )  # fmt: skip
+    for path in sides:
+        make(path)
+    report = look(run)
+    assert [(fact.step, fact.whole) for fact in report.checkpoints] == [(2, False), (1, True)]
+    assert report.checkpoints[0].damage.startswith("checkpoint.json cannot be read: ")
+    assert report.last_beat.step == 2
+    assert [flag for flag in report.flags if flag.startswith("events.jsonl cannot be read: ")]
+    run.heartbeat().unlink()
+    make(run.heartbeat())
+    assert [flag for flag in look(run).flags if flag.startswith("heartbeat_rank0.jsonl cannot")]
 
 
 def test_a_folder_without_a_manifest_is_named_when_a_whole_checkpoint_is_sought(run):
     save(run, 1)
     (save(run, 2) / MANIFEST_NAME).unlink()
     damaged = [(Path(found.path).name, found.damage) for found in verify_newest(run)]
-    assert damaged[0] == ("step_000002", "has no manifest: it is not whole")
+    assert damaged[0] == ("step_000002", "has no checkpoint.json: it is not whole")
 
 
 def test_a_folder_of_runs_lists_them_without_their_lines_and_names_what_is_broken(run):

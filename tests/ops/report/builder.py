@@ -220,7 +220,7 @@ class RunBuilder:
         return self
 
     def _append(self, path: Path, text: str) -> None:
-        with path.open("a") as file:
+        with path.open("a", encoding="utf-8") as file:
             file.write(text)
 
 

@@ -40,7 +40,7 @@ def test_a_number_of_a_table_costs_its_row_at_most(run: RunDir, cell: str) -> No
         lines = [
             ",".join([*good[:at], CELLS[cell], *good[at + 1 :]]) + "\n" for at in range(columns)
         ]
-        path.write_text(path.read_text() + "".join(lines) + ",".join(good) + "\n")
+        path.write_text(path.read_text("utf-8") + "".join(lines) + ",".join(good) + "\n", "utf-8")
     rows = read_rows(run.training_csv)
     assert rows is not None
     assert rows.rows[-1].step == 40
@@ -64,7 +64,7 @@ NUMBERS: dict[str, Any] = {
 def changed_lines(path: Path, value: Any) -> None:
     """The last line again, once with each of its fields replaced."""
     last = json.loads(path.read_bytes().splitlines()[-1])
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         for key in last:
             file.write(json.dumps(last | {key: value}) + "\n")
 

@@ -3,10 +3,18 @@
 import statistics
 from pathlib import Path
 
+import pytest
+
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import KernelChoice, read_manifest, write_manifest
 from nsa_ops.runs.report.record import parse_goodput, parse_samples, read_record
-from nsa_ops.runs.report.story import describe_outcome, headline, last_step, reproduce_commands
+from nsa_ops.runs.report.story import (
+    began_unix_s,
+    describe_outcome,
+    headline,
+    last_step,
+    reproduce_commands,
+)
 from nsa_ops.runs.report.subject import describe_configuration, describe_run
 from nsa_ops.runs.report.timeline import attempt_spans
 from tests.ops.report.builder import RunBuilder, two_attempts
@@ -148,3 +156,16 @@ def test_the_speed_stands_beside_what_the_profile_expects(tmp_path: Path) -> Non
     found = {fact.name: fact for fact in headline(read_record(builder.run))}
     assert "; 50% of the" in found["tokens per second"].remark
     assert "that the profile expects" in found["tokens per second"].remark
+
+
+@pytest.mark.parametrize("ahead_s", [-7200.0, 7200.0])
+def test_a_laptop_whose_clock_is_off_moves_nothing_on_the_timeline(
+    tmp_path: Path, ahead_s: float
+) -> None:
+    """The manifest says when the laptop launched it; all else is by the pod's clock."""
+    builder = _builder(tmp_path)
+    builder.launch(created_unix_s=builder.clock + ahead_s).train(0, 40).end(0, "done", 40)
+    record = read_record(builder.run)
+    (span,) = attempt_spans(record)
+    assert began_unix_s(record) == span.start == record.events[0].ts
+    assert span.end - span.start < 3600

@@ -46,6 +46,7 @@ def test_a_good_machine_passes_everything() -> None:
         ("host.shm", {"shm_free_bytes": 1024}, "warn"),
         ("host.open_files", {"open_files_limit": 256}, "warn"),
         ("host.open_files", {"open_files_limit": -1}, "pass"),
+        ("host.logout", {"ends_at_logout": True}, "fail"),
         ("host.clock", {"unix_s": 1060.0}, "warn"),
     ],
 )

@@ -29,7 +29,7 @@ from nsa_ops.runs.resume import execute_resume, plan_resume
 from nsa_ops.runs.work import Work
 from tests.ops.fakes import completed
 from tests.ops.operators import POD, Desk
-from tests.ops.runs.documents import RUN, Sequence, answer, beat, report
+from tests.ops.runs.documents import RUN, Sequence, answer, beat, ended, report
 
 HOST = json.dumps(
     {"python_version": "3.11.2", "unix_s": 1.0, "disk_free_bytes": 10**12, "disk_path": "/pod",
@@ -364,3 +364,21 @@ def test_a_resume_says_which_damaged_checkpoint_it_passed_over(pod: Desk) -> Non
     )  # fmt: skip
     resumed = execute_resume(pod.operator, planned)
     assert (resumed.from_step, resumed.damaged) == (140, ["step_000141: x is missing"])
+
+
+def test_a_run_whose_checkpoints_are_gone_begins_again_only_when_told_to(pod: Desk) -> None:
+    request = LaunchRequest(Choice(), run_id="r1", overrides={"preflight": "trial"})
+    manifest = plan_launch(pod.operator, request).manifest
+    pod.transport.files["/pod/runs/r1/manifest.json"] = manifest.model_dump_json().encode()
+    gone = ended(75, "stopped").model_copy(update={"checkpoint_step": 76})
+    pod.transport.answers |= {
+        "nsa_ops.pod.verify": completed('{"checkpoints": []}'),
+        "nsa_ops.pod.probe": answer(report("halted", exit=gone)),
+    }
+    pod.store.save_run(RUN)
+    with pytest.raises(NotFoundError, match="a checkpoint of step 76") as refused:
+        plan_resume(pod.operator, "r1")
+    assert "--afresh" in refused.value.hint
+    planned = plan_resume(pod.operator, "r1", afresh=True)
+    assert planned.changes["resume"] == "afresh"
+    assert "from the first step: its checkpoints are set aside" in planned.plan.title

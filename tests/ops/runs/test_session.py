@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsa_ops.errors import StateConflictError
+from nsa_ops.errors import StateConflictError, VerificationError
 from nsa_ops.runs.session import start_session
 from tests.ops.fakes import completed
 from tests.ops.operators import POD, Desk
@@ -43,3 +43,16 @@ def test_a_session_of_another_directory_is_not_taken_for_this_run(desk: Desk) ->
         start_session(desk.operator.link(POD), "code", "r1")
     assert "kill-session -t =nsa-r1" in no.value.hint
     assert started(desk) == []
+
+
+def test_a_runner_that_ends_at_once_is_told_in_the_words_of_its_log(desk: Desk) -> None:
+    """Its window was the only one of the session, which is gone before the watchdog gets one."""
+    windows(desk, "")
+    desk.transport.answers |= {
+        "new-session": completed(),
+        "new-window": completed(exit_code=1, stderr="can't find session: nsa-r1"),
+        "tail": completed("Traceback\nImportError: libpython3.11.so.1.0: cannot open\n\n"),
+    }
+    with pytest.raises(VerificationError, match=r"ended as soon as .*libpython3.11.so") as ended:
+        start_session(desk.operator.link(POD), "code", "r1")
+    assert POD.python in ended.value.hint

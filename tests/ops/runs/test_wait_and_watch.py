@@ -17,6 +17,7 @@ from nsa_ops.runs.status import exit_code_of, list_runs
 from nsa_ops.runs.wait import POLL_S, await_first_beat, describe_progress
 from nsa_ops.runs.watch import watch
 from nsa_ops.runs.work import Work
+from tests.ops.fakes import completed
 from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import RUN, Sequence, answer, beat, ended, report
 
@@ -199,3 +200,22 @@ def test_a_run_is_found_by_its_beginning_if_only_one_begins_so(desk: Desk) -> No
 def test_status_has_an_exit_code_for_every_state(state: str, by: str, code: int) -> None:
     halt = {"run_id": "r1", "attempt": 1, "reason": "x", "by": by, "at": 1.0} if by else None
     assert exit_code_of(report(state, halt=halt)) == code
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_runner_that_ended_before_it_recorded_itself_is_not_waited_for(
+    desk: Desk, is_there: bool
+) -> None:
+    planned, up = answer(report("planned")), answer(report(last_beat=beat(1)))
+    window = "nsa-r1|train|7|0|/pod/runs/r1\n" if is_there else ""
+    desk.transport.answers |= {
+        "probe": Sequence(*[planned] * 40, up),
+        "list-panes": completed(f"{window}nsa-r1|watchdog|8|0|/pod/runs/r1\n"),
+        "tail": completed("error: no such file\n"),
+    }
+    if is_there:
+        assert _await(desk) > 30
+        return
+    with pytest.raises(VerificationError, match="ends with: error: no such file"):
+        _await(desk)
+    assert 9 <= sum(desk.clock.slept) <= 12

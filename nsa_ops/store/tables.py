@@ -1,0 +1,66 @@
+"""The tables of the registry: what they hold, and which versions of them can be used."""
+
+import sqlite3
+
+UPDATE = "Update nsa-ops on this machine"
+_SCHEMA_VERSION = 2
+#: Columns that an older version did not have: table, name, type and default.
+_ADDED = (
+    ("pods", "address", "TEXT NOT NULL DEFAULT ''"),  # schema 1 knew only pods of this machine
+    ("runs", "pod_id", "TEXT NOT NULL DEFAULT ''"),
+    ("runs", "attempt", "INTEGER NOT NULL DEFAULT 0"),
+    ("runs", "attempt_id", "TEXT NOT NULL DEFAULT ''"),
+)
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS pods (
+  name TEXT PRIMARY KEY, pod_id TEXT NOT NULL, kind TEXT NOT NULL, root TEXT NOT NULL,
+  python TEXT NOT NULL, profile TEXT NOT NULL, added_unix_s REAL NOT NULL,
+  address TEXT NOT NULL DEFAULT '');
+CREATE TABLE IF NOT EXISTS runs (
+  run_id TEXT PRIMARY KEY, pod TEXT NOT NULL, recipe TEXT NOT NULL, profile TEXT NOT NULL,
+  code_id TEXT NOT NULL, config_sha256 TEXT NOT NULL, launched_unix_s REAL NOT NULL,
+  pod_id TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0,
+  attempt_id TEXT NOT NULL DEFAULT '');
+CREATE TABLE IF NOT EXISTS reports (
+  sha256 TEXT PRIMARY KEY, pod_id TEXT NOT NULL, code_id TEXT NOT NULL, profile TEXT NOT NULL,
+  at REAL NOT NULL, content TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS receipts (
+  run_id TEXT NOT NULL, step INTEGER NOT NULL, path TEXT NOT NULL, total_bytes INTEGER NOT NULL,
+  manifest_sha256 TEXT NOT NULL, pulled_unix_s REAL NOT NULL, verified_unix_s REAL NOT NULL,
+  PRIMARY KEY (run_id, step, path));
+CREATE TABLE IF NOT EXISTS provisions (
+  pod_id TEXT PRIMARY KEY, at REAL NOT NULL, content TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS intents (
+  id INTEGER PRIMARY KEY, at REAL NOT NULL, act TEXT NOT NULL, subject TEXT NOT NULL,
+  detail TEXT NOT NULL, ended_unix_s REAL, outcome TEXT);
+"""
+
+
+def read_version(connection: sqlite3.Connection) -> int:
+    """Version of the tables; 0 where there are none yet."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def describe_newer(version: int) -> str:
+    """Why tables of a version cannot be used; empty if they can."""
+    if version <= _SCHEMA_VERSION:
+        return ""
+    return f"was written by a newer nsa-ops (schema {version}, this one reads {_SCHEMA_VERSION})"
+
+
+def write_tables(connection: sqlite3.Connection) -> None:
+    """Have the tables of this version; writes only where something is missing."""
+    version = read_version(connection)
+    connection.executescript(_SCHEMA)
+    _add_columns(connection)
+    if version != _SCHEMA_VERSION:
+        connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+
+
+def _add_columns(connection: sqlite3.Connection) -> None:
+    """Give the tables of an older version the columns that were added since."""
+    for table, name, kind in _ADDED:
+        columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+        if name not in columns:
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")

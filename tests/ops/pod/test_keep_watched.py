@@ -1,0 +1,102 @@
+"""The runner starts a watchdog that has died; a watchdog says which signal has ended it."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.events import read_events
+from nsa_core.rundir.exit import ExitRecord, write_exit
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import RunManifest, write_manifest
+from nsa_core.rundir.process import ProcessIdentity, identify
+from nsa_ops.pod.after_end import read_stop
+from nsa_ops.pod.keep_watched import MAX_STARTS, WatchdogKeeper, start_watchdog
+from nsa_ops.pod.messages import WatchdogRecord
+from nsa_ops.pod.probe import probe
+from nsa_ops.pod.verdict import Verdict
+from nsa_ops.pod.watchdog import Watchdog
+
+DEAD = ProcessIdentity(pid=2**22 - 1, start_ticks=1, boot_id="another boot")
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDir(tmp_path / "run-1")
+    run.root.mkdir()
+    write_manifest(
+        run,
+        RunManifest(run_id="run-1", config=RunConfig(), config_sha256="0", created_unix_s=1.0),
+    )
+    return run
+
+
+def record(run, identity, doing="watching"):
+    found = WatchdogRecord(
+        run_id="run-1", attempt=1, identity=identity, verdict=Verdict(level="healthy"),
+        doing=doing, ts=1.0,
+    )  # fmt: skip
+    write_text(run.watchdog, found.model_dump_json())
+
+
+@pytest.fixture
+def keeper(run):
+    """The keeper, and what it has started."""
+    started = []
+    return WatchdogKeeper(run, 1, "a.trainer", lambda *given: started.append(given)), started
+
+
+def test_a_dead_watchdog_is_started_again_so_often_and_each_start_is_told(run, keeper):
+    made, started = keeper
+    record(run, DEAD)
+    for _ in range(MAX_STARTS + 2):
+        made.look()
+    assert started == [(run, "a.trainer")] * MAX_STARTS
+    told = [event for event in read_events(run) if event.kind == "watchdog_started"]
+    assert [event.by for event in told] == ["runner"] * MAX_STARTS
+    assert f"pid {DEAD.pid}, is dead: start 1 of {MAX_STARTS}" in told[0].message
+
+
+def test_a_watchdog_that_lives_or_is_done_or_never_was_is_left_alone(run, keeper):
+    made, started = keeper
+    made.look()
+    record(run, identify(os.getpid()))
+    made.look()
+    record(run, DEAD, doing="done")
+    made.look()
+    assert started == []
+
+
+def test_what_is_started_is_the_watchdog_of_that_run(run):
+    """It finds an ended attempt, and nothing to watch."""
+    write_exit(
+        run,
+        ExitRecord(
+            run_id="run-1", attempt=1, code=0, reason="done", step=5, checkpoint_step=None,
+            at=1.0, by="trainer",
+        ),
+    )  # fmt: skip
+    assert start_watchdog(run, "a.trainer").wait(60) == 0
+    assert [event.kind for event in read_events(run)] == ["not_restarted"]
+
+
+def look(run):
+    return probe(run.root.parent, ["run-1"], {}).runs[0]
+
+
+@pytest.mark.parametrize("code", [75, 10])
+def test_an_end_together_with_the_watchdog_is_told_as_the_end_of_all_processes(run, code):
+    with pytest.raises(SystemExit):
+        Watchdog(run).end_by_signal(signal.SIGTERM, None)
+    ended = ExitRecord(
+        run_id="run-1", attempt=1, code=code, reason="received SIGTERM", step=5,
+        checkpoint_step=5, at=time.time(), by="trainer",
+    )  # fmt: skip
+    write_exit(run, ended)
+    assert ("at logout" in look(run).why) == (code == 75)
+    write_exit(run, ended.model_copy(update={"at": time.time() - 3600}))
+    assert "at logout" not in look(run).why
+    assert read_stop(run, RunManifest.model_validate_json(run.manifest.read_bytes())) == ""
