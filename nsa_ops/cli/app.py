@@ -10,7 +10,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from nsa_core.config.errors import disk_advice
 from nsa_ops.cli import (
     backup,
     bench,
@@ -151,6 +150,8 @@ def _usage_error(error: typer.TyperException) -> ConfigurationError:
 
 def _resource_error(error: OSError) -> LocalResourceError:
     """What this machine refused: a full disk, a missing right, with the path it was about."""
+    from nsa_core.config.errors import disk_advice
+
     where = f"`{error.filename}`: " if error.filename else ""
     message = f"This machine refused: {where}{error.strerror or error}"
     return LocalResourceError(message, hint=f"{disk_advice(error)}, then repeat it")
