@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.console import Console
 
+from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.events import Event
 from nsa_ops.cli.render import cell_text, facts, gib, line, table
 from nsa_ops.cli.render_watch import crash_text, progress_line
@@ -29,6 +30,7 @@ def draw_launched(console: Console, launched: Launched) -> None:
         ("state", f"{launched.state} ({launched.why})"),
         ("attempt", launched.attempt),
         ("directory", launched.run_dir),
+        ("data", data_text(launched.data)),
         ("next", f"nsa-ops watch {launched.run_id}"),
     ]
     facts(console, pairs)
@@ -102,10 +104,16 @@ def draw_status(console: Console, run: RunStatusLine) -> None:
         ("step", f"{current_step(report)} of {report.manifest.steps}"),
         ("last record", progress_line(beat) if beat and beat.loss is not None else ""),
         ("health", f"{report.verdict.level}: {report.verdict.sentence}"),
+        ("data", data_text(report.data)),
         ("checkpoint", _checkpoint_text(report)),
         ("backup", run.at_risk.sentence if run.at_risk else ""),
     ]
     facts(console, pairs)
+
+
+def data_text(account: DataAccount | None) -> str:
+    """What was dropped of a run's data, and why; empty if nothing was."""
+    return account.sentence() if account is not None and account.needs_attention else ""
 
 
 def _checkpoint_text(report: RunReport) -> str:

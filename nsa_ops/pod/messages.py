@@ -8,6 +8,7 @@ from pydantic import Field, TypeAdapter
 
 from nsa_core.config.base import FrozenModel, TolerantModel
 from nsa_core.rundir.attempt_id import AttemptId
+from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import ExitRecord
 from nsa_core.rundir.halt import HaltRequest
@@ -231,6 +232,7 @@ class RunReport(TolerantModel):
         checkpoints: Folders under checkpoints/, newest step first.
         disk_free_bytes: Free on the file system of the run.
         anomaly: Rule of the last anomaly; empty if there was none.
+        data: What was dropped of the data, and why, in brief; None before it was opened.
     """
 
     run_id: str
@@ -262,6 +264,7 @@ class RunReport(TolerantModel):
     checkpoints: list[CheckpointFact] = []
     disk_free_bytes: int | None = None
     anomaly: str = ""
+    data: DataAccount | None = None
 
 
 class RunProblem(TolerantModel):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.rundir.report import CheckResult, Status
-from nsa_core.rundir.speed import CardSpeed, MachineSpeed
+from nsa_core.rundir.speed import CardSpeed, FirstBatch, MachineSpeed
 from nsa_ops.facts.evidence import parse_evidence
 from nsa_ops.facts.gpu import GPU
 from nsa_ops.quantities import format_bytes
@@ -211,12 +211,32 @@ def _debugger(found: MachineSpeed) -> CheckResult:
 def _first_batch(found: MachineSpeed) -> CheckResult:
     name, batch = "data.first_batch", found.first_batch
     if batch is not None:
-        message = (
-            f"{batch.num_documents} documents with {batch.num_characters} characters came from the "
-            "configured source"
-        )
-        return checked(name, "pass", message, measured=f"{batch.seconds:.1f} s", command=COMMAND)
+        return _judge_batch(name, batch)
     why = found.problems.get("first_batch", "it was not tried")
     hint = "Name the data of the run as the launch will: `--set data.source=… --set data.path=…`"
     status: Status = "fail" if "first_batch" in found.problems else "unknown"
     return checked(name, status, f"the data cannot be read: {why}", command=COMMAND, hint=hint)
+
+
+def _judge_batch(name: str, batch: FirstBatch) -> CheckResult:
+    """Documents came; a staging that would refuse them is a failure, anything dropped a warning."""
+    measured, account = f"{batch.seconds:.1f} s", batch.account
+    message = (
+        f"{batch.num_documents} documents with {batch.num_characters} characters came from the "
+        "configured source"
+    )
+    if account is None or not account.has_findings:
+        return checked(name, "pass", message, measured=measured, command=COMMAND)
+    looked_at = "of all the data" if batch.is_everything else "of what was looked at"
+    status: Status = "fail" if batch.excess else "warn" if account.needs_attention else "pass"
+    return checked(
+        name,
+        status,
+        f"{message}; {looked_at}: {batch.excess or account.sentence()}",
+        measured=measured,
+        command=COMMAND,
+        hint=(
+            "Repair or remove what is named, or allow it: `--set data.max_dropped=…`, "
+            "`--set data.max_dropped_files=…`"
+        ),
+    )
