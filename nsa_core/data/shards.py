@@ -116,15 +116,15 @@ def verify_shards(folder: Path, shards: Sequence[ShardRecord], hashes: FileHashe
     Raises:
         DataError: If a file is missing or a bit of it has changed.
     """
-    expected = {name: sha256 for shard in shards for name, sha256 in shard.sha256.items()}
-    found = hashes.all_of([folder / name for name in expected])
-    for name, wanted in expected.items():
+    recorded = {name: sha256 for shard in shards for name, sha256 in shard.sha256.items()}
+    hashed = hashes.all_of([folder / name for name in recorded])
+    for name, expected in recorded.items():
         try:
-            sha256 = next(found)
+            found = next(hashed)
         except OSError as error:
             raise _broken(folder, f"{name} cannot be read: {error.strerror or error}") from error
-        if sha256 != wanted:
-            raise _broken(folder, f"{name} has SHA-256 {sha256[:12]}, not {wanted[:12]}")
+        if found != expected:
+            raise _broken(folder, f"{name} has SHA-256 {found[:12]}, not {expected[:12]}")
 
 
 def _open_map(folder: Path, shard: ShardRecord) -> NDArray[np.unsignedinteger]:
