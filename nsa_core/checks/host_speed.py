@@ -15,6 +15,7 @@ from nsa_core.data.documents import Document
 from nsa_core.data.dropped import MIN_RECORDS, require_text
 from nsa_core.data.errors import DataError
 from nsa_core.data.sources.base import SourcePosition
+from nsa_core.data.sources.local import LocalSource
 from nsa_core.data.sources.make import make_source
 from nsa_core.rundir.data_account import DataAccount, find_excess
 from nsa_core.rundir.speed import DiskSpeed, FirstBatch
@@ -130,6 +131,7 @@ def _read(config: RunConfig) -> FirstBatch:
         account=account.brief(),
         is_everything=is_everything,
         excess=_excess(account, config, is_everything=is_everything),
+        source_bytes=source.text_bytes() if isinstance(source, LocalSource) else None,
     )
 
 

@@ -59,6 +59,7 @@ class FirstBatch(TolerantModel):
         account: What was dropped of all that was looked at; None from an older version.
         is_everything: All of the data was looked at.
         excess: Why the staging would refuse what was looked at; empty if it would not.
+        source_bytes: Bytes of a local source, packed files as they would be unpacked, roughly.
     """
 
     seconds: float
@@ -67,6 +68,7 @@ class FirstBatch(TolerantModel):
     account: DataAccount | None = None
     is_everything: bool = False
     excess: str = ""
+    source_bytes: int | None = None
 
 
 class MachineSpeed(TolerantModel):

@@ -226,7 +226,8 @@ def draw_estimate(console: Console, estimate: Estimate) -> None:
         ("  activations", f"{memory.activations:,.0f} MiB"),
         ("  logits", f"{memory.logits:,.0f} MiB"),
         ("a checkpoint", gib(estimate.checkpoint_bytes)),
-        ("disk", f"{gib(estimate.disk_bytes)} for all that are kept"),
+        ("disk", f"{gib(estimate.disk_bytes)} for all that are kept, and the shards of the data"),
+        ("data", estimate.staging.sentence()),
     ]
     if estimate.best_tokens_per_s is not None and estimate.shortest_hours is not None:
         best = f"at most {estimate.best_tokens_per_s:,.0f} tokens/s on one card"

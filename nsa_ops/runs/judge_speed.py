@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from nsa_core.config.profile import HardwareProfile
+from nsa_core.config.run import RunConfig
 from nsa_core.rundir.report import CheckResult, Status
 from nsa_core.rundir.speed import CardSpeed, FirstBatch, MachineSpeed
 from nsa_ops.facts.evidence import parse_evidence
@@ -10,6 +11,7 @@ from nsa_ops.facts.gpu import GPU
 from nsa_ops.quantities import format_bytes
 from nsa_ops.runs.judge_condition import judge_throttle
 from nsa_ops.runs.judge_result import checked
+from nsa_ops.runs.staging_need import estimate_staging
 
 COMMAND = "python -m nsa_core.checks.machine"
 #: Below this share of what the profile still accepts, the card is not the one it says it is.
@@ -240,3 +242,36 @@ def _judge_batch(name: str, batch: FirstBatch) -> CheckResult:
             "`--set data.max_dropped_files=…`"
         ),
     )
+
+
+def judge_staging(
+    batch: FirstBatch | None, config: RunConfig, checkpoints_bytes: int, free_bytes: int | None
+) -> list[CheckResult]:
+    """Whether the shards of a local data set find room beside the checkpoints.
+
+    Args:
+        batch: What was read of the data; None if it could not be.
+        config: Which tokenizer, and how much is staged.
+        checkpoints_bytes: What the run needs beside the shards.
+        free_bytes: Free where the shards go; None if unknown.
+    """
+    if batch is None or batch.source_bytes is None:
+        return []
+    staging = estimate_staging(config, batch.source_bytes)
+    shards = staging.shard_bytes or 0
+    measured = f"{format_bytes(shards)} of shards"
+    hint = "Free space, or set `data.max_tokens`"
+    if free_bytes is None:
+        message = f"free space is unknown; {staging.sentence()}"
+        return [checked("data.disk", "unknown", message, measured=measured, hint=hint)]
+    status: Status = "pass" if shards + checkpoints_bytes <= free_bytes else "fail"
+    return [
+        checked(
+            "data.disk",
+            status,
+            staging.sentence(),
+            measured=measured,
+            limit=f"<= {format_bytes(max(0, free_bytes - checkpoints_bytes))} beside checkpoints",
+            hint=hint,
+        )
+    ]

@@ -51,6 +51,7 @@ from nsa_ops.runs.session import (
     train_command,
     watchdog_command,
 )
+from nsa_ops.runs.staging_need import estimate_staging
 from nsa_ops.runs.wait import await_first_beat
 from nsa_ops.store import RunRecord
 
@@ -156,6 +157,7 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     manifest = _manifest(operator, request, link, resolved, snapshot, proof)
     manifest = with_parent_as_planned(link, manifest)
     notes = [*taken.notes, *resolved.notes, *note_another_probed(proof.report, resolved.config)]
+    notes.append(estimate_staging(resolved.config).sentence())
     return LaunchPlan(
         link=link,
         snapshot=snapshot,

@@ -23,6 +23,8 @@ from nsa_core.rundir.data_account import HIDDEN
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 PLAIN_SUFFIXES = (".txt", ".text", ".md")
 COMPRESSIONS = (".gz", ".zst")
+#: How much longer text is than its gzip, zstd or Parquet form, roughly.
+UNPACKED = 3
 #: Text behind one of these is text that is lost, where any other unknown file may be no data.
 UNREAD_COMPRESSIONS = (".bz2", ".xz", ".zip", ".lz4", ".7z")
 LINKED_FOLDER = "link to a folder, not followed"
@@ -40,6 +42,10 @@ def file_kind(name: str) -> str | None:
     if suffix in JSON_SUFFIXES:
         return "jsonl"
     return "plain" if suffix in PLAIN_SUFFIXES else None
+
+
+def _is_packed(name: str) -> bool:
+    return PurePath(name.lower()).suffix in (*COMPRESSIONS, ".parquet")
 
 
 def is_lost_text(name: str) -> bool:
@@ -80,6 +86,15 @@ class LocalSource:
             "form": "file" if self._is_alone else "folder",
         }
         return SourceRecord(kind="fineweb_edu_local", settings=settings, files=files)
+
+    def text_bytes(self) -> int:
+        """Bytes of the files that are read; packed ones count as text `UNPACKED` times as long.
+
+        Raises:
+            OSError: If a file cannot be looked at.
+        """
+        sizes = ((found.path.stat().st_size, found.name) for found in self._found if found.kind)
+        return sum(size * (UNPACKED if _is_packed(name) else 1) for size, name in sizes)
 
     def documents(
         self, start: SourcePosition, progress: OnProgress = ignore_progress
