@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from nsa_core.data.documents import Document, Origin, Tallies
 from nsa_core.data.errors import DataError
@@ -33,10 +33,9 @@ KNOWN = ".jsonl, .json, .ndjson, .txt, .text, .md (each also .gz or .zst) and .p
 
 def file_kind(name: str) -> str | None:
     """`jsonl`, `plain` or `parquet` by a file's name; None where it is neither."""
-    path = PurePath(name.lower())
-    suffix = path.suffix
+    stem, suffix = _split_suffix(name)
     if suffix in COMPRESSIONS:
-        suffix = path.with_suffix("").suffix
+        suffix = _split_suffix(stem)[1]
     elif suffix == ".parquet":
         return "parquet"
     if suffix in JSON_SUFFIXES:
@@ -45,13 +44,20 @@ def file_kind(name: str) -> str | None:
 
 
 def _is_packed(name: str) -> bool:
-    return PurePath(name.lower()).suffix in (*COMPRESSIONS, ".parquet")
+    return _split_suffix(name)[1] in (*COMPRESSIONS, ".parquet")
+
+
+def _split_suffix(name: str) -> tuple[str, str]:
+    """Stem and suffix in lower case, as of a Path, which takes ten times as long for 200,000."""
+    dot = name.rfind(".")
+    has_suffix = 0 < dot < len(name) - 1
+    return (name[:dot], name[dot:].lower()) if has_suffix else (name, "")
 
 
 def is_lost_text(name: str) -> bool:
     """Whether a file's name says text in a compression that is not read here."""
-    path = PurePath(name.lower())
-    return path.suffix in UNREAD_COMPRESSIONS and file_kind(path.stem) is not None
+    stem, suffix = _split_suffix(name)
+    return suffix in UNREAD_COMPRESSIONS and file_kind(stem) is not None
 
 
 @dataclass(frozen=True)
