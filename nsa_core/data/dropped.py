@@ -40,9 +40,12 @@ def require_within_limits(name: str, account: DataAccount, config: DataConfig) -
     excess = find_excess(account, config.max_dropped, config.max_dropped_files)
     if excess is None:
         return
-    allow = f"`--set data.max_dropped={_rounded_up(account.lost_share)}`"
+    allowed = []
+    if account.lost_share > config.max_dropped:
+        allowed.append(f"`--set data.max_dropped={_rounded_up(account.lost_share)}`")
     if account.num_whole_files > config.max_dropped_files:
-        allow += f" and `--set data.max_dropped_files={account.num_whole_files}`"
+        allowed.append(f"`--set data.max_dropped_files={account.num_whole_files}`")
+    allow = " and ".join(allowed)
     advice = _advice(account) or "repair or remove what is named"
     message = f"{name}: {excess}"
     raise DataError(message, f"{advice}, or allow it with {allow}")

@@ -83,7 +83,7 @@ def read_text_chunks(path: Path) -> Iterator[bytes]:
             is_known = True
             encoding = name_encoding(chunk)
             if encoding is not None:
-                message = f"{encoding} and not UTF-8"
+                message = f"{encoding}, not UTF-8"
                 raise UnreadableFile(message)
         yield chunk
 

@@ -165,17 +165,17 @@ def _share(found: FileAccount | DataAccount) -> float:
 def _counts(counts: dict[str, Count]) -> str:
     ordered = sorted(counts.items(), key=lambda item: -item[1].count)
     named = [
-        f"{reason} {one.count:,}"
+        f"{reason}: {one.count:,}"
         + (f", first {one.first[0].removesuffix(':0')}" if one.first else "")
         for reason, one in ordered[:MAX_NAMED]
     ]
     rest = sum(one.count for _, one in ordered[MAX_NAMED:])
-    return "; ".join([*named, f"other reasons {rest:,}"] if rest else named)
+    return "; ".join([*named, f"other reasons: {rest:,}"] if rest else named)
 
 
 def _reasons(reasons: dict[str, int]) -> str:
     ordered = sorted(reasons.items(), key=lambda item: -item[1])
-    return ", ".join(f"{reason} {count:,}" for reason, count in ordered[:MAX_NAMED])
+    return ", ".join(f"{reason}: {count:,}" for reason, count in ordered[:MAX_NAMED])
 
 
 def _quoted(keys: tuple[str, ...]) -> str:

@@ -157,7 +157,8 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     manifest = _manifest(operator, request, link, resolved, snapshot, proof)
     manifest = with_parent_as_planned(link, manifest)
     notes = [*taken.notes, *resolved.notes, *note_another_probed(proof.report, resolved.config)]
-    notes.append(estimate_staging(resolved.config).sentence())
+    staging = estimate_staging(resolved.config)
+    notes += [staging.sentence()] if staging.is_long else []
     return LaunchPlan(
         link=link,
         snapshot=snapshot,

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from nsa_core.config.run import RunConfig
-from nsa_ops.quantities import format_bytes, format_duration
+from nsa_ops.quantities import format_bytes, format_count, format_duration
 
 #: Ids below this take two bytes in a shard, others four.
 _TWO_BYTE_IDS = 2**16
@@ -17,6 +17,7 @@ TOKENS_PER_S = {"byte": 5e6, "gpt2": 1e6, "bpe": 2e5}
 _SAMPLE = re.compile(r"sample-([0-9]{1,6})BT")
 _WHOLE_TOKENS = 1.3e12
 _STDLIB_BYTES = 30e6
+LONG_S = 60.0
 _SYNTHETIC_TOKENS = 1e6
 
 
@@ -34,6 +35,11 @@ class StagingNeed:
     shard_bytes: int | None
     seconds: float | None
 
+    @property
+    def is_long(self) -> bool:
+        """Whether somebody who waits for step 1 should know."""
+        return self.seconds is None or self.seconds >= LONG_S
+
     def sentence(self) -> str:
         """What happens before step 1, for a plan."""
         if self.tokens is None or self.shard_bytes is None or self.seconds is None:
@@ -42,8 +48,8 @@ class StagingNeed:
                 "says how much that is"
             )
         return (
-            f"before step 1 about {self.tokens / 1e6:,.0f} million tokens are staged, unless they "
-            f"were before: {format_bytes(self.shard_bytes)} of shards, roughly "
+            f"before step 1 up to {format_count(self.tokens)} tokens are staged, unless they were "
+            f"before: {format_bytes(self.shard_bytes)} of shards, roughly "
             f"{format_duration(self.seconds)}; data.max_tokens stages less"
         )
 

@@ -46,7 +46,7 @@ def test_most_lines_bad_is_refused_with_share_reason_and_first_place(tmp_path):
     assert "90.00% of the documents would be dropped, data.max_dropped allows 1.00%" in str(
         refused.value
     )
-    assert "`text` is not a text 180, first bad.jsonl:2" in refused.value.message
+    assert "`text` is not a text: 180, first bad.jsonl:2" in refused.value.message
     assert "`--set data.max_dropped=0.91`" in refused.value.hint
 
 
@@ -54,7 +54,7 @@ def test_a_lost_file_is_refused_by_name_and_both_limits_can_be_raised(mixed, tmp
     with pytest.raises(DataError) as refused:
         stage(local(mixed), tmp_path, 0)
     assert "1 whole file would be dropped" in refused.value.message
-    assert "c.jsonl wholly dropped (UTF-16 and not UTF-8 1)" in refused.value.message
+    assert "c.jsonl wholly dropped (UTF-16, not UTF-8: 1)" in refused.value.message
     assert "iconv -f UTF-16 -t UTF-8" in refused.value.hint
     assert (
         "`--set data.max_dropped=0.07` and `--set data.max_dropped_files=1`" in refused.value.hint
@@ -64,9 +64,9 @@ def test_a_lost_file_is_refused_by_name_and_both_limits_can_be_raised(mixed, tmp
     account = stage(local(mixed, max_dropped_files=1, max_dropped=0.07), tmp_path, 0).account
     assert (account.num_documents, account.num_lost) == (29, 2)
     assert account.sentence() == (
-        "29 documents; 6.45% dropped (UTF-16 and not UTF-8 1, first c.jsonl; malformed JSON 1, "
-        "first b.jsonl:10); c.jsonl wholly dropped (UTF-16 and not UTF-8 1); "
-        "b.jsonl 10.00% dropped (malformed JSON 1)"
+        "29 documents; 6.45% dropped (UTF-16, not UTF-8: 1, first c.jsonl; malformed JSON: 1, "
+        "first b.jsonl:10); c.jsonl wholly dropped (UTF-16, not UTF-8: 1); "
+        "b.jsonl 10.00% dropped (malformed JSON: 1)"
     )
     with pytest.raises(DataError, match="1 whole file"):  # the next run has limits of its own
         stage(local(mixed), tmp_path, 0)
@@ -87,7 +87,7 @@ def test_what_an_older_version_staged_is_judged_by_its_manifest(mixed, tmp_path)
     (mixed / "c.jsonl").unlink()
     staged = stage(local(mixed, max_dropped=1), tmp_path, 0)
     (staged.folder / ACCOUNT_NAME).unlink()
-    with pytest.raises(DataError, match=r"malformed JSON 1, first b\.jsonl:10"):
+    with pytest.raises(DataError, match=r"malformed JSON: 1, first b\.jsonl:10"):
         stage(local(mixed), tmp_path, 0)
     again = stage(local(mixed), tmp_path, 0, expected=staged.manifest_sha256)  # its run goes on
     assert again.account.num_lost == 1

@@ -121,13 +121,14 @@ def test_a_file_that_is_named_gzip_and_is_no_text_is_damaged(tmp_path):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (jsonl(["one"]).decode().encode("utf-16"), "UTF-16 and not UTF-8"),
+        (jsonl(["one"]).decode().encode("utf-16"), "UTF-16, not UTF-8"),
         (jsonl(["one"]).decode().encode("utf-16-be"), "UTF-16 (big-endian, without"),
         (jsonl(["one"]).decode().encode("utf-16-le"), "UTF-16 (little-endian, without"),
-        (jsonl(["one"]).decode().encode("utf-32"), "UTF-32 and not UTF-8"),
+        (jsonl(["one"]).decode().encode("utf-32"), "UTF-32, not UTF-8"),
         (bz2.compress(jsonl(["one"])), "packed with bzip2"),
         (lzma.compress(jsonl(["one"])), "packed with xz"),
     ],
+    ids=["utf-16", "utf-16-be", "utf-16-le", "utf-32", "bzip2", "xz"],
 )
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
 def test_a_file_in_another_encoding_or_packing_is_a_whole_lost_file_that_names_it(

@@ -140,7 +140,7 @@ def test_what_was_dropped_of_the_data_stands_in_the_report(tmp_path: Path) -> No
     account = DataAccount(num_documents=3, num_lost=1, rejected={"malformed JSON": Count(count=1)})
     builder.run.data_account.write_text(account.model_dump_json())
     facts = {fact.name: fact for fact in describe_run(read_record(builder.run))}
-    assert facts["data"].remark == "3 documents; 25.00% dropped (malformed JSON 1)"
+    assert facts["data"].remark == "3 documents; 25.00% dropped (malformed JSON: 1)"
     builder.run.data_account.write_text("[")
     assert any("account.json cannot be read" in line for line in read_record(builder.run).missing)
 

@@ -67,9 +67,9 @@ def test_the_disk_holds_the_shards_of_the_data_beside_the_checkpoints() -> None:
 @pytest.mark.parametrize(
     ("sets", "tokens", "words"),
     [
-        ([], 10e9, "about 10,000 million tokens are staged"),
-        (["data.subset=sample-100BT"], 100e9, "100,000 million tokens"),
-        (["data.max_tokens=5000000"], 5e6, "about 5 million tokens are staged"),
+        ([], 10e9, "up to 10B tokens are staged"),
+        (["data.subset=sample-100BT"], 100e9, "up to 100B tokens"),
+        (["data.max_tokens=5000000"], 5e6, "up to 5M tokens are staged"),
         (["data.tokenizer=byte"], 45e9, "before step 1"),
         (["data.path=other/set"], None, "the whole of data.path"),
         (["data.source=fineweb_edu_local", "data.path=/d"], None, "preflight says how much"),
@@ -82,6 +82,7 @@ def test_a_plan_says_what_is_staged_before_step_1_and_how_long(
     need = subject(*sets).estimate.staging
     assert need.tokens == (None if tokens is None else pytest.approx(tokens))
     assert words in need.sentence()
+    assert need.is_long == (tokens is None or tokens >= 1e9)
 
 
 def test_a_test_recipe_is_refused_in_a_long_run_and_fine_in_a_short_one() -> None:
