@@ -10,9 +10,12 @@ from nsa_core.data.batch import LoaderState
 from nsa_core.data.errors import DataError
 from nsa_core.data.manifest import read_manifest as read_staged
 from nsa_core.data.vocabulary import load_tokenizer
+from nsa_core.evaluate.run_model import WeightsFile, find_tokenizer
 from nsa_core.rundir.checkpoint import Checkpoint, CheckpointManifest
 from nsa_core.rundir.data_account import read_account
 from nsa_core.rundir.events import read_events
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import read_manifest
 from nsa_core.train.checkpoint import TrainingState
 from nsa_core.train.resume import ResumePoint
 from nsa_core.train.run_data import open_data
@@ -88,5 +91,10 @@ def test_a_run_directory_holds_its_trained_tokenizer(tmp_path):
     run = new_run(tmp_path, text, model={"vocab_size": 300}, data=data)
     staged = opened(run)
     shutil.rmtree(staged.folder)
+    fingerprint = staged.tokenizer.fingerprint
     record = read_staged(run.data)[0].tokenizer
-    assert load_tokenizer(record.name, run.data).fingerprint == staged.tokenizer.fingerprint
+    assert load_tokenizer(record.name, run.data).fingerprint == fingerprint
+    weights = WeightsFile(run.final_model, read_manifest(run).config, None, fingerprint)
+    backup = RunDir(tmp_path / "backup" / run.run_id)
+    shutil.copytree(run.root, backup.root)
+    assert find_tokenizer(backup, weights).fingerprint == fingerprint
