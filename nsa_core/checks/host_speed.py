@@ -5,19 +5,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 from nsa_core.config.run import RunConfig
+from nsa_core.data.documents import Document
+from nsa_core.data.dropped import MIN_RECORDS, require_text
 from nsa_core.data.errors import DataError
 from nsa_core.data.sources.base import SourcePosition
+from nsa_core.data.sources.local import LocalSource
 from nsa_core.data.sources.make import make_source
+from nsa_core.rundir.data_account import DataAccount, find_excess
 from nsa_core.rundir.speed import DiskSpeed, FirstBatch
 
 DISK_MIB = 256
 #: A disk slower than this is known to be slow before all is written.
 DISK_S = 5.0
 FIRST_BATCH_S = 60.0
+#: A local data set is looked at for this long: all of a small one, some gigabytes of a large one.
+LOOK_S = 10.0
 _DEBUG_S = 20.0
 _BLOCK_MIB = 8
 _MIB = 2**20
@@ -92,6 +100,8 @@ def try_debugger() -> str:
 def read_first_batch(config: RunConfig, deadline_s: float = FIRST_BATCH_S) -> FirstBatch:
     """Open the data of a configuration and take its first documents; stages nothing.
 
+    A local source is read on for some seconds, for the share of it that would be dropped.
+
     A source that hangs is left behind in its thread.
 
     Raises:
@@ -109,17 +119,34 @@ def read_first_batch(config: RunConfig, deadline_s: float = FIRST_BATCH_S) -> Fi
 
 
 def _read(config: RunConfig) -> FirstBatch:
+    """The first batch, then more for a while where the data is on this machine."""
     began_s = time.monotonic()
-    lengths = []
-    for document in make_source(config.data, config.seed).documents(SourcePosition()):
-        lengths.append(len(document.text))
-        if len(lengths) >= config.data.document_batch:
-            break
-    if not lengths:
-        message = f"`{config.data.source}` holds no document"
-        raise DataError(message, "look at `data.path`")
+    source = make_source(config.data, config.seed)
+    documents = source.documents(SourcePosition())
+    lengths = [len(one.text) for one in islice(documents, config.data.document_batch)]
+    seconds = time.monotonic() - began_s
+    is_here = config.data.source == "fineweb_edu_local"
+    is_everything = _read_on(documents, began_s + LOOK_S) if is_here else False
+    account = source.tallies.account()
+    require_text(config.data.path or config.data.source, account)
     return FirstBatch(
-        seconds=round(time.monotonic() - began_s, 3),
+        seconds=round(seconds, 3),
         num_documents=len(lengths),
         num_characters=sum(lengths),
+        account=account.brief(),
+        is_everything=is_everything,
+        excess=_excess(account, config, is_everything=is_everything),
+        source_bytes=source.text_bytes() if isinstance(source, LocalSource) else None,
     )
+
+
+def _read_on(documents: Iterator[Document], until_s: float) -> bool:
+    """Read until a moment of the monotonic clock; whether that was everything."""
+    return all(time.monotonic() < until_s for _ in documents)
+
+
+def _excess(account: DataAccount, config: RunConfig, *, is_everything: bool) -> str:
+    """Why the staging would refuse it; nothing where too few records were seen for a share."""
+    if not is_everything and account.num_documents + account.num_lost < MIN_RECORDS:
+        return ""
+    return find_excess(account, config.data.max_dropped, config.data.max_dropped_files) or ""

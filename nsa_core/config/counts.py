@@ -1,11 +1,8 @@
-"""Parameters, FLOPs and memory of a configuration, counted without making the model."""
+"""Parameters and FLOPs of a configuration, counted without making the model."""
 
 from dataclasses import dataclass
 
 from nsa_core.config.model import ModelConfig
-from nsa_core.config.training import OptimizerConfig, Precision
-
-MIB = 2**20
 
 
 def gate_hidden_width(dim: int) -> int:
@@ -157,83 +154,3 @@ def _compression_flops(config: ModelConfig, seq_len: int) -> float:
         per_block += 2.0 * sum((sizes.compress_block + 1) * width * hidden for width in widths)
     flops: float = blocks_per_token * config.num_kv_groups * per_block
     return flops
-
-
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """MiB (2^20 bytes) of device memory at the peak of a step, by part; an estimate.
-
-    Attributes:
-        weights: float32 master weights.
-        gradients: float32 gradients.
-        optimizer: Moments of AdamW, or the momentum of Muon where it applies.
-        autocast: Half-precision copies of the weights.
-        activations: Tensors kept for the backward pass.
-        logits: The chunk of the loss and the gradient of the head.
-    """
-
-    weights: float
-    gradients: float
-    optimizer: float
-    autocast: float
-    activations: float
-    logits: float
-
-    @property
-    def total(self) -> float:
-        """All of them."""
-        return float(sum(vars(self).values()))
-
-
-def estimate_memory(
-    config: ModelConfig,
-    optimizer: OptimizerConfig,
-    precision: Precision,
-    *,
-    tokens: int,
-    activation_checkpointing: str = "none",
-) -> MemoryEstimate:
-    """Memory of one training step on one device.
-
-    Args:
-        config: The model.
-        optimizer: AdamW keeps two moments a parameter, Muon one for the matrices of the blocks.
-        precision: Half precisions keep 2-byte copies of weights and most activations.
-        tokens: Tokens of one micro-batch: micro_batch * seq_len.
-        activation_checkpointing: As in `RuntimeConfig`.
-    """
-    counts = count_parameters(config)
-    blocks = counts.attention + counts.mlp
-    moments = 2 * counts.total - (blocks if optimizer.kind == "muon" else 0)
-    half = precision != "fp32"
-    kept = (
-        tokens
-        * config.num_layers
-        * _activation_bytes(config, 2 if half else 4, activation_checkpointing)
-    )
-    head_gradient = 4 * config.vocab_size * config.dim
-    logits = tokens * config.vocab_size  # half: one chunk of the Triton loss; else three of torch's
-    logit_chunk = 2 * min(2**29, logits) if half else 3 * 4 * min(2**26, logits)
-    return MemoryEstimate(
-        weights=4 * counts.total / MIB,
-        gradients=4 * counts.total / MIB,
-        optimizer=4 * moments / MIB,
-        autocast=2 * counts.total / MIB if half else 0.0,
-        activations=kept / MIB,
-        logits=(head_gradient + logit_chunk) / MIB,
-    )
-
-
-def _activation_bytes(config: ModelConfig, size: int, activation_checkpointing: str) -> float:
-    """Bytes kept per token and layer: residuals in float32, the rest `size` bytes a number."""
-    residual = 4 * config.dim
-    if activation_checkpointing == "full":
-        return residual
-    inner = config.mlp_width * (4 if config.activation == "swiglu" else 2)
-    mlp = residual + size * (config.dim + inner)
-    if activation_checkpointing == "selective":
-        return residual + mlp
-    pairs = 3 if config.attention == "nsa" else 1
-    q_and_out = config.num_heads * (2 * config.head_dim_k + 2 * pairs * config.head_dim_v)
-    kv = 2 * pairs * config.num_kv_groups * (config.head_dim_k + config.head_dim_v)
-    return residual + mlp + size * (config.dim + q_and_out + kv)

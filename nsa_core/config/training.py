@@ -36,6 +36,8 @@ class DataConfig(FrozenModel):
         warmup_batches: Batches fetched before the first step is timed.
         document_batch: Documents tokenised at a time while staging.
         pack_documents: Cut attention at document borders.
+        max_dropped: Largest share of the documents that may be dropped; more refuses the staging.
+        max_dropped_files: Most files of which nothing can be used; more refuses the staging.
         synthetic_on_fail: Smoke runs only: random tokens when the data cannot be opened.
     """
 
@@ -54,6 +56,8 @@ class DataConfig(FrozenModel):
     warmup_batches: int = Field(0, ge=0)
     document_batch: int = Field(64, ge=1)
     pack_documents: bool = True
+    max_dropped: float = Field(0.01, ge=0, le=1)
+    max_dropped_files: int = Field(0, ge=0)
     synthetic_on_fail: bool = False
 
     @model_validator(mode="after")

@@ -29,6 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path, help="stage the data of this run's manifest")
     parser.add_argument("--root", type=Path, help="folder that a relative cache_dir lies below")
     parser.add_argument("--seed", type=int, default=0, help="seed of the synthetic source")
+    parser.add_argument(
+        "--verify", action="store_true", help="hash data and shards again, whatever is remembered"
+    )
     parsed = parser.parse_args(arguments)
     try:
         config, seed = _read_config(parsed.run_dir, parsed.seed)
@@ -39,7 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
         _complain(f"data.{one_line(error)}; `nsa-ops config show` lists the keys of data")
         return TrainerExit.CONFIGURATION
     try:
-        staged = stage(config, parsed.root or Path.cwd(), seed, _Printer())
+        root = parsed.root or Path.cwd()
+        staged = stage(config, root, seed, _Printer(), is_rehashed=parsed.verify)
     except DataError as error:
         _complain(f"{error.message}; {error.hint}")
         return TrainerExit.DATA
@@ -59,6 +63,7 @@ def summary(staged: StagedData) -> dict[str, object]:
         "validation": dict(zip(names, manifest.total("validation"), strict=True)),
         "rejected": {reason: n.model_dump() for reason, n in manifest.rejected.items()},
         "repaired": {reason: n.model_dump() for reason, n in manifest.repaired.items()},
+        "account": staged.account.model_dump(),
         "substituted_synthetic": staged.substituted_synthetic,
         "substitution_reason": staged.substitution_reason,
     }

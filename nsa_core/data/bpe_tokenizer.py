@@ -13,10 +13,13 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from nsa_core.data.errors import DataError
 from nsa_core.data.tokenizer import Ids
 from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.bounded_json import JsonError, read_bounded
 
 SAVED_NAME = "tokenizer.json"
 #: Text beyond this adds little to the merges and takes memory and time.
 MAX_TRAINING_BYTES = 64 * 2**20
+#: 65,536 ids with their merges take about 4 MB.
+MAX_SAVED_BYTES = 64 * 2**20
 
 
 class BpeTokenizer:
@@ -87,8 +90,8 @@ def load_bpe(path: Path) -> BpeTokenizer:
     """
     hint = "correct data.tokenizer_path, or leave it empty to train one on the run's text"
     try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        content = read_bounded(path, MAX_SAVED_BYTES).decode("utf-8")
+    except (OSError, UnicodeDecodeError, JsonError) as error:
         message = f"the bpe tokenizer {path} cannot be read: {error}"
         raise DataError(message, hint) from error
     try:

@@ -10,7 +10,13 @@ from pydantic import ValidationError
 
 from nsa_core.config.training import DataConfig
 from nsa_core.data.documents import Document
-from nsa_core.data.errors import DataError
+from nsa_core.data.dropped import (
+    ACCOUNT_NAME,
+    MIN_RECORDS,
+    older_account,
+    require_text,
+    require_within_limits,
+)
 from nsa_core.data.manifest import (
     JOURNAL_NAME,
     ShardRecord,
@@ -28,6 +34,7 @@ from nsa_core.data.split import content_hash, first_threshold, is_validation, mo
 from nsa_core.data.tokenizer import Ids
 from nsa_core.data.vocabulary import describe_tokenizer, load_tokenizer, make_tokenizer
 from nsa_core.rundir.atomic import fsync_dir, write_text
+from nsa_core.rundir.data_account import DataAccount
 
 #: Text that is tokenised at a time is at most about this long, whatever `document_batch` says.
 MAX_BATCH_CHARACTERS = 4 * 2**20
@@ -68,6 +75,9 @@ def build_folder(job: BuildJob) -> None:
         journal = _begin(job, first_threshold(job.config.validation_fraction))
     while True:
         journal = _Stager(job, journal).run()
+        account = _account_of(journal)
+        require_text(job.name, account)
+        require_within_limits(job.name, account, job.config)
         threshold = _missing_split(job, journal)
         if threshold is None:
             break
@@ -99,6 +109,7 @@ class _Stager:
                 break
             if max(b.num_tokens for b in self._buffers.values()) >= self._job.shard_tokens:
                 self._commit()
+                self._refuse_early()
         self._commit()
         return self._journal
 
@@ -131,10 +142,18 @@ class _Stager:
             rejected=self._source.tallies.rejected.freeze(),
             repaired=self._source.tallies.repaired.freeze(),
             remote=self._source.remote_state(),
+            account=self._source.tallies.account(),
         )
         update = {"shards": tuple(shards), "position": position}
         self._journal = self._journal.model_copy(update=update)
         _write_journal(self._job, self._journal)
+
+    def _refuse_early(self) -> None:
+        """Stop a long staging of which too much is dropped; a file that goes on is not judged."""
+        account = _account_of(self._journal)
+        if account.num_documents + account.num_lost >= MIN_RECORDS:
+            share = account.model_copy(update={"num_whole_files": 0})
+            require_within_limits(self._job.name, share, self._job.config)
 
     def _report(self) -> None:
         limit, done = self._job.config.max_tokens, self._num_tokens
@@ -203,14 +222,8 @@ def _missing_split(job: BuildJob, journal: StagingJournal) -> bytes | None:
     """A threshold that gives both splits a document, where one has none; None where both have.
 
     Raises:
-        DataError: If there is no document at all, or all are equal.
+        DataError: If all documents are equal.
     """
-    if not journal.shards:
-        left_out = ", ".join(
-            f"{reason}: {n.count}" for reason, n in journal.position.rejected.items()
-        )
-        message = f"{job.name} holds no text (records left out: {left_out or 'none'})"
-        raise DataError(message, "correct data.path or data.text_key")
     present = {shard.split for shard in journal.shards}
     if len(present) == len(SPLITS):
         return None
@@ -228,12 +241,18 @@ def _publish(job: BuildJob, journal: StagingJournal) -> None:
         repaired=journal.position.repaired,
         validation_threshold=journal.validation_threshold,
     )
+    account = _account_of(journal)
+    write_text(job.partial / ACCOUNT_NAME, account.model_dump_json(indent=1) + "\n")
     write_manifest(job.partial, manifest)
     _remove_leftovers(job.partial)
     fsync_dir(job.partial)
     job.partial.rename(job.folder)
     fsync_dir(job.folder.parent)
     (job.folder / JOURNAL_NAME).unlink()  # last: until the rename a kill must find its place here
+
+
+def _account_of(journal: StagingJournal) -> DataAccount:
+    return journal.position.account or older_account(journal)
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -1,13 +1,19 @@
-"""Document and RejectTally: one text with its origin, and what was not taken and why."""
+"""Document and Tallies: one text with its origin, and what was not taken and why."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from nsa_core.config.base import FrozenModel
+from nsa_core.rundir.data_account import Count, DataAccount, FileAccount
 
 #: Origins kept by name for each reason; the count goes on beyond it, so memory stays bounded.
 MAX_NAMED_ORIGINS = 20
+#: Files that are kept by name with what they lost; beyond it they are only counted.
+MAX_LOSSY_FILES = 1000
+#: Keys that are named where the text's key is missing, and characters of each.
+MAX_KEYS = 12
+MAX_KEY_LENGTH = 60
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -44,9 +50,9 @@ class RejectTally:
     counts: dict[str, int] = field(default_factory=dict)
     origins: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, reason: str, origin: Origin) -> None:
-        """Count one record under a reason."""
-        self.counts[reason] = self.counts.get(reason, 0) + 1
+    def add(self, reason: str, origin: Origin, count: int = 1) -> None:
+        """Count a record, or what is at one place, under a reason."""
+        self.counts[reason] = self.counts.get(reason, 0) + count
         named = self.origins.setdefault(reason, [])
         if len(named) < MAX_NAMED_ORIGINS:
             named.append(str(origin))
@@ -63,37 +69,146 @@ class RejectTally:
         self.counts = {reason: found.count for reason, found in frozen.items()}
         self.origins = {reason: list(found.origins) for reason, found in frozen.items()}
 
-    def summary(self) -> str:
-        """One line: `empty text 1 (a.jsonl:2), malformed JSON 1 (a.jsonl:5)`."""
-        parts = (
-            f"{reason} {found.count} (first {found.origins[0]})"
-            for reason, found in self.freeze().items()
-        )
-        return ", ".join(parts) or "nothing was rejected"
+
+@dataclass
+class _FileCount:
+    """What became of the records of one file."""
+
+    num_documents: int = 0
+    num_lost: float = 0.0
+    reasons: dict[str, int] = field(default_factory=dict)
+    keys: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass
 class Tallies:
-    """What a source counts beside its documents: records it left out, and ones it mended."""
+    """What a source counts: documents it took, records it left out or repaired, and files.
+
+    Files are kept only as long as they are read, or if they lost something.
+    """
 
     rejected: RejectTally = field(default_factory=RejectTally)
     repaired: RejectTally = field(default_factory=RejectTally)
+    passed_over: RejectTally = field(default_factory=RejectTally)
+    num_documents: int = 0
+    num_lost: float = 0.0
+    _num_lossy_files: int = 0
+    _num_whole_files: int = 0
+    _lossy: list[FileAccount] = field(default_factory=list)
+    _name: str = ""
+    _file: _FileCount = field(default_factory=_FileCount)
+
+    def take(self, origin: Origin) -> None:
+        """Count a document that is trained on."""
+        self._file_of(origin).num_documents += 1
+        self.num_documents += 1
+
+    def reject(self, reason: str, origin: Origin, num_lost: float = 1.0) -> None:
+        """Count a record that is dropped.
+
+        Args:
+            reason: Why.
+            origin: Where it stands.
+            num_lost: Documents that are lost by it: 0 for what holds no text, such as an empty
+                line; a part of one for a part of a text.
+        """
+        self.rejected.add(reason, origin)
+        file = self._file_of(origin)
+        file.reasons[reason] = file.reasons.get(reason, 0) + 1
+        file.num_lost += num_lost
+        self.num_lost += num_lost
+
+    def note_keys(self, keys: Iterable[str], origin: Origin) -> None:
+        """Remember keys of a record without the text's key; they are words of a stranger."""
+        known = self._file_of(origin).keys
+        for key in keys:
+            if len(known) >= MAX_KEYS:
+                return
+            known[ascii(key[:MAX_KEY_LENGTH])[1:-1]] = None
+
+    def account(self) -> DataAccount:
+        """Everything so far; the file that is being read counts as if it ended here."""
+        now = self._describe_file()
+        lossy = [*self._lossy, now] if now is not None else self._lossy
+        worst = sorted(lossy, key=lambda one: (not one.is_whole, -one.num_lost))
+        return DataAccount(
+            num_documents=self.num_documents,
+            num_lost=round(self.num_lost, 6),
+            rejected=_counts(self.rejected),
+            repaired=_counts(self.repaired),
+            passed_over=_counts(self.passed_over),
+            files=tuple(worst),
+            num_lossy_files=self._num_lossy_files + (now is not None),
+            num_whole_files=self._num_whole_files + (now is not None and now.is_whole),
+        )
+
+    def restore(self, account: DataAccount, file: str) -> None:
+        """Go on from the account of a source that is one file; reasons are restored apart."""
+        self.num_documents, self.num_lost = account.num_documents, account.num_lost
+        known = account.files[0] if account.files else FileAccount(file=file)
+        self._name = file
+        self._file = _FileCount(account.num_documents, account.num_lost, dict(known.reasons))
+
+    def _file_of(self, origin: Origin) -> _FileCount:
+        if origin.file != self._name:
+            self._close()
+            self._name = origin.file
+        return self._file
+
+    def _close(self) -> None:
+        """Keep what a file lost; one that lost nothing is forgotten."""
+        found = self._describe_file()
+        self._file, self._name = _FileCount(), ""
+        if found is None:
+            return
+        self._num_lossy_files += 1
+        self._num_whole_files += found.is_whole
+        if len(self._lossy) < MAX_LOSSY_FILES:
+            self._lossy.append(found)
+
+    def _describe_file(self) -> FileAccount | None:
+        file = self._file
+        if not file.num_lost:
+            return None
+        return FileAccount(
+            file=self._name,
+            num_documents=file.num_documents,
+            num_lost=round(file.num_lost, 6),
+            reasons=dict(file.reasons),
+            keys=tuple(file.keys),
+        )
 
 
-def take_text(text: str, origin: Origin, tallies: Tallies) -> Iterator[Document]:
+def _counts(tally: RejectTally) -> dict[str, Count]:
+    return {
+        reason: Count(count=found.count, first=found.origins)
+        for reason, found in tally.freeze().items()
+    }
+
+
+def take_text(
+    text: str, origin: Origin, tallies: Tallies, num_lost_if_empty: float = 1.0
+) -> Iterator[Document]:
     """Yield the text as a document, or count why it is none.
 
     Line ends become newlines (no carriage return is left), a byte-order mark at the start goes
     away, and a lone surrogate, which has no UTF-8 form, becomes U+FFFD and is counted as repaired.
+
+    Args:
+        text: What a record holds.
+        origin: Where it stands.
+        tallies: Counts it.
+        num_lost_if_empty: Documents that an empty text loses: 0 where it is a whole file.
     """
     clean = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     if not clean.strip():
-        tallies.rejected.add("empty text", origin)
+        tallies.reject("empty text", origin, num_lost_if_empty)
         return
     if "\0" in clean:
-        tallies.rejected.add("text holds a NUL", origin)
+        tallies.reject("text holds a NUL", origin)
         return
     whole, num_replaced = _SURROGATE.subn("\ufffd", clean)
     if num_replaced:
         tallies.repaired.add("lone surrogate replaced by U+FFFD", origin)
+    tallies.take(origin)
     yield Document(whole, origin)

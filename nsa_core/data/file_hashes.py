@@ -1,43 +1,68 @@
-"""SHA-256 of source files, remembered by size and change time so that a resume need not wait."""
+"""SHA-256 of files, remembered by size, change time and inode: a start hashes only what is new."""
 
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from nsa_core.config.base import FrozenModel
-from nsa_core.data.progress import OnProgress, StageProgress
+from nsa_core.data.progress import OnProgress, StageProgress, ignore_progress
 from nsa_core.data.sources.base import hash_file
 from nsa_core.rundir.atomic import write_text
 
-#: Smaller files are hashed each time: that takes less than remembering them.
-MIN_REMEMBERED_BYTES = 16 * 2**20
+#: A file that was written this short ago may be written again with the same change time, whose
+#: steps are milliseconds on many file systems and a second on some.
+SETTLED_S = 2.0
+SAVE_EVERY_S = 10.0
+#: Reports of known files: one each would cost more than the look itself.
+REPORT_EVERY = 100
+MAX_THREADS = 8
+POLL_S = 0.1
 
-
-class KnownHash(FrozenModel):
-    """The hash of a file as it was at one size and change time."""
-
-    num_bytes: int
-    modified_ns: int
-    sha256: str
+#: Size in bytes, change time in ns, inode.
+Facts = tuple[int, int, int]
 
 
 class KnownHashes(FrozenModel):
-    """Content of the memory, by absolute path."""
+    """Content of the memory: size, change time, inode and hash by absolute path."""
 
-    files: dict[str, KnownHash] = {}
+    files: dict[str, tuple[int, int, int, str]] = {}
+
+
+class _StoppedError(Exception):
+    """The caller no longer waits for this hash."""
 
 
 class FileHashes:
-    """Hashes files, asking `progress` between pieces, and remembers the large ones.
+    """Hashes files, asking `progress` meanwhile, and remembers what they were.
 
-    A file whose content changes while size and change time stay the same is not noticed; the
-    shards made from it have hashes of their own.
+    A file whose content changes while size, change time and inode stay the same is not noticed;
+    `is_forgetful` reads everything again.
+
+    Args:
+        memory: File of what is remembered; shared by all data of a cache.
+        progress: Called often; what it raises ends the hashing.
+        is_forgetful: Believe nothing that is remembered.
     """
 
-    def __init__(self, memory: Path, progress: OnProgress) -> None:
+    def __init__(
+        self,
+        memory: Path,
+        progress: OnProgress = ignore_progress,
+        *,
+        is_forgetful: bool = False,
+    ) -> None:
         self._memory = memory
         self._progress = progress
-        self._known = _read(memory)
+        self._known = {} if is_forgetful else dict(_read(memory).files)
+        self._is_changed = False
+        self._saved_s = time.monotonic()
+        self._num_known = 0
 
     def __call__(self, path: Path) -> str:
         """SHA-256 of a file.
@@ -45,26 +70,101 @@ class FileHashes:
         Raises:
             OSError: If it cannot be read.
         """
-        status = path.stat()
-        known = self._known.files.get(str(path.resolve()))
-        if known and (known.num_bytes, known.modified_ns) == (status.st_size, status.st_mtime_ns):
-            return known.sha256
+        known = self.recall(path)
+        if known is not None:
+            self._num_known += 1
+            if self._num_known % REPORT_EVERY == 0:
+                self._progress(StageProgress("hash", detail=str(path)))
+            return known
+        before = _facts(path)
         sha256 = hash_file(path, lambda _: self._progress(StageProgress("hash", detail=str(path))))
-        if status.st_size >= MIN_REMEMBERED_BYTES:
-            found = KnownHash(
-                num_bytes=status.st_size, modified_ns=status.st_mtime_ns, sha256=sha256
-            )
-            self._remember(path, found)
+        self._remember(path, before, sha256)
         return sha256
 
-    def _remember(self, path: Path, found: KnownHash) -> None:
-        self._known = KnownHashes(files={**self._known.files, str(path.resolve()): found})
-        write_text(self._memory, self._known.model_dump_json(indent=1) + "\n")
+    def recall(self, path: Path) -> str | None:
+        """The hash of a file that is as it was when it was hashed; None if it is not known.
+
+        Raises:
+            OSError: If it cannot be looked at.
+        """
+        known = self._known.get(str(path.absolute()))
+        return known[3] if known is not None and known[:3] == _facts(path) else None
+
+    def all_of(self, paths: Sequence[Path]) -> Iterator[str]:
+        """The hash of each file in turn, hashed in several threads.
+
+        Raises:
+            OSError: If one cannot be read; at its turn.
+        """
+        is_stopped = threading.Event()
+        with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+            try:
+                work = [(path, *self._begin(path, pool, is_stopped)) for path in paths]
+                for path, before, future in work:
+                    sha256 = self._await(future)
+                    self._remember(path, before, sha256)
+                    yield sha256
+            finally:
+                is_stopped.set()
+
+    def save(self) -> None:
+        """Write down what is new.
+
+        Raises:
+            OSError: If the disk is full or not writable.
+        """
+        if not self._is_changed:
+            return
+        write_text(self._memory, KnownHashes(files=self._known).model_dump_json() + "\n")
+        self._is_changed, self._saved_s = False, time.monotonic()
+
+    def _begin(
+        self, path: Path, pool: ThreadPoolExecutor, is_stopped: threading.Event
+    ) -> tuple[Facts | None, "Future[str]"]:
+        """What a file is now, and its hash to come; a file that is gone fails at its turn."""
+
+        def stop(_: int) -> None:
+            if is_stopped.is_set():
+                raise _StoppedError
+
+        try:
+            known, before = self.recall(path), _facts(path)
+        except OSError:
+            known, before = None, None
+        if known is None:
+            return before, pool.submit(hash_file, path, stop)
+        done: Future[str] = Future()
+        done.set_result(known)
+        return before, done
+
+    def _await(self, future: "Future[str]") -> str:
+        while True:
+            try:
+                return future.result(POLL_S)
+            except FutureTimeoutError:
+                self._progress(StageProgress("verify"))
+
+    def _remember(self, path: Path, before: Facts | None, sha256: str) -> None:
+        """Keep a hash, if the file was left alone long enough to be known again by its facts."""
+        if before is None or time.time() - before[1] / 1e9 < SETTLED_S:
+            return
+        name = str(path.absolute())
+        if self._known.get(name) == (*before, sha256):
+            return
+        self._known[name] = (*before, sha256)
+        self._is_changed = True
+        if time.monotonic() - self._saved_s >= SAVE_EVERY_S:
+            self.save()
+
+
+def _facts(path: Path) -> Facts:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def _read(memory: Path) -> KnownHashes:
     """What is remembered; nothing where the file is missing or damaged: it only saves time."""
     try:
         return KnownHashes.model_validate_json(memory.read_bytes())
-    except (FileNotFoundError, ValidationError):
+    except (FileNotFoundError, NotADirectoryError, ValidationError):
         return KnownHashes()

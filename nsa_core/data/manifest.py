@@ -11,9 +11,12 @@ from nsa_core.data.documents import RejectCount
 from nsa_core.data.errors import DataError
 from nsa_core.data.sources.base import SourcePosition, SourceRecord
 from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.bounded_json import JsonError, read_bounded
 
 MANIFEST_NAME = "manifest.json"
 JOURNAL_NAME = "journal.json"
+#: A million files take about 200 MB; a run directory with one may come from anywhere.
+MAX_BYTES = 2**29
 Split = Literal["train", "validation"]
 
 
@@ -100,11 +103,14 @@ def read_manifest(folder: Path) -> tuple[StagedManifest, str]:
     path = folder / MANIFEST_NAME
     hint = f"stage again: delete {folder} and run `python -m nsa_core.data` or launch the run"
     try:
-        content = path.read_bytes()
+        content = read_bounded(path, MAX_BYTES)
         return StagedManifest.model_validate_json(content), hashlib.sha256(content).hexdigest()
     except OSError as error:
         message = f"no staged data in {folder}: {error.strerror or error}"
         raise DataError(message, hint) from error
     except ValidationError as error:
         message = f"{path} is damaged: {error.error_count()} fields do not fit"
+        raise DataError(message, hint) from error
+    except JsonError as error:
+        message = f"{path} cannot be used: {error}"
         raise DataError(message, hint) from error

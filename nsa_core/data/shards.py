@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nsa_core.data.errors import DataError
+from nsa_core.data.file_hashes import FileHashes
 from nsa_core.data.manifest import ShardRecord, Split
-from nsa_core.data.sources.base import hash_file
 from nsa_core.data.tokenizer import Ids
 from nsa_core.rundir.atomic import write_bytes
 
@@ -110,15 +110,17 @@ def read_hashes(folder: Path, shards: Sequence[ShardRecord]) -> set[bytes]:
     return found
 
 
-def verify_shard(folder: Path, shard: ShardRecord) -> None:
-    """Compare the files of a shard with the hashes in its record.
+def verify_shards(folder: Path, shards: Sequence[ShardRecord], hashes: FileHashes) -> None:
+    """Compare the files of all shards with the hashes in their records.
 
     Raises:
         DataError: If a file is missing or a bit of it has changed.
     """
-    for name, expected in shard.sha256.items():
+    recorded = {name: sha256 for shard in shards for name, sha256 in shard.sha256.items()}
+    hashed = hashes.all_of([folder / name for name in recorded])
+    for name, expected in recorded.items():
         try:
-            found = hash_file(folder / name)
+            found = next(hashed)
         except OSError as error:
             raise _broken(folder, f"{name} cannot be read: {error.strerror or error}") from error
         if found != expected:

@@ -6,16 +6,19 @@ from pathlib import Path
 from nsa_core.config.errors import disk_advice
 from nsa_core.config.training import DataConfig
 from nsa_core.data.build import BuildJob, build_folder
+from nsa_core.data.dropped import ACCOUNT_NAME, older_account, require_within_limits
 from nsa_core.data.errors import DataError
 from nsa_core.data.file_hashes import FileHashes
 from nsa_core.data.folder_lock import folder_lock
 from nsa_core.data.manifest import MANIFEST_NAME, StagedManifest, StagingPlan, read_manifest
 from nsa_core.data.progress import OnProgress, StageProgress, ignore_progress
-from nsa_core.data.shards import SplitTokens, verify_shard
+from nsa_core.data.shards import SplitTokens, verify_shards
 from nsa_core.data.sources.base import HashOf, hash_file
 from nsa_core.data.sources.make import make_source
+from nsa_core.data.staged_before import StagedBefore, find_staged, note_path
 from nsa_core.data.tokenizer import Tokenizer
 from nsa_core.data.vocabulary import describe_tokenizer, load_tokenizer, tokenizer_identity
+from nsa_core.rundir.data_account import DataAccount, read_account
 
 HASHES_NAME = ".file_hashes.json"
 
@@ -31,6 +34,8 @@ class StagedData:
         tokenizer: The tokenizer that made them.
         train: Training tokens as one row; every document ends with `tokenizer.end_id`.
         validation: Tokens of the held-out documents.
+        account: What was dropped of the data, and why.
+        notes: What a run should say about where these tokens come from.
         substituted_synthetic: The configured data could not be opened, and these are random words.
         substitution_reason: Why; empty otherwise.
     """
@@ -41,12 +46,20 @@ class StagedData:
     tokenizer: Tokenizer
     train: SplitTokens
     validation: SplitTokens
+    account: DataAccount
+    notes: tuple[str, ...] = ()
     substituted_synthetic: bool = False
     substitution_reason: str = ""
 
 
 def stage(
-    config: DataConfig, root: Path, seed: int, progress: OnProgress = ignore_progress
+    config: DataConfig,
+    root: Path,
+    seed: int,
+    progress: OnProgress = ignore_progress,
+    *,
+    expected: str = "",
+    is_rehashed: bool = False,
 ) -> StagedData:
     """Open the tokens of a configuration, staging them first where that was not done before.
 
@@ -55,38 +68,50 @@ def stage(
         root: A relative `config.cache_dir` lies below it.
         seed: Decides the text of the `synthetic` source and nothing else.
         progress: Called often; what it raises stops the staging, and the next call goes on.
+        expected: Manifest hash of the tokens that a run trained on so far. Where they are whole
+            and of this configuration, they are opened, whatever became of the data they were
+            made of: that is only looked at, and a difference is a note.
+        is_rehashed: Hash every file again, whatever is remembered of it.
 
     Raises:
-        DataError: If the data cannot be used. With `config.synthetic_on_fail` random words take
-            its place, and the result says so.
+        DataError: If the data cannot be used, or more of it would be dropped than the
+            configuration allows. With `config.synthetic_on_fail` random words take its place, and
+            the result says so.
     """
+    request = _Request(config, root, seed, progress, expected, is_rehashed)
     try:
-        return _stage(config, root, seed, progress)
+        return request.stage()
     except DataError as error:
         if not config.synthetic_on_fail:
             raise
         words = config.model_copy(update={"source": "synthetic"})
-        staged = _stage(words, root, seed, progress)
+        staged = replace(request, config=words, expected="").stage()
         return replace(staged, substituted_synthetic=True, substitution_reason=str(error))
 
 
 def open_staged(
-    folder: Path, *, is_verified: bool = True, progress: OnProgress = ignore_progress
+    folder: Path,
+    *,
+    is_verified: bool = True,
+    progress: OnProgress = ignore_progress,
+    hashes: FileHashes | None = None,
 ) -> StagedData:
     """Open a staged folder.
 
     Args:
         folder: A folder that `stage` made.
         is_verified: Compare every shard with its SHA-256 first.
-        progress: Called before each shard is verified.
+        progress: Called while shards are verified.
+        hashes: Knows the shards that were verified before; by default all are hashed.
 
     Raises:
         DataError: If it is missing, damaged, or its tokenizer has changed.
     """
     manifest, sha256 = read_manifest(folder)
-    for shard in manifest.shards if is_verified else ():
-        progress(StageProgress("verify", detail=shard.name))
-        verify_shard(folder, shard)
+    if is_verified:
+        progress(StageProgress("verify", detail=folder.name))
+        known = hashes or FileHashes(folder.parent / HASHES_NAME, progress, is_forgetful=True)
+        verify_shards(folder, manifest.shards, known)
     tokenizer = load_tokenizer(manifest.tokenizer.name, folder)
     if describe_tokenizer(tokenizer) != manifest.tokenizer:
         message = f"the tokenizer in {folder} is not the one its shards were made with"
@@ -100,27 +125,86 @@ def open_staged(
         tokenizer=tokenizer,
         train=SplitTokens(folder, train),
         validation=SplitTokens(folder, validation),
+        account=_read_account(folder, manifest),
     )
 
 
-def _stage(config: DataConfig, root: Path, seed: int, progress: OnProgress) -> StagedData:
-    if config.source == "synthetic":  # words without meaning need no vocabulary, so no download
-        config = config.model_copy(update={"tokenizer": "byte"})
-    progress(StageProgress("hash", detail=config.path or config.source))
-    cache = root / config.cache_dir
+def _read_account(folder: Path, manifest: StagedManifest) -> DataAccount:
+    path = folder / ACCOUNT_NAME
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        plan = plan_staging(config, seed, FileHashes(cache / HASHES_NAME, progress))
-        folder = cache / f"{plan.source.kind}-{config.tokenizer}-{plan.key()}"
-        with folder_lock(cache / f".{folder.name}.lock", progress):
+        return read_account(path) or older_account(manifest)
+    except (OSError, ValueError) as error:
+        message = f"{path} cannot be read: {str(error).splitlines()[0]}"
+        raise DataError(message, f"delete {folder} and stage again") from error
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One call of `stage`."""
+
+    config: DataConfig
+    root: Path
+    seed: int
+    progress: OnProgress
+    expected: str
+    is_rehashed: bool
+
+    @property
+    def cache(self) -> Path:
+        return self.root / self.config.cache_dir
+
+    def stage(self) -> StagedData:
+        if self.config.source == "synthetic" and self.config.tokenizer != "byte":
+            # words without meaning need no vocabulary, so no download
+            byte = self.config.model_copy(update={"tokenizer": "byte"})
+            return replace(self, config=byte).stage()
+        self.progress(StageProgress("hash", detail=self.config.path or self.config.source))
+        hashes = FileHashes(self.cache / HASHES_NAME, self.progress, is_forgetful=self.is_rehashed)
+        try:
+            self.cache.mkdir(parents=True, exist_ok=True)
+            staged = self._continue(hashes) or self._begin(hashes)
+        except OSError as error:
+            message = f"cannot stage into {self.cache}: {error.strerror or error}"
+            raise DataError(
+                message, f"{disk_advice(error)}, or choose another data.cache_dir"
+            ) from error
+        return _saved(hashes, staged)
+
+    def _continue(self, hashes: FileHashes) -> StagedData | None:
+        """The tokens that a run trained on so far, if they are here and of this configuration."""
+        folder = find_staged(self.cache, self.expected) if self.expected else None
+        if folder is None:
+            return None
+        before = StagedBefore(self.config, self.seed, folder)
+        if not before.fits or not (before.is_of_this_path or before.is_gone):
+            return None
+        staged = open_staged(folder, progress=self.progress, hashes=hashes)
+        changes = before.describe_changes(hashes)
+        note = f"the run goes on with the shards it was begun with; since then {changes}"
+        return replace(staged, notes=(note,)) if changes else staged
+
+    def _begin(self, hashes: FileHashes) -> StagedData:
+        config = self.config
+        plan = plan_staging(config, self.seed, hashes)
+        folder = self.cache / f"{plan.source.kind}-{config.tokenizer}-{plan.key()}"
+        with folder_lock(self.cache / f".{folder.name}.lock", self.progress):
             if not (folder / MANIFEST_NAME).exists():
-                build_folder(BuildJob(config, seed, plan, folder, progress))
+                build_folder(BuildJob(config, self.seed, plan, folder, self.progress))
+            note_path(folder, config)
+        staged = open_staged(folder, progress=self.progress, hashes=hashes)
+        if staged.manifest_sha256 != self.expected:  # a run goes on with what it was begun with
+            require_within_limits(config.path or config.source, staged.account, config)
+        return staged
+
+
+def _saved(hashes: FileHashes, staged: StagedData) -> StagedData:
+    """The data, with a note where the hashes could not be remembered: that only costs time."""
+    try:
+        hashes.save()
     except OSError as error:
-        message = f"cannot stage into {cache}: {error.strerror or error}"
-        raise DataError(
-            message, f"{disk_advice(error)}, or choose another data.cache_dir"
-        ) from error
-    return open_staged(folder, progress=progress)
+        note = f"hashes are not remembered for the next start: {error.strerror or error}"
+        return replace(staged, notes=(*staged.notes, note))
+    return staged
 
 
 def plan_staging(config: DataConfig, seed: int, hash_of: HashOf = hash_file) -> StagingPlan:

@@ -176,14 +176,17 @@ def _from_checkpoint(checkpoint: Checkpoint) -> WeightsFile:
 def find_tokenizer(run: RunDir, weights: WeightsFile, folder: Path | None = None) -> Tokenizer:
     """The tokenizer that the weights were trained with, by its fingerprint.
 
+    A run directory keeps its own, also in a backup; older ones have it in their staged data only.
+
     Raises:
-        RunModelError: If no staged folder has it, or the one named has another.
+        RunModelError: If neither has it, or the one named has another.
     """
     name, wanted = weights.config.data.tokenizer, weights.tokenizer_fingerprint
     if folder is None and wanted in {"", ByteTokenizer.fingerprint} and name == "byte":
         return ByteTokenizer()
     cache = run.pod_root.resolve() / weights.config.data.cache_dir
-    folders = [folder] if folder else sorted(path.parent for path in cache.glob(f"*/{STAGED_NAME}"))
+    staged = sorted(path.parent for path in cache.glob(f"*/{STAGED_NAME}"))
+    folders = [folder] if folder else [run.data, *staged]
     for candidate in folders:
         tokenizer = _tokenizer_of(candidate, name, wanted)
         if tokenizer is not None:

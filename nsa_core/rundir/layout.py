@@ -93,6 +93,16 @@ class RunDir:
         return self.root / "goodput.json"
 
     @property
+    def data(self) -> Path:
+        """What the tokens were made of and what was dropped, and the tokenizer; not the tokens."""
+        return self.root / "data"
+
+    @property
+    def data_account(self) -> Path:
+        """What was dropped of the data, and why; see data_account.py."""
+        return self.data / "account.json"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of whole checkpoints."""
         return self.root / "checkpoints"

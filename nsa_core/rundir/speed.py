@@ -1,6 +1,7 @@
 """MachineSpeed: what a pod's cards, disk and data gave when they were really used."""
 
 from nsa_core.config.base import TolerantModel
+from nsa_core.rundir.data_account import DataAccount
 
 
 class CardSpeed(TolerantModel):
@@ -49,11 +50,25 @@ class DiskSpeed(TolerantModel):
 
 
 class FirstBatch(TolerantModel):
-    """The first documents of the configured data, and how long they took to come."""
+    """The first documents of the configured data, and how long they took to come.
+
+    Attributes:
+        seconds: Until the first batch of documents was there.
+        num_documents: Documents of that batch.
+        num_characters: Their length.
+        account: What was dropped of all that was looked at; None from an older version.
+        is_everything: All of the data was looked at.
+        excess: Why the staging would refuse what was looked at; empty if it would not.
+        source_bytes: Bytes of a local source, packed files as they would be unpacked, roughly.
+    """
 
     seconds: float
     num_documents: int
     num_characters: int
+    account: DataAccount | None = None
+    is_everything: bool = False
+    excess: str = ""
+    source_bytes: int | None = None
 
 
 class MachineSpeed(TolerantModel):

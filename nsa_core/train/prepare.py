@@ -1,6 +1,5 @@
 """Make a session out of a manifest: device, data, model, optimizer, and the state to go on from."""
 
-import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -9,13 +8,11 @@ from nsa_core.config.counts import count_flops
 from nsa_core.config.run import RunConfig
 from nsa_core.data.batch import LoaderState, TokenBatch
 from nsa_core.data.loader import Loader, LoaderPlan
-from nsa_core.data.progress import StageProgress
-from nsa_core.data.staging import StagedData, stage
+from nsa_core.data.staging import StagedData
 from nsa_core.data.validation import validation_batches
 from nsa_core.train.card import CardSampler, peak_flops_per_s
 from nsa_core.train.checkpoint import Origin
 from nsa_core.train.context import AttemptContext
-from nsa_core.train.failure import ConfigurationError
 from nsa_core.train.goodput import GoodputClock
 from nsa_core.train.keeper import CheckpointKeeper
 from nsa_core.train.kernel_record import require_recorded
@@ -23,13 +20,11 @@ from nsa_core.train.learner import choose_device, make_learner, set_up_torch
 from nsa_core.train.meter import Meter
 from nsa_core.train.restore import find_point, is_own, note_beginning, restore
 from nsa_core.train.resume import ResumePoint
+from nsa_core.train.run_data import open_data
 from nsa_core.train.saver import CheckpointSaver
 from nsa_core.train.session import Session, read_position
 from nsa_core.train.stop import StopWatch
 from nsa_core.train.telemetry import Telemetry
-
-#: The log tells so often how far the staging is.
-_TELL_EVERY_S = 10.0
 
 
 def prepare(
@@ -47,7 +42,7 @@ def prepare(
     device = choose_device(config, context.rank.world_size)
     set_up_torch(config, device)
     point = find_point(context, telemetry)
-    staged = _stage(context, telemetry, stop)
+    staged = open_data(context, telemetry, stop, point)
     learner = make_learner(config, device)
     require_recorded(context.manifest, learner.model.backends.choices)
     if point is not None:
@@ -104,38 +99,6 @@ def _announce(session: Session) -> None:
         train_flops_per_token=flops,
         kernels={one.branch: f"{one.name}: {one.reason}" for one in session.kernels},
     )
-
-
-def _stage(context: AttemptContext, telemetry: Telemetry, stop: StopWatch) -> StagedData:
-    """Open the data, staging it first; a stop is noticed meanwhile."""
-    config = context.manifest.config
-    last_doing, told_s = "", 0.0
-
-    def progress(report: StageProgress) -> None:
-        nonlocal last_doing, told_s
-        stop.check()
-        context.beats.advance()
-        context.beats.staging = {"staging": report.line(), "staging_share": report.share}
-        now_s = time.monotonic()
-        if report.doing != last_doing or now_s - told_s >= _TELL_EVERY_S:
-            last_doing, told_s = report.doing, now_s
-            context.log.tell(f"data: {report.line()}")
-            context.beats.write("beat")
-
-    context.beats.enter("data")
-    staged = stage(config.data, context.run.pod_root, config.seed, progress)
-    context.beats.enter("init")
-    if staged.substituted_synthetic:
-        telemetry.event(
-            "data_substituted", f"random words instead of the data: {staged.substitution_reason}"
-        )
-    if staged.tokenizer.vocab_size > config.model.vocab_size:
-        message = (
-            f"the tokenizer has {staged.tokenizer.vocab_size} ids and model.vocab_size is "
-            f"{config.model.vocab_size}"
-        )
-        raise ConfigurationError(message, hint="Raise model.vocab_size")
-    return staged
 
 
 def _loader_plan(context: AttemptContext, device: torch.device) -> LoaderPlan:

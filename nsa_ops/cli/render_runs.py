@@ -7,7 +7,7 @@ from rich.console import Console
 from nsa_core.rundir.events import Event
 from nsa_ops.cli.render import cell_text, facts, gib, line, table
 from nsa_ops.cli.render_figures import Row, draw_rows, figure_rows, state_row, verdict_rows
-from nsa_ops.cli.render_watch import run_rows
+from nsa_ops.cli.render_watch import data_text, run_rows
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.quantities import count_of, format_time
 from nsa_ops.runs.adopt_run import Adopted
@@ -31,6 +31,7 @@ def draw_launched(console: Console, launched: Launched) -> None:
         ("state", f"{launched.state} ({launched.why})"),
         ("attempt", launched.attempt),
         ("directory", launched.run_dir),
+        ("data", data_text(launched.data)),
         ("next", f"nsa-ops watch {launched.run_id}"),
     ]
     facts(console, pairs)
@@ -223,7 +224,8 @@ def draw_estimate(console: Console, estimate: Estimate) -> None:
         ("  activations", f"{memory.activations:,.0f} MiB"),
         ("  logits", f"{memory.logits:,.0f} MiB"),
         ("a checkpoint", gib(estimate.checkpoint_bytes)),
-        ("disk", f"{gib(estimate.disk_bytes)} for all that are kept"),
+        ("disk", f"{gib(estimate.disk_bytes)} for all that are kept, and the shards of the data"),
+        ("data", estimate.staging.sentence()),
     ]
     if estimate.best_tokens_per_s is not None and estimate.shortest_hours is not None:
         best = f"at most {estimate.best_tokens_per_s:,.0f} tokens/s on one card"

@@ -6,6 +6,7 @@ from math import isfinite
 from rich.console import Console
 from rich.text import Text
 
+from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.cli.bars import can_show
 from nsa_ops.cli.render import line
@@ -64,14 +65,21 @@ def run_rows(report: RunReport, encoding: str, at_risk: str = "") -> list[Row]:
         encoding: Of the terminal.
         at_risk: What a lost pod would cost, in one sentence.
     """
+    dropped = data_text(report.data)
     return [
         verdict_row(report.verdict),
         state_row(report),
         Row("attempt", str(report.manifest.attempt)),
         *figure_rows(report, encoding),
+        *([Row("data", dropped)] if dropped else []),
         checkpoint_row(report),
         *([Row("backup", at_risk)] if at_risk else []),
     ]
+
+
+def data_text(account: DataAccount | None) -> str:
+    """What was dropped of a run's data, and why; empty if nothing was."""
+    return account.sentence() if account is not None and account.needs_attention else ""
 
 
 def frame_rows(frame: Frame, encoding: str = "utf-8") -> list[Row]:

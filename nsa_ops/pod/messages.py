@@ -8,6 +8,7 @@ from pydantic import Field, TypeAdapter
 
 from nsa_core.config.base import FrozenModel, TolerantModel
 from nsa_core.rundir.attempt_id import AttemptId
+from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import ExitRecord
 from nsa_core.rundir.halt import HaltRequest
@@ -236,6 +237,7 @@ class RunReport(TolerantModel):
         disk_free_bytes: Free on the file system of the run.
         anomaly: Rule of the last anomaly; empty if there was none.
         figures: What people look at first; empty from an agent of an older version.
+        data: What was dropped of the data, and why, in brief; None before it was opened.
     """
 
     run_id: str
@@ -268,6 +270,7 @@ class RunReport(TolerantModel):
     disk_free_bytes: int | None = None
     anomaly: str = ""
     figures: RunFigures = RunFigures()
+    data: DataAccount | None = None
 
 
 class RunProblem(TolerantModel):

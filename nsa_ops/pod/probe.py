@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from nsa_core.rundir.bounded_json import JsonError, open_regular, read_bounded
+from nsa_core.rundir.data_account import Count, DataAccount, read_account
 from nsa_core.rundir.events import Event, find_events
 from nsa_core.rundir.exit import ExitRecord, TrainerExit
 from nsa_core.rundir.halt import HaltRequest, read_halt
@@ -167,6 +168,16 @@ def _read_anomaly(run: RunDir) -> str:
         return ""
 
 
+def _read_data(run: RunDir) -> DataAccount | None:
+    """What was dropped of the data; an account that cannot be used is one that says so."""
+    try:
+        account = read_account(run.data_account)
+    except (OSError, ValueError) as error:
+        why = f"{run.data_account.name} cannot be read: {str(error).splitlines()[0]}"
+        return DataAccount(passed_over={why: Count(count=1)})
+    return account.brief() if account is not None else None
+
+
 def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunReport:
     """Everything about one run.
 
@@ -234,6 +245,7 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         disk_free_bytes=machine.disk_free_bytes,
         anomaly=_read_anomaly(run),
         figures=figures,
+        data=_read_data(run),
     )
 
 

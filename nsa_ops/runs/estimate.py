@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 from nsa_core.config.counts import (
     FlopCounts,
-    MemoryEstimate,
     ParameterCounts,
     count_flops,
     count_parameters,
-    estimate_memory,
 )
+from nsa_core.config.memory import MemoryEstimate, StepShape, estimate_memory
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
 from nsa_ops.runs.configure import Choice, load_hardware, resolve_choice
+from nsa_ops.runs.staging_need import StagingNeed, estimate_staging
 from nsa_ops.settings import Settings
 
 GIB = 2**30
@@ -35,7 +35,8 @@ class Estimate:
         flops: Per token, forward; NSA's own work.
         memory: MiB on the card by part.
         checkpoint_bytes: One checkpoint.
-        disk_bytes: All checkpoints that are kept, one in flight, and the final model.
+        staging: What staging its data takes, as far as the configuration can tell.
+        disk_bytes: All checkpoints that are kept, one in flight, the final model, and the shards.
         best_tokens_per_s: Upper bound from the profile's peak; None without one.
         shortest_hours: Hours of the run at that bound.
     """
@@ -46,6 +47,7 @@ class Estimate:
     flops: FlopCounts
     memory: MemoryEstimate
     checkpoint_bytes: int
+    staging: StagingNeed
     disk_bytes: int
     best_tokens_per_s: float | None
     shortest_hours: float | None
@@ -60,6 +62,8 @@ def estimate_run(config: RunConfig, profile: HardwareProfile | None) -> Estimate
     peak_tflops = profile.expected.gemm_tflops if profile is not None else None
     best = peak_tflops * 1e12 * _BEST_UTILIZATION / flops.train if peak_tflops else None
     checkpoint_bytes = _checkpoint_bytes(config, parameters)
+    staging = estimate_staging(config)
+    model_bytes = _BYTES_PER_PARAMETER * parameters.total
     return Estimate(
         parameters=parameters,
         tokens_per_step=tokens_per_step,
@@ -69,11 +73,16 @@ def estimate_run(config: RunConfig, profile: HardwareProfile | None) -> Estimate
             config.model,
             config.optimizer,
             config.runtime.precision,
-            tokens=config.batch.micro_batch * config.batch.seq_len,
-            activation_checkpointing=config.runtime.activation_checkpointing,
+            StepShape(
+                tokens=config.batch.micro_batch * config.batch.seq_len,
+                accumulation=config.batch.accumulation,
+                activation_checkpointing=config.runtime.activation_checkpointing,
+                is_compiled=config.runtime.compile,
+            ),
         ),
         checkpoint_bytes=checkpoint_bytes,
-        disk_bytes=num_kept(config) * checkpoint_bytes + _BYTES_PER_PARAMETER * parameters.total,
+        staging=staging,
+        disk_bytes=(num_kept(config) * checkpoint_bytes + model_bytes + (staging.shard_bytes or 0)),
         best_tokens_per_s=best,
         shortest_hours=total_tokens / best / 3600 if best else None,
     )

@@ -116,9 +116,12 @@ def _validation(subject: Subject) -> Finding:
 
 def _disk(subject: Subject) -> Finding:
     need, free = subject.estimate.disk_bytes, subject.disk_free_bytes
+    shards = subject.estimate.staging.shard_bytes
+    ours = f"checkpoints need {format_bytes(need - (shards or 0))}, shards of the data "
+    ours += "come on top" if shards is None else format_bytes(shards)
     if free is None:
-        return None, f"checkpoints need {format_bytes(need)}, free space is unknown"
-    return need > free, f"checkpoints need {format_bytes(need)}, {format_bytes(free)} are free"
+        return None, f"{ours}; free space is unknown"
+    return need > free, f"{ours}; {format_bytes(free)} are free"
 
 
 def _memory(subject: Subject) -> Finding:
@@ -141,7 +144,12 @@ GUARDRAILS: Mapping[str, Guardrail] = {
         Guardrail("data", _data, "Set `data.source` to real text"),
         Guardrail("schedule", _schedule, "Make `schedule.warmup_steps` a small share of the steps"),
         Guardrail("validation", _validation, "Set `evaluation.eval_every=1000`"),
-        Guardrail("disk", _disk, "Free space, or lower `checkpoint.keep_last`", any_length=True),
+        Guardrail(
+            "disk",
+            _disk,
+            "Free space, lower `checkpoint.keep_last`, or set `data.max_tokens`",
+            any_length=True,
+        ),
         Guardrail("memory", _memory, "Lower `batch.micro_batch`", any_length=True),
     )
 }

@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 
 from nsa_core.config.profile import HardwareProfile
+from nsa_core.config.run import RunConfig
 from nsa_core.rundir.report import CheckResult, Status
-from nsa_core.rundir.speed import CardSpeed, MachineSpeed
+from nsa_core.rundir.speed import CardSpeed, FirstBatch, MachineSpeed
 from nsa_ops.facts.evidence import parse_evidence
 from nsa_ops.facts.gpu import GPU
 from nsa_ops.quantities import count_of, format_bytes
 from nsa_ops.runs.judge_condition import judge_throttle
 from nsa_ops.runs.judge_result import checked
+from nsa_ops.runs.staging_need import estimate_staging
 
 COMMAND = "python -m nsa_core.checks.machine"
 #: Below this share of what the profile still accepts, the card is not the one it says it is.
@@ -211,12 +213,65 @@ def _debugger(found: MachineSpeed) -> CheckResult:
 def _first_batch(found: MachineSpeed) -> CheckResult:
     name, batch = "data.first_batch", found.first_batch
     if batch is not None:
-        message = (
-            f"{count_of(batch.num_documents, 'document')} with "
-            f"{count_of(batch.num_characters, 'character')} came from the configured source"
-        )
-        return checked(name, "pass", message, measured=f"{batch.seconds:.1f} s", command=COMMAND)
+        return _judge_batch(name, batch)
     why = found.problems.get("first_batch", "it was not tried")
     hint = "Name the data of the run as the launch will: `--set data.source=… --set data.path=…`"
     status: Status = "fail" if "first_batch" in found.problems else "unknown"
     return checked(name, status, f"the data cannot be read: {why}", command=COMMAND, hint=hint)
+
+
+def _judge_batch(name: str, batch: FirstBatch) -> CheckResult:
+    """Documents came; a staging that would refuse them is a failure, anything dropped a warning."""
+    measured, account = f"{batch.seconds:.1f} s", batch.account
+    message = (
+        f"{count_of(batch.num_documents, 'document')} with "
+        f"{count_of(batch.num_characters, 'character')} came from the configured source"
+    )
+    if account is None or not account.has_findings:
+        return checked(name, "pass", message, measured=measured, command=COMMAND)
+    looked_at = "of all the data" if batch.is_everything else "of what was looked at"
+    status: Status = "fail" if batch.excess else "warn" if account.needs_attention else "pass"
+    return checked(
+        name,
+        status,
+        f"{message}; {looked_at}: {batch.excess or account.sentence()}",
+        measured=measured,
+        command=COMMAND,
+        hint=(
+            "Repair or remove what is named, or allow it: `--set data.max_dropped=…`, "
+            "`--set data.max_dropped_files=…`"
+        ),
+    )
+
+
+def judge_staging(
+    batch: FirstBatch | None, config: RunConfig, checkpoints_bytes: int, free_bytes: int | None
+) -> list[CheckResult]:
+    """Whether the shards of a local data set find room beside the checkpoints.
+
+    Args:
+        batch: What was read of the data; None if it could not be.
+        config: Which tokenizer, and how much is staged.
+        checkpoints_bytes: What the run needs beside the shards.
+        free_bytes: Free where the shards go; None if unknown.
+    """
+    if batch is None or batch.source_bytes is None:
+        return []
+    staging = estimate_staging(config, batch.source_bytes)
+    shards = staging.shard_bytes or 0
+    measured = f"{format_bytes(shards)} of shards"
+    hint = "Free space, or set `data.max_tokens`"
+    if free_bytes is None:
+        message = f"free space is unknown; {staging.sentence()}"
+        return [checked("data.disk", "unknown", message, measured=measured, hint=hint)]
+    status: Status = "pass" if shards + checkpoints_bytes <= free_bytes else "fail"
+    return [
+        checked(
+            "data.disk",
+            status,
+            staging.sentence(),
+            measured=measured,
+            limit=f"<= {format_bytes(max(0, free_bytes - checkpoints_bytes))} beside checkpoints",
+            hint=hint,
+        )
+    ]

@@ -9,6 +9,7 @@ from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
 from nsa_core.config.training import DataConfig
 from nsa_core.rundir.attempt_id import new_attempt_id
+from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.layout import check_run_id, new_run_id
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.report import CheckResult
@@ -51,6 +52,7 @@ from nsa_ops.runs.session import (
     train_command,
     watchdog_command,
 )
+from nsa_ops.runs.staging_need import estimate_staging
 from nsa_ops.runs.wait import await_first_beat
 
 
@@ -109,6 +111,7 @@ class Launched:
         state: State when it was last looked at.
         why: The evidence for it.
         first_beat_after_s: Seconds from the start to the first heartbeat; None if it was not new.
+        data: What was dropped of its data, and why; None before it was opened.
     """
 
     run_id: str
@@ -119,6 +122,7 @@ class Launched:
     state: str
     why: str
     first_beat_after_s: float | None
+    data: DataAccount | None = None
 
 
 def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
@@ -155,6 +159,8 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     manifest = _manifest(operator, request, link, resolved, snapshot, proof)
     manifest = with_parent_as_planned(link, manifest)
     notes = [*taken.notes, *resolved.notes, *note_another_probed(proof.report, resolved.config)]
+    staging = estimate_staging(resolved.config)
+    notes += [staging.sentence()] if staging.is_long else []
     return LaunchPlan(
         link=link,
         snapshot=snapshot,
@@ -359,4 +365,5 @@ def _launched(
         state=report.state,
         why=report.why,
         first_beat_after_s=after_s,
+        data=report.data,
     )

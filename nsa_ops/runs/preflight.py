@@ -23,7 +23,7 @@ from nsa_ops.runs.estimate import estimate_run
 from nsa_ops.runs.guardrails import Subject, apply_overrides, check_guardrails
 from nsa_ops.runs.judge import judge_host, judge_python
 from nsa_ops.runs.judge_evidence import judge_hardware
-from nsa_ops.runs.judge_speed import COMMAND, judge_speed
+from nsa_ops.runs.judge_speed import COMMAND, judge_speed, judge_staging
 from nsa_ops.runs.marked import clear_mark
 from nsa_ops.runs.pods import choose_pod
 from nsa_ops.runs.probe_lines import ProbeLines
@@ -149,7 +149,7 @@ def run_preflight(
         checks.append(_not_probed("the interpreter above cannot run it"))
     else:
         _ship(operator, link, snapshot)
-        checks += measure_speed(operator, link, snapshot, resolved, hardware)
+        checks += measure_speed(operator, link, snapshot, resolved, hardware, facts.host)
         checks += probe_correctness(operator, link, snapshot, resolved, tier)
     report = Report.model_validate(
         {
@@ -303,6 +303,7 @@ def measure_speed(
     snapshot: Snapshot,
     resolved: ResolvedConfig,
     hardware: HardwareProfile,
+    host: HostFacts,
 ) -> list[CheckResult]:
     """Use the pod's cards, disk and data for a moment, and judge what they gave."""
     operator.tell("using cards, disk and data")
@@ -320,7 +321,11 @@ def measure_speed(
         said = done.last_error_line or "nothing"
         return [_not_measured(f"no answer (exit code {done.exit_code}): {said}")]
     estimate = estimate_run(resolved.config, hardware)
-    return judge_speed(found, hardware, estimate.checkpoint_bytes)
+    beside = estimate.disk_bytes - (estimate.staging.shard_bytes or 0)
+    return [
+        *judge_speed(found, hardware, estimate.checkpoint_bytes),
+        *judge_staging(found.first_batch, resolved.config, beside, host.disk_free_bytes),
+    ]
 
 
 def _not_measured(why: str) -> CheckResult:

@@ -5,6 +5,7 @@ import math
 import pytest
 from rich.console import Console
 
+from nsa_core.rundir.data_account import Count, DataAccount
 from nsa_ops.cli.output import envelope, jsonable
 from nsa_ops.cli.render import cell_text, gib, make_console, plan_lines, table
 from nsa_ops.cli.render_figures import progress_row
@@ -65,6 +66,15 @@ def test_status_names_what_is_damaged_beside_what_is_sound() -> None:
     draw_status(console, RunStatusLine(RUN, report(checkpoints=facts)))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "checkpoint   step 140; step 141 is damaged: x is missing\n" in text
+
+
+def test_status_says_what_was_dropped_of_the_data_and_nothing_where_nothing_was() -> None:
+    lost = DataAccount(num_documents=3, num_lost=1, rejected={"malformed JSON": Count(count=1)})
+    for account, is_shown in ((lost, True), (DataAccount(num_documents=4), False), (None, False)):
+        console = Console(file=io.StringIO(), width=200)
+        draw_status(console, RunStatusLine(RUN, report(data=account)))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert ("25.00% dropped (malformed JSON: 1)" in text) == is_shown
 
 
 def test_a_record_is_one_line_without_what_is_not_known() -> None:

@@ -10,6 +10,7 @@ from pydantic import Field
 from nsa_core.config.base import FrozenModel
 from nsa_core.data.documents import Document, RejectCount, Tallies
 from nsa_core.data.progress import OnProgress, ignore_progress
+from nsa_core.rundir.data_account import DataAccount
 
 HASH_BYTES = 2**20
 HashOf = Callable[[Path], str]
@@ -38,6 +39,7 @@ class SourcePosition(FrozenModel):
     rejected: dict[str, RejectCount] = Field(default_factory=dict)
     repaired: dict[str, RejectCount] = Field(default_factory=dict)
     remote: dict[str, Any] | None = None
+    account: DataAccount | None = None
 
 
 class Source(Protocol):

@@ -130,13 +130,15 @@ class HubSource:
     def _go_to(self, start: SourcePosition) -> None:
         self.tallies.rejected.restore(start.rejected)
         self.tallies.repaired.restore(start.repaired)
+        if start.account is not None:
+            self.tallies.restore(start.account, self._dataset)
         if start.remote is not None:
             self._num_records = start.remote["num_records"]
             self._place = start.remote["place"]
 
     def _count_missing(self, record: Mapping[str, Any], origin: Origin) -> None:
         if self._text_key in record:
-            self.tallies.rejected.add(f"`{self._text_key}` is null or not a text", origin)
+            self.tallies.reject(f"`{self._text_key}` is null or not a text", origin)
             return
         columns = ", ".join(f"`{name}`" for name in record)
         message = f"{self._dataset} has no column `{self._text_key}`; its columns are {columns}"

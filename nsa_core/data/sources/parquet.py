@@ -36,12 +36,12 @@ def _take_cell(
     cell: pa.Scalar, text_key: str, origin: Origin, tallies: Tallies
 ) -> Iterator[Document]:
     if not cell.is_valid:
-        tallies.rejected.add(f"`{text_key}` is null", origin)
+        tallies.reject(f"`{text_key}` is null", origin)
         return
     try:
         text = cell.as_py()
     except UnicodeDecodeError:
-        tallies.rejected.add("not UTF-8", origin)
+        tallies.reject("not UTF-8", origin)
         return
     yield from take_text(text, origin, tallies)
 

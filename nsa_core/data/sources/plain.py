@@ -1,16 +1,23 @@
 """Documents of a plain text file: the whole file, or pieces cut at paragraphs where it is long."""
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_core.data.documents import Document, Origin, Tallies, take_text
-from nsa_core.data.lines import DamagedStream, damaged_file, read_chunks
+from nsa_core.data.lines import DamagedStream, damaged_file, read_text_chunks
 
 #: A document of a text file is at most this long, so that memory stays bounded.
 MAX_PIECE_BYTES = 256 * 2**10
 MIN_PIECE_BYTES = 2**10
 #: A lone file is cut into about this many documents, so that some can be held out for validation.
 PIECES_OF_LONE_FILE = 16
+#: A place that is no text costs at most this much around it.
+MAX_PART_BYTES = 4 * 2**10
+#: Text in an old encoding of one byte a character has more bad bytes than this, save for English.
+MAX_BAD_SHARE = 0.01
+PARAGRAPH = re.compile(rb".*?\n\n+|.+", re.DOTALL)
 
 
 def piece_bytes(num_bytes: int, *, is_alone: bool) -> int:
@@ -21,22 +28,108 @@ def piece_bytes(num_bytes: int, *, is_alone: bool) -> int:
 
 
 def read_plain(path: Path, name: str, limit_bytes: int, tallies: Tallies) -> Iterator[Document]:
-    """Yield the documents of a text file, plain, `.gz` or `.zst`; origins name the first line.
+    """Yield the documents of a text file, plain, gzip or zstd; origins name the first line.
 
     A piece ends at the last blank line before `limit_bytes`, else at the last line end, space or
-    character. Pieces that are not UTF-8 are counted and left out.
+    character. A bad byte costs a character or the part around it, as `clean_piece` says.
 
     Raises:
+        UnreadableFile: If it is text in another encoding than UTF-8, or packed in another way.
         DataError: If compressed data is damaged or ends early.
     """
-    for first_line, content in _pieces(path, limit_bytes):
-        origin = Origin(name, first_line)
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError:
-            tallies.rejected.add("not UTF-8", origin)
-            continue
-        yield from take_text(text, origin, tallies)
+    for place, content in _pieces(path, limit_bytes):
+        text = _strict_text(content)
+        if text is None:
+            text = clean_piece(content, name, place, tallies)
+            if not text:
+                continue
+        yield from take_text(text, Origin(name, place.line), tallies, num_lost_if_empty=0.0)
+
+
+def _strict_text(content: bytes) -> str | None:
+    """The text, or None where a byte of it is none."""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a piece begins: its line, counted from 1, and its byte, counted from 0."""
+
+    line: int
+    byte: int
+
+
+def clean_piece(content: bytes, name: str, place: Place, tallies: Tallies) -> str:
+    """The text of a piece that holds bytes which are no text; empty if nothing of it is left.
+
+    A part, which is a paragraph or at most `MAX_PART_BYTES` of a longer one, is dropped where it
+    holds a NUL or more than `MAX_BAD_SHARE` of it is not UTF-8: it is no text, or text in another
+    encoding. Elsewhere each bad byte becomes U+FFFD. Both are counted with line and byte.
+
+    Args:
+        content: The piece.
+        name: How the file is called in origins.
+        place: Where the piece begins.
+        tallies: Counts what was dropped or replaced.
+    """
+    kept: list[str] = []
+    line, byte = place.line, place.byte
+    for part in _parts(content):
+        text, num_bad, first_bad = _decode(part)
+        origin = Origin(name, line + part.count(b"\n", 0, first_bad))
+        if "\0" in text:
+            tallies.reject("text holds a NUL", origin, len(part) / len(content))
+        elif num_bad > MAX_BAD_SHARE * len(part):
+            tallies.reject("not UTF-8", origin, len(part) / len(content))
+        else:
+            kept.append(text)
+            if num_bad:
+                where = ByteOrigin(name, origin.line, byte + first_bad)
+                tallies.repaired.add("byte that is not UTF-8 replaced by U+FFFD", where, num_bad)
+        line += part.count(b"\n")
+        byte += len(part)
+    return "".join(kept)
+
+
+@dataclass(frozen=True)
+class ByteOrigin(Origin):
+    """A place in a file by line and by byte, counted from 0."""
+
+    byte: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} (byte {self.byte})"
+
+
+def _decode(part: bytes) -> tuple[str, int, int]:
+    """The text with U+FFFD for what is not UTF-8, the number of bad bytes, and where the first is.
+
+    A NUL counts as the first bad place, too, and not as a bad byte.
+    """
+    first_nul = part.find(b"\0")
+    try:
+        text = part.decode("utf-8")
+    except UnicodeDecodeError as error:
+        first_bad = error.start if first_nul < 0 else min(error.start, first_nul)
+        text = part.decode("utf-8", errors="replace")
+        num_bad = text.count("\ufffd") - part.count("\ufffd".encode())
+        return text, num_bad, first_bad
+    return text, 0, max(0, first_nul)
+
+
+def _parts(content: bytes) -> Iterator[bytes]:
+    """A piece cut after each blank line, and longer parts at lines, words or characters."""
+    for paragraph in PARAGRAPH.findall(content):
+        rest = paragraph
+        while len(rest) > MAX_PART_BYTES:
+            cut = cut_position(rest, MAX_PART_BYTES)
+            yield rest[:cut]
+            rest = rest[cut:]
+        yield rest
 
 
 def cut_position(content: bytes, limit_bytes: int) -> int:
@@ -51,18 +144,19 @@ def cut_position(content: bytes, limit_bytes: int) -> int:
     return position
 
 
-def _pieces(path: Path, limit_bytes: int) -> Iterator[tuple[int, bytes]]:
-    held, line = b"", 1
+def _pieces(path: Path, limit_bytes: int) -> Iterator[tuple[Place, bytes]]:
+    held, line, byte = b"", 1, 0
     try:
-        for chunk in read_chunks(path):
+        for chunk in read_text_chunks(path):
             held += chunk
             while len(held) > limit_bytes:
                 cut = cut_position(held, limit_bytes)
                 piece, held = held[:cut], held[cut:]
-                yield line, piece
+                yield Place(line, byte), piece
                 line += piece.count(b"\n")
+                byte += len(piece)
     except DamagedStream as error:
         last_line = line + held.count(b"\n")
         raise damaged_file(path, error, f"line {last_line}") from error
     if held:
-        yield line, held
+        yield Place(line, byte), held

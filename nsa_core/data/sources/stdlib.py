@@ -21,6 +21,8 @@ EXCLUDED_FOLDERS = frozenset(
     {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "ensurepip"}
 )
 TOPICS = Path("pydoc_data/topics.py")
+#: Empty modules, and ones in an old encoding, are a part of every library: nobody's text is lost.
+NUM_LOST = 0.0
 
 
 class StdlibSource:
@@ -80,9 +82,9 @@ class StdlibSource:
         try:
             text = (self.root / name).read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            self.tallies.rejected.add("not UTF-8", origin)
+            self.tallies.reject("not UTF-8", origin, NUM_LOST)
             return
-        yield from take_text(text, origin, self.tallies)
+        yield from take_text(text, origin, self.tallies, NUM_LOST)
 
     def _topics(self) -> Iterator[Document]:
         from pydoc_data.topics import topics

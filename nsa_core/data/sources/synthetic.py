@@ -39,7 +39,9 @@ class SyntheticSource:
             draw = random.Random(f"{self._seed}/{number}")  # noqa: S311 - text, not a secret
             count = draw.randint(*WORDS_PER_DOCUMENT)
             number += 1
-            yield Document(" ".join(draw.choices(words, k=count)), Origin("synthetic", number))
+            origin = Origin("synthetic", number)
+            self.tallies.take(origin)
+            yield Document(" ".join(draw.choices(words, k=count)), origin)
 
     def remote_state(self) -> None:
         """The position is the number of a document."""

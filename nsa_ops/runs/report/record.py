@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from nsa_core.rundir.bounded_json import read_json
 from nsa_core.rundir.checkpoint import Checkpoint, find_damage, list_checkpoints
+from nsa_core.rundir.data_account import DataAccount, read_account
 from nsa_core.rundir.events import Event, read_events
 from nsa_core.rundir.exit import ExitRecord, read_exit
 from nsa_core.rundir.heartbeat import Heartbeat
@@ -68,6 +69,7 @@ class RecordedRun:
         metrics: metrics.json.
         checkpoints: Checkpoints with a manifest, newest first, hashed again.
         samples: Generated text.
+        data: What was dropped of the data, and why; None where the run kept no account.
         missing: What the directory lacks or what cannot be read, one line each.
     """
 
@@ -83,6 +85,7 @@ class RecordedRun:
     metrics: dict[str, Any]
     checkpoints: list[CheckpointState]
     samples: list[Sample]
+    data: DataAccount | None = None
     missing: list[str] = field(default_factory=list)
 
     @property
@@ -118,6 +121,7 @@ def read_record(run: RunDir) -> RecordedRun:
         metrics=_as_mapping(_read_json(run.metrics, missing)),
         checkpoints=[CheckpointState(one, find_damage(one)) for one in list_checkpoints(run)],
         samples=parse_samples(_read_json(run.samples, missing)),
+        data=_read_data(run, missing),
         missing=missing,
     )
 
@@ -153,6 +157,15 @@ def _read_json(path: Path, missing: list[str]) -> object:
         missing.append(f"{path.name} is missing")
     except ValueError as error:
         missing.append(f"{path.name} cannot be read: {error}")
+    return None
+
+
+def _read_data(run: RunDir, missing: list[str]) -> DataAccount | None:
+    """The account of the data; runs of older versions have none, which is no fault of theirs."""
+    try:
+        return read_account(run.data_account)
+    except (OSError, ValueError) as error:
+        missing.append(f"data/{run.data_account.name} cannot be read: {error}")
     return None
 
 

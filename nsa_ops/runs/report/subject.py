@@ -25,7 +25,7 @@ def describe_run(record: RecordedRun) -> list[Fact]:
         Fact("recipe and profile", f"{manifest.config.recipe} on {manifest.profile}"),
         Fact("machine", _machine(record)),
         Fact("versions", _versions(record)),
-        Fact("data", _data(manifest)),
+        Fact("data", _data(manifest), record.data.sentence() if record.data else ""),
         Fact("tokenizer", manifest.config.data.tokenizer, _fingerprint(record)),
         Fact("model", _model(manifest), _parameters(record)),
         *(

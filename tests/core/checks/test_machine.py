@@ -12,7 +12,8 @@ from nsa_core.checks import host_speed
 from nsa_core.checks.all_reduce import AllReduceError, measure_all_reduce
 from nsa_core.checks.host_speed import measure_disk, read_first_batch, try_debugger
 from nsa_core.config.recipe import resolve
-from nsa_core.data.documents import Document, Origin
+from nsa_core.config.run import RunConfig
+from nsa_core.data.documents import Document, Origin, Tallies, take_text
 from nsa_core.data.errors import DataError
 from nsa_core.rundir.speed import MachineSpeed
 
@@ -79,13 +80,13 @@ def test_the_debugger_is_tried_on_a_process_that_is_no_child_of_it() -> None:
 class _Source:
     def __init__(self, documents: list[str], wait: threading.Event | None = None) -> None:
         self.texts, self.wait = documents, wait
+        self.tallies = Tallies()
 
     def documents(self, _start: object) -> Iterator[Document]:
         if self.wait is not None:
             self.wait.wait()
-        yield from (
-            Document(text, Origin("text", number)) for number, text in enumerate(self.texts)
-        )
+        for number, text in enumerate(self.texts):
+            yield from take_text(text, Origin("text", number), self.tallies)
 
 
 def test_no_more_documents_are_read_than_a_batch_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,13 +99,30 @@ def test_no_more_documents_are_read_than_a_batch_has(monkeypatch: pytest.MonkeyP
 
 def test_an_empty_source_and_one_that_hangs_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_speed, "make_source", lambda *_: _Source([]))
-    with pytest.raises(DataError, match="holds no document"):
+    with pytest.raises(DataError, match="holds no text"):
         read_first_batch(CONFIG)
     wait = threading.Event()
     monkeypatch.setattr(host_speed, "make_source", lambda *_: _Source(["a"], wait))
     with pytest.raises(DataError, match="came within"):
         read_first_batch(CONFIG, deadline_s=0.05)
     wait.set()
+
+
+def test_a_local_data_set_is_read_on_for_what_a_staging_would_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "good"}\n' * 900 + "bad\n" * 100 + '{"text": "good"}\n' * 900)
+    data = {"source": "fineweb_edu_local", "path": str(path)}
+    config = RunConfig.model_validate({"data": data})
+    found = read_first_batch(config)
+    assert (found.num_documents, found.is_everything) == (64, True)
+    assert found.account is not None
+    assert found.account.num_lost == 100
+    assert found.excess.startswith("5.26% of the documents would be dropped")
+    monkeypatch.setattr(host_speed, "LOOK_S", 0.0)
+    found = read_first_batch(config)
+    assert (found.is_everything, found.excess) == (False, "")
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 """Each kind of file gives its documents, and hostile ones a count or a clear stop."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import tracemalloc
 import zlib
@@ -14,6 +16,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsa_core.data import documents
 from nsa_core.data.documents import MAX_NAMED_ORIGINS, Origin, RejectTally, Tallies, take_text
 from nsa_core.data.errors import DataError
 from nsa_core.data.lines import MAX_LINE_BYTES, read_lines
@@ -88,11 +91,122 @@ def test_cut_and_damaged_streams_stop_and_name_the_file(tmp_path, suffix, kind):
         read(path)
 
 
-def test_a_file_that_is_not_compressed_at_all_is_named(tmp_path):
-    for name in ("a.jsonl.gz", "a.jsonl.zst"):
-        (tmp_path / name).write_bytes(jsonl(["plain"]))
-        with pytest.raises(DataError, match=rf"{name} is damaged"):
-            read(tmp_path / name)
+@pytest.mark.parametrize(
+    ("name", "pack", "note"),
+    [
+        ("a.jsonl", gzip.compress, "gzip by its first bytes, not as its name says"),
+        ("a.txt.gz", zstandard.compress, "zstd by its first bytes, not as its name says"),
+        ("a.jsonl.gz", bytes, "not packed by its first bytes, not as its name says"),
+        ("a.jsonl.zst", bytes, "not packed by its first bytes, not as its name says"),
+        ("A.JSONL.GZ", gzip.compress, None),
+        ("a.Txt.ZST", zstandard.compress, None),
+    ],
+)
+def test_the_first_bytes_say_how_a_file_is_packed_and_another_name_is_a_note(
+    tmp_path, name, pack, note
+):
+    (tmp_path / name).write_bytes(pack(jsonl(["one", "two"])))
+    texts, source = read(tmp_path / name)
+    assert "one" in texts[0]
+    assert not source.tallies.rejected.counts
+    assert source.tallies.repaired.counts == ({note: 1} if note else {})
+
+
+def test_a_file_that_is_named_gzip_and_is_no_text_is_damaged(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(b"\x00" + gzip.compress(jsonl(["one"]))[1:])
+    with pytest.raises(DataError, match=r"a.jsonl.gz is damaged gzip data"):
+        read(tmp_path / "a.jsonl.gz")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (jsonl(["one"]).decode().encode("utf-16"), "UTF-16, not UTF-8"),
+        (jsonl(["one"]).decode().encode("utf-16-be"), "UTF-16 (big-endian, without"),
+        (jsonl(["one"]).decode().encode("utf-16-le"), "UTF-16 (little-endian, without"),
+        (jsonl(["one"]).decode().encode("utf-32"), "UTF-32, not UTF-8"),
+        (bz2.compress(jsonl(["one"])), "packed with bzip2"),
+        (lzma.compress(jsonl(["one"])), "packed with xz"),
+    ],
+    ids=["utf-16", "utf-16-be", "utf-16-le", "utf-32", "bzip2", "xz"],
+)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_a_file_in_another_encoding_or_packing_is_a_whole_lost_file_that_names_it(
+    tmp_path, name, content, why
+):
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "b.jsonl").write_bytes(jsonl(["fine"]))
+    texts, source = read(tmp_path)
+    assert texts == ["fine"]
+    (lost,) = source.tallies.account().files
+    assert lost.is_whole
+    assert lost.file == name
+    assert next(iter(lost.reasons)).startswith(why)
+
+
+@given(st.binary(max_size=300))
+def test_whatever_bytes_a_text_file_holds_every_document_is_valid_utf8(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("any") / "a.txt"
+    path.write_bytes(b"Text before. " * 9 + content)
+    texts, _ = read(path)
+    assert all("\0" not in text and text.encode() for text in texts)
+
+
+def test_a_bad_byte_or_a_nul_costs_what_is_around_it_and_is_told_with_its_place(tmp_path):
+    paragraph = b"A plain sentence about rain, and one more. " * 30 + b"\n\n"
+    bad = paragraph[:70] + b"\xe9" + paragraph[71:]
+    torn = paragraph[:50] + b"\0" + paragraph[51:]
+    (tmp_path / "a.txt").write_bytes(paragraph * 40 + bad + paragraph * 40 + torn + paragraph * 40)
+    (tmp_path / "b.txt").write_bytes(paragraph)
+    texts, source = read(tmp_path)
+    account = source.tallies.account()
+    at = 40 * len(paragraph) + 70
+    assert sum(text.count("\ufffd") for text in texts) == 1
+    assert sum(map(len, texts)) == 122 * len(paragraph)
+    (repaired,) = account.repaired.values()
+    assert repaired.first == (f"a.txt:81 (byte {at})",)
+    assert account.rejected["text holds a NUL"].first == ("a.txt:163",)
+    assert account.lost_share == pytest.approx(1 / 122 / 2, rel=0.1)  # of two documents
+
+
+def test_latin1_text_is_dropped_and_not_filled_with_replacements(tmp_path):
+    (tmp_path / "a.txt").write_bytes("l'été après la forêt, où il a plu\n".encode("latin-1") * 500)
+    texts, source = read(tmp_path / "a.txt")
+    assert not texts
+    assert source.tallies.account().files[0].is_whole
+
+
+def test_what_is_no_data_is_counted_and_never_waited_for(tmp_path):
+    (tmp_path / "good.jsonl").write_bytes(jsonl(["one"]))
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "empty.parquet").touch()
+    (tmp_path / ".hidden.jsonl").write_bytes(jsonl(["no"]))
+    (tmp_path / ".git").mkdir()
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "old.jsonl.bz2").write_bytes(bz2.compress(jsonl(["two"])))
+    texts, source = read(tmp_path)
+    account = source.tallies.account()
+    assert texts == ["one"]
+    assert {reason: one.first for reason, one in account.passed_over.items()} == {
+        "empty file": ("empty.jsonl:0", "empty.parquet:0"),
+        "hidden": (".git:0", ".hidden.jsonl:0"),
+        "neither a file nor a folder (FIFO, socket or device)": ("pipe.jsonl:0",),
+    }
+    assert [one.file for one in account.files] == ["old.jsonl.bz2"]
+    with pytest.raises(DataError, match="neither a file nor a folder"):
+        LocalSource(tmp_path / "pipe.jsonl", "text")
+
+
+def test_lost_files_are_kept_by_name_and_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "MAX_LOSSY_FILES", 3)
+    for number in range(6):
+        (tmp_path / f"{number}.jsonl").write_bytes(jsonl(["good"]) + b"bad\n" * number)
+    account = read(tmp_path)[1].tallies.account()
+    assert [(one.file, one.num_lost) for one in account.files[:2]] == [
+        ("5.jsonl", 5),
+        ("3.jsonl", 3),
+    ]
+    assert (account.num_lossy_files, account.num_lost, account.num_documents) == (5, 15, 6)
 
 
 def test_nul_surrogates_and_wrong_types_are_counted(tmp_path):
@@ -187,7 +301,7 @@ def test_a_flipped_bit_in_a_parquet_page_is_a_stop(tmp_path):
         read(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1"])
+@pytest.mark.parametrize("content", [b"PAR1", b"PAR1" + bytes(100) + b"PAR1"])
 def test_a_file_that_is_no_parquet_is_a_stop(tmp_path, content):
     (tmp_path / "a.parquet").write_bytes(content)
     with pytest.raises(DataError, match=r"a.parquet cannot be read"):

@@ -201,7 +201,7 @@ def test_a_missing_shard_and_a_damaged_manifest_are_refused(corpus, tmp_path):
 
 def test_the_manifest_tells_what_was_left_out(corpus, tmp_path):
     corpus.write_text(corpus.read_text() + '{"text": ""}\nno json\n')
-    staged = stage(local(corpus), tmp_path, 0)
+    staged = stage(local(corpus, max_dropped=0.1), tmp_path, 0)
     assert staged.manifest.rejected["empty text"].origins == ("corpus.jsonl:41",)
     assert staged.manifest.rejected["malformed JSON"].count == 1
     (source_file,) = staged.manifest.plan.source.files

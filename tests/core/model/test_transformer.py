@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nsa_core.config.counts import count_flops, count_parameters, estimate_memory
+from nsa_core.config.counts import count_flops, count_parameters
+from nsa_core.config.memory import StepShape, estimate_memory
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.training import OptimizerConfig
 from nsa_core.evaluate.forward import autocast
@@ -63,14 +64,16 @@ def test_visible_keys_of_the_flop_count_are_the_reads_of_decoding():
 def test_memory_estimate_has_exact_state_and_shrinks_with_recomputation():
     config, adamw = ModelConfig(), OptimizerConfig()
     total = count_parameters(config).total
-    plain = estimate_memory(config, adamw, "bf16", tokens=16_384)
+    plain = estimate_memory(config, adamw, "bf16", StepShape(16_384))
     assert plain.weights + plain.optimizer == pytest.approx(12 * total / 2**20)
     sizes = [
-        estimate_memory(config, adamw, "bf16", tokens=16_384, activation_checkpointing=mode).total
+        estimate_memory(
+            config, adamw, "bf16", StepShape(16_384, activation_checkpointing=mode)
+        ).total
         for mode in ("none", "selective", "full")
     ]
     assert sizes == sorted(sizes, reverse=True)
-    muon = estimate_memory(config, OptimizerConfig(kind="muon"), "bf16", tokens=16_384)
+    muon = estimate_memory(config, OptimizerConfig(kind="muon"), "bf16", StepShape(16_384))
     assert muon.optimizer < plain.optimizer
 
 

@@ -75,7 +75,8 @@ def new_run(root: Path, text: Path, run_id: str = "r1", **changes: Any) -> RunDi
 
 
 @contextmanager
-def _attempt(run: RunDir) -> Iterator[tuple[AttemptContext, Telemetry]]:
+def attempt(run: RunDir) -> Iterator[tuple[AttemptContext, Telemetry]]:
+    """An attempt that says things and has not begun."""
     manifest, log = read_manifest(run), RunLog(run.log)
     beats = HeartbeatWriter(
         run, run_id=run.run_id, attempt=manifest.attempt, rank=0, writes=LossyWrites(log.tell)
@@ -93,14 +94,14 @@ def _attempt(run: RunDir) -> Iterator[tuple[AttemptContext, Telemetry]]:
 
 def run_here(run: RunDir) -> Outcome:
     """One attempt from the first line to the last."""
-    with _attempt(run) as (context, telemetry):
+    with attempt(run) as (context, telemetry):
         return run_training(context, telemetry, None)
 
 
 @contextmanager
 def opened(run: RunDir) -> Iterator[Session]:
     """The session of an attempt, ready to train."""
-    with _attempt(run) as (context, telemetry):
+    with attempt(run) as (context, telemetry):
         clock = start_clock(run, attempt=context.manifest.attempt, last_alive_unix_s=None)
         stop = StopWatch(run, context.manifest, context.signals, report_stale=lambda what: None)
         session = prepare(context, telemetry, stop, clock)

@@ -11,6 +11,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.rundir import events
 from nsa_core.rundir.atomic import append_line
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest
+from nsa_core.rundir.data_account import DataAccount, FileAccount
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
@@ -51,6 +52,20 @@ def look(run, **offsets):
 def test_a_run_that_was_only_prepared_is_planned_and_healthy(run):
     report = look(run)
     assert (report.state, report.verdict.level, report.beats) == ("planned", "healthy", [])
+
+
+def test_a_report_says_in_brief_what_was_dropped_of_the_data(run):
+    assert look(run).data is None
+    files = tuple(FileAccount(file=f"{n}.jsonl", num_lost=1) for n in range(1000))
+    account = DataAccount(num_documents=9, num_lost=1000, files=files, num_lossy_files=1000)
+    run.data.mkdir()
+    run.data_account.write_text(account.model_dump_json())
+    brief = look(run).data
+    assert len(brief.model_dump_json()) < 1000
+    assert brief.sentence() == account.sentence()
+    assert "and 997 more files" in brief.sentence()
+    run.data_account.write_text("{torn")
+    assert "account.json cannot be read" in look(run).data.sentence()
 
 
 def test_following_by_offset_loses_and_repeats_nothing_even_with_a_torn_line(run):

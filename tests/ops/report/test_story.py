@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from nsa_core.rundir.data_account import Count, DataAccount
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import KernelChoice, read_manifest, write_manifest
 from nsa_ops.runs.report.record import parse_goodput, parse_samples, read_record
@@ -139,6 +140,17 @@ def test_the_kernels_that_were_proven_stand_in_the_report_with_their_reason(
     facts = {fact.name: fact for fact in describe_run(read_record(builder.run))}
     found = facts["kernels, selected"]
     assert (found.value, found.remark) == ("triton", "flash-attn is not installed")
+
+
+def test_what_was_dropped_of_the_data_stands_in_the_report(tmp_path: Path) -> None:
+    builder = _builder(tmp_path).launch()
+    builder.run.data.mkdir()
+    account = DataAccount(num_documents=3, num_lost=1, rejected={"malformed JSON": Count(count=1)})
+    builder.run.data_account.write_text(account.model_dump_json())
+    facts = {fact.name: fact for fact in describe_run(read_record(builder.run))}
+    assert facts["data"].remark == "3 documents; 25.00% dropped (malformed JSON: 1)"
+    builder.run.data_account.write_text("[")
+    assert any("account.json cannot be read" in line for line in read_record(builder.run).missing)
 
 
 def test_the_speed_stands_beside_what_the_profile_expects(tmp_path: Path) -> None:

@@ -53,6 +53,38 @@ def test_each_mistake_is_refused_in_a_long_run(name: str, sets: list[str]) -> No
     assert name in failing(subject(*sets))
 
 
+def test_the_disk_holds_the_shards_of_the_data_beside_the_checkpoints() -> None:
+    looked_at = subject()
+    shards = looked_at.estimate.staging.shard_bytes
+    assert shards == pytest.approx(2 * 10e9, rel=0.01)  # sample-10BT, two bytes a token
+    free = looked_at.estimate.disk_bytes
+    assert failing(replace(looked_at, disk_free_bytes=free)) == []
+    assert failing(replace(looked_at, disk_free_bytes=free - 2**30)) == ["disk"]
+    less = subject("data.max_tokens=1000000")
+    assert less.estimate.disk_bytes == free - shards + 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("sets", "tokens", "words"),
+    [
+        ([], 10e9, "up to 10B tokens are staged"),
+        (["data.subset=sample-100BT"], 100e9, "up to 100B tokens"),
+        (["data.max_tokens=5000000"], 5e6, "up to 5M tokens are staged"),
+        (["data.tokenizer=byte"], 45e9, "before step 1"),
+        (["data.path=other/set"], None, "the whole of data.path"),
+        (["data.source=fineweb_edu_local", "data.path=/d"], None, "preflight says how much"),
+        (["data.source=stdlib", "data.tokenizer=byte"], 30e6, "of shards, roughly 6.0 s"),
+    ],
+)
+def test_a_plan_says_what_is_staged_before_step_1_and_how_long(
+    sets: list[str], tokens: float | None, words: str
+) -> None:
+    need = subject(*sets).estimate.staging
+    assert need.tokens == (None if tokens is None else pytest.approx(tokens))
+    assert words in need.sentence()
+    assert need.is_long == (tokens is None or tokens >= 1e9)
+
+
 def test_a_test_recipe_is_refused_in_a_long_run_and_fine_in_a_short_one() -> None:
     long_run = subject("schedule.steps=5000", recipe="tiny-cpu", profile="cpu")
     assert "recipe" in failing(long_run)

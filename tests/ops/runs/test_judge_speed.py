@@ -3,9 +3,11 @@ from pathlib import Path
 import pytest
 
 from nsa_core.config.profile import HardwareProfile, load_profile
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.data_account import Count, DataAccount
 from nsa_core.rundir.report import CheckResult
 from nsa_core.rundir.speed import AllReduceSpeed, CardSpeed, DiskSpeed, FirstBatch, MachineSpeed
-from nsa_ops.runs.judge_speed import judge_rate, judge_speed
+from nsa_ops.runs.judge_speed import judge_rate, judge_speed, judge_staging
 
 H100 = load_profile("h100")
 GOOD = CardSpeed(
@@ -133,6 +135,38 @@ def test_a_part_that_failed_says_why(part: str, name: str, status: str) -> None:
     check = judge(speed)[name]
     assert check.status == status
     assert "Operation not permitted" in check.message
+
+
+@pytest.mark.parametrize(
+    ("account", "excess", "status"),
+    [
+        (DataAccount(num_documents=99), "", "pass"),
+        (DataAccount(num_documents=9, passed_over={"hidden": Count(count=1)}), "", "pass"),
+        (DataAccount(num_documents=999, num_lost=1, rejected={"bad": Count(count=1)}), "", "warn"),
+        (DataAccount(num_documents=9, repaired={"mended": Count(count=1)}), "", "warn"),
+        (DataAccount(num_lost=9, rejected={"bad": Count(count=9)}), "90% are dropped", "fail"),
+    ],
+)
+def test_dropped_documents_are_told_and_too_many_are_red(
+    account: DataAccount, excess: str, status: str
+) -> None:
+    batch = FirstBatch(seconds=1, num_documents=9, num_characters=9, account=account, excess=excess)
+    check = judge(HOST.model_copy(update={"first_batch": batch}))["data.first_batch"]
+    assert check.status == status
+    assert status == "pass" or (excess or account.sentence()) in check.message
+
+
+@pytest.mark.parametrize(
+    ("free", "status"), [(10_000_000, "pass"), (2_500_000, "fail"), (None, "unknown")]
+)
+def test_the_shards_of_a_local_data_set_need_room(free: int | None, status: str) -> None:
+    data = {"source": "fineweb_edu_local", "path": "/text", "tokenizer": "byte"}
+    config = RunConfig.model_validate({"data": data})
+    batch = FirstBatch(seconds=1, num_documents=9, num_characters=9, source_bytes=1_000_000)
+    (check,) = judge_staging(batch, config, 1_000_000, free)
+    assert check.status == status
+    assert "up to 1M tokens are staged" in check.message
+    assert judge_staging(None, config, 0, 0) == []
 
 
 def test_what_was_never_tried_is_unknown_and_not_a_pass() -> None:

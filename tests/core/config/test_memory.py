@@ -1,0 +1,63 @@
+"""The estimated memory of a step is that of every peak that a card has shown."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nsa_core.config.memory import StepShape, estimate_memory
+from nsa_core.config.recipe import resolve
+
+RESULTS = Path(__file__).parents[3] / "bench" / "results"
+MAIN = "m7c-125m"
+
+
+def measured():
+    """Attention, vocabulary, tokens and MiB of the whole steps in the results, one step a batch."""
+    for name in ("model-h100", "model-h200"):
+        for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
+            yield row["attention"], 50_304, row["tokens"], row["peak_gib"] * 1024
+    for row in json.loads((RESULTS / "trainer-h100.json").read_text())["rows"]:
+        vocabulary = row["data"]["vocab_size"]
+        yield row["attention"], vocabulary, row["tokens_per_step"], row["peak_mib"]
+
+
+@pytest.mark.parametrize(("attention", "vocab_size", "tokens", "peak_mib"), list(measured()))
+def test_the_estimate_is_within_a_tenth_of_every_measured_peak(
+    attention, vocab_size, tokens, peak_mib
+):
+    config = resolve(MAIN).config
+    model = config.model.model_copy(update={"attention": attention, "vocab_size": vocab_size})
+    shape = StepShape(tokens, is_compiled=True)
+    found = estimate_memory(model, config.optimizer, "bf16", shape)
+    assert found.total == pytest.approx(peak_mib, rel=0.1)
+
+
+def test_gradients_count_where_they_lie_beside_activations():
+    config = resolve(MAIN).config
+
+    def gradients(**shape):
+        return estimate_memory(config.model, config.optimizer, "bf16", StepShape(**shape)).gradients
+
+    whole = gradients(tokens=65_536, accumulation=2)
+    assert whole == pytest.approx(458, abs=1)
+    assert gradients(tokens=65_536) == 0  # they come to be while activations go away
+    assert 0 < gradients(tokens=64) < whole
+
+
+@pytest.mark.parametrize("attention", ["nsa", "dense"])
+def test_a_compiled_block_keeps_less_and_recomputation_keeps_one_layer(attention):
+    config = resolve(MAIN, None, [f"model.attention={attention}"]).config
+
+    def kept(**shape):
+        return estimate_memory(
+            config.model, config.optimizer, "bf16", StepShape(65_536, **shape)
+        ).activations
+
+    swiglu = 2 * config.model.mlp_width
+    assert kept() - kept(is_compiled=True) == pytest.approx(
+        65_536 * 12 * (swiglu + 2 * config.model.dim) / 2**20
+    )
+    layer = kept() / 12
+    assert layer < kept(activation_checkpointing="full") < 3 * layer
+    assert kept(activation_checkpointing="full") < kept(activation_checkpointing="selective")

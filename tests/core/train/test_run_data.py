@@ -1,0 +1,100 @@
+"""A run says what was dropped of its data, names what changed, and keeps its tokenizer."""
+
+import json
+import shutil
+
+import pytest
+
+from nsa_core.config.run import RunConfig
+from nsa_core.data.batch import LoaderState
+from nsa_core.data.errors import DataError
+from nsa_core.data.manifest import read_manifest as read_staged
+from nsa_core.data.vocabulary import load_tokenizer
+from nsa_core.evaluate.run_model import WeightsFile, find_tokenizer
+from nsa_core.rundir.checkpoint import Checkpoint, CheckpointManifest
+from nsa_core.rundir.data_account import read_account
+from nsa_core.rundir.events import read_events
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import read_manifest
+from nsa_core.train.checkpoint import TrainingState
+from nsa_core.train.resume import ResumePoint
+from nsa_core.train.run_data import open_data
+from nsa_core.train.stop import StopWatch
+from tests.core.train.sessions import attempt, new_run, write_texts
+
+
+def opened(run, point=None):
+    with attempt(run) as (context, telemetry):
+        stop = StopWatch(run, context.manifest, context.signals, report_stale=lambda what: None)
+        return open_data(context, telemetry, stop, point)
+
+
+def point_of(run, staged):
+    """A checkpoint of the run on these tokens, as far as its data looks at it."""
+    state = LoaderState(
+        epoch=0, global_sample=4, manifest_sha256=staged.manifest_sha256, seq_len=48, seed=3
+    )
+    manifest = CheckpointManifest(
+        run_id=run.run_id, attempt=1, step=1, tokens_seen=1, created_unix_s=1.0,
+        config_sha256="0" * 64, tokenizer_fingerprint="", files=[],
+    )  # fmt: skip
+    return ResumePoint(
+        Checkpoint(run.checkpoint(1), manifest),
+        TrainingState(step=1, tokens_seen=1, loader=state.model_dump()),
+        RunConfig(),
+    )
+
+
+def data_events(run):
+    return [event for event in read_events(run) if event.kind.startswith("data_")]
+
+
+def test_what_was_dropped_is_an_event_once_and_a_file_of_the_run(tmp_path):
+    text = tmp_path / "text.jsonl"
+    write_texts(text)
+    text.write_text(text.read_text() + "torn\n")
+    run = new_run(tmp_path, text)
+    opened(run)
+    (event,) = data_events(run)
+    assert event.kind == "data_dropped"
+    assert "0.83% dropped (malformed JSON: 1, first text.jsonl:121)" in event.message
+    assert read_account(run.data_account).num_lost == event.facts["num_lost"] == 1
+    opened(run)
+    assert len(data_events(run)) == 1
+
+
+def test_a_changed_data_set_is_named_by_its_file_and_its_own_shards_serve_a_resume(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    write_texts(folder / "a.jsonl")
+    write_texts(folder / "b.jsonl")
+    run = new_run(tmp_path, folder)
+    staged = opened(run)
+    (folder / "b.jsonl").write_text(json.dumps({"text": "other"}) + "\n")
+    assert opened(run, point_of(run, staged)).manifest_sha256 == staged.manifest_sha256
+    assert "b.jsonl has changed (" in data_events(run)[-1].message
+    shutil.rmtree(staged.folder)
+    with pytest.raises(DataError) as refused:
+        opened(run, point_of(run, staged))
+    assert "the data has changed since the checkpoint: b.jsonl has changed (" in str(refused.value)
+    assert staged.manifest_sha256[:12] not in str(refused.value)
+    shutil.rmtree(run.data)
+    with pytest.raises(DataError, match="not what the checkpoint was trained on"):
+        opened(run, point_of(run, staged))
+
+
+def test_a_run_directory_holds_its_trained_tokenizer(tmp_path):
+    """A backup is of the run directory alone."""
+    text = tmp_path / "text.jsonl"
+    write_texts(text)
+    data = {"tokenizer": "bpe", "bpe_vocab_size": 300}
+    run = new_run(tmp_path, text, model={"vocab_size": 300}, data=data)
+    staged = opened(run)
+    shutil.rmtree(staged.folder)
+    fingerprint = staged.tokenizer.fingerprint
+    record = read_staged(run.data)[0].tokenizer
+    assert load_tokenizer(record.name, run.data).fingerprint == fingerprint
+    weights = WeightsFile(run.final_model, read_manifest(run).config, None, fingerprint)
+    backup = RunDir(tmp_path / "backup" / run.run_id)
+    shutil.copytree(run.root, backup.root)
+    assert find_tokenizer(backup, weights).fingerprint == fingerprint
