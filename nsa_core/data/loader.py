@@ -146,24 +146,11 @@ class Loader:
         """
         started_s = time.monotonic()
         batch = self._prefetcher.next(poll)
-        self._note_wait(time.monotonic() - started_s)
+        self._waits_s.append(time.monotonic() - started_s)
+        self._num_batches += 1
         if batch.state is not None:
             self.state = batch.state
         return batch
-
-    def ready_batch(self) -> TokenBatch | None:
-        """The next batch if it is built; None otherwise. Never waits.
-
-        `state` stays where it is: who trains on the batch sets it to the batch's own.
-        """
-        batch = self._prefetcher.take_ready()
-        if batch is not None:
-            self._note_wait(0.0)
-        return batch
-
-    def _note_wait(self, seconds: float) -> None:
-        self._waits_s.append(seconds)
-        self._num_batches += 1
 
     def statistics(self) -> FetchStatistics:
         """Waits of the loop; zero before the first batch."""

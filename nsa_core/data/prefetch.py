@@ -37,7 +37,6 @@ class Prefetcher(Generic[Item]):
         self._asked: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._built: queue.SimpleQueue[Item | Exception] = queue.SimpleQueue()
         self._ready: deque[Item] = deque()
-        self._failure: Exception | None = None
         self._num_asked = 0
         self._num_received = 0
         self._is_closed = threading.Event()
@@ -71,27 +70,6 @@ class Prefetcher(Generic[Item]):
         self._ask(self._depth - len(self._ready))
         return item
 
-    def take_ready(self) -> Item | None:
-        """The next item if it is built; None otherwise. Never waits.
-
-        No more than `depth` items are asked for; a failure is left for `next`.
-        """
-        self._ask(self._depth - len(self._ready))
-        if self._ready:
-            item = self._ready.popleft()
-        else:
-            try:
-                found = self._built.get_nowait()
-            except queue.Empty:
-                return None
-            self._num_received += 1
-            if isinstance(found, Exception):
-                self._failure = found
-                return None
-            item = found
-        self._ask(self._depth - len(self._ready))
-        return item
-
     def close(self, wait_s: float = 5.0) -> bool:
         """End the thread; False if it is still blocked in a read (it dies with the process)."""
         self._is_closed.set()
@@ -105,12 +83,8 @@ class Prefetcher(Generic[Item]):
             self._num_asked += 1
 
     def _receive(self, poll: Callable[[], None]) -> Item:
-        if self._failure is not None:
-            found: Item | Exception = self._failure
-            self._failure = None
-        else:
-            found = self._wait(poll)
-            self._num_received += 1
+        found = self._wait(poll)
+        self._num_received += 1
         if isinstance(found, DataError):
             raise found
         if isinstance(found, Exception):

@@ -8,7 +8,6 @@ from nsa_core.data.batch import TokenBatch
 from nsa_core.data.errors import DataError
 from nsa_core.evaluate.perplexity import measure_perplexity
 from nsa_core.train.failure import NonFiniteError
-from nsa_core.train.feed import StepFeed
 from nsa_core.train.gates import gates_are_due, record_gates
 from nsa_core.train.judgement import find_breach, recent
 from nsa_core.train.report_step import report_progress
@@ -50,7 +49,6 @@ def train(session: Session) -> StopRequest | None:
 
 def _run_steps(session: Session) -> None:
     last_step = session.config.schedule.steps
-    feed = StepFeed(session.loader, session.device, session.config.batch.accumulation)
     while True:
         session.stop.check()
         _evaluate_if_due(session)
@@ -59,9 +57,9 @@ def _run_steps(session: Session) -> None:
             return
         _enter_training(session)
         began = time.monotonic()
-        batches = _fetch(session, feed)
+        batches = _fetch(session)
         fetched = time.monotonic()
-        result, learning_rate = _step(session, batches, feed)
+        result, learning_rate = _step(session, batches)
         num_tokens = sum(batch.tokens_BT.numel() for batch in batches)
         session.meter.add(num_tokens, time.monotonic() - fetched, fetched - began)
         _judge(session, result, num_tokens)
@@ -79,14 +77,17 @@ def _enter_training(session: Session) -> None:
         session.clock.switch("step")
 
 
-def _fetch(session: Session, feed: StepFeed) -> list[TokenBatch]:
-    """All micro-batches of one step; what was fetched beside the step before is not waited for."""
+def _fetch(session: Session) -> list[TokenBatch]:
+    """All micro-batches of one step."""
     beats, deadline_s = session.context.beats, session.config.data.loader_timeout_s
     with session.clock.within("data_wait"), beats.within("data_wait", deadline_s):
-        return feed.take(session.stop.check)
+        return [
+            session.loader.next_batch(session.stop.check)
+            for _ in range(session.config.batch.accumulation)
+        ]
 
 
-def _step(session: Session, batches: list[TokenBatch], feed: StepFeed) -> tuple[StepResult, float]:
+def _step(session: Session, batches: list[TokenBatch]) -> tuple[StepResult, float]:
     """One optimizer step at the learning rate of its number."""
     scale = learning_rate_scale(session.step, session.config.schedule)
     learning_rate = session.steps.optimizers.set_scale(scale)
@@ -97,7 +98,7 @@ def _step(session: Session, batches: list[TokenBatch], feed: StepFeed) -> tuple[
 
     session.model.train()
     with record_gates(session.model, is_wanted=_records_gates(session)):
-        result = session.steps.run(batches, poll, feed.fetch_ahead)
+        result = session.steps.run(batches, poll)
     return result, learning_rate
 
 

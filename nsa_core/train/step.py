@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from nsa_core.config.training import Precision
 from nsa_core.data.batch import TokenBatch
-from nsa_core.data.prefetch import do_nothing
 from nsa_core.evaluate.forward import autocast, move
 from nsa_core.kernels.packing import Packing
 from nsa_core.model.loss import LossSum
@@ -57,19 +56,13 @@ class StepRunner:
     device: torch.device
     scaler: torch.amp.GradScaler | None = None
 
-    def run(
-        self,
-        batches: Sequence[TokenBatch],
-        poll: Callable[[int], None],
-        beside: Callable[[], None] = do_nothing,
-    ) -> StepResult:
+    def run(self, batches: Sequence[TokenBatch], poll: Callable[[int], None]) -> StepResult:
         """Accumulate, clip and update.
 
         Args:
             batches: All micro-batches of the step.
             poll: Called with the number of micro-steps done, before each further one. It may
                 raise; the weights are then as they were before the step.
-            beside: Called once a micro-step, when its work was given to the device.
         """
         num_valid = sum(batch.num_targets for batch in batches)
         total = torch.zeros((), device=self.device)
@@ -81,7 +74,6 @@ class StepRunner:
                 loss_sum = self.loss(*move(batch, self.device)).sum
             self._backward(loss_sum / max(1, num_valid))
             total += loss_sum.detach()
-            beside()
         return self._finish(total / max(1, num_valid), num_valid)
 
     def _backward(self, loss: Tensor) -> None:

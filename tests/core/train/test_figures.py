@@ -146,9 +146,6 @@ class SlowLoader:
         self.phases.append((self._beats.phase, self._beats.phase_deadline_s))
         return self._loader.next_batch(poll)
 
-    def ready_batch(self):
-        """Nothing is ever ready ahead: every batch is waited for."""
-
     def __getattr__(self, name):
         return getattr(self._loader, name)
 
@@ -195,7 +192,7 @@ class ScriptedSteps:
         self.optimizers, self.scaler = steps.optimizers, None
         self._results = iter(results)
 
-    def run(self, batches, poll, beside):
+    def run(self, batches, poll):
         return next(self._results)
 
 
