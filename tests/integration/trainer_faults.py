@@ -12,7 +12,7 @@ from nsa_core.data.prefetch import Prefetcher
 from nsa_core.evaluate import perplexity
 from nsa_core.model.loss import LossSum
 from nsa_core.model.transformer import LanguageModel
-from nsa_core.train import prepare
+from nsa_core.train import run_data
 
 #: Calls of the training loss per optimizer step in the tiny runs.
 MICRO_STEPS = 2
@@ -112,11 +112,11 @@ def slow_evaluation() -> None:
 
 def term_while_staging() -> None:
     """TERM arrives while the data is being staged, before the first step."""
-    sound = prepare.stage
+    sound = run_data.stage
 
-    def stage(*inputs: Any) -> Any:
+    def stage(*inputs: Any, **more: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.2)
-        return sound(*inputs)
+        return sound(*inputs, **more)
 
-    prepare.stage = stage
+    run_data.stage = stage

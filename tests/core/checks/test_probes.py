@@ -267,7 +267,8 @@ def test_a_backend_that_cannot_run_here_ends_the_probes_with_code_2(capsys, monk
     config = CONFIG.model_copy(
         update={"runtime": CONFIG.runtime.model_copy(update={"backend_selected": "flash"})}
     )
-    monkeypatch.setattr("sys.stdin", io.StringIO(config.model_dump_json()))
+    content = io.BytesIO(config.model_dump_json().encode())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(content))
     assert main(["--device", "cpu", "--config", "-"]) == 2
     assert "flash cannot run the selected branch" in capsys.readouterr().err
 

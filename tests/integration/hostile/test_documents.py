@@ -153,4 +153,4 @@ def test_evidence_that_is_nonsense_is_judged_in_words(world: World, document: Do
     path = Path(world.work / f"nvidia-smi.{'json' if len(document.id) % 2 else 'txt'}")
     path.write_bytes(document.content)
     heard = world("preflight", "--evidence", path.name)
-    assert heard.problems((0, 2, 3, 6, 9, 11)) == [], f"{document.why}\n{heard.said}"
+    assert heard.problems((0, 2, 3, 6, 9, 11, 26)) == [], f"{document.why}\n{heard.said}"
