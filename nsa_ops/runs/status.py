@@ -11,7 +11,7 @@ from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.transport import QUICK_S, OversizeError
 from nsa_ops.runs.backup.lineage import receipts_of
 from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost
-from nsa_ops.runs.backup.receipts import newest_held
+from nsa_ops.runs.backup.receipts import newest_held, still_ahead
 from nsa_ops.runs.choose import PodRuns, find_run, look_at_pods
 from nsa_ops.runs.context import Operator
 from nsa_ops.runs.pods import choose_pod
@@ -81,11 +81,14 @@ def status_line(operator: Operator, run: RunRecord, report: RunReport) -> RunSta
 
 
 def receipts_of_report(operator: Operator, report: RunReport) -> list[Receipt]:
-    """Receipts of the lineage that the pod shows; those of another one save nothing of it."""
+    """Receipts of the lineage that the pod shows, of what it has not gone back behind since.
+
+    Those of another one, or of steps that were abandoned, save nothing of it.
+    """
     manifest = report.manifest
-    return receipts_of(
-        operator.store.receipts(report.run_id), manifest.attempt, manifest.attempt_id
-    )
+    known = operator.store.receipts(report.run_id)
+    ours = receipts_of(known, manifest.attempt, manifest.attempt_id)
+    return still_ahead(ours, report.beginnings)
 
 
 def current_step(report: RunReport) -> int:
