@@ -271,6 +271,12 @@ def test_a_source_without_a_document_is_told_of_and_refused_before_its_end(
     assert sum(report.doing == first for report in told) >= 2
 
 
+def test_text_that_begins_like_a_packing_is_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"BZh{n} is no packing by itself.\n\n" * 9 for n in range(99)))
+    assert stage(local(path), tmp_path / "root", 0).account.num_whole_files == 0
+
+
 def test_a_folder_that_holds_the_cache_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text(good(20))
     config = local(tmp_path)
