@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.jsonl import parse_records
-from nsa_ops.errors import HaltVerdictError
+from nsa_ops.errors import HaltVerdictError, VerificationError
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.transport import QUICK_S, OversizeError
@@ -19,6 +19,8 @@ from nsa_ops.store import Receipt, RunRecord
 
 #: The most of events.jsonl that is brought, 1.3 million events, and in one round trip.
 MAX_EVENTS_BYTES, _EVENTS_AT_ONCE = 256 * 2**20, 8 * 2**20
+#: How a pod's flag begins that says why there are no events; see `Records.problem`.
+_UNREADABLE = "events.jsonl cannot be read"
 
 #: `status --exit-code`
 FAILED, RUNNING, HALTED_BY_WATCHDOG, LOST, CANCELLED = 20, 21, 22, 23, 24
@@ -137,10 +139,16 @@ def list_events(operator: Operator, run_id: str | None, *, whole: bool = False) 
 
     Raises:
         NotFoundError: If there is no such run.
+        VerificationError: If its events cannot be read.
         OversizeError: If the whole file is longer than any run's.
     """
     found = find_run(operator, run_id)
     report = found.report
+    unreadable = [flag for flag in report.flags if flag.startswith(_UNREADABLE)]
+    if unreadable:
+        message = f"The record of `{report.run_id}` says nothing: {unreadable[0]}"
+        hint = "Look at it on the pod; the next attempt moves it aside and begins a new one"
+        raise VerificationError(message, hint=hint)
     if report.events_begin == 0:
         return report.events
     if not whole:
