@@ -459,3 +459,12 @@ def test_links_on_the_pod_are_refused_by_name_and_never_followed(case: Case) -> 
     assert "link" in refused.value.message
     assert not (case.backup.root / "notes").exists()
     assert case.backup.run.checkpoint(20).exists()
+
+
+def test_a_pipe_that_the_run_has_set_aside_does_not_make_each_pull_a_part(case: Case) -> None:
+    case.build(20)
+    os.mkfifo(case.run.root / "training.csv.aside-1")
+    assert _pull(case).problems == []
+    os.mkfifo(case.run.root / "other")
+    with pytest.raises(VerificationError, match="Refused: `other` is a link"):
+        _pull(case)
