@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -118,16 +119,25 @@ def read_first_batch(config: RunConfig, deadline_s: float = FIRST_BATCH_S) -> Fi
         pool.shutdown(wait=False)
 
 
+class _EnoughError(Exception):
+    """A local source was looked at for long enough."""
+
+
 def _read(config: RunConfig) -> FirstBatch:
     """The first batch, then more for a while where the data is on this machine."""
     began_s = time.monotonic()
     source = make_source(config.data, config.seed)
     documents = source.documents(SourcePosition())
-    lengths = [len(one.text) for one in islice(documents, config.data.document_batch)]
-    seconds = time.monotonic() - began_s
     is_here = config.data.source == "fineweb_edu_local"
-    is_everything = _read_on(documents, began_s + LOOK_S) if is_here else False
-    account = source.tallies.account()
+    if is_here:  # also where no record of it gives a document
+        source.tallies.look = lambda: _stop_at(began_s + LOOK_S)
+    lengths: list[int] = []
+    seconds, is_everything = LOOK_S, False
+    with suppress(_EnoughError):
+        lengths.extend(len(one.text) for one in islice(documents, config.data.document_batch))
+        seconds = time.monotonic() - began_s
+        is_everything = is_here and _read_on(documents, began_s + LOOK_S)
+    account = source.tallies.account(goes_on=not is_everything)
     require_text(config.data.path or config.data.source, account)
     return FirstBatch(
         seconds=round(seconds, 3),
@@ -138,6 +148,11 @@ def _read(config: RunConfig) -> FirstBatch:
         excess=_excess(account, config, is_everything=is_everything),
         source_bytes=source.text_bytes() if isinstance(source, LocalSource) else None,
     )
+
+
+def _stop_at(until_s: float) -> None:
+    if time.monotonic() >= until_s:
+        raise _EnoughError
 
 
 def _read_on(documents: Iterator[Document], until_s: float) -> bool:

@@ -1,7 +1,7 @@
 """Build token shards in a partial folder with a journal, then publish it by a rename."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from nsa_core.config.training import DataConfig
-from nsa_core.data.documents import Document
+from nsa_core.data.documents import Document, Tallies
 from nsa_core.data.dropped import (
     ACCOUNT_NAME,
     MIN_RECORDS,
@@ -39,6 +39,8 @@ from nsa_core.rundir.data_account import DataAccount
 #: Text that is tokenised at a time is at most about this long, whatever `document_batch` says.
 MAX_BATCH_CHARACTERS = 4 * 2**20
 SPLITS: tuple[Split, ...] = ("train", "validation")
+#: Records after which too much dropped ends a staging that no shard interrupts: some seconds.
+JUDGED_EVERY = 100_000
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class _Stager:
         self._journal = journal
         self._tokenizer = load_tokenizer(journal.tokenizer.name, job.partial)
         self._source = make_source(job.config, job.seed)
+        self._source.tallies.look = lambda: _look(job, self._source.tallies, self._report)
         self._num_documents = journal.position.num_documents
         self._num_tokens = sum(shard.num_tokens for shard in journal.shards)
         self._buffers = {split: self._new_buffer(split) for split in SPLITS}
@@ -109,7 +112,7 @@ class _Stager:
                 break
             if max(b.num_tokens for b in self._buffers.values()) >= self._job.shard_tokens:
                 self._commit()
-                self._refuse_early()
+                _refuse_early(self._job, self._source.tallies)
         self._commit()
         return self._journal
 
@@ -147,13 +150,6 @@ class _Stager:
         update = {"shards": tuple(shards), "position": position}
         self._journal = self._journal.model_copy(update=update)
         _write_journal(self._job, self._journal)
-
-    def _refuse_early(self) -> None:
-        """Stop a long staging of which too much is dropped; a file that goes on is not judged."""
-        account = _account_of(self._journal)
-        if account.num_documents + account.num_lost >= MIN_RECORDS:
-            share = account.model_copy(update={"num_whole_files": 0})
-            require_within_limits(self._job.name, share, self._job.config)
 
     def _report(self) -> None:
         limit, done = self._job.config.max_tokens, self._num_tokens
@@ -200,8 +196,10 @@ def _begin(job: BuildJob, threshold: bytes) -> StagingJournal:
 def _training_texts(job: BuildJob, threshold: bytes) -> Iterator[str]:
     """The texts that a tokenizer may be trained on: never a held-out one."""
     source = make_source(job.config, job.seed)
+    going_on = StageProgress("tokenizer", detail=job.config.tokenizer)
+    source.tallies.look = lambda: _look(job, source.tallies, lambda: job.progress(going_on))
     for document in source.documents(SourcePosition(), job.progress):
-        job.progress(StageProgress("tokenizer", detail=job.config.tokenizer))
+        job.progress(going_on)
         if not is_validation(content_hash(document.text)[0], threshold):
             yield document.text
 
@@ -249,6 +247,19 @@ def _publish(job: BuildJob, journal: StagingJournal) -> None:
     job.partial.rename(job.folder)
     fsync_dir(job.folder.parent)
     (job.folder / JOURNAL_NAME).unlink()  # last: until the rename a kill must find its place here
+
+
+def _look(job: BuildJob, tallies: Tallies, report: Callable[[], None]) -> None:
+    """Say that a source goes on, and end it where too much of it is dropped."""
+    report()
+    if tallies.num_seen % JUDGED_EVERY == 0:
+        _refuse_early(job, tallies)
+
+
+def _refuse_early(job: BuildJob, tallies: Tallies) -> None:
+    """Stop a long staging of which too much is dropped; a file that goes on is not judged whole."""
+    if tallies.num_documents + tallies.num_lost >= MIN_RECORDS:
+        require_within_limits(job.name, tallies.account(goes_on=True), job.config)
 
 
 def _account_of(journal: StagingJournal) -> DataAccount:

@@ -1,7 +1,7 @@
 """Document and Tallies: one text with its origin, and what was not taken and why."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from nsa_core.config.base import FrozenModel
@@ -14,6 +14,8 @@ MAX_LOSSY_FILES = 1000
 #: Keys that are named where the text's key is missing, and characters of each.
 MAX_KEYS = 12
 MAX_KEY_LENGTH = 60
+#: Records between two calls of `Tallies.look`: hundredths of a second.
+LOOK_EVERY = 1000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -85,6 +87,11 @@ class Tallies:
     """What a source counts: documents it took, records it left out or repaired, and files.
 
     Files are kept only as long as they are read, or if they lost something.
+
+    Attributes:
+        look: Called after every `LOOK_EVERY` records, also where none of them gives a document, so
+            that whoever waits for one sees that the source goes on; what it raises ends it.
+        num_seen: Records so far.
     """
 
     rejected: RejectTally = field(default_factory=RejectTally)
@@ -92,6 +99,8 @@ class Tallies:
     passed_over: RejectTally = field(default_factory=RejectTally)
     num_documents: int = 0
     num_lost: float = 0.0
+    look: Callable[[], None] | None = None
+    num_seen: int = 0
     _num_lossy_files: int = 0
     _num_whole_files: int = 0
     _lossy: list[FileAccount] = field(default_factory=list)
@@ -102,6 +111,7 @@ class Tallies:
         """Count a document that is trained on."""
         self._file_of(origin).num_documents += 1
         self.num_documents += 1
+        self._see()
 
     def reject(self, reason: str, origin: Origin, num_lost: float = 1.0) -> None:
         """Count a record that is dropped.
@@ -117,6 +127,12 @@ class Tallies:
         file.reasons[reason] = file.reasons.get(reason, 0) + 1
         file.num_lost += num_lost
         self.num_lost += num_lost
+        self._see()
+
+    def _see(self) -> None:
+        self.num_seen += 1
+        if self.look is not None and self.num_seen % LOOK_EVERY == 0:
+            self.look()
 
     def note_keys(self, keys: Iterable[str], origin: Origin) -> None:
         """Remember keys of a record without the text's key; they are words of a stranger."""
@@ -126,9 +142,14 @@ class Tallies:
                 return
             known[ascii(key[:MAX_KEY_LENGTH])[1:-1]] = None
 
-    def account(self) -> DataAccount:
-        """Everything so far; the file that is being read counts as if it ended here."""
+    def account(self, *, goes_on: bool = False) -> DataAccount:
+        """Everything so far; the file that is being read counts as if it ended here.
+
+        Args:
+            goes_on: That file is not said to be lost as a whole: the rest of it is not known.
+        """
         now = self._describe_file()
+        is_whole = now is not None and now.is_whole and not goes_on
         lossy = [*self._lossy, now] if now is not None else self._lossy
         worst = sorted(lossy, key=lambda one: (not one.is_whole, -one.num_lost))
         return DataAccount(
@@ -139,7 +160,7 @@ class Tallies:
             passed_over=_counts(self.passed_over),
             files=tuple(worst),
             num_lossy_files=self._num_lossy_files + (now is not None),
-            num_whole_files=self._num_whole_files + (now is not None and now.is_whole),
+            num_whole_files=self._num_whole_files + is_whole,
         )
 
     def restore(self, account: DataAccount, file: str) -> None:

@@ -14,6 +14,7 @@ from nsa_core.config.base import FrozenModel
 from nsa_core.data.progress import OnProgress, StageProgress, ignore_progress
 from nsa_core.data.sources.base import hash_file
 from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.bounded_json import JsonError, read_bounded
 
 #: A file that was written this short ago may be written again with the same change time, whose
 #: steps are milliseconds on many file systems and a second on some.
@@ -22,6 +23,8 @@ SAVE_EVERY_S = 10.0
 #: Reports of known files: one each would cost more than the look itself.
 REPORT_EVERY = 100
 MAX_THREADS = 8
+#: A million files take about 200 MB.
+MAX_MEMORY_BYTES = 2**29
 POLL_S = 0.1
 
 #: Size in bytes, change time in ns, inode.
@@ -163,8 +166,8 @@ def _facts(path: Path) -> Facts:
 
 
 def _read(memory: Path) -> KnownHashes:
-    """What is remembered; nothing where the file is missing or damaged: it only saves time."""
+    """What is remembered; nothing where the file is missing or cannot be read: it saves time."""
     try:
-        return KnownHashes.model_validate_json(memory.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValidationError):
+        return KnownHashes.model_validate_json(read_bounded(memory, MAX_MEMORY_BYTES))
+    except (OSError, JsonError, ValidationError):
         return KnownHashes()

@@ -22,7 +22,7 @@ MAGIC_BYTES = (
     (b"\x1f\x8b", "gzip"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
     *((bytes([first]) + b"\x2a\x4d\x18", "zstd") for first in range(0x50, 0x60)),
-    (b"BZh", "bzip2"),
+    *((b"BZh%d1AY&SY" % level, "bzip2") for level in range(1, 10)),  # three letters may be text
     (b"\xfd7zXZ\0", "xz"),
     (b"PK\x03\x04", "zip"),
     (b"7z\xbc\xaf\x27\x1c", "7-Zip"),

@@ -185,6 +185,7 @@ class _Request:
 
     def _begin(self, hashes: FileHashes) -> StagedData:
         config = self.config
+        _refuse_cache_inside(config, self.cache)
         plan = plan_staging(config, self.seed, hashes)
         folder = self.cache / f"{plan.source.kind}-{config.tokenizer}-{plan.key()}"
         with folder_lock(self.cache / f".{folder.name}.lock", self.progress):
@@ -195,6 +196,22 @@ class _Request:
         if staged.manifest_sha256 != self.expected:  # a run goes on with what it was begun with
             require_within_limits(config.path or config.source, staged.account, config)
         return staged
+
+
+def _refuse_cache_inside(config: DataConfig, cache: Path) -> None:
+    """Refuse a folder of text that shards are written into: the next start would read them, too.
+
+    Raises:
+        DataError: If it is one.
+    """
+    if config.source != "fineweb_edu_local":
+        return
+    path = Path(config.path)
+    if path.is_dir() and cache.resolve().is_relative_to(path.resolve()):
+        message = f"data.path {path} holds data.cache_dir {cache}: shards would be read as text"
+        raise DataError(
+            message, "move the text into a folder of its own, or name another data.cache_dir"
+        )
 
 
 def _saved(hashes: FileHashes, staged: StagedData) -> StagedData:

@@ -1,10 +1,18 @@
 """What has the name of a file of a run and cannot be read as one: renamed, so that it goes on."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from nsa_core.rundir.bounded_json import JsonError, open_regular
 from nsa_core.rundir.layout import RunDir
+
+_ASIDE = re.compile(r".+\.aside-[0-9]+", re.DOTALL)
+
+
+def is_set_aside(name: str) -> bool:
+    """Whether a name, or the last part of a path, is one that `move_aside` gives."""
+    return _ASIDE.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def move_aside(path: Path) -> Path:

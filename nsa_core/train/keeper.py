@@ -71,6 +71,8 @@ class CheckpointKeeper:
         """The run goes on from this step of its own or of another run; 0 is a fresh start."""
         self.begin_step = step
         self._saved_steps = [saved for saved in self._saved_steps if saved <= step]
+        if self._known_good is not None and self._known_good > step:
+            self._known_good = None  # set aside, with the future that was abandoned
         self.last_anomaly_step = last_anomaly_step
         self.whole_step = step if is_own else None
 

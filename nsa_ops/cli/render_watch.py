@@ -52,7 +52,8 @@ def sparkline(values: Sequence[float], width: int = 60, bars: str = _BARS) -> st
     kept = [value for value in values if isfinite(value)]
     if not kept:
         return ""
-    shown = kept[:: max(1, -(-len(kept) // width))]
+    # Halves: the distance of two numbers that a pod may say is more than a float holds.
+    shown = [value / 2 for value in kept[:: max(1, -(-len(kept) // width))]]
     low, span = min(shown), (max(shown) - min(shown)) or 1.0
     return "".join(bars[int((value - low) / span * (len(bars) - 1))] for value in shown)
 

@@ -15,6 +15,7 @@ from nsa_core.rundir.manifest import (
     read_manifest,
     write_manifest,
 )
+from nsa_core.rundir.obstacles import clear_obstacles
 from nsa_ops.pod.after_end import read_stop
 from nsa_ops.pod.messages import NextAttemptAction, PrepareRunAction, Reply, ReplyCode
 from nsa_ops.pod.processes import LockHeldError, hold_lock
@@ -164,6 +165,10 @@ def _begin(run: RunDir, asked: NextAttemptAction) -> Reply:
         return Reply(
             action=asked.action, code=ReplyCode.CONFLICT, outcome="refused",
             attempt=current.attempt, manifest=current, message=f"it was asked to stop: {stop}",
+        )  # fmt: skip
+    for line in clear_obstacles(run):  # before a new attempt is written that no event could name
+        events.record(
+            run, kind="unreadable", by=asked.by, attempt=current.attempt, message=line
         )  # fmt: skip
     new = _change(run, asked)
     events.record(

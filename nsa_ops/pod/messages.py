@@ -8,6 +8,7 @@ from pydantic import Field, TypeAdapter
 
 from nsa_core.config.base import FrozenModel, TolerantModel
 from nsa_core.rundir.attempt_id import AttemptId
+from nsa_core.rundir.beginnings import Beginning
 from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import ExitRecord
@@ -238,6 +239,7 @@ class RunReport(TolerantModel):
         anomaly: Rule of the last anomaly; empty if there was none.
         figures: What people look at first; empty from an agent of an older version.
         data: What was dropped of the data, and why, in brief; None before it was opened.
+        beginnings: Where attempts went on; empty from an agent of an older version.
     """
 
     run_id: str
@@ -271,6 +273,7 @@ class RunReport(TolerantModel):
     anomaly: str = ""
     figures: RunFigures = RunFigures()
     data: DataAccount | None = None
+    beginnings: list[Beginning] = []
 
 
 class RunProblem(TolerantModel):

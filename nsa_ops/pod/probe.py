@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from nsa_core.rundir.beginnings import read_beginnings
 from nsa_core.rundir.bounded_json import JsonError, open_regular, read_bounded
 from nsa_core.rundir.data_account import Count, DataAccount, read_account
 from nsa_core.rundir.events import Event, find_events
@@ -246,6 +247,7 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         anomaly=_read_anomaly(run),
         figures=figures,
         data=_read_data(run),
+        beginnings=read_beginnings(run),
     )
 
 

@@ -17,6 +17,7 @@ from nsa_core.rundir.names import (
     name_fault,
     show_name,
 )
+from nsa_core.rundir.obstacles import is_set_aside
 from nsa_ops.errors import VerificationError
 
 FileT = TypeVar("FileT", bound=FileEntry)
@@ -81,12 +82,15 @@ class Listing:
 def parse_listing(content: bytes) -> Listing:
     """Files from `SIZE SHA256 NAME` entries that each end with a NUL; a bad one costs only itself.
 
-    Names of files that are being written (see nsa_core.rundir.atomic) are passed over.
+    Names of files that are being written (see nsa_core.rundir.atomic) are passed over, and pipes
+    and links that a run has set aside (nsa_core.rundir.obstacles): they hold nothing to bring.
     """
     found: list[RemoteFile] = []
     refused: list[Refusal] = []
     for entry in filter(None, content.split(b"\0")):
         file = _parse_entry(entry)
+        if file is None:
+            continue
         if isinstance(file, Refusal):
             refused.append(file)
         elif not is_unfinished(file.name):
@@ -95,10 +99,11 @@ def parse_listing(content: bytes) -> Listing:
     return Listing(files, [*refused, *others])
 
 
-def _parse_entry(entry: bytes) -> RemoteFile | Refusal:
+def _parse_entry(entry: bytes) -> RemoteFile | Refusal | None:
     if entry.startswith(ODD.encode()):
-        name = entry.removeprefix(ODD.encode()).removeprefix(b"./")
-        return Refusal(show_name(os.fsdecode(name)), "is a link, or no regular file")
+        name = os.fsdecode(entry.removeprefix(ODD.encode()).removeprefix(b"./"))
+        is_old = is_set_aside(name)
+        return None if is_old else Refusal(show_name(name), "is a link, or no regular file")
     match = _ENTRY.fullmatch(entry)
     if match is None:
         shown = show_name(os.fsdecode(entry))

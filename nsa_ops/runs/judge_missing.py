@@ -8,6 +8,9 @@ from nsa_ops.facts.gpu import GPU
 from nsa_ops.quantities import count_of
 from nsa_ops.runs.judge_result import checked
 
+#: A larger number is that of no card: what a machine prints is not believed without a bound.
+_MAX_CARDS = 256
+
 
 def judge_missing(evidences: Sequence[Evidence], cards: Sequence[GPU]) -> list[CheckResult]:
     """A warning that names each card which some source knows and the driver does not show.
@@ -52,9 +55,9 @@ def _numbers(evidences: Sequence[Evidence], cards: Sequence[GPU]) -> Iterator[in
 
 
 def _gaps(numbers: Iterable[int | None]) -> list[int]:
-    """Numbers below the largest that are not there; none where one is unknown."""
+    """Numbers below the largest that are not there; none where one is unknown, or no card's."""
     known = list(numbers)
-    found = {number for number in known if number is not None}
+    found = {number for number in known if number is not None and 0 <= number < _MAX_CARDS}
     return sorted(set(range(max(found, default=0))) - found) if len(found) == len(known) else []
 
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.jsonl import parse_records
-from nsa_ops.errors import HaltVerdictError
+from nsa_ops.errors import HaltVerdictError, VerificationError
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.transport import QUICK_S, OversizeError
 from nsa_ops.runs.backup.lineage import receipts_of
 from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost
-from nsa_ops.runs.backup.receipts import newest_held
+from nsa_ops.runs.backup.receipts import newest_held, still_ahead
 from nsa_ops.runs.choose import PodRuns, find_run, look_at_pods
 from nsa_ops.runs.context import Operator
 from nsa_ops.runs.pods import choose_pod
@@ -19,6 +19,8 @@ from nsa_ops.store import Receipt, RunRecord
 
 #: The most of events.jsonl that is brought, 1.3 million events, and in one round trip.
 MAX_EVENTS_BYTES, _EVENTS_AT_ONCE = 256 * 2**20, 8 * 2**20
+#: How a pod's flag begins that says why there are no events; see `Records.problem`.
+_UNREADABLE = "events.jsonl cannot be read"
 
 #: `status --exit-code`
 FAILED, RUNNING, HALTED_BY_WATCHDOG, LOST, CANCELLED = 20, 21, 22, 23, 24
@@ -81,11 +83,14 @@ def status_line(operator: Operator, run: RunRecord, report: RunReport) -> RunSta
 
 
 def receipts_of_report(operator: Operator, report: RunReport) -> list[Receipt]:
-    """Receipts of the lineage that the pod shows; those of another one save nothing of it."""
+    """Receipts of the lineage that the pod shows, of what it has not gone back behind since.
+
+    Those of another one, or of steps that were abandoned, save nothing of it.
+    """
     manifest = report.manifest
-    return receipts_of(
-        operator.store.receipts(report.run_id), manifest.attempt, manifest.attempt_id
-    )
+    known = operator.store.receipts(report.run_id)
+    ours = receipts_of(known, manifest.attempt, manifest.attempt_id)
+    return still_ahead(ours, report.beginnings)
 
 
 def current_step(report: RunReport) -> int:
@@ -134,10 +139,16 @@ def list_events(operator: Operator, run_id: str | None, *, whole: bool = False) 
 
     Raises:
         NotFoundError: If there is no such run.
+        VerificationError: If its events cannot be read.
         OversizeError: If the whole file is longer than any run's.
     """
     found = find_run(operator, run_id)
     report = found.report
+    unreadable = [flag for flag in report.flags if flag.startswith(_UNREADABLE)]
+    if unreadable:
+        message = f"The record of `{report.run_id}` says nothing: {unreadable[0]}"
+        hint = "Look at it on the pod; the next attempt moves it aside and begins a new one"
+        raise VerificationError(message, hint=hint)
     if report.events_begin == 0:
         return report.events
     if not whole:

@@ -38,6 +38,7 @@ def test_a_sparkline_shows_low_and_high_and_keeps_its_width() -> None:
     assert sparkline([0.0, 7.0]) == "▁█"
     assert sparkline([1.0, 1.0]) == "▁▁"
     assert sparkline([math.nan]) == ""
+    assert sparkline([-1e308, 0.0, 1e308]) == "▁▄█"
     assert len(sparkline([float(number) for number in range(1000)], width=60)) <= 60
 
 

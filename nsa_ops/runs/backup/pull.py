@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.beginnings import read_beginnings
 from nsa_core.rundir.checkpoint import CheckpointFile, list_checkpoints
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records
@@ -40,7 +41,7 @@ from nsa_ops.runs.backup.lineage import (
 from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost, median_step_s
 from nsa_ops.runs.backup.policy import Policy
 from nsa_ops.runs.backup.pulled import Problem, Pulled
-from nsa_ops.runs.backup.receipts import newest_held
+from nsa_ops.runs.backup.receipts import newest_held, still_ahead
 from nsa_ops.runs.backup.space import (
     check_space,
     choose_too_large,
@@ -273,7 +274,7 @@ def bring(
         present_steps=[one.remote.step for one in planned.present],
         newest_step=newest.step if newest else None,
         num_bytes=transfer.num_bytes,
-        at_risk=_at_risk(folder, newest_held(receipts)),
+        at_risk=_at_risk(folder, newest_held(still_ahead(receipts, read_beginnings(folder.run)))),
         problems=[Problem(one.message, one.hint, one.exit_code) for one in transfer.failures],
     )
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from nsa_core.rundir.beginnings import read_beginnings
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.retention import plan_removal
@@ -15,7 +16,7 @@ from nsa_ops.remote.transport import MAX_ANSWER_BYTES, QUICK_S
 from nsa_ops.runs.backup.folder import BackupFolder
 from nsa_ops.runs.backup.held import is_whole_here
 from nsa_ops.runs.backup.policy import Policy
-from nsa_ops.runs.backup.receipts import newest_held
+from nsa_ops.runs.backup.receipts import newest_held, still_ahead
 from nsa_ops.runs.backup.send import ask
 from nsa_ops.runs.backup.survey import RemoteCheckpoint, Survey, read_survey
 from nsa_ops.runs.context import Operator, PodLink
@@ -72,10 +73,15 @@ class PrunePlan:
 def removable_here(
     folder: BackupFolder, steps: Sequence[int], policy: Policy, receipts: Sequence[Receipt]
 ) -> list[int]:
-    """Steps of a backup that may go; the newest one with a verified receipt never does."""
+    """Steps of a backup that may go; the newest one with a verified receipt never does.
+
+    Nor does the newest that the run has not gone back behind: one of an abandoned future may have
+    a higher step.
+    """
     ours = [one for one in receipts if Path(one.path).parent == folder.run.checkpoints]
-    verified = newest_held(ours)
-    protected = {verified.step} if verified else set(steps)
+    ahead = still_ahead(ours, read_beginnings(folder.run))
+    protected = {one.step for one in map(newest_held, (ours, ahead)) if one is not None}
+    protected = protected or set(steps)
     return plan_removal(
         steps, keep_last=policy.keep_last, keep_every=policy.keep_every, protected=protected
     )

@@ -144,7 +144,7 @@ def _read_attempts(run: RunDir, missing: list[str]) -> list[Attempt]:
 def _read_attempt(run: RunDir, number: int, missing: list[str]) -> Attempt:
     try:
         manifest = read_manifest(run)
-    except ManifestError as error:
+    except (ManifestError, OSError) as error:
         missing.append(str(error))
         return Attempt(number, None, read_exit(run))
     return Attempt(manifest.attempt, manifest, read_exit(run))
@@ -155,6 +155,8 @@ def _read_json(path: Path, missing: list[str]) -> object:
         return read_json(path, is_nan_allowed=True)
     except FileNotFoundError:
         missing.append(f"{path.name} is missing")
+    except OSError as error:
+        missing.append(f"{path.name} cannot be read: {error.strerror}")
     except ValueError as error:
         missing.append(f"{path.name} cannot be read: {error}")
     return None

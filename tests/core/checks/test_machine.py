@@ -125,6 +125,21 @@ def test_a_local_data_set_is_read_on_for_what_a_staging_would_refuse(
     assert (found.is_everything, found.excess) == (False, "")
 
 
+def test_a_local_data_set_without_documents_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two files is lost whole; the rest is not known where the look ends."""
+    (tmp_path / "a.jsonl").write_text('{"body": "text"}\n' * 3000)
+    data = {"source": "fineweb_edu_local", "path": str(tmp_path)}
+    config = RunConfig.model_validate({"data": data})
+    monkeypatch.setattr(host_speed, "LOOK_S", 0.0)
+    with pytest.raises(DataError, match=r"no key `text`: 1,000.*its records have `body`"):
+        read_first_batch(config)
+    (tmp_path / "0.jsonl").write_text('{"text": "good"}\n' * 3000)
+    found = read_first_batch(config)
+    assert (found.is_everything, found.excess) == (False, "")
+
+
 @pytest.mark.slow
 @pytest.mark.integration
 def test_processes_sum_a_tensor_and_a_failing_one_is_named() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_core.data import staged_before, staging
+from nsa_core.data import build, staged_before, staging
 from nsa_core.data.build import BuildJob, build_folder
 from nsa_core.data.dropped import ACCOUNT_NAME
 from nsa_core.data.errors import DataError
@@ -253,3 +253,33 @@ def test_trials_of_bad_bytes_and_values(trials):
     (path,) = trials.glob("d05_*")
     lines = path.read_bytes().removesuffix(b"\n").count(b"\n") + 1
     assert len(documents) + sum(one.count for one in account.rejected.values()) == lines
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+def test_a_source_without_a_document_is_told_of_and_refused_before_its_end(
+    tmp_path, monkeypatch, tokenizer
+):
+    """A stop is noticed, the heartbeat moves, and the wrong key does not cost hours."""
+    monkeypatch.setattr(build, "JUDGED_EVERY", 2000)
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "text"}\n' * 6000)
+    told = []
+    with pytest.raises(DataError, match="its records have `body`") as raised:
+        stage(local(path, tokenizer=tokenizer), tmp_path / "root", 0, told.append)
+    assert "no key `text`: 2,000" in str(raised.value)
+    first = "tokenise" if tokenizer == "byte" else "tokenizer"
+    assert sum(report.doing == first for report in told) >= 2
+
+
+def test_text_that_begins_like_a_packing_is_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"BZh{n} is no packing by itself.\n\n" * 9 for n in range(99)))
+    assert stage(local(path), tmp_path / "root", 0).account.num_whole_files == 0
+
+
+def test_a_folder_that_holds_the_cache_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text(good(20))
+    config = local(tmp_path)
+    with pytest.raises(DataError, match="would be read as text"):
+        stage(config, tmp_path, 0)
+    assert stage(local(tmp_path / "a.jsonl"), tmp_path, 0)

@@ -99,3 +99,12 @@ def test_a_damaged_memory_only_costs_time(tmp_path):
     path = settled(tmp_path / "a", b"12345")
     found = FileHashes(tmp_path / "memory.json", ignore_progress)(path)
     assert found == hashlib.sha256(b"12345").hexdigest()
+
+
+def test_a_memory_that_cannot_be_read_is_none(tmp_path, hashed):
+    path = settled(tmp_path / "a", b"one")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for memory in ("pipe", "folder"):
+        FileHashes(tmp_path / memory)(path)
+    assert hashed == ["a", "a"]

@@ -8,6 +8,7 @@ from nsa_core.train.checkpoint import CheckpointWriteError, write_checkpoint
 from nsa_core.train.failure import DiskFullError
 from nsa_core.train.goodput import GoodputClock
 from nsa_core.train.keeper import CheckpointKeeper
+from nsa_core.train.retention import write_known_good
 from nsa_core.train.saver import CheckpointSaver
 from tests.core.train.test_checkpoint import ORIGIN, snapshot
 
@@ -119,3 +120,23 @@ def test_a_bug_in_the_writer_reaches_the_loop(keeper, monkeypatch):
     monkeypatch.setattr(saver_module, "write_checkpoint", broken)
     with pytest.raises(ZeroDivisionError):
         save(keeper, 10)
+
+
+@pytest.mark.parametrize("begun_at", [0, 10])
+def test_a_known_good_one_of_an_abandoned_future_counts_no_more(
+    run, telemetry, disk, keeper, begun_at
+):
+    save(keeper, 20)
+    write_known_good(run, 20)
+    resumed = CheckpointKeeper(
+        run,
+        CheckpointConfig(save_every=10, keep_last=2),
+        CheckpointSaver(run, ORIGIN, background=False),
+        telemetry,
+        GoodputClock(0.0, {}),
+    )
+    aside = run.checkpoint(20).rename(run.checkpoints / "aside_attempt2_step_000020")
+    resumed.begin_at(begun_at, None, is_own=begun_at > 0)
+    assert resumed.find_good(first_bad_step=15) is None
+    save(resumed, 12)
+    assert aside.is_dir(), "the first save of the new life removes nothing of the old one"

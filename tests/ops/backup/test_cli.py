@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from nsa_core.rundir.beginnings import Beginning
 from nsa_ops.runs.status import status_line
 from nsa_ops.store import RunRecord
 from tests.ops.backup.case import RUN_ID, Case, flip_bit
@@ -34,6 +35,10 @@ def test_status_counts_a_backup_only_while_it_is_there(case: Case, cli: CommandL
     assert sentence().startswith(
         "you lose nothing: the newest verified backup is step 40, verified"
     )
+    seen = seen.model_copy(update={"beginnings": [Beginning(attempt=2, step=0)]})
+    assert sentence() == "nothing is backed up: you lose all 40 steps"
+    seen = seen.model_copy(update={"beginnings": [Beginning(attempt=2, step=40)]})
+    assert sentence().startswith("you lose nothing")
     _pulled(case).rename(case.root / "elsewhere")
     assert sentence() == "nothing is backed up: you lose all 40 steps"
     (case.root / "elsewhere").rename(_pulled(case))

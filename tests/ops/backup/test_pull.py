@@ -75,6 +75,25 @@ def test_a_pull_says_what_a_gone_pod_would_cost(case: Case) -> None:
     assert _pull(case).at_risk.sentence.startswith(sentence)
 
 
+@pytest.mark.parametrize("begun_at", [0, 10])
+def test_a_backup_of_an_abandoned_future_saves_nothing_of_the_run(
+    case: Case, begun_at: int
+) -> None:
+    builder = case.build(20)
+    _pull(case)
+    shutil.rmtree(case.run.checkpoint(20))
+    builder.resume().event("resumed", step=begun_at)
+    builder.beat(30)
+    sentence = "nothing is backed up: you lose all 30 steps"
+    assert _pull(case).at_risk.sentence.startswith(sentence)
+    builder.save(30)
+    builder.beat(31)
+    assert _pull(case).at_risk.sentence.startswith("you lose at most 1 step")
+    builder.resume().event("resumed", step=30)
+    builder.beat(32)
+    assert _pull(case).at_risk.saved_step == 30
+
+
 def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -440,3 +459,12 @@ def test_links_on_the_pod_are_refused_by_name_and_never_followed(case: Case) -> 
     assert "link" in refused.value.message
     assert not (case.backup.root / "notes").exists()
     assert case.backup.run.checkpoint(20).exists()
+
+
+def test_a_pipe_that_the_run_has_set_aside_does_not_make_each_pull_a_part(case: Case) -> None:
+    case.build(20)
+    os.mkfifo(case.run.root / "training.csv.aside-1")
+    assert _pull(case).problems == []
+    os.mkfifo(case.run.root / "other")
+    with pytest.raises(VerificationError, match="Refused: `other` is a link"):
+        _pull(case)

@@ -1,5 +1,6 @@
 """Retention: what goes, and that the last verified copy and an unproven one never do."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,18 @@ def test_the_newest_every_mth_and_the_protected_stay() -> None:
     assert plan_removal(steps, keep_last=2, keep_every=30) == [40, 20, 10]
     assert plan_removal(steps, keep_last=1, keep_every=0, protected={10}) == [50, 40, 30, 20]
     assert plan_removal([], keep_last=1, keep_every=5) == []
+
+
+def test_the_newest_backup_of_the_life_that_goes_on_is_never_pruned(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    builder = case.build(40)
+    pull(case)
+    shutil.rmtree(case.run.checkpoint(40))
+    builder.resume().event("resumed", step=0)
+    builder.save(20)
+    pull(case)
+    assert steps_of(case) == [40, 20]
+    assert plan_prune_here(case.operator, case.backup, RUN_ID, Policy(1)).pruned.removed_steps == []
 
 
 def test_the_last_verified_checkpoint_stays_though_newer_ones_are_there(case: Case) -> None:

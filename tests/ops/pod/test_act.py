@@ -122,6 +122,15 @@ def test_the_next_attempt_begins_once_and_keeps_what_ended(run):
     assert (run.attempt(1) / "exit.json").exists()
 
 
+def test_the_next_attempt_begins_where_a_folder_has_the_name_of_the_events(run):
+    end(run)
+    run.events.unlink(missing_ok=True)
+    run.events.mkdir()
+    assert do(NextAttemptAction(run_dir=run.root, from_attempt=1)).outcome == "done"
+    assert [event.kind for event in read_events(run)] == ["unreadable", "resumed"]
+    assert run.events.with_name("events.jsonl.aside-1").is_dir()
+
+
 def test_the_next_attempt_does_not_begin_beside_a_living_trainer(run):
     with hold_lock(run.runner_lock):
         assert do(NextAttemptAction(run_dir=run.root, from_attempt=1)).code == 7

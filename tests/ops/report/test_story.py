@@ -84,6 +84,9 @@ def test_damaged_files_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
     assert any("goodput.json cannot be read" in line for line in record.missing)
     assert any("cannot be used" in line for line in record.missing)
     assert record.training is not None
+    run.goodput.unlink()
+    run.goodput.mkdir()
+    assert "goodput.json cannot be read: Is a directory" in read_record(run).missing
 
 
 def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from nsa_core.rundir.events import Event
+from nsa_ops.errors import VerificationError
 from nsa_ops.remote.transport import OversizeError
 from nsa_ops.runs import status
 from tests.ops.operators import Desk
@@ -48,6 +49,14 @@ def test_all_events_are_read_in_pieces_up_to_where_the_file_ended(
     desk.transport.files[PATH] += b'{"ts": 1'  # a line that is being written
     monkeypatch.setattr(status, "_EVENTS_AT_ONCE", 300)
     assert status.list_events(desk.operator, "r1", whole=True) == every
+
+
+def test_events_that_cannot_be_read_are_no_empty_list(desk: Desk) -> None:
+    show_newest(desk, 50, 10)
+    flag = "events.jsonl cannot be read: Is a directory"
+    desk.transport.answers["probe"] = answer(report(events=[], flags=["stale", flag]))
+    with pytest.raises(VerificationError, match="Is a directory"):
+        status.list_events(desk.operator, "r1")
 
 
 def test_a_pod_that_names_an_endless_file_is_refused(desk: Desk) -> None:
