@@ -2,6 +2,7 @@
 
 import signal
 import time
+from typing import Any
 
 from nsa_core.rundir import events
 from nsa_core.rundir.exit import read_exit
@@ -52,7 +53,7 @@ def _request(run: RunDir, asked: HaltAction) -> Reply:
             action=asked.action, code=ReplyCode.OK, outcome="already", attempt=attempt,
             message=f"a halt of {manifest.run_id} attempt {attempt} was asked for before",
         )  # fmt: skip
-    events.record(
+    unrecorded = _record(
         run, kind="halt_asked", by=asked.by, attempt=attempt, message=asked.reason,
         facts={"grace_s": asked.grace_s, "save_checkpoint": asked.save_checkpoint},
     )  # fmt: skip
@@ -65,8 +66,17 @@ def _request(run: RunDir, asked: HaltAction) -> Reply:
     )  # fmt: skip
     return Reply(
         action=asked.action, code=ReplyCode.OK, outcome="done", attempt=attempt,
-        message=f"asked {manifest.run_id} attempt {attempt} to halt: {asked.reason}",
+        message=f"asked {manifest.run_id} attempt {attempt} to halt: {asked.reason}{unrecorded}",
     )  # fmt: skip
+
+
+def _record(run: RunDir, **facts: Any) -> str:
+    """Record a stop, which no disk may hold up: why it is not recorded, to end a message with."""
+    try:
+        events.record(run, **facts)
+    except OSError as error:
+        return f"; events.jsonl does not take it: {error.strerror or error}"
+    return ""
 
 
 def _refuse_other(run: RunDir, action: str, asked: int | None, current: int) -> Reply | None:
@@ -103,13 +113,14 @@ def send_signal(asked: SignalAction) -> Reply:
             message=f"no trainer of {run.run_id} attempt {attempt} runs here",
             hint="`nsa-ops status` says what became of it",
         )  # fmt: skip
-    events.record(
+    unrecorded = _record(
         run, kind="signal", by=asked.by, attempt=attempt,
         message=f"{asked.signal} to pid {record.trainer.pid}"
         + (f": {asked.reason}" if asked.reason else ""),
         facts={"signal": asked.signal, "pid": record.trainer.pid},
     )  # fmt: skip
-    return _deliver(asked, record, attempt)
+    reply = _deliver(asked, record, attempt)
+    return reply.model_copy(update={"message": reply.message + unrecorded})
 
 
 def _deliver(asked: SignalAction, record: RunProcesses, attempt: int) -> Reply:

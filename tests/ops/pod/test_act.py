@@ -101,6 +101,17 @@ def test_a_halt_is_bound_to_the_attempt_and_recorded_once(run):
     assert [event.kind for event in read_events(run)] == ["launched", "halt_asked"]
 
 
+def test_a_halt_is_asked_though_its_event_cannot_be_written(run):
+    run.events.unlink(missing_ok=True)
+    run.events.mkdir()
+    reply = act(
+        HaltAction(run_dir=run.root, reason="stop", by="operator").model_dump_json().encode()
+    )
+    assert reply.outcome == "done", reply
+    assert reply.message.endswith("; events.jsonl does not take it: Is a directory")
+    assert read_halt(run, run_id="run-1", attempt=1) is not None
+
+
 def test_a_halt_that_means_another_attempt_is_a_conflict(run):
     reply = do(HaltAction(run_dir=run.root, attempt=3, reason="enough"))
     assert reply.code == 7
