@@ -129,7 +129,7 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
         "fine": lambda: compare(Inputs([190, 128, 4], 4, 2, (16, 16), ring=5, geometry=fine)),
         "short-cache": lambda: compare(Inputs([4, 0], 4, 2, (16, 16), capacity=5)),
         "float16": lambda: compare(Inputs([199, 90], 12, 2, (16, 16)), torch.float16),
-        "ties": lambda: tied(Inputs(BORDERS, 12, 2, (16, 16))),
+        "ties": lambda: tied(Inputs(BORDERS, 6, 1, (16, 16))),
         "alone": lambda: alone(Inputs([120, 60], 4, 2, (16, 16))),
     }
 

@@ -11,12 +11,11 @@ INTERPRETED = "interpreted_checks"
 
 @pytest.mark.slow
 def test_the_kernels_pass_the_probe_and_a_planted_fault_does_not(interpreted: Any) -> None:
-    # bfloat16 is left to the card: the interpreter does not compute it.
-    for dtype, limit in (("float32", 1e-6), ("float16", 5e-4)):
-        found = interpreted[dtype]
-        assert found["is_equal"]
-        assert 0 < found["error"] <= limit
-        assert (found["wrong_choices"], found["ties"], found["wrong_reads"]) == (0, 0, 0)
+    # Half precision is left to the card, and to a case of test_decode_kernels.py.
+    found = interpreted["float32"]
+    assert found["is_equal"]
+    assert 0 < found["error"] <= 1e-6
+    assert (found["wrong_choices"], found["ties"], found["wrong_reads"]) == (0, 0, 0)
     planted = interpreted["planted"]
     assert not planted["is_equal"]
     assert planted["error"] > 1e-2
