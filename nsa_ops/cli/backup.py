@@ -12,7 +12,7 @@ from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from nsa_ops.runs.backup.folder import BackupFolder
+    from nsa_ops.backup.folder import BackupFolder
 
 backup = typer.Typer(no_args_is_help=True, help="Bring runs home whole, prove it, put them back")
 
@@ -59,13 +59,13 @@ def pull(
     keep_every: KeepEveryOption = 0,
 ) -> None:
     """Bring a run's files and checkpoints here, verified; continues where it was cut."""
+    from nsa_ops.backup.locate import backup_folder
+    from nsa_ops.backup.policy import choose_policy
+    from nsa_ops.backup.pull import plan_pull
     from nsa_ops.cli.live import show_pulls
     from nsa_ops.cli.render_backup import draw_pulled
-    from nsa_ops.runs.backup.follow import PullRequest, follow_pull, pull_once
-    from nsa_ops.runs.backup.locate import backup_folder
-    from nsa_ops.runs.backup.policy import choose_policy
-    from nsa_ops.runs.backup.pull import plan_pull
     from nsa_ops.runs.choose import choose_record, link_of
+    from nsa_ops.runs.follow_backup import PullRequest, follow_pull, pull_once
 
     session.interrupt_note = _INTERRUPTED
     operator, policy = session.operator, choose_policy(keep, keep_every)
@@ -90,9 +90,9 @@ def verify(
     load: Annotated[bool, typer.Option("--load", help="Also open every tensor file")] = False,
 ) -> None:
     """Hash every file of a backup again; exit code 9 on any difference."""
+    from nsa_ops.backup.locate import find_backup
+    from nsa_ops.backup.verify import check_verified, renew_receipts, verify_backup
     from nsa_ops.cli.render_backup import draw_verified
-    from nsa_ops.runs.backup.locate import find_backup
-    from nsa_ops.runs.backup.verify import check_verified, renew_receipts, verify_backup
 
     folder = find_backup(session.operator, run)
     store, now = session.operator.store, session.operator.clock.unix_s()
@@ -108,8 +108,8 @@ def verify(
 @command(backup, "ls", path="backup")
 def ls(session: Session) -> None:
     """List the backups on this machine."""
+    from nsa_ops.backup.catalog import list_backups
     from nsa_ops.cli.render_backup import draw_backups
-    from nsa_ops.runs.backup.catalog import list_backups
 
     session.show(list_backups(session.operator), draw_backups)
 
@@ -128,11 +128,11 @@ def restore(
     override: OverrideOption = None,
 ) -> None:
     """Put a backup back as a run directory, in a folder or on a pod; replaces nothing."""
+    from nsa_ops.backup.locate import choose_target, find_backup
+    from nsa_ops.backup.restore import plan_restore, restore_here, restore_to_pod
     from nsa_ops.cli.render_backup import draw_restored
-    from nsa_ops.runs.backup.adopt import adopt_run, plan_adoption
-    from nsa_ops.runs.backup.locate import choose_target, find_backup
-    from nsa_ops.runs.backup.restore import plan_restore, restore_here, restore_to_pod
-    from nsa_ops.runs.guardrails import parse_overrides
+    from nsa_ops.preflight.guardrails import parse_overrides
+    from nsa_ops.runs.adopt_backup import adopt_run, plan_adoption
     from nsa_ops.runs.old_pod import OLD_POD
 
     overrides = parse_overrides(override or (), (OLD_POD,))
@@ -156,8 +156,8 @@ def restore(
 
 
 def _drill(session: Session, folder: "BackupFolder", to: Path | None, pod: str | None) -> None:
+    from nsa_ops.backup.restore import drill_restore
     from nsa_ops.cli.render_backup import draw_drilled
-    from nsa_ops.runs.backup.restore import drill_restore
 
     if pod is not None:
         message = "A drill restores to a folder of this machine"
@@ -183,9 +183,9 @@ def push(
     ],
 ) -> None:
     """Copy a verified backup to another host or disk, and hash every file of it there."""
+    from nsa_ops.backup.locate import check_destination_word, find_backup
+    from nsa_ops.backup.push import execute_push, parse_destination, plan_push
     from nsa_ops.cli.render_backup import draw_pushed
-    from nsa_ops.runs.backup.locate import check_destination_word, find_backup
-    from nsa_ops.runs.backup.push import execute_push, parse_destination, plan_push
 
     session.interrupt_note = "what has arrived is kept, and the next push continues there"
     if len(words) > 2:
@@ -213,16 +213,16 @@ def prune(
     ] = False,
 ) -> None:
     """Remove old checkpoints of a backup, or of its pod; the last verified one never goes."""
-    from nsa_ops.cli.render_backup import draw_pruned
-    from nsa_ops.runs.backup.folder import read_backup_record
-    from nsa_ops.runs.backup.locate import find_backup
-    from nsa_ops.runs.backup.policy import choose_policy
-    from nsa_ops.runs.backup.retention import (
+    from nsa_ops.backup.folder import read_backup_record
+    from nsa_ops.backup.locate import find_backup
+    from nsa_ops.backup.policy import choose_policy
+    from nsa_ops.backup.retention import (
         plan_prune_here,
         plan_prune_there,
         prune_here,
         prune_there,
     )
+    from nsa_ops.cli.render_backup import draw_pruned
     from nsa_ops.runs.choose import choose_record, link_of
 
     policy = choose_policy(keep, keep_every)

@@ -10,7 +10,7 @@ from nsa_ops.cli.command import command
 from nsa_ops.cli.session import Session
 
 if TYPE_CHECKING:
-    from nsa_ops.runs.bench.run import Benched
+    from nsa_ops.bench.run import Benched
 
 bench_group = typer.Typer(help="How fast NSA is on a pod's card, beside dense attention.")
 
@@ -149,13 +149,13 @@ def validate(
     plot: PlotOption = None,
 ) -> None:
     """Train a few steps at several lengths on every path of the selected branch, and compare."""
-    from nsa_ops.runs.bench.run import (
+    from nsa_ops.bench.run import (
         check_only_shown,
         check_places,
         read_benched,
         run_validation,
     )
-    from nsa_ops.runs.configure import Choice
+    from nsa_ops.configure import Choice
 
     words = [*_repeat("--length", length), *_repeat("--path", path), *_once("--steps", steps)]
     chosen = [*_once("--recipe", recipe), *_once("--profile", profile), *_repeat("--set", sets)]
@@ -208,8 +208,8 @@ def transport(
     mib: Annotated[int, typer.Option("--mib", min=1, metavar="MIB", help="Size of the pull")] = 200,
 ) -> None:
     """Time commands and a pull beside bare ssh over the same link."""
+    from nsa_ops.bench.transport import bench_transport
     from nsa_ops.cli.render_bench import draw_transport
-    from nsa_ops.runs.bench.transport import bench_transport
 
     session.show(bench_transport(session.operator, pod, num_rounds=rounds, mib=mib), draw_transport)
 
@@ -225,7 +225,7 @@ def _bench(
     plot: Path | None,
 ) -> None:
     """Measure or read, then show it."""
-    from nsa_ops.runs.bench.run import (
+    from nsa_ops.bench.run import (
         BenchRequest,
         check_only_shown,
         check_places,
@@ -245,8 +245,8 @@ def _bench(
 
 def _show(session: Session, found: "Benched", *, out: Path | None, plot: Path | None) -> None:
     """Keep what is asked for, then the result on stdout."""
+    from nsa_ops.bench.run import keep
     from nsa_ops.cli.render_bench import draw_benched
-    from nsa_ops.runs.bench.run import keep
 
     found = keep(found, out=out, plot=plot)
     for path in found.kept:

@@ -31,7 +31,7 @@ def config_check(
 ) -> None:
     """Resolve a configuration and say whether it can be used."""
     from nsa_ops.cli.render import draw_checked
-    from nsa_ops.runs.configure import Choice, check_config
+    from nsa_ops.configure import Choice, check_config
 
     choice = Choice(recipe or "", profile or "", tuple(sets or ()))
     session.show(check_config(session.settings, choice), draw_checked)
@@ -48,7 +48,7 @@ def config_show(
 ) -> None:
     """Show every value of a configuration, or of the operator's own settings."""
     from nsa_ops.cli.render import draw_values, draw_values_with_origin
-    from nsa_ops.runs.configure import Choice, list_settings, list_values
+    from nsa_ops.configure import Choice, list_settings, list_values
 
     choice = Choice(recipe or "", profile or "", tuple(sets or ()))
     settings = session.settings
@@ -65,7 +65,7 @@ def config_trust(
 ) -> None:
     """Trust the content of a project's `nsa-ops.toml` as it is now, or forget that."""
     from nsa_ops.cli.render import draw_trusted
-    from nsa_ops.runs.trust import execute_trust_file, plan_trust_file
+    from nsa_ops.laptop.trust import execute_trust_file, plan_trust_file
 
     planned = plan_trust_file(session.settings, file, is_forgotten=forget)
     session.agree(planned.plan, is_reversible=False)
@@ -76,7 +76,7 @@ def config_trust(
 def config_trusted(session: Session) -> None:
     """List the project files that are trusted, and whether each is still what was trusted."""
     from nsa_ops.cli.render import draw_trusted
-    from nsa_ops.runs.trust import list_trusted
+    from nsa_ops.laptop.trust import list_trusted
 
     session.show(list_trusted(session.settings), draw_trusted)
 
@@ -85,7 +85,7 @@ def config_trusted(session: Session) -> None:
 def profile_ls(session: Session) -> None:
     """List the hardware profiles."""
     from nsa_ops.cli.render import draw_profiles
-    from nsa_ops.runs.configure import all_hardware
+    from nsa_ops.configure import all_hardware
 
     session.show(all_hardware(), draw_profiles)
 
@@ -97,7 +97,7 @@ def profile_show(
 ) -> None:
     """Show one hardware profile."""
     from nsa_ops.cli.render import draw_profile
-    from nsa_ops.runs.configure import load_hardware
+    from nsa_ops.configure import load_hardware
 
     session.show(load_hardware(name), draw_profile)
 
@@ -111,7 +111,7 @@ def profile_explain(
 ) -> None:
     """Show the values that a profile decides, and why."""
     from nsa_ops.cli.render import draw_reasons
-    from nsa_ops.runs.configure import Choice, explain_profile
+    from nsa_ops.configure import Choice, explain_profile
 
     choice = Choice(recipe or "", name, tuple(sets or ()))
     session.show(explain_profile(session.settings, choice), draw_reasons)
@@ -125,8 +125,8 @@ def estimate(
 ) -> None:
     """Estimate parameters, memory, FLOPs and disk of a run before launching it."""
     from nsa_ops.cli.render_runs import draw_estimate
-    from nsa_ops.runs.configure import Choice
-    from nsa_ops.runs.estimate import estimate_choice
+    from nsa_ops.configure import Choice
+    from nsa_ops.estimate import estimate_choice
 
     choice = Choice(recipe or "", profile or "", tuple(sets or ()))
     session.show(estimate_choice(session.settings, choice), draw_estimate)

@@ -22,7 +22,7 @@ def demo(
 ) -> None:
     """Walk the whole path on this machine: no GPU, no network, no SSH."""
     from nsa_ops.cli.render_demo import draw_demo
-    from nsa_ops.runs.demo import demo_settings, prepare_folder, run_demo
+    from nsa_ops.demo import demo_settings, prepare_folder, run_demo
 
     folder = folder.absolute()
     prepare_folder(folder)

@@ -131,7 +131,7 @@ def health(
     It ends with 25 where a rule halts, and with 26 where too little of a log could be read.
     """
     from nsa_ops.cli.render_runs import draw_health, draw_log_health
-    from nsa_ops.runs.log_health import failure_of, judge_log
+    from nsa_ops.health.log_health import failure_of, judge_log
     from nsa_ops.runs.status import find_status, halt_verdict
 
     if log is not None:

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import typer
 
 from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.backup.pulled import Pulled
 from nsa_ops.cli.output import envelope
 from nsa_ops.cli.render_backup import draw_pulled
 from nsa_ops.cli.render_watch import draw_frame, frame_view, progress_line
 from nsa_ops.cli.session import Session
 from nsa_ops.printable import PrintableStream
-from nsa_ops.runs.backup.pulled import Pulled
 from nsa_ops.runs.logs import Chunk
 from nsa_ops.runs.watch import Frame
 

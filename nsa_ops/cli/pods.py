@@ -60,8 +60,8 @@ def pod_add(
 ) -> None:
     """Add a pod: a machine behind ssh, whose host key is shown and pinned, or this one."""
     from nsa_ops.cli.render import draw_pod
-    from nsa_ops.runs.pods import execute_add, is_local, plan_add
-    from nsa_ops.runs.ssh_pods import (
+    from nsa_ops.pods.pods import execute_add, is_local, plan_add
+    from nsa_ops.pods.ssh_pods import (
         SshPodRequest,
         choose_address,
         execute_add_ssh,
@@ -116,7 +116,7 @@ def _password(session: Session, source: str | None) -> str:
     Raises:
         ConfigurationError: If nobody can be asked.
     """
-    from nsa_ops.runs.first_login import read_password
+    from nsa_ops.pods.first_login import read_password
 
     if source != "ask":
         return read_password(source or "", sys.stdin)
@@ -132,7 +132,7 @@ def pod_trust(
 ) -> None:
     """Pin the host key that answers now; the pod then has a new identity."""
     from nsa_ops.cli.render import draw_pod
-    from nsa_ops.runs.ssh_pods import execute_trust, plan_trust
+    from nsa_ops.pods.ssh_pods import execute_trust, plan_trust
 
     planned = plan_trust(session.operator, pod, fingerprint or "")
     session.agree(planned.plan, is_reversible=planned.is_agreed)
@@ -142,7 +142,7 @@ def pod_trust(
 @command(pod_group, "ssh", path="pod", is_emergency=True)
 def pod_ssh(session: Session, pod: PodArgument = None) -> None:
     """Open a terminal on a pod, with its pinned host key."""
-    from nsa_ops.runs.ssh_pods import open_terminal
+    from nsa_ops.pods.ssh_pods import open_terminal
 
     raise typer.Exit(open_terminal(session.operator, pod))
 
@@ -159,7 +159,7 @@ def pod_ls(session: Session) -> None:
 def pod_show(session: Session, pod: PodArgument = None) -> None:
     """Show a pod and the runs that were launched on it."""
     from nsa_ops.cli.render import draw_pod_details
-    from nsa_ops.runs.pods import show_pod
+    from nsa_ops.pods.pods import show_pod
 
     session.show(show_pod(session.operator, pod), draw_pod_details)
 
@@ -173,7 +173,7 @@ def pod_rm(
 ) -> None:
     """Forget a pod; nothing on the pod is touched."""
     from nsa_ops.cli.render import draw_forgotten
-    from nsa_ops.runs.pods import execute_remove, plan_remove
+    from nsa_ops.pods.pods import execute_remove, plan_remove
 
     pod, plan = plan_remove(session.operator.store, name)
     session.agree(plan, is_reversible=False)

@@ -2,15 +2,15 @@
 
 from rich.console import Console
 
+from nsa_ops.backup.catalog import BackupEntry
+from nsa_ops.backup.pulled import Pulled
+from nsa_ops.backup.push import Pushed
+from nsa_ops.backup.restore import Drilled, Restored
+from nsa_ops.backup.retention import Pruned
+from nsa_ops.backup.verify import Verification
 from nsa_ops.cli.render import facts, line, table
 from nsa_ops.quantities import count_of, format_bytes, format_time
-from nsa_ops.runs.backup.catalog import BackupEntry
-from nsa_ops.runs.backup.pulled import Pulled
-from nsa_ops.runs.backup.push import Pushed
-from nsa_ops.runs.backup.restore import Drilled, Restored
-from nsa_ops.runs.backup.retention import Pruned
-from nsa_ops.runs.backup.verify import Verification
-from nsa_ops.runs.report.write import WrittenReport
+from nsa_ops.report.write import WrittenReport
 
 
 def _steps(steps: list[int]) -> str:

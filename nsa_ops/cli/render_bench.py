@@ -5,10 +5,10 @@ from typing import Any
 
 from rich.console import Console
 
+from nsa_ops.bench.run import Benched
+from nsa_ops.bench.transport import TransportBench
 from nsa_ops.cli.render import facts, line, table
 from nsa_ops.quantities import format_bytes
-from nsa_ops.runs.bench.run import Benched
-from nsa_ops.runs.bench.transport import TransportBench
 
 #: Columns by bench, with what each is called; a bench that is not here shows all that fit a cell.
 _COLUMNS: Mapping[str, Mapping[str, str]] = {

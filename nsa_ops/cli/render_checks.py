@@ -6,9 +6,9 @@ from rich.console import Console
 
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.cli.render import cell, line, table
-from nsa_ops.runs.doctor.doctor import Examined
-from nsa_ops.runs.judge_files import Judgement
-from nsa_ops.runs.preflight import Preflight
+from nsa_ops.laptop.doctor import Examined
+from nsa_ops.preflight.judge_files import Judgement
+from nsa_ops.preflight.preflight import Preflight
 
 _MARKS = {"pass": "ok", "warn": "warn", "fail": "FAIL", "unknown": "?", "skipped": "-"}
 _COLORS = {"pass": "green", "warn": "yellow", "fail": "red", "unknown": "yellow", "skipped": "dim"}

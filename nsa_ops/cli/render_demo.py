@@ -5,8 +5,8 @@ from shlex import quote
 from rich.console import Console
 
 from nsa_ops.cli.render import facts, line, table
+from nsa_ops.demo import Demo
 from nsa_ops.quantities import count_of
-from nsa_ops.runs.demo import Demo
 
 _SAMPLE_LINES = 8
 

@@ -8,14 +8,14 @@ from nsa_core.rundir.events import Event
 from nsa_ops.cli.render import cell_text, facts, gib, line, table
 from nsa_ops.cli.render_figures import Row, draw_rows, figure_rows, state_row, verdict_rows
 from nsa_ops.cli.render_watch import data_text, run_rows
+from nsa_ops.estimate import Estimate
+from nsa_ops.health.log_health import LogHealth
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.quantities import count_of, format_time
+from nsa_ops.report.prove import ProvenResume
 from nsa_ops.runs.adopt_run import Adopted
-from nsa_ops.runs.estimate import Estimate
 from nsa_ops.runs.halt import Halted
 from nsa_ops.runs.launch import Launched
-from nsa_ops.runs.log_health import LogHealth
-from nsa_ops.runs.prove import ProvenResume
 from nsa_ops.runs.resume import Resumed
 from nsa_ops.runs.signals import Saved, Stacks
 from nsa_ops.runs.status import RunStatusLine, current_step

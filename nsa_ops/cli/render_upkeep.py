@@ -3,8 +3,8 @@
 from rich.console import Console
 
 from nsa_ops.cli.render import line, table
+from nsa_ops.laptop.audit_log import AuditView
 from nsa_ops.quantities import count_of, format_time
-from nsa_ops.runs.audit_log import AuditView
 from nsa_ops.runs.reconcile import Settled
 
 

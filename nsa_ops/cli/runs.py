@@ -56,10 +56,10 @@ def preflight(
 ) -> None:
     """Check a pod, the configuration and the model's correctness on that very card."""
     from nsa_ops.cli.render_checks import draw_judgement, draw_preflight
-    from nsa_ops.runs.configure import Choice
-    from nsa_ops.runs.guardrails import parse_overrides
-    from nsa_ops.runs.judge_files import judge_files, refusal_by_evidence
-    from nsa_ops.runs.preflight import refusal_of, run_preflight
+    from nsa_ops.configure import Choice
+    from nsa_ops.preflight.guardrails import parse_overrides
+    from nsa_ops.preflight.judge_files import judge_files, refusal_by_evidence
+    from nsa_ops.preflight.preflight import refusal_of, run_preflight
 
     if evidence:
         judged = judge_files(evidence, profile or session.settings.values.profile, pod)
@@ -96,11 +96,11 @@ def launch(
 ) -> None:
     """Launch a run; returns when it has opened its data and trains."""
     from nsa_ops.cli.render_runs import draw_launched
-    from nsa_ops.runs.configure import Choice
-    from nsa_ops.runs.guardrails import parse_overrides
+    from nsa_ops.configure import Choice
+    from nsa_ops.preflight.guardrails import parse_overrides
     from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
+    from nsa_ops.runs.make_ready import make_ready
     from nsa_ops.runs.old_pod import OLD_POD
-    from nsa_ops.runs.provision.make_ready import make_ready
 
     choice = Choice(recipe or "", profile or "", tuple(sets or ()))
     overrides = parse_overrides(override or (), (OLD_POD,))
@@ -178,8 +178,8 @@ def resume(
 ) -> None:
     """Go on with a run from its newest verified checkpoint, here or on another pod."""
     from nsa_ops.cli.render_runs import draw_proven, draw_resumed
+    from nsa_ops.report.prove import await_replay, find_replay
     from nsa_ops.runs.move import is_elsewhere
-    from nsa_ops.runs.prove import await_replay, find_replay
     from nsa_ops.runs.resume import execute_resume, plan_resume
 
     if pod is not None and is_elsewhere(session.operator, run, pod):
@@ -218,7 +218,7 @@ def _move(
     is_plain: bool,
 ) -> None:
     from nsa_ops.cli.render_runs import draw_resumed
-    from nsa_ops.runs.guardrails import parse_overrides
+    from nsa_ops.preflight.guardrails import parse_overrides
     from nsa_ops.runs.move import MoveRequest, execute_move, plan_move
     from nsa_ops.runs.old_pod import OLD_POD
 

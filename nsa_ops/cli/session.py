@@ -17,10 +17,10 @@ from nsa_ops.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from nsa_ops.context import Operator
     from nsa_ops.plan import Plan
-    from nsa_ops.runs.context import Operator
-    from nsa_ops.runs.work import ShowWork
     from nsa_ops.settings import Settings
+    from nsa_ops.work import ShowWork
 
 ResultT = TypeVar("ResultT")
 _QUIET = -1
@@ -105,7 +105,7 @@ class Session:
     def operator_of(self, settings: "Settings") -> "Operator":
         """What use cases work with under other settings; the caller closes its store."""
         from nsa_ops.clock import SystemClock
-        from nsa_ops.runs.context import Operator, connect_audited
+        from nsa_ops.context import Operator, connect_audited
         from nsa_ops.store import REGISTRY_NAME, Store
 
         self.close_state(settings)
@@ -171,7 +171,7 @@ class Session:
 
     def _show_work(self, settings: "Settings") -> "ShowWork":
         """A bar on a terminal that can draw one, else lines; nothing with `-q`."""
-        from nsa_ops.runs.work import show_nothing
+        from nsa_ops.work import show_nothing
 
         if self.options.verbosity <= _QUIET:
             return show_nothing

@@ -34,9 +34,9 @@ def audit(
 ) -> None:
     """Show the log of every command on a pod, and check that it is whole; exit code 9 if not."""
     from nsa_ops.cli.render_upkeep import draw_audit
-    from nsa_ops.runs.audit_log import AuditQuery, is_pod_unseen, read_audit, refusal_of
-    from nsa_ops.runs.context import AUDIT_NAME, audit_log
-    from nsa_ops.runs.pods import choose_pod
+    from nsa_ops.context import AUDIT_NAME, audit_log
+    from nsa_ops.laptop.audit_log import AuditQuery, is_pod_unseen, read_audit, refusal_of
+    from nsa_ops.pods.pods import choose_pod
 
     session.close_state(session.settings)
     path = session.settings.state_dir / AUDIT_NAME

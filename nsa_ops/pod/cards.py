@@ -20,10 +20,10 @@ from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.layout import RunDir
-from nsa_ops.facts.gpu import GPU
-from nsa_ops.facts.kernel_log import Event, parse_kernel_log
-from nsa_ops.facts.smi_csv import parse_csv
-from nsa_ops.pod.verdict import Verdict
+from nsa_ops.gpu.card import GPU
+from nsa_ops.gpu.read.kernel_log import Event, parse_kernel_log
+from nsa_ops.gpu.read.smi_csv import parse_csv
+from nsa_ops.pod.rules.verdict import Verdict
 
 TOOL_S = 10.0
 #: Rules that say that a card, and with it the pod, is not to be trusted.

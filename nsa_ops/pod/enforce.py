@@ -19,7 +19,7 @@ from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.process import ProcessIdentity, is_alive
 from nsa_ops.pod.hang import report_hang
 from nsa_ops.pod.processes import kill_session, send
-from nsa_ops.pod.verdict import Finding, Verdict
+from nsa_ops.pod.rules.verdict import Finding, Verdict
 
 Outcome = Literal["ended", "terminated", "killed", "unkillable"]
 _POLL_S = 0.1

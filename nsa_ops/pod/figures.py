@@ -4,8 +4,8 @@ from nsa_core.config.base import TolerantModel
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.heartbeat import Heartbeat, Phase
 from nsa_ops.pod.evidence import HealthEvidence
-from nsa_ops.pod.rules_gates import has_gates
-from nsa_ops.pod.rules_process import patience_s
+from nsa_ops.pod.rules.gates import has_gates
+from nsa_ops.pod.rules.process import patience_s
 
 
 class PhaseUse(TolerantModel):

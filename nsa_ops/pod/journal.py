@@ -12,7 +12,7 @@ from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.process import identify
 from nsa_ops.pod.messages import WatchdogRecord
-from nsa_ops.pod.verdict import Verdict
+from nsa_ops.pod.rules.verdict import Verdict
 
 Doing = Literal["watching", "halting", "restarting", "done"]
 _SAME_AGAIN_S = 1.0

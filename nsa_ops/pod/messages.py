@@ -20,7 +20,7 @@ from nsa_core.rundir.redaction import FreeText
 from nsa_core.rundir.status import State
 from nsa_ops.pod.figures import RunFigures
 from nsa_ops.pod.processes import RunProcesses
-from nsa_ops.pod.verdict import Verdict
+from nsa_ops.pod.rules.verdict import Verdict
 
 SignalName = Literal["USR1", "USR2", "TERM", "KILL"]
 

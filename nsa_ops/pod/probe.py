@@ -48,8 +48,8 @@ from nsa_ops.pod.messages import (
     WatchdogRecord,
 )
 from nsa_ops.pod.processes import RunProcesses, is_running, is_this_boot, read_processes
-from nsa_ops.pod.rules import judge
-from nsa_ops.pod.verdict import Verdict
+from nsa_ops.pod.rules.judge import judge
+from nsa_ops.pod.rules.verdict import Verdict
 
 #: The most that one probe reads of the new lines of one file, and of the past for its verdict.
 MAX_BYTES = 256 * 1024

@@ -47,10 +47,10 @@ from nsa_ops.pod.processes import (
     take_lock,
 )
 from nsa_ops.pod.restart import RESTARTED, Decision
-from nsa_ops.pod.rules import judge
+from nsa_ops.pod.rules.judge import judge
+from nsa_ops.pod.rules.telling import Telling
+from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.pod.runner import CONFLICT, NOT_A_RUN, TRAINER_MODULE
-from nsa_ops.pod.telling import Telling
-from nsa_ops.pod.verdict import Verdict
 
 _HISTORY_BYTES = 512 * 1024
 _CHUNK_BYTES = 1024 * 1024

@@ -22,11 +22,11 @@ from nsa_ops.errors import (
 )
 from nsa_ops.remote.frame import BOOTSTRAP, FramedAnswer
 from nsa_ops.remote.framed import Ended, FramedTransport
-from nsa_ops.remote.host_keys import HostKey, read_pin
 from nsa_ops.remote.pump import BEGIN_S, Outcome
-from nsa_ops.remote.ssh_config import Resolved, identity_paths, resolve
-from nsa_ops.remote.ssh_errors import another_host_key, explain_ssh
-from nsa_ops.remote.ssh_target import CONNECT_TIMEOUT_S, Address, SshSettings, SshTarget
+from nsa_ops.remote.ssh.config import Resolved, identity_paths, resolve
+from nsa_ops.remote.ssh.errors import another_host_key, explain_ssh
+from nsa_ops.remote.ssh.host_keys import HostKey, read_pin
+from nsa_ops.remote.ssh.target import CONNECT_TIMEOUT_S, Address, SshSettings, SshTarget
 
 _SSH_PORT = 22
 _PULSE_S = 5.0

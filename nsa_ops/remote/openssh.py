@@ -14,11 +14,11 @@ from nsa_ops.errors import LocalResourceError, OpsError
 from nsa_ops.remote.control_socket import ANSWER_S, drop_silent
 from nsa_ops.remote.frame import BOOTSTRAP, FramedAnswer
 from nsa_ops.remote.framed import Ended, FramedTransport
-from nsa_ops.remote.host_keys import read_pin, unpin
 from nsa_ops.remote.pump import Outcome, end_process, pump
-from nsa_ops.remote.ssh_config import run_ssh_tool
-from nsa_ops.remote.ssh_errors import explain_ssh
-from nsa_ops.remote.ssh_target import (
+from nsa_ops.remote.ssh.config import run_ssh_tool
+from nsa_ops.remote.ssh.errors import explain_ssh
+from nsa_ops.remote.ssh.host_keys import read_pin, unpin
+from nsa_ops.remote.ssh.target import (
     SshTarget,
     choose_socket,
     command_options,

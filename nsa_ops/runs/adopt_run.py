@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from nsa_core.rundir.layout import RUN_ID
 from nsa_core.rundir.lineage import lineage_of
 from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.agents import probe_run
+from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import (
     ConfigurationError,
     NotFoundError,
@@ -13,13 +15,11 @@ from nsa_ops.errors import (
 )
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import RunReport
+from nsa_ops.pods.pods import choose_pod
+from nsa_ops.provision.receipt import RECEIPT_NAME, parse_receipt
 from nsa_ops.remote.transport import MAX_ANSWER_BYTES, QUICK_S
-from nsa_ops.runs.agents import probe_run
 from nsa_ops.runs.choose import read_named_manifest, record_of
-from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.lease import lease_held
-from nsa_ops.runs.pods import choose_pod
-from nsa_ops.runs.provision.receipt import RECEIPT_NAME, parse_receipt
 from nsa_ops.store import PodRecord, RunRecord
 
 #: Prints a name a line of the run directories that have a manifest.

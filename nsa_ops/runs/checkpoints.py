@@ -4,12 +4,12 @@ from pathlib import PurePosixPath
 
 from nsa_core.rundir.lineage import find_foreign
 from nsa_core.rundir.manifest import Parent, RunManifest
+from nsa_ops.agents import verify
+from nsa_ops.context import PodLink
 from nsa_ops.errors import NotFoundError, VerificationError
 from nsa_ops.pod.verify import MISSING, VerifiedCheckpoint
 from nsa_ops.remote.snapshot import has_code
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import verify
-from nsa_ops.runs.context import PodLink
 
 
 def require_checkpoint(link: PodLink, code_id: str, path: str) -> VerifiedCheckpoint:

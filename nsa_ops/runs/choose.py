@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from nsa_core.rundir.layout import check_run_id
 from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.agents import probe, probe_run, read_run_manifest
+from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError
 from nsa_ops.pod.messages import RunReport
+from nsa_ops.pods.pods import choose_pod, how_to_add
 from nsa_ops.quantities import sentence_case
-from nsa_ops.runs.agents import probe, probe_run, read_run_manifest
-from nsa_ops.runs.context import Operator, PodLink
-from nsa_ops.runs.pods import choose_pod, how_to_add
 from nsa_ops.store import PodRecord, RunRecord
 
 #: Pods that are asked at the same time.

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_core.rundir.redaction import redact
+from nsa_ops.agents import ask, verify
+from nsa_ops.context import Operator
 from nsa_ops.errors import DeadlineError, StateConflictError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import HaltAction, RunReport, SignalAction, SignalName
 from nsa_ops.pod.verify import VerifiedCheckpoint
-from nsa_ops.runs.agents import ask, verify
 from nsa_ops.runs.choose import LIVE, FoundRun, find_run
-from nsa_ops.runs.context import Operator
 from nsa_ops.runs.wait import ENDED, poll
 
 GRACE_S = 60.0

@@ -13,37 +13,36 @@ from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.layout import check_run_id, new_run_id
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.report import CheckResult
+from nsa_ops.agents import ask, probe_run, require_run
+from nsa_ops.configure import Choice, load_hardware, require_profile
+from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError
-from nsa_ops.facts.hardware import HardwareFacts, read_cards
-from nsa_ops.facts.host import read_host
-from nsa_ops.facts.python import PythonFacts
+from nsa_ops.gpu.read.hardware import HardwareFacts, read_cards
+from nsa_ops.machine.host import read_host
+from nsa_ops.machine.python import PythonFacts
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import PrepareRunAction, RunReport
-from nsa_ops.quantities import count_of
-from nsa_ops.remote.snapshot import Snapshot, has_code, ship, take_snapshot
-from nsa_ops.remote.tmux import session_name
-from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import ask, probe_run, require_run
-from nsa_ops.runs.checkpoints import with_parent, with_parent_as_planned
-from nsa_ops.runs.choose import LIVE, record_of
-from nsa_ops.runs.configure import Choice, load_hardware
-from nsa_ops.runs.context import Operator, PodLink
-from nsa_ops.runs.guardrails import (
+from nsa_ops.pods.pods import choose_pod
+from nsa_ops.preflight.guardrails import (
     PREFLIGHT,
     apply_overrides,
     check_guardrails,
 )
-from nsa_ops.runs.lease import lease_held, plan_takeover, record_takeover
-from nsa_ops.runs.marked import refuse_marked
-from nsa_ops.runs.pods import choose_pod
-from nsa_ops.runs.preflight import (
+from nsa_ops.preflight.marked import refuse_marked
+from nsa_ops.preflight.preflight import (
     PodFacts,
-    require_profile,
     resolve_for,
     subject_of,
 )
-from nsa_ops.runs.probed import note_another_probed
-from nsa_ops.runs.proof import Proof, find_proof
+from nsa_ops.preflight.probed import note_another_probed
+from nsa_ops.preflight.proof import Proof, find_proof
+from nsa_ops.quantities import count_of
+from nsa_ops.remote.snapshot import Snapshot, has_code, ship, take_snapshot
+from nsa_ops.remote.tmux import session_name
+from nsa_ops.remote.transport import QUICK_S
+from nsa_ops.runs.checkpoints import with_parent, with_parent_as_planned
+from nsa_ops.runs.choose import LIVE, record_of
+from nsa_ops.runs.lease import lease_held, plan_takeover, record_takeover
 from nsa_ops.runs.session import (
     TRAINER_MODULE,
     require_tmux,
@@ -52,8 +51,8 @@ from nsa_ops.runs.session import (
     train_command,
     watchdog_command,
 )
-from nsa_ops.runs.staging_need import estimate_staging
 from nsa_ops.runs.wait import await_first_beat
+from nsa_ops.staging_need import estimate_staging
 
 
 @dataclass(frozen=True)

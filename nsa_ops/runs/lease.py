@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from nsa_core.config.errors import disk_advice
 from nsa_core.rundir.layout import check_run_id
 from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import ConfigurationError, LocalResourceError, StateConflictError
 from nsa_ops.pod.messages import ManifestSummary
 from nsa_ops.private import make_private_folder
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.old_pod import OLD_POD, OldPod, allow_taking, look_at_old_pod
 from nsa_ops.store import RunRecord, Store
 

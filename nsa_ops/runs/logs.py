@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nsa_ops.agents import probe_run
+from nsa_ops.context import Operator
 from nsa_ops.errors import NotFoundError
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import probe_run
 from nsa_ops.runs.choose import FoundRun, find_run
-from nsa_ops.runs.context import Operator
 from nsa_ops.runs.wait import ENDED
 
 CHUNK_BYTES = 256 * 1024

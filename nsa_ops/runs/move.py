@@ -6,24 +6,24 @@ from pathlib import Path
 
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_ops.agents import ask, probe_run
+from nsa_ops.backup.folder import BackupFolder
+from nsa_ops.backup.lineage import receipts_of
+from nsa_ops.backup.receipts import newest_held
+from nsa_ops.backup.restore import RestorePlan, plan_restore, restore_to_pod
+from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import NotFoundError, StateConflictError, VerificationError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import NextAttemptAction, RunReport
+from nsa_ops.pods.pods import choose_pod
+from nsa_ops.preflight.probed import note_another_probed
 from nsa_ops.remote.snapshot import Snapshot, has_code, ship, take_snapshot
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import ask, probe_run
-from nsa_ops.runs.backup.folder import BackupFolder
-from nsa_ops.runs.backup.lineage import receipts_of
-from nsa_ops.runs.backup.receipts import newest_held
-from nsa_ops.runs.backup.restore import RestorePlan, plan_restore, restore_to_pod
 from nsa_ops.runs.choose import LIVE, choose_record
-from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.lease import holding, lease_held, note_left, require_unmoved
 from nsa_ops.runs.moved_manifest import action_of, differences_of, next_manifest
 from nsa_ops.runs.old_pod import OLD_POD, OldPod, allow_leaving, look_at_old_pod
-from nsa_ops.runs.pods import choose_pod
-from nsa_ops.runs.probed import note_another_probed
 from nsa_ops.runs.resume import Difference, Resumed
 from nsa_ops.runs.session import TRAINER_MODULE, list_windows, start_session, train_command
 from nsa_ops.runs.wait import FirstBeat, await_first_beat

@@ -9,17 +9,17 @@ from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import list_recipes
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import Parent, RunManifest
+from nsa_ops.configure import Choice, load_hardware, require_profile
+from nsa_ops.context import Operator, PodLink
+from nsa_ops.estimate import estimate_run
 from nsa_ops.pod.messages import NextAttemptAction
+from nsa_ops.preflight.guardrails import PREFLIGHT, Subject, apply_overrides, check_guardrails
+from nsa_ops.preflight.marked import refuse_marked
+from nsa_ops.preflight.overlay import overlay
+from nsa_ops.preflight.preflight import PodFacts
+from nsa_ops.preflight.proof import find_proof
 from nsa_ops.remote.snapshot import Snapshot
-from nsa_ops.runs.configure import Choice, load_hardware
-from nsa_ops.runs.context import Operator, PodLink
-from nsa_ops.runs.estimate import estimate_run
-from nsa_ops.runs.guardrails import PREFLIGHT, Subject, apply_overrides, check_guardrails
 from nsa_ops.runs.launch import read_live_facts, refuse_failures, require_data
-from nsa_ops.runs.marked import refuse_marked
-from nsa_ops.runs.overlay import overlay
-from nsa_ops.runs.preflight import PodFacts, require_profile
-from nsa_ops.runs.proof import find_proof
 from nsa_ops.runs.resume import Difference, changed_config, differing_values
 from nsa_ops.runs.session import require_tmux
 

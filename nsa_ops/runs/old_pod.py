@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from nsa_ops.agents import probe_run
+from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import (
     DeadlineError,
     NotFoundError,
@@ -13,9 +15,7 @@ from nsa_ops.errors import (
 )
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import probe_run
 from nsa_ops.runs.choose import LIVE
-from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.wait import ENDED
 from nsa_ops.store import RunRecord
 

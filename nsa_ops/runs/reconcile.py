@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nsa_ops.agents import ask, probe_run, read_run_manifest
+from nsa_ops.context import Operator, PodLink
+from nsa_ops.doors import target_of
 from nsa_ops.errors import NotFoundError, OpsError, PartialError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import HaltAction, RunReport
 from nsa_ops.quantities import count_of, format_time
-from nsa_ops.remote.host_keys import unpin
 from nsa_ops.remote.snapshot import has_code
-from nsa_ops.runs.agents import ask, probe_run, read_run_manifest
-from nsa_ops.runs.context import Operator, PodLink
-from nsa_ops.runs.doors import target_of
+from nsa_ops.remote.ssh.host_keys import unpin
 from nsa_ops.runs.launch import remember_run
 from nsa_ops.runs.lease import holding, lease_held, require_unmoved
 from nsa_ops.runs.reconcile_decide import (

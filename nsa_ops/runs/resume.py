@@ -8,16 +8,18 @@ from typing import Any
 from nsa_core.config.recipe import config_sha256, leaves
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import AFRESH, AUTO, RunManifest
+from nsa_ops.agents import ask, read_run_manifest, verify
+from nsa_ops.context import Operator
 from nsa_ops.errors import NotFoundError, StateConflictError
-from nsa_ops.facts.host import read_host
+from nsa_ops.machine.host import read_host
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import NextAttemptAction
 from nsa_ops.pod.verify import VerifiedCheckpoint
+from nsa_ops.preflight.marked import refuse_marked
+from nsa_ops.preflight.overlay import overlay
 from nsa_ops.remote.tmux import session_name
-from nsa_ops.runs.agents import ask, read_run_manifest, verify
 from nsa_ops.runs.checkpoints import refuse_foreign, require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
-from nsa_ops.runs.context import Operator
 from nsa_ops.runs.lease import (
     holding,
     last_reason,
@@ -26,9 +28,7 @@ from nsa_ops.runs.lease import (
     require_unmoved,
     unsettled_notes,
 )
-from nsa_ops.runs.marked import refuse_marked
 from nsa_ops.runs.old_pod import OLD_POD
-from nsa_ops.runs.overlay import overlay
 from nsa_ops.runs.session import TRAINER_MODULE, require_tmux, start_session, train_command
 from nsa_ops.runs.wait import await_first_beat
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from nsa_ops.context import PodLink
 from nsa_ops.errors import LocalResourceError, StateConflictError, VerificationError
-from nsa_ops.facts.host import HostFacts
+from nsa_ops.machine.host import HostFacts
+from nsa_ops.machine.judge import TOOL_HINTS
 from nsa_ops.remote.tmux import (
     Window,
     is_duplicate_session,
@@ -12,8 +14,6 @@ from nsa_ops.remote.tmux import (
     session_name,
 )
 from nsa_ops.remote.transport import QUICK_S, Completed
-from nsa_ops.runs.context import PodLink
-from nsa_ops.runs.judge import TOOL_HINTS
 
 TRAINER_MODULE = "nsa_core.train"
 TRAIN = "train"

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_core.rundir.layout import RunDir
+from nsa_ops.agents import ask
+from nsa_ops.context import Operator
 from nsa_ops.errors import DeadlineError, NotFoundError, StateConflictError
 from nsa_ops.pod.messages import CheckpointFact, RunReport, SignalAction, SignalName
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.agents import ask
 from nsa_ops.runs.choose import LIVE, FoundRun, find_run
-from nsa_ops.runs.context import Operator
 from nsa_ops.runs.wait import ENDED, poll
 
 SAVE_S = 120.0

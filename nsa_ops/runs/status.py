@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.jsonl import parse_records
+from nsa_ops.backup.lineage import receipts_of
+from nsa_ops.backup.loss import AtMostLost, at_most_lost
+from nsa_ops.backup.receipts import newest_held, still_ahead
+from nsa_ops.context import Operator
 from nsa_ops.errors import HaltVerdictError, VerificationError
 from nsa_ops.pod.messages import RunReport
+from nsa_ops.pods.pods import choose_pod
 from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.transport import QUICK_S, OversizeError
-from nsa_ops.runs.backup.lineage import receipts_of
-from nsa_ops.runs.backup.loss import AtMostLost, at_most_lost
-from nsa_ops.runs.backup.receipts import newest_held, still_ahead
 from nsa_ops.runs.choose import PodRuns, find_run, look_at_pods
-from nsa_ops.runs.context import Operator
-from nsa_ops.runs.pods import choose_pod
 from nsa_ops.store import Receipt, RunRecord
 
 #: The most of events.jsonl that is brought, 1.3 million events, and in one round trip.

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from nsa_ops.context import Operator, PodLink
+from nsa_ops.doors import LOCAL, SSH, open_door
 from nsa_ops.errors import (
     ConfigurationError,
     LocalResourceError,
@@ -15,8 +17,6 @@ from nsa_ops.remote.frame import BOOTSTRAP
 from nsa_ops.remote.openssh import OpenSSHTransport
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.choose import choose_record, link_of
-from nsa_ops.runs.context import Operator, PodLink
-from nsa_ops.runs.doors import LOCAL, SSH, open_door
 
 CHECK_S = 2.0
 _PROBE = "import tensorboard.main"

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.agents import probe_run
+from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import (
     ConfigurationError,
     DeadlineError,
@@ -12,10 +14,8 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.pod.messages import RunReport
-from nsa_ops.runs.agents import probe_run
-from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.runs.session import TRAIN, list_windows, runner_ended
-from nsa_ops.runs.work import Work
+from nsa_ops.work import Work
 
 FIRST_BEAT_S = 300.0
 #: After the data was opened: a full card shows within seconds.

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.agents import probe_run
+from nsa_ops.backup.loss import AtMostLost
+from nsa_ops.context import Operator
 from nsa_ops.errors import DeadlineError, PodUnreachableError
 from nsa_ops.pod.messages import Offsets, RunReport
-from nsa_ops.runs.agents import probe_run
-from nsa_ops.runs.backup.loss import AtMostLost
 from nsa_ops.runs.choose import LIVE, choose_record, link_of
-from nsa_ops.runs.context import Operator
 from nsa_ops.runs.status import status_line
 from nsa_ops.runs.wait import ENDED
 

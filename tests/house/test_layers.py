@@ -17,7 +17,7 @@ VIOLATIONS = {
         "nsa_ops/runs/planted.py", "import numpy",
     ),
     "nsa_ops sees only the contract half of nsa_core: config and rundir": (
-        "nsa_ops/facts/planted.py", "import nsa_core.kernels",
+        "nsa_ops/gpu/planted.py", "import nsa_core.kernels",
     ),
     "nsa_core does not know who operates it": (
         "nsa_core/data/planted.py", "import nsa_ops",

@@ -20,14 +20,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from nsa_ops.bench.transport import bench_transport
+from nsa_ops.doors import open_door
 from nsa_ops.errors import PodUnreachableError
 from nsa_ops.pod.messages import ProbeDocument
 from nsa_ops.remote.openssh import OpenSSHTransport
 from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Transport
-from nsa_ops.runs.bench.transport import bench_transport
 from nsa_ops.runs.choose import look_at_pods
-from nsa_ops.runs.doors import open_door
 from nsa_ops.settings import Settings
 from nsa_ops.store import PodRecord, RunRecord
 from tests.integration.ssh_pod import SshPod

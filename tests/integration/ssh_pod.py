@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from nsa_ops.clock import SystemClock
-from nsa_ops.runs.context import Connect, Operator, connect_audited
+from nsa_ops.context import Connect, Operator, connect_audited
 from nsa_ops.settings import read_settings
 from nsa_ops.store import Store
 from tests.integration.local_pod import LocalPod

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from nsa_ops.remote.framed import FramedTransport
-from nsa_ops.remote.host_keys import HostKey, parse_known_hosts, pin
 from nsa_ops.remote.openssh import OpenSSHTransport
-from nsa_ops.remote.ssh_target import Address, SshSettings, SshTarget
+from nsa_ops.remote.ssh.host_keys import HostKey, parse_known_hosts, pin
+from nsa_ops.remote.ssh.target import Address, SshSettings, SshTarget
 
 _START_S = 10.0
 _CONFIG = """\

@@ -6,10 +6,10 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from nsa_core.rundir.layout import RunDir
-from nsa_ops.runs.backup.pull import execute_pull, plan_pull
-from nsa_ops.runs.backup.restore import plan_restore, restore_here
-from nsa_ops.runs.report.record import read_record
-from nsa_ops.runs.report.write import write_report
+from nsa_ops.backup.pull import execute_pull, plan_pull
+from nsa_ops.backup.restore import plan_restore, restore_here
+from nsa_ops.report.record import read_record
+from nsa_ops.report.write import write_report
 from tests.integration.trainer_runs import (
     finish,
     losses,

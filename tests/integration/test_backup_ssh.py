@@ -11,7 +11,7 @@ import pytest
 
 from nsa_core.rundir.checkpoint import find_damage, list_checkpoints
 from nsa_core.rundir.layout import RunDir
-from nsa_ops.runs.backup.verify import verify_backup
+from nsa_ops.backup.verify import verify_backup
 from tests.integration.ssh_server import SshServer, ssh_server
 from tests.integration.tcp_proxy import tcp_proxy
 from tests.integration.test_ssh_run import SshPod

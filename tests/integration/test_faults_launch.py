@@ -12,11 +12,11 @@ import pytest
 
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_records
+from nsa_ops.configure import Choice
+from nsa_ops.context import Operator, connect_audited
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import read_processes
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed, Transport
-from nsa_ops.runs.configure import Choice
-from nsa_ops.runs.context import Operator, connect_audited
 from nsa_ops.runs.launch import Launched, LaunchRequest, execute_launch, plan_launch
 from nsa_ops.settings import Settings
 from nsa_ops.store import PodRecord

@@ -19,12 +19,12 @@ from nsa_core.rundir.checkpoint import (
     find_damage,
     list_checkpoints,
 )
+from nsa_ops.backup.folder import BackupFolder
+from nsa_ops.backup.pull import execute_pull, plan_pull
+from nsa_ops.backup.pulled import Pulled
 from nsa_ops.errors import LocalResourceError, OpsError, PodUnreachableError, StateConflictError
 from nsa_ops.remote.openssh import OpenSSHTransport
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed, Transport
-from nsa_ops.runs.backup.folder import BackupFolder
-from nsa_ops.runs.backup.pull import execute_pull, plan_pull
-from nsa_ops.runs.backup.pulled import Pulled
 from tests.integration.ssh_server import SshServer, openssh, ssh_server
 from tests.integration.tcp_proxy import Proxy, tcp_proxy
 from tests.ops.backup.case import RUN_ID, Case

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nsa_ops.runs.report.write import write_report
+from nsa_ops.report.write import write_report
 from tests.integration.browser import EXECUTABLE, Browser
 from tests.ops.report.builder import two_attempts
 

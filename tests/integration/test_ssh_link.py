@@ -24,10 +24,10 @@ from nsa_ops.errors import (
     StateConflictError,
 )
 from nsa_ops.remote.framed import AnswerLostError, FramedTransport
-from nsa_ops.remote.host_keys import pin, read_pin, scan
 from nsa_ops.remote.openssh import OpenSSHTransport
-from nsa_ops.remote.ssh_config import resolve
-from nsa_ops.remote.ssh_target import Address, SshTarget
+from nsa_ops.remote.ssh.config import resolve
+from nsa_ops.remote.ssh.host_keys import pin, read_pin, scan
+from nsa_ops.remote.ssh.target import Address, SshTarget
 from tests.integration.ssh_server import (
     SshServer,
     free_port,

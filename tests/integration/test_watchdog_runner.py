@@ -12,7 +12,7 @@ from nsa_ops.pod.act import act
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.messages import HaltAction, SignalAction, WatchdogRecord
 from nsa_ops.pod.processes import LockHeldError, read_processes, take_lock
-from nsa_ops.pod.verdict import Verdict
+from nsa_ops.pod.rules.verdict import Verdict
 from tests.integration.pod_runs import FAKE, make_run, start, wait_for
 
 pytestmark = pytest.mark.integration

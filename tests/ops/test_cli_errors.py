@@ -140,7 +140,7 @@ def test_a_bug_is_one_line_and_exit_code_1(
         message = "planted\nproblem"
         raise RuntimeError(message)
 
-    monkeypatch.setattr("nsa_ops.runs.configure.all_hardware", broken)
+    monkeypatch.setattr("nsa_ops.configure.all_hardware", broken)
     outcome = cli("profile", "ls")
     assert outcome.exit_code == 1
     assert outcome.err.startswith(
@@ -152,7 +152,7 @@ def test_ctrl_c_ends_with_a_line_and_130(cli: CommandLine, monkeypatch: pytest.M
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nsa_ops.runs.configure.all_hardware", interrupted)
+    monkeypatch.setattr("nsa_ops.configure.all_hardware", interrupted)
     outcome = cli("profile", "ls")
     assert outcome.exit_code == 130
     assert outcome.err == "error: Stopped by Ctrl-C: no command on a pod was under way\n"

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from nsa_core.rundir.report import CheckResult, Report, Status
 from nsa_ops.cli.render_checks import draw_checks
-from nsa_ops.runs.preflight import Preflight, blocking_checks
+from nsa_ops.preflight.preflight import Preflight, blocking_checks
 from tests.ops.cli_case import CommandLine
 
 
@@ -24,7 +24,9 @@ def preflight(status: Status) -> Preflight:
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    monkeypatch.setattr("nsa_ops.runs.preflight.run_preflight", lambda *_: preflight(request.param))
+    monkeypatch.setattr(
+        "nsa_ops.preflight.preflight.run_preflight", lambda *_: preflight(request.param)
+    )
 
 
 @pytest.mark.usefixtures("found")

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from nsa_core.rundir.data_account import Count, DataAccount
+from nsa_ops.backup.loss import at_most_lost
 from nsa_ops.cli.output import envelope, jsonable
 from nsa_ops.cli.render import cell_text, gib, make_console, plan_lines, table
 from nsa_ops.cli.render_figures import progress_row
@@ -15,8 +16,7 @@ from nsa_ops.cli.session import Options, Session
 from nsa_ops.plan import Step, plan_of
 from nsa_ops.pod.figures import PhaseUse, RunFigures
 from nsa_ops.pod.messages import CheckpointFact
-from nsa_ops.pod.verdict import Finding, conclude
-from nsa_ops.runs.backup.loss import at_most_lost
+from nsa_ops.pod.rules.verdict import Finding, conclude
 from nsa_ops.runs.status import RunStatusLine
 from nsa_ops.runs.watch import Frame
 from nsa_ops.store import Receipt

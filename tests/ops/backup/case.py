@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nsa_core.rundir.layout import RunDir
+from nsa_ops.backup.folder import BackupFolder
+from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import PodUnreachableError
 from nsa_ops.remote.local import LocalTransport
 from nsa_ops.remote.tmux import Tmux
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed, Transport
-from nsa_ops.runs.backup.folder import BackupFolder
-from nsa_ops.runs.context import Operator, PodLink
 from nsa_ops.settings import read_settings
 from nsa_ops.store import PodRecord, Store
 from tests.ops.fakes import FakeClock

@@ -7,12 +7,12 @@ import pytest
 
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.layout import RunDir
+from nsa_ops.backup.policy import Policy
+from nsa_ops.backup.pulled import Pulled
 from nsa_ops.errors import PodUnreachableError
 from nsa_ops.pod.probe import probe
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed
-from nsa_ops.runs.backup.follow import PullRequest, follow_pull
-from nsa_ops.runs.backup.policy import Policy
-from nsa_ops.runs.backup.pulled import Pulled
+from nsa_ops.runs.follow_backup import PullRequest, follow_pull
 from nsa_ops.store import RunRecord
 from tests.ops.backup.case import RUN_ID, Case, CutLink
 from tests.ops.fakes import completed

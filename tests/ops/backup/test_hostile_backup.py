@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, hash_file
+from nsa_ops.backup.folder import BackupFolder
+from nsa_ops.backup.pull import execute_pull, plan_pull
+from nsa_ops.backup.push import Destination, execute_push, plan_push
+from nsa_ops.backup.receipts import is_held
+from nsa_ops.backup.restore import plan_restore, restore_here, restore_to_pod
+from nsa_ops.backup.verify import verify_backup
 from nsa_ops.errors import NotFoundError, OpsError, VerificationError
 from nsa_ops.remote.local import LocalTransport
-from nsa_ops.runs.backup.folder import BackupFolder
-from nsa_ops.runs.backup.pull import execute_pull, plan_pull
-from nsa_ops.runs.backup.push import Destination, execute_push, plan_push
-from nsa_ops.runs.backup.receipts import is_held
-from nsa_ops.runs.backup.restore import plan_restore, restore_here, restore_to_pod
-from nsa_ops.runs.backup.verify import verify_backup
 from tests.ops.backup.case import ENVIRONMENT, RUN_ID, Case
 
 SECRET = "a private key"

@@ -10,13 +10,13 @@ import pytest
 
 from nsa_core.rundir.lineage import lineage_of
 from nsa_core.rundir.manifest import read_manifest, write_manifest
+from nsa_ops.backup.folder import read_backup_record
+from nsa_ops.backup.lineage import receipts_of
+from nsa_ops.backup.pull import execute_pull, plan_pull
+from nsa_ops.backup.pulled import Pulled
+from nsa_ops.backup.restore import plan_restore
+from nsa_ops.backup.verify import verify_backup
 from nsa_ops.errors import PartialError, StateConflictError, VerificationError
-from nsa_ops.runs.backup.folder import read_backup_record
-from nsa_ops.runs.backup.lineage import receipts_of
-from nsa_ops.runs.backup.pull import execute_pull, plan_pull
-from nsa_ops.runs.backup.pulled import Pulled
-from nsa_ops.runs.backup.restore import plan_restore
-from nsa_ops.runs.backup.verify import verify_backup
 from tests.ops.backup.case import RUN_ID, Case
 from tests.ops.report.builder import RunBuilder
 

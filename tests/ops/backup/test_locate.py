@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from nsa_ops.backup.folder import RECORD_NAME
+from nsa_ops.backup.locate import BACKUPS, backup_folder
 from nsa_ops.errors import ConfigurationError
-from nsa_ops.runs.backup.folder import RECORD_NAME
-from nsa_ops.runs.backup.locate import BACKUPS, backup_folder
 from tests.ops.backup.case import RUN_ID, Case
 
 

@@ -9,11 +9,11 @@ from nsa_core.rundir.events import read_events
 from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import read_manifest
+from nsa_ops.backup.folder import BackupFolder, read_record
+from nsa_ops.backup.push import Destination, execute_push, plan_push
+from nsa_ops.backup.restore import plan_restore, restore_here
+from nsa_ops.backup.verify import verify_backup
 from nsa_ops.remote.local import LocalTransport
-from nsa_ops.runs.backup.folder import BackupFolder, read_record
-from nsa_ops.runs.backup.push import Destination, execute_push, plan_push
-from nsa_ops.runs.backup.restore import plan_restore, restore_here
-from nsa_ops.runs.backup.verify import verify_backup
 from tests.ops.backup.case import ENVIRONMENT, RUN_ID, Case
 
 ARCHIVE = Path(__file__).with_name("backup_before_rules.tar.gz")

@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, find_damage, list_checkpoints
+from nsa_ops.backup.folder import read_backup_record
+from nsa_ops.backup.pull import execute_pull, plan_pull
+from nsa_ops.backup.pulled import Pulled
+from nsa_ops.backup.space import RESERVE_BYTES
+from nsa_ops.backup.verify import verify_backup
 from nsa_ops.errors import (
     ConfigurationError,
     LocalResourceError,
@@ -21,11 +26,6 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.remote.transport import Completed, Transport
-from nsa_ops.runs.backup.folder import read_backup_record
-from nsa_ops.runs.backup.pull import execute_pull, plan_pull
-from nsa_ops.runs.backup.pulled import Pulled
-from nsa_ops.runs.backup.space import RESERVE_BYTES
-from nsa_ops.runs.backup.verify import verify_backup
 from tests.ops.backup.case import RUN_ID, Case, CutLink, flip_bit
 from tests.ops.report.builder import RunBuilder
 

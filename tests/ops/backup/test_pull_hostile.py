@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, list_checkpoints
+from nsa_ops.backup.folder import read_backup_record
+from nsa_ops.backup.pull import execute_pull, plan_pull
+from nsa_ops.backup.pulled import Pulled
+from nsa_ops.backup.verify import verify_backup
 from nsa_ops.errors import OpsError, PartialError, StateConflictError, VerificationError
 from nsa_ops.remote.local import LocalTransport
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed
-from nsa_ops.runs.backup.folder import read_backup_record
-from nsa_ops.runs.backup.pull import execute_pull, plan_pull
-from nsa_ops.runs.backup.pulled import Pulled
-from nsa_ops.runs.backup.verify import verify_backup
 from tests.ops.backup.case import ENVIRONMENT, RUN_ID, Case
 
 

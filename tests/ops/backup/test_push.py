@@ -6,6 +6,10 @@ import pytest
 
 from nsa_core.rundir.checkpoint import find_damage, list_checkpoints
 from nsa_core.rundir.layout import RunDir
+from nsa_ops.backup import space
+from nsa_ops.backup.pull import execute_pull, plan_pull
+from nsa_ops.backup.push import Destination, execute_push, parse_destination, plan_push
+from nsa_ops.backup.verify import verify_backup
 from nsa_ops.errors import (
     ConfigurationError,
     LocalResourceError,
@@ -13,10 +17,6 @@ from nsa_ops.errors import (
     PodUnreachableError,
     VerificationError,
 )
-from nsa_ops.runs.backup import space
-from nsa_ops.runs.backup.pull import execute_pull, plan_pull
-from nsa_ops.runs.backup.push import Destination, execute_push, parse_destination, plan_push
-from nsa_ops.runs.backup.verify import verify_backup
 from tests.ops.backup.case import RUN_ID, Case, CutLink, flip_bit
 from tests.ops.cli_case import CommandLine
 

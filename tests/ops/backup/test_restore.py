@@ -7,6 +7,9 @@ import pytest
 from nsa_core.rundir.checkpoint import find_damage, list_checkpoints
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import begin_next_attempt, read_manifest
+from nsa_ops.backup import space
+from nsa_ops.backup.pull import execute_pull, plan_pull
+from nsa_ops.backup.restore import plan_restore, restore_here, restore_to_pod
 from nsa_ops.errors import (
     LocalResourceError,
     NotFoundError,
@@ -14,9 +17,6 @@ from nsa_ops.errors import (
     StateConflictError,
     VerificationError,
 )
-from nsa_ops.runs.backup import space
-from nsa_ops.runs.backup.pull import execute_pull, plan_pull
-from nsa_ops.runs.backup.restore import plan_restore, restore_here, restore_to_pod
 from tests.ops.backup.case import RUN_ID, Case, CutLink, flip_bit
 
 

@@ -7,15 +7,15 @@ import pytest
 
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.retention import plan_removal
-from nsa_ops.errors import PartialError
-from nsa_ops.runs.backup.policy import Policy
-from nsa_ops.runs.backup.pull import execute_pull, plan_pull
-from nsa_ops.runs.backup.retention import (
+from nsa_ops.backup.policy import Policy
+from nsa_ops.backup.pull import execute_pull, plan_pull
+from nsa_ops.backup.retention import (
     plan_prune_here,
     plan_prune_there,
     prune_here,
     prune_there,
 )
+from nsa_ops.errors import PartialError
 from nsa_ops.store import RunRecord
 from tests.ops.backup.case import RUN_ID, Case, flip_bit
 from tests.ops.cli_case import CommandLine

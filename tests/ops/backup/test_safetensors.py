@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_ops.runs.backup.safetensors import TensorFileError, read_tensor_entries
+from nsa_ops.backup.safetensors import TensorFileError, read_tensor_entries
 from tests.ops.report.tensors import safetensors_bytes
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from nsa_core.rundir.checkpoint import MANIFEST_NAME
+from nsa_ops.backup.pull import execute_pull, plan_pull
+from nsa_ops.backup.verify import check_verified, renew_receipts, verify_backup
 from nsa_ops.errors import NotFoundError, VerificationError
-from nsa_ops.runs.backup.pull import execute_pull, plan_pull
-from nsa_ops.runs.backup.verify import check_verified, renew_receipts, verify_backup
 from tests.ops.backup.case import RUN_ID, Case, flip_bit
 
 

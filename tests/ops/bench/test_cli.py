@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nsa_core.rundir.bench_result import parse_bench_result
-from nsa_ops.runs.bench.run import Benched, BenchRequest
+from nsa_ops.bench.run import Benched, BenchRequest
 from tests.ops.bench.results import LONG_ROW, ROW, document
 from tests.ops.cli_case import CommandLine
 
@@ -224,6 +224,6 @@ def test_flags_reach_the_pod_as_they_are(
         asked.append(f"bench {request.bench}|{' '.join(request.words)}")
         return Benched("pod x", parse_bench_result(document([], bench=request.bench), "test"))
 
-    monkeypatch.setattr("nsa_ops.runs.bench.run.run_bench", remember)
+    monkeypatch.setattr("nsa_ops.bench.run.run_bench", remember)
     assert cli("bench", *words).exit_code == 0
     assert asked == [passed]

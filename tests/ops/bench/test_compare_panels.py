@@ -1,7 +1,7 @@
 """A comparison is drawn as loss against tokens, and bits per byte where there are two."""
 
 from nsa_core.rundir.bench_result import parse_bench_result
-from nsa_ops.runs.bench.panels import panels_of
+from nsa_ops.bench.panels import panels_of
 from tests.ops.bench.results import document
 
 

@@ -8,8 +8,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from nsa_core.rundir.bench_result import parse_bench_result
-from nsa_ops.runs.bench.panels import panels_of
-from nsa_ops.runs.bench.plot import (
+from nsa_ops.bench.panels import panels_of
+from nsa_ops.bench.plot import (
     TICK_WIDTH,
     decade_ticks,
     draw_panels,
@@ -17,7 +17,7 @@ from nsa_ops.runs.bench.plot import (
     spread_apart,
     tokens_text,
 )
-from nsa_ops.runs.report.scale import Scale
+from nsa_ops.report.scale import Scale
 from tests.ops.bench.results import LONG_ROW, ROW, document
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from nsa_core.config.run import RunConfig
+from nsa_ops.bench.run import BenchRequest, run_bench, run_validation
+from nsa_ops.configure import Choice
 from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError, VerificationError
-from nsa_ops.runs.bench.run import BenchRequest, run_bench, run_validation
-from nsa_ops.runs.configure import Choice
 from tests.ops.bench.results import LONG_ROW, ROW, document
 from tests.ops.fakes import completed
 from tests.ops.operators import Desk

@@ -3,7 +3,7 @@
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence, RunFacts, Tracker
-from nsa_ops.pod.rules import judge
+from nsa_ops.pod.rules.judge import judge
 
 LIMITS = WatchdogLimits()
 FACTS = RunFacts(total_steps=50_000, warmup_steps=10, bytes_per_token=4.0)

@@ -20,7 +20,7 @@ from nsa_ops.pod.journal import Journal
 from nsa_ops.pod.messages import HaltAction, NextAttemptAction
 from nsa_ops.pod.probe import probe
 from nsa_ops.pod.processes import RunProcesses, write_processes
-from nsa_ops.pod.verdict import Verdict
+from nsa_ops.pod.rules.verdict import Verdict
 
 AGAIN = {"changes": {"resume": "auto"}, "by": "watchdog"}
 

@@ -17,7 +17,7 @@ from nsa_ops.pod.after_end import read_stop
 from nsa_ops.pod.keep_watched import MAX_STARTS, WatchdogKeeper, start_watchdog
 from nsa_ops.pod.messages import WatchdogRecord
 from nsa_ops.pod.probe import probe
-from nsa_ops.pod.verdict import Verdict
+from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.pod.watchdog import Watchdog
 
 DEAD = ProcessIdentity(pid=2**22 - 1, start_ticks=1, boot_id="another boot")

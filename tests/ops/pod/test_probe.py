@@ -19,7 +19,7 @@ from nsa_core.rundir.manifest import RunManifest, write_manifest
 from nsa_ops.pod.journal import Journal
 from nsa_ops.pod.messages import Offsets, ProbeDocument
 from nsa_ops.pod.probe import MAX_BYTES, probe
-from nsa_ops.pod.verdict import Verdict
+from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.pod.verify import verify_newest
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from nsa_core.config.profile import HardwareProfile, load_profile
-from nsa_ops.facts.bare import FOLDERS, BareFacts, BasePython, MadeEnvironment
+from nsa_ops.machine.bare import FOLDERS, BareFacts, BasePython, MadeEnvironment
+from nsa_ops.provision.source import Source
+from nsa_ops.provision.want import Wanted
 from nsa_ops.remote.snapshot import Snapshot, code_root
-from nsa_ops.runs.provision.source import Source
-from nsa_ops.runs.provision.want import Wanted
 
 DEBIAN = BasePython("/usr/bin/python3", "3.11.2", has_venv=True, has_headers=True)
 ALL = {name: f"/usr/bin/{name}" for name in ("git", "tmux", "rsync", "find", "cc")}

@@ -4,8 +4,8 @@ import pytest
 
 from nsa_core.config.profile import load_profile
 from nsa_ops.errors import RefusedError
-from nsa_ops.facts.bare import BasePython
-from nsa_ops.runs.provision.choose import (
+from nsa_ops.machine.bare import BasePython
+from nsa_ops.provision.choose import (
     TOO_NEW_PYTHON,
     choose_build,
     choose_python,

@@ -17,11 +17,11 @@ from nsa_ops.errors import (
     RefusedError,
     VerificationError,
 )
-from nsa_ops.facts.bare import read_bare
+from nsa_ops.machine.bare import read_bare
+from nsa_ops.provision.provision import Provisioned, execute_provision, plan_provision
 from nsa_ops.remote.local import LocalTransport
 from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed
-from nsa_ops.runs.provision.provision import Provisioned, execute_provision, plan_provision
 from nsa_ops.store import PodRecord, Store
 from tests.ops.operators import Desk
 from tests.ops.provision.machines import wheel

@@ -4,11 +4,11 @@ import pytest
 
 from nsa_core.config.profile import load_profile
 from nsa_ops.errors import LocalResourceError, RefusedError
-from nsa_ops.facts.bare import BareFacts, BasePython
+from nsa_ops.machine.bare import BareFacts, BasePython
 from nsa_ops.plan import Step
-from nsa_ops.runs.provision.receipt import Installed
-from nsa_ops.runs.provision.steps import expected_receipt, plan_steps
-from nsa_ops.runs.provision.want import FlashWheel, Wanted, read_wheel
+from nsa_ops.provision.receipt import Installed
+from nsa_ops.provision.steps import expected_receipt, plan_steps
+from nsa_ops.provision.want import FlashWheel, Wanted, read_wheel
 from tests.ops.provision.machines import BARE, DEBIAN, SNAPSHOT, set_up, wanted, wheel, without
 
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
+from nsa_ops.doors import open_door
 from nsa_ops.errors import DeadlineError
 from nsa_ops.remote.local import LocalTransport
-from nsa_ops.runs.doors import open_door
 from nsa_ops.settings import read_settings
 from nsa_ops.store import PodRecord
 

@@ -9,7 +9,7 @@ import pytest
 
 from nsa_core.rundir.layout import RunDir
 from nsa_ops.errors import NotFoundError, StateConflictError
-from nsa_ops.runs.report.write import write_report
+from nsa_ops.report.write import write_report
 from tests.ops.report.builder import RunBuilder, two_attempts
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}

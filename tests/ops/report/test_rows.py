@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_ops.runs.report.rows import Row, join_attempts, read_rows
+from nsa_ops.report.rows import Row, join_attempts, read_rows
 
 
 def _write(path: Path, text: str) -> Path:

@@ -3,7 +3,7 @@
 import math
 import xml.etree.ElementTree as ET
 
-from nsa_ops.runs.report.svg import Chart, Rule, Series, draw_chart
+from nsa_ops.report.svg import Chart, Rule, Series, draw_chart
 
 
 def _parse(svg: str) -> ET.Element:

@@ -6,7 +6,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.rundir.exit import ExitRecord
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.pod.messages import ManifestSummary, ProbeDocument, RunReport
-from nsa_ops.pod.verdict import Verdict
+from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.remote.transport import Completed
 from nsa_ops.store import RunRecord
 from tests.ops.fakes import completed

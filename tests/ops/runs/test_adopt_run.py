@@ -13,9 +13,9 @@ from nsa_ops.errors import (
     StateConflictError,
     VerificationError,
 )
+from nsa_ops.provision.receipt import ProvisionReceipt
 from nsa_ops.runs.adopt_run import execute_adopt_run, plan_adopt_run
 from nsa_ops.runs.choose import choose_record
-from nsa_ops.runs.provision.receipt import ProvisionReceipt
 from tests.ops.fakes import completed
 from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import answer, report

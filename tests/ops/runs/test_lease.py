@@ -12,6 +12,7 @@ import pytest
 
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import RunManifest, read_manifest
+from nsa_ops.configure import Choice
 from nsa_ops.errors import (
     ConfigurationError,
     NotFoundError,
@@ -21,7 +22,6 @@ from nsa_ops.errors import (
 )
 from nsa_ops.pod.processes import take_lock
 from nsa_ops.runs.choose import find_run
-from nsa_ops.runs.configure import Choice
 from nsa_ops.runs.launch import LaunchRequest, plan_launch
 from nsa_ops.runs.lease import (
     left_pods,

@@ -4,11 +4,11 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from nsa_ops.context import Operator
 from nsa_ops.errors import PodUnreachableError
 from nsa_ops.pod.messages import ProbeDocument
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed
 from nsa_ops.runs.choose import look_at_pods
-from nsa_ops.runs.context import Operator
 from nsa_ops.settings import Settings, read_settings
 from nsa_ops.store import PodRecord, RunRecord, Store
 from tests.ops.fakes import FakeClock, FakeTransport

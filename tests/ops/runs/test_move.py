@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.errors import NotFoundError, VerificationError
-from nsa_ops.runs.backup.pull import execute_pull, plan_pull
 from nsa_ops.runs.move import MoveRequest, is_elsewhere, newest_backup, plan_move
 from nsa_ops.store import PodRecord, RunRecord
 from tests.ops.backup.case import RUN_ID, Case, flip_bit

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from nsa_ops.agents import ask
+from nsa_ops.configure import Choice
 from nsa_ops.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -15,16 +17,14 @@ from nsa_ops.errors import (
 )
 from nsa_ops.plan import Step, plan_of
 from nsa_ops.pod.messages import HaltAction, Reply, ReplyCode
-from nsa_ops.remote.host_keys import HostKey
-from nsa_ops.remote.ssh_errors import explain_ssh
-from nsa_ops.runs.agents import ask
+from nsa_ops.pods.pods import choose_pod
+from nsa_ops.pods.ssh_pods import KeyPlan, execute_add_ssh
+from nsa_ops.preflight.preflight import require_green
+from nsa_ops.remote.ssh.errors import explain_ssh
+from nsa_ops.remote.ssh.host_keys import HostKey
 from nsa_ops.runs.choose import link_of
-from nsa_ops.runs.configure import Choice
 from nsa_ops.runs.launch import LaunchRequest, plan_launch
-from nsa_ops.runs.pods import choose_pod
-from nsa_ops.runs.preflight import require_green
-from nsa_ops.runs.provision.make_ready import make_ready
-from nsa_ops.runs.ssh_pods import KeyPlan, execute_add_ssh
+from nsa_ops.runs.make_ready import make_ready
 from nsa_ops.settings import read_settings
 from nsa_ops.store import Store
 from tests.ops.fakes import FakeTransport, completed

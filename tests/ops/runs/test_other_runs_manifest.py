@@ -6,10 +6,10 @@ import pytest
 
 from nsa_core.config.recipe import resolve
 from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.configure import Choice
 from nsa_ops.errors import VerificationError
 from nsa_ops.pod.messages import Reply, ReplyCode
 from nsa_ops.runs.choose import find_run
-from nsa_ops.runs.configure import Choice
 from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
 from nsa_ops.runs.reconcile import execute_reconcile, plan_reconcile
 from nsa_ops.runs.resume import plan_resume

@@ -7,6 +7,7 @@ import pytest
 
 from nsa_core.rundir.manifest import Parent
 from nsa_core.rundir.report import CheckResult, ProbeBegun, Report
+from nsa_ops.configure import Choice
 from nsa_ops.errors import (
     ConfigurationError,
     DeadlineError,
@@ -15,18 +16,17 @@ from nsa_ops.errors import (
     RefusedError,
     VerificationError,
 )
-from nsa_ops.facts.host import TOOLS
+from nsa_ops.machine.host import TOOLS
 from nsa_ops.plan import Plan
 from nsa_ops.pod.cards import PodMark
 from nsa_ops.pod.messages import Reply, ReplyCode
 from nsa_ops.pod.verify import MISSING, Verification, VerifiedCheckpoint
+from nsa_ops.preflight.preflight import Preflight, run_preflight
 from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.remote.transport import Completed
-from nsa_ops.runs.configure import Choice
 from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
-from nsa_ops.runs.preflight import Preflight, run_preflight
 from nsa_ops.runs.resume import execute_resume, plan_resume
-from nsa_ops.runs.work import Work
+from nsa_ops.work import Work
 from tests.ops.fakes import completed
 from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import RUN, Sequence, answer, beat, ended, report

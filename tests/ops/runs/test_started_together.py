@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from nsa_ops.configure import Choice
 from nsa_ops.errors import OpsError, PodUnreachableError, StateConflictError
-from nsa_ops.runs.configure import Choice
 from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
 from nsa_ops.runs.lease import lease_held
 from nsa_ops.runs.move import execute_move

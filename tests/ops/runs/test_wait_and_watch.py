@@ -16,7 +16,7 @@ from nsa_ops.runs.choose import find_run
 from nsa_ops.runs.status import exit_code_of, list_runs
 from nsa_ops.runs.wait import POLL_S, await_first_beat, describe_progress
 from nsa_ops.runs.watch import watch
-from nsa_ops.runs.work import Work
+from nsa_ops.work import Work
 from tests.ops.fakes import completed
 from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import RUN, Sequence, answer, beat, ended, report

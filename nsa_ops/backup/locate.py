@@ -1,0 +1,112 @@
+"""Find the run, the pod or the backup that an operator means by RUN or PATH."""
+
+from difflib import get_close_matches
+from pathlib import Path, PurePosixPath
+
+from nsa_core.rundir.layout import check_run_id
+from nsa_ops.backup.folder import BackupFolder
+from nsa_ops.context import Operator, PodLink
+from nsa_ops.errors import ConfigurationError, NotFoundError
+from nsa_ops.pods.pods import choose_pod
+
+BACKUPS = "backups"
+
+
+def backup_folder(operator: Operator, run_id: str, dest: Path | None = None) -> BackupFolder:
+    """Where the backup of a run is or will be.
+
+    Raises:
+        ConfigurationError: If the run id cannot be the name of a folder, or the destination belongs
+            to the registry or to another backup.
+    """
+    try:
+        name = check_run_id(run_id)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    if dest is None:
+        return BackupFolder(operator.settings.state_dir.absolute() / BACKUPS / name)
+    _check_destination(dest.expanduser(), operator.settings.state_dir)
+    return BackupFolder(dest.expanduser().absolute() / name)
+
+
+def _check_destination(dest: Path, state_dir: Path) -> None:
+    """Refuse a folder whose names are taken by the registry, or whose files by a backup."""
+    place, state = dest.resolve(), state_dir.resolve()
+    inside = [place, *place.parents]
+    if state in inside and state / BACKUPS not in inside:
+        message = f"`--dest {dest}` is in the state folder `{state_dir}`, which names its own files"
+        raise ConfigurationError(message, hint="Name another folder, or leave `--dest` out")
+    within = next((folder for folder in inside if BackupFolder(folder).record.is_file()), None)
+    if within is not None:
+        message = f"`--dest {dest}` is inside the backup `{within}`"
+        raise ConfigurationError(message, hint="Name another folder, or leave `--dest` out")
+
+
+def find_backup(operator: Operator, text: str | None) -> BackupFolder:
+    """The backup that RUN or PATH means; the only one here if nothing is said.
+
+    A known backup goes before a folder of the same name, which `./NAME` means.
+
+    Raises:
+        NotFoundError: If there is no such backup.
+        ConfigurationError: If several would fit.
+    """
+    if text is None:
+        return _only_backup(operator)
+    known = known_backups(operator)
+    for folder in known:
+        if folder.root.name == text:
+            return folder
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return BackupFolder(path.absolute())
+    near = get_close_matches(text, [folder.root.name for folder in known], n=1)
+    meant = f"; did you mean `{near[0]}`?" if near else ""
+    message = f"`{text}` is no folder and no backup that is known here{meant}"
+    raise NotFoundError(message, hint="See `nsa-ops backup ls` and `nsa-ops run ls`")
+
+
+def _only_backup(operator: Operator) -> BackupFolder:
+    known = known_backups(operator)
+    if len(known) == 1:
+        return known[0]
+    if not known:
+        message = "There is no backup here"
+        raise NotFoundError(message, hint="Pull one with `nsa-ops backup pull`")
+    names = ", ".join(folder.root.name for folder in known[:4])
+    message = f"{len(known)} backups are here; say which: {names}"
+    raise ConfigurationError(message, hint="See `nsa-ops backup ls`")
+
+
+def check_destination_word(operator: Operator, word: str) -> None:
+    """Raise ConfigurationError if the only word of a push is a backup: no destination was said."""
+    if word in {folder.root.name for folder in known_backups(operator)}:
+        message = f"`{word}` is a backup, and no destination was given"
+        hint = f"Say `nsa-ops backup push {word} DEST`; a folder of that name here is `./{word}`"
+        raise ConfigurationError(message, hint=hint)
+
+
+def known_backups(operator: Operator) -> list[BackupFolder]:
+    """Backups in the state folder and wherever receipts say, in order of their names."""
+    default = operator.settings.state_dir / BACKUPS
+    found = {path for path in default.iterdir() if path.is_dir()} if default.is_dir() else set()
+    # A receipt names checkpoints/step_N inside the backup.
+    found |= {Path(receipt.path).parents[1] for receipt in operator.store.receipts()}
+    return [BackupFolder(path) for path in sorted(found) if path.is_dir()]
+
+
+def choose_target(
+    operator: Operator, to: Path | None, pod: str | None
+) -> tuple[PurePosixPath, PodLink | None]:
+    """Where a restore puts the run: the runs folder of a pod, or a folder of this machine.
+
+    Raises:
+        ConfigurationError: If both or neither are named.
+    """
+    if (to is None) == (pod is None):
+        message = "A restore needs either `--to DIR` or `--pod POD`"
+        raise ConfigurationError(message, hint="See `nsa-ops backup restore --help`")
+    if to is not None:
+        return PurePosixPath(to.expanduser().absolute()), None
+    link = operator.link(choose_pod(operator.store, pod))
+    return link.runs, link

@@ -1,0 +1,198 @@
+"""Retention: which checkpoints of a backup, or of a pod, may go; the last verified one never."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from nsa_core.rundir.beginnings import read_beginnings
+from nsa_core.rundir.checkpoint import list_checkpoints
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.retention import plan_removal
+from nsa_ops.backup.folder import BackupFolder
+from nsa_ops.backup.held import is_whole_here
+from nsa_ops.backup.policy import Policy
+from nsa_ops.backup.receipts import newest_held, still_ahead
+from nsa_ops.backup.send import ask
+from nsa_ops.backup.survey import RemoteCheckpoint, Survey, read_survey
+from nsa_ops.context import Operator, PodLink
+from nsa_ops.errors import NotFoundError
+from nsa_ops.plan import Plan, Step, plan_of
+from nsa_ops.quantities import format_bytes, sentence_case
+from nsa_ops.remote.transport import MAX_ANSWER_BYTES, QUICK_S
+from nsa_ops.store import Receipt
+
+REMOVE_TIMEOUT_S = 300.0
+
+# Out of the way by one rename, under a name that the trainer clears too, and only then deleted.
+_REMOVE = """
+cd -- "$1" || exit 1
+[ "$(sha256sum < "$2/checkpoint.json")" = "$3  -" ] || { echo "$2 has changed" >&2; exit 1; }
+mv -T -- "$2" ".writing_removed_$2" && rm -rf -- ".writing_removed_$2"
+"""
+# The name that the trainer gave to its last known good checkpoint, if any.
+_KNOWN_GOOD = 'cat -- "$1/checkpoints/known_good" 2>/dev/null || true'
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What a retention removed.
+
+    Attributes:
+        run_id: Run.
+        where: The backup, or the run directory on its pod.
+        removed_steps: Checkpoints that went.
+        kept_steps: Checkpoints that stayed.
+        unproven_steps: Checkpoints of a pod that could have gone, and have no verified copy here.
+        freed_bytes: Their size.
+    """
+
+    run_id: str
+    where: str
+    removed_steps: list[int]
+    kept_steps: list[int]
+    unproven_steps: list[int]
+    freed_bytes: int
+
+
+@dataclass(frozen=True)
+class PrunePlan:
+    """What a retention will remove.
+
+    Attributes:
+        pruned: The outcome, once it is done.
+        hashes: Hash of checkpoint.json of what will go, by step.
+        plan: The same for people.
+    """
+
+    pruned: Pruned
+    hashes: dict[int, str]
+    plan: Plan
+
+
+def removable_here(
+    folder: BackupFolder, steps: Sequence[int], policy: Policy, receipts: Sequence[Receipt]
+) -> list[int]:
+    """Steps of a backup that may go; the newest one with a verified receipt never does.
+
+    Nor does the newest that the run has not gone back behind: one of an abandoned future may have
+    a higher step.
+    """
+    ours = [one for one in receipts if Path(one.path).parent == folder.run.checkpoints]
+    ahead = still_ahead(ours, read_beginnings(folder.run))
+    protected = {one.step for one in map(newest_held, (ours, ahead)) if one is not None}
+    protected = protected or set(steps)
+    return plan_removal(
+        steps, keep_last=policy.keep_last, keep_every=policy.keep_every, protected=protected
+    )
+
+
+def plan_prune_here(
+    operator: Operator, folder: BackupFolder, run_id: str, policy: Policy
+) -> PrunePlan:
+    """What would go of the backup on this machine.
+
+    Raises:
+        NotFoundError: If the folder holds neither a checkpoint nor a backup record.
+    """
+    found = {one.step: one for one in list_checkpoints(folder.run)}
+    if not found and not folder.record.exists():
+        message = f"`{folder.root}` holds no backup: no {folder.record.name} and no checkpoint"
+        raise NotFoundError(message, hint="See `nsa-ops backup ls`")
+    receipts = operator.store.receipts(run_id)
+    going = removable_here(folder, list(found), policy, receipts)
+    freed = sum(found[step].manifest.total_bytes for step in going)
+    pruned = Pruned(run_id, str(folder.root), going, sorted(found.keys() - going), [], freed)
+    return PrunePlan(pruned, {}, _describe(pruned, policy))
+
+
+def _describe(pruned: Pruned, policy: Policy) -> Plan:
+    steps = [Step("remove", f"checkpoint of step {step}") for step in pruned.removed_steps]
+    notes = [f"step {step} stays: no verified copy of it is here" for step in pruned.unproven_steps]
+    title = f"{policy.words} in `{pruned.where}`: {format_bytes(pruned.freed_bytes)} become free"
+    return plan_of(sentence_case(title), steps, notes)
+
+
+def prune_here(operator: Operator, folder: BackupFolder, planned: PrunePlan) -> Pruned:
+    """Remove old checkpoints of a backup, with their receipts.
+
+    Raises:
+        StateConflictError: If another command writes this backup.
+    """
+    pruned = planned.pruned
+    steps = pruned.removed_steps
+    intent = operator.store.intent("backup prune", pruned.run_id, folder=pruned.where, steps=steps)
+    with intent, folder.locked():
+        for step in steps:
+            path = folder.run.checkpoint(step)
+            doomed = path.with_name(f".removing_{path.name}")
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+            operator.store.remove_receipt(pruned.run_id, step, str(path))
+    return pruned
+
+
+def plan_prune_there(
+    operator: Operator, link: PodLink, run_id: str, folder: BackupFolder, policy: Policy
+) -> PrunePlan:
+    """What would go of the run on its pod: only what has a receipt, and a copy that is whole now.
+
+    The pod's newest checkpoint and the last known good one never go: a resume begins there.
+    """
+    run_dir = link.run_dir(run_id)
+    survey = read_survey(link.transport, run_dir)
+    going = _removable_there(link, survey, policy, run_dir)
+    proven = {
+        one.step: one
+        for one in survey.checkpoints
+        if one.step in going and _is_proven(operator, folder, run_id, one)
+    }
+    steps = sorted(proven, reverse=True)
+    freed = sum(proven[step].manifest.total_bytes for step in steps)
+    kept = sorted(one.step for one in survey.checkpoints if one.step not in proven)
+    unproven = [step for step in going if step not in proven]
+    pruned = Pruned(run_id, str(run_dir), steps, kept, unproven, freed)
+    hashes = {step: proven[step].sha256 for step in steps}
+    return PrunePlan(pruned, hashes, _describe(pruned, policy))
+
+
+def _removable_there(
+    link: PodLink, survey: Survey, policy: Policy, run_dir: PurePosixPath
+) -> list[int]:
+    argv = ("sh", "-c", _KNOWN_GOOD, "sh", str(run_dir))
+    done = link.transport.run(argv, timeout_s=QUICK_S, max_bytes=MAX_ANSWER_BYTES)
+    good = done.text.strip()
+    steps = [one.step for one in survey.checkpoints]
+    protected = {one.step for one in survey.checkpoints if one.folder.name == good}
+    return plan_removal(
+        steps, keep_last=policy.keep_last, keep_every=policy.keep_every, protected=protected
+    )
+
+
+def _is_proven(
+    operator: Operator, folder: BackupFolder, run_id: str, remote: RemoteCheckpoint
+) -> bool:
+    """A receipt names this very checkpoint, and every hash of the copy agrees now."""
+    path = str(folder.run.checkpoint(remote.step))
+    named = any(
+        one.path == path and one.manifest_sha256 == remote.sha256
+        for one in operator.store.receipts(run_id)
+    )
+    return named and is_whole_here(folder, remote)
+
+
+def prune_there(operator: Operator, link: PodLink, planned: PrunePlan) -> Pruned:
+    """Remove checkpoints from a pod, each only if it is still what its receipt says.
+
+    Raises:
+        PartialError: If one has changed meanwhile; those before it are gone.
+    """
+    pruned = planned.pruned
+    where = str(PurePosixPath(pruned.where) / "checkpoints")
+    steps = pruned.removed_steps
+    with operator.store.intent("pod prune", pruned.run_id, pod=link.record.name, steps=steps):
+        for step in steps:
+            name = RunDir(Path(pruned.where)).checkpoint(step).name
+            argv = ("sh", "-c", _REMOVE, "sh", where, name, planned.hashes[step])
+            ask(link.transport, *argv, timeout_s=REMOVE_TIMEOUT_S)
+    return pruned

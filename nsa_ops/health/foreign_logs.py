@@ -1,0 +1,163 @@
+"""Logs of other trainers as heartbeats, so that the same judge can be tried on them.
+
+`parse_log(text)` is pure. What a log does not tell is left out; where it tells the time of a step
+but no rate, the rate is in steps a second, which serves as well for the run's own median.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from nsa_ops.health.foreign_lines import clean, find_step, parse_line, parse_lines
+from nsa_ops.health.foreign_reader import ForeignLog, LogReader, facts_of_log, without_unreported
+from nsa_ops.health.foreign_tables import parse_series, parse_table
+
+#: Longer lines hold no figures of a step, and patterns must not wander through them.
+_MOST_LINE = 20_000
+
+_MULTILINE = re.compile(r"\[step=[\d,]+/")
+_CONTINUED = re.compile(r"^\s+[\w/().\- ]+=\S")
+_OVERFLOW = re.compile(r"\bOVERFLOW!|overflow detected, setting loss scale to", re.IGNORECASE)
+_NEW_SCALE = re.compile(r"(?:reducing to|loss scale to:?)\s*([\d.e+]+)", re.IGNORECASE)
+_ROUTER = re.compile(r"layer:?\s*(\d+).*?topk_idx:?\s*\[([\d,\s]+)\]")
+_READ_TIME = re.compile(r"read batch time\s*:\s*'?,?\s*([\d.e-]+)")
+_LOAD = re.compile(
+    r"(?:layer:?\s*(\d+).*?)?(?:tokens[ _]per[ _]expert|expert[ _](?:load|counts?|usage|tokens))"
+    r"\W*\[([\d.,\s]+)\]",
+    re.IGNORECASE,
+)
+_COLLECTIVE = re.compile(r"collective operation timeout.*ran for (\d+) mil")
+_NUMBERS = re.compile(r"\d+")
+_WORDS = re.compile(r"[^\W\d]+(?:[-_./][^\W\d]+)*")
+_OUT_OF_MEMORY = re.compile(
+    r"\bout of memory\b|\bOOM when allocating|OutOfMemory|\boom[-_ ]kill|std::bad_alloc|"
+    r"^MemoryError\b|(?:can't|cannot) allocate memory|_ALLOC_FAILED\b|MemoryAllocation\b",
+    re.IGNORECASE,
+)
+#: Words that name who stopped it, and words that also follow a crash.
+_STOPPED = re.compile(
+    r"due to (?:time limit|preemption)|\bKeyboardInterrupt\b|\bwalltime \S+ exceeded|"
+    r"\bjob killed (?:after reaching|by)|\binterruption notice\b|\b(?:pod|job|instance) evicted\b|"
+    r"\bscancel\b",
+    re.IGNORECASE,
+)
+_MAYBE_STOPPED = re.compile(
+    r"\bcancelled at\b|\bjob step aborted\b|\b(?:received|got) (?:signal:? 15|SIGTERM)|"
+    r"^Terminated$|"
+    r"\bpreempted\b",
+    re.IGNORECASE,
+)
+_RESUMED = re.compile(r"\bresum(?:ing|ed)\b|loading checkpoint from", re.IGNORECASE)
+_ERROR = re.compile(
+    r"^(?:\[[^\]]*\]:?\s*)*(?:Traceback \(most recent call last\)|(?:\w+\.)*\w+Error\b|"
+    r"Segmentation fault|Killed$|Bus error)|error during training|CUDA out of memory|"
+    r"ChildFailedError|\bexit(?:ed with exit)? (?:code|status):? [1-9]|"
+    r"collective operation timeout|"
+    r"NCCL operations have failed|nccl(?:Remote|Internal|System)Error|watchdog got stuck|"
+    r"terminate called after throwing|loss is probably exploding",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+def parse_log(text: str) -> ForeignLog:
+    """Read a log of any known kind; what is not understood is passed over.
+
+    It may be lines, a JSON object of series, or a table with a header, as our own training.csv is.
+    A log without a training loss is read again for its evaluations, and one without those for the
+    rates of its progress bars.
+    """
+    series = parse_series(text) or parse_table(text)
+    if series is not None:
+        return series
+    first = _read(text, "")
+    for also in ("evaluations", "bars"):
+        if not first.beats and (again := _read(text, also)).beats:
+            first = again
+    beats = without_unreported(first.beats)
+    num_unread = max(first.unread.values(), default=0)
+    return ForeignLog(beats, facts_of_log(first), first.error, first.ending, num_unread)
+
+
+def _read(text: str, also: str) -> LogReader:
+    reader = LogReader(also=also)
+    for lines in _records(text):
+        _take(reader, lines)
+    return reader
+
+
+def _records(text: str) -> Iterator[list[str]]:
+    """Lines, and the lines of one record together where it has several."""
+    pending: list[str] = []
+    for raw in re.split(r"[\r\n]+", text):
+        line = clean(raw[:_MOST_LINE])
+        if pending and _CONTINUED.match(line):
+            pending.append(line)
+            continue
+        if pending:
+            yield pending
+        pending = [line] if _MULTILINE.search(line) else []
+        if not pending:
+            yield [line]
+    if pending:
+        yield pending
+
+
+def _take(reader: LogReader, lines: list[str]) -> None:
+    line = lines[0]
+    if found := _COLLECTIVE.search(line):
+        reader.collective_timeout(int(found[1]) / 1000)
+        if not reader.ending:
+            reader.end("crashed", line)
+    elif found := _ROUTER.search(line):
+        chosen = Counter(found[2].replace(" ", "").split(","))
+        reader.router(found[1], [float(count) for count in chosen.values()])
+    elif found := _LOAD.search(line):
+        reader.router(found[1], [float(word) for word in re.findall(r"[\d.]+", found[2])])
+    elif found := _READ_TIME.search(line):
+        reader.read_s = float(found[1])
+    elif _OVERFLOW.search(line):
+        scale = _NEW_SCALE.search(line)
+        reader.overflow(float(scale[1]) if scale else None)
+    else:
+        _take_figures(reader, lines)
+
+
+def _take_figures(reader: LogReader, lines: list[str]) -> None:
+    figures = parse_lines(lines) if len(lines) > 1 else parse_line(lines[0])
+    is_bar = "%|" in lines[0]
+    if figures.is_record:
+        reader.progress(figures, val_loss=figures.evaluation_loss)
+    elif reader.also == "evaluations" and figures.evaluation_loss is not None:
+        told = figures.loss is None  # else the line has both losses
+        loss = figures.evaluation_loss if told else figures.loss
+        validation = None if told else figures.evaluation_loss
+        reader.progress(replace(figures, loss=loss), val_loss=validation)
+    elif reader.also == "bars" and is_bar and (figures.rate or figures.step_s):
+        reader.progress(figures)
+    elif is_bar:
+        step, total = find_step(lines[0])
+        reader.bar_step, reader.total_steps = step, total or reader.total_steps
+    elif _RESUMED.search(lines[0]):
+        reader.resumed = True
+    elif figures.evaluation_loss is not None and reader.beats:
+        reader.beat(msg="eval", phase="eval", val_loss=figures.evaluation_loss)
+    elif not _take_end(reader, lines[0]) and not figures.is_evaluation:
+        shape = _NUMBERS.sub("#", _WORDS.sub("a", lines[0].strip()))
+        reader.unread[shape] += shape.count("#") > 1
+
+
+def _take_end(reader: LogReader, line: str) -> bool:
+    """Whether a line says how the run ended; what names its cause goes before what follows it."""
+    if _OUT_OF_MEMORY.search(line):
+        if reader.ending != "out_of_memory":
+            reader.end("out_of_memory", line)
+    elif _STOPPED.search(line):
+        if reader.ending != "out_of_memory":
+            reader.end("stopped", line)
+    elif _MAYBE_STOPPED.search(line) or _ERROR.search(line):
+        if not reader.ending:
+            reader.end("stopped" if _MAYBE_STOPPED.search(line) else "crashed", line)
+    else:
+        return False
+    return True

@@ -1,0 +1,219 @@
+"""Guardrails: what a long run must not be launched with, each with its reason and its override."""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from nsa_core.config.profile import HardwareProfile
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.redaction import redact
+from nsa_core.rundir.report import CheckResult
+from nsa_ops.errors import ConfigurationError
+from nsa_ops.estimate import Estimate
+from nsa_ops.quantities import count_of, format_bytes
+
+LONG_RUN_STEPS = 5000
+MEMORY_SHARE = 0.85
+TEST_RECIPES = ("tiny-cpu", "custom")
+TOY_DIM = 256
+TOY_LAYERS = 4
+#: Overrides the whole preflight, not one guardrail of the configuration.
+PREFLIGHT = "preflight"
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What guardrails look at.
+
+    Attributes:
+        config: What would be run.
+        profile: Where; None if no profile was named.
+        estimate: What it needs.
+        disk_free_bytes: Free on the pod; None if unknown.
+        card_memory_mib: Memory of the smallest card; None if unknown or no card is used.
+    """
+
+    config: RunConfig
+    profile: HardwareProfile | None
+    estimate: Estimate
+    disk_free_bytes: int | None
+    card_memory_mib: float | None
+
+
+#: Message and whether it stands against the run; None: it cannot tell.
+Finding = tuple[bool | None, str]
+
+
+@dataclass(frozen=True)
+class Guardrail:
+    """One rule.
+
+    Attributes:
+        name: Its id, as `--override` takes it.
+        look: What it says about a subject.
+        fix: What to do instead of overriding it.
+        any_length: It holds for short runs too.
+    """
+
+    name: str
+    look: Callable[[Subject], Finding]
+    fix: str
+    any_length: bool = False
+
+
+def _precision(subject: Subject) -> Finding:
+    profile, precision = subject.profile, subject.config.runtime.precision
+    if profile is None or not profile.needs_card or precision != "fp32":
+        return False, f"precision is {precision}"
+    better = profile.precisions[0]
+    return better != "fp32", f"precision is fp32 on a card that computes {better} many times faster"
+
+
+def _checkpoints(subject: Subject) -> Finding:
+    every = subject.config.checkpoint.save_every
+    if every == 0:
+        return True, "save_every is 0: a crash loses the whole run"
+    return False, f"a checkpoint every {count_of(every, 'step')}"
+
+
+def _dimensions(subject: Subject) -> Finding:
+    model = subject.config.model
+    toy = model.dim < TOY_DIM or model.num_layers < TOY_LAYERS
+    return toy, f"dim {model.dim} and {count_of(model.num_layers, 'layer')}" + (
+        " are a toy" if toy else ""
+    )
+
+
+def _recipe(subject: Subject) -> Finding:
+    recipe = subject.config.recipe
+    return recipe in TEST_RECIPES, f"recipe is {recipe}"
+
+
+def _data(subject: Subject) -> Finding:
+    data = subject.config.data
+    if data.source == "synthetic" or data.synthetic_on_fail:
+        return True, "the run could train on random tokens"
+    return False, f"data comes from {data.source}"
+
+
+def _schedule(subject: Subject) -> Finding:
+    schedule = subject.config.schedule
+    if schedule.warmup_steps >= schedule.steps:
+        return (
+            True,
+            f"warm-up of {count_of(schedule.warmup_steps, 'step')} fills all {schedule.steps}",
+        )
+    return False, f"the schedule ends at step {schedule.steps}, where the run ends"
+
+
+def _validation(subject: Subject) -> Finding:
+    fraction = subject.config.data.validation_fraction
+    if subject.config.evaluation.eval_every == 0:
+        return True, "eval_every is 0: nothing is measured on text that was not trained on"
+    return False, f"{fraction:.1%} of the documents, chosen by hash, are never trained on"
+
+
+def _disk(subject: Subject) -> Finding:
+    need, free = subject.estimate.disk_bytes, subject.disk_free_bytes
+    shards = subject.estimate.staging.shard_bytes
+    ours = f"checkpoints need {format_bytes(need - (shards or 0))}, shards of the data "
+    ours += "come on top" if shards is None else format_bytes(shards)
+    if free is None:
+        return None, f"{ours}; free space is unknown"
+    return need > free, f"{ours}; {format_bytes(free)} are free"
+
+
+def _memory(subject: Subject) -> Finding:
+    if subject.profile is not None and not subject.profile.needs_card:
+        return False, "no card is used"
+    need, have = subject.estimate.memory.total, subject.card_memory_mib
+    if have is None:
+        return None, f"a step needs about {need:.0f} MiB, the card's memory is unknown"
+    limit = MEMORY_SHARE * have
+    return need > limit, f"a step needs about {need:.0f} of {have:.0f} MiB"
+
+
+GUARDRAILS: Mapping[str, Guardrail] = {
+    rail.name: rail
+    for rail in (
+        Guardrail("precision", _precision, "Leave `runtime.precision` to the profile"),
+        Guardrail("checkpoints", _checkpoints, "Set `checkpoint.save_every=1000`"),
+        Guardrail("dimensions", _dimensions, "Name a real recipe with `--recipe`"),
+        Guardrail("recipe", _recipe, "Name a real recipe with `--recipe m7c-125m`"),
+        Guardrail("data", _data, "Set `data.source` to real text"),
+        Guardrail("schedule", _schedule, "Make `schedule.warmup_steps` a small share of the steps"),
+        Guardrail("validation", _validation, "Set `evaluation.eval_every=1000`"),
+        Guardrail(
+            "disk",
+            _disk,
+            "Free space, lower `checkpoint.keep_last`, or set `data.max_tokens`",
+            any_length=True,
+        ),
+        Guardrail("memory", _memory, "Lower `batch.micro_batch`", any_length=True),
+    )
+}
+
+
+def check_guardrails(subject: Subject) -> list[CheckResult]:
+    """Every guardrail's word on a run; those for long runs are skipped for short ones; pure."""
+    is_long = subject.config.schedule.steps >= LONG_RUN_STEPS
+    return [_check(rail, subject, is_long=is_long) for rail in GUARDRAILS.values()]
+
+
+def _check(rail: Guardrail, subject: Subject, *, is_long: bool) -> CheckResult:
+    name = f"guardrail.{rail.name}"
+    if not (is_long or rail.any_length):
+        message = f"only for runs of at least {LONG_RUN_STEPS} steps"
+        return CheckResult(name=name, status="skipped", message=message)
+    against, message = rail.look(subject)
+    if against is None:
+        return CheckResult(name=name, status="unknown", message=message)
+    if not against:
+        return CheckResult(name=name, status="pass", message=message)
+    hint = f"{rail.fix}, or `--override {rail.name}=REASON`"
+    return CheckResult(name=name, status="fail", message=message, hint=hint)
+
+
+def parse_overrides(flags: Sequence[str], more: Sequence[str] = ()) -> dict[str, str]:
+    """Names and reasons of `--override NAME=REASON`; the reasons redacted.
+
+    Args:
+        flags: As they were typed.
+        more: Names that the command knows beside the guardrails.
+
+    Raises:
+        ConfigurationError: If a name is unknown or a reason is missing.
+    """
+    overrides = {}
+    for flag in flags:
+        name, _, reason = flag.partition("=")
+        known = [*GUARDRAILS, PREFLIGHT, *more]
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = f"Did you mean `{near[0]}`?" if near else f"Known: {', '.join(known)}"
+            message = f"There is no guardrail `{name}`"
+            raise ConfigurationError(message, hint=advice)
+        if not reason.strip():
+            message = f"`--override {name}` needs a reason, which is recorded with the run"
+            raise ConfigurationError(message, hint=f"Write `--override {name}='why it is fine'`")
+        overrides[name] = redact(reason.strip())
+    return overrides
+
+
+def apply_overrides(
+    results: Sequence[CheckResult], overrides: Mapping[str, str]
+) -> list[CheckResult]:
+    """The results where an overridden failure is a warning that carries its reason."""
+    return [
+        result.model_copy(
+            update={"status": "warn", "message": f"{result.message}; overridden: {reason}"}
+        )
+        if result.status == "fail" and (reason := overrides.get(_short(result)))
+        else result
+        for result in results
+    ]
+
+
+def _short(result: CheckResult) -> str:
+    return result.name.removeprefix("guardrail.")

@@ -1,0 +1,354 @@
+"""Preflight: facts of a pod, guardrails and correctness probes on it; one report, one verdict."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from nsa_core.config.profile import HardwareProfile
+from nsa_core.config.recipe import ResolvedConfig
+from nsa_core.rundir.bounded_json import parse_model
+from nsa_core.rundir.report import CheckResult, Report
+from nsa_core.rundir.speed import MachineSpeed
+from nsa_ops.clock import moment_of
+from nsa_ops.configure import Choice, all_hardware, load_hardware, require_profile, resolve_choice
+from nsa_ops.context import Operator, PodLink
+from nsa_ops.errors import DeadlineError, RefusedError
+from nsa_ops.estimate import estimate_run
+from nsa_ops.gpu.read.hardware import HardwareFacts, read_hardware
+from nsa_ops.machine.host import HostFacts, read_host
+from nsa_ops.machine.judge import judge_host, judge_python
+from nsa_ops.machine.judge_evidence import judge_hardware
+from nsa_ops.machine.python import PythonFacts, read_python
+from nsa_ops.pods.pods import choose_pod
+from nsa_ops.preflight.guardrails import Subject, apply_overrides, check_guardrails
+from nsa_ops.preflight.judge_speed import COMMAND, judge_speed, judge_staging
+from nsa_ops.preflight.marked import clear_mark
+from nsa_ops.preflight.probe_lines import ProbeLines
+from nsa_ops.preflight.probed import PROBED, probed_sha256
+from nsa_ops.provision.judge import judge_environment
+from nsa_ops.provision.receipt import parse_receipt
+from nsa_ops.provision.want import known_lock_sha256
+from nsa_ops.remote.snapshot import Snapshot, ship, take_snapshot
+from nsa_ops.remote.transport import MAX_OUTPUT_BYTES
+from nsa_ops.store import PodRecord
+
+Tier = Literal["quick", "standard", "full"]
+PROBE_S: Mapping[Tier, float] = {"quick": 0.0, "standard": 300.0, "full": 1800.0}
+#: A card is used for three seconds; a hub may take a minute to answer, and several cards to sum.
+SPEED_S = 240.0
+#: The causality and parity probes have no second chance: they must pass, not merely not fail.
+CORRECTNESS = ("causality.", "parity.", "decode.")
+_MIB_PER_GIB = 1024
+
+
+@dataclass(frozen=True)
+class PodFacts:
+    """Everything that was read from a pod.
+
+    Attributes:
+        host, python, hardware: What it said.
+        laptop_unix_s: The laptop's clock when the pod told its own.
+    """
+
+    host: HostFacts
+    python: PythonFacts
+    hardware: HardwareFacts
+    laptop_unix_s: float = 0.0
+
+    @property
+    def card_memory_mib(self) -> float | None:
+        """Memory of the smallest card; None if unknown or there is none."""
+        known = [gpu.memory_mib for gpu in self.hardware.gpus if gpu.memory_mib is not None]
+        return min(known, default=None)
+
+    def summary(self) -> dict[str, object]:
+        """What a manifest records of the pod."""
+        return {
+            "gpus": [gpu.name for gpu in self.hardware.gpus],
+            "driver": next((gpu.driver_version for gpu in self.hardware.gpus), None) or None,
+            "torch": self.python.torch_version,
+            "cuda": self.python.cuda_version,
+            "python": self.host.python_version,
+            "num_cpus": self.host.num_cpus,
+            "memory_bytes": self.host.memory_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The outcome.
+
+    Attributes:
+        pod: Name of the pod.
+        report: Every check.
+        verdict: `pass`, `warn` or `fail` over all checks.
+        sha256: Hash of the report, which a manifest names.
+        is_green: Whether a launch may follow.
+        blocking: Checks that stand against it.
+        flags: What makes the same choice again, behind `--profile NAME`: recipe and values.
+    """
+
+    pod: str
+    report: Report
+    verdict: str
+    sha256: str
+    is_green: bool
+    blocking: list[str]
+    flags: str = ""
+
+
+def blocking_checks(checks: Sequence[CheckResult]) -> list[str]:
+    """Names of checks that forbid a launch: failures, and correctness that was not proven."""
+    names = [
+        check.name
+        for check in checks
+        if check.status == "fail"
+        or (check.status == "unknown" and check.name.startswith(CORRECTNESS))
+    ]
+    has_proof = any(
+        check.status == "pass" and check.name.startswith("causality.") for check in checks
+    )
+    return names if has_proof else [*names, "causality (no probe passed)"]
+
+
+def run_preflight(
+    operator: Operator,
+    pod_name: str | None,
+    choice: Choice,
+    overrides: Mapping[str, str],
+    tier: Tier = "standard",
+) -> Preflight:
+    """Look at a pod, use it, probe it, and keep the report.
+
+    Args:
+        operator: Who asks.
+        pod_name: Pod; None where only one fits.
+        choice: Recipe, profile and values that would be launched.
+        overrides: Guardrails that may be passed, with the reason.
+        tier: `quick` only looks, and is not kept: no launch may follow it; `full` adds the long
+            probes.
+
+    Raises:
+        OpsError: If the pod cannot be asked or the configuration cannot be used.
+    """
+    pod = choose_pod(operator.store, pod_name or operator.settings.values.pod or None)
+    link = operator.link(pod)
+    hardware = load_hardware(require_profile(operator, choice, pod.profile))
+    operator.tell(f"reading pod {pod.name} ({link.transport.where})")
+    facts = read_facts(operator, link)
+    resolved = resolve_for(operator, choice, hardware, facts)
+    snapshot = take_snapshot()
+    checks = judge_facts(link, facts, hardware)
+    receipt = parse_receipt(operator.store.provision(pod.pod_id))
+    checks.append(judge_environment(receipt, pod, known_lock_sha256(snapshot)))
+    checks += apply_overrides(check_guardrails(subject_of(resolved, hardware, facts)), overrides)
+    if tier == "quick":
+        checks.append(_quick())
+    elif any(check.status == "fail" for check in checks if check.name.startswith("python.")):
+        checks.append(_not_probed("the interpreter above cannot run it"))
+    else:
+        _ship(operator, link, snapshot)
+        checks += measure_speed(operator, link, snapshot, resolved, hardware, facts.host)
+        checks += probe_correctness(operator, link, snapshot, resolved, tier)
+    report = Report.model_validate(
+        {
+            "at": operator.clock.unix_s(),
+            "tier": tier,
+            "pod_id": pod.pod_id,
+            "code_id": snapshot.code_id,
+            "profile": hardware.name,
+            "checks": checks,
+            "facts": facts.summary(),
+            PROBED: probed_sha256(resolved.config),
+        }
+    )
+    if tier == "quick":
+        return replace(_look_only(pod.name, report), flags=choice.flags)
+    found = replace(keep_report(operator, pod.name, report), flags=choice.flags)
+    if found.is_green and clear_mark(link):
+        operator.tell(f"pod {pod.name} was marked by a watchdog; the mark is taken away")
+    return found
+
+
+def _quick() -> CheckResult:
+    message = "a quick look uses no card and proves nothing of the kernels"
+    return CheckResult(name="causality.probe", status="skipped", message=message)
+
+
+def _look_only(pod: str, report: Report) -> Preflight:
+    """A quick look: green says that nothing stands against it so far."""
+    failed = [check.name for check in report.checks if check.status == "fail"]
+    return Preflight(pod, report, report.verdict, "", not failed, failed)
+
+
+def keep_report(operator: Operator, pod: str, report: Report) -> Preflight:
+    """Store a report under its hash and say what it allows."""
+    sha256 = hashlib.sha256(report.model_dump_json().encode()).hexdigest()
+    operator.store.save_report(sha256, report)
+    blocking = blocking_checks(report.checks)
+    return Preflight(pod, report, report.verdict, sha256, not blocking, blocking)
+
+
+def refusal_of(found: Preflight) -> RefusedError | None:
+    """What a red preflight means for a launch; None if it is green."""
+    if found.is_green:
+        return None
+    return _red(found.pod, found.report.profile, found.flags, found.blocking)
+
+
+def _red(pod: str, profile: str, flags: str, blocking: Sequence[str]) -> RefusedError:
+    message = f"The preflight of pod `{pod}` is red: {', '.join(blocking)}"
+    hint = f"Fix it, then run `nsa-ops preflight {pod} --profile {profile}{flags}` again"
+    return RefusedError(message, hint=hint)
+
+
+def read_facts(operator: Operator, link: PodLink) -> PodFacts:
+    """Ask the pod for everything that can be read without our code on it."""
+    python = link.record.python
+    began_s = operator.clock.unix_s()
+    host = read_host(link.transport, python, link.record.root)
+    laptop_unix_s = moment_of(host.unix_s, began_s, operator.clock.unix_s())
+    operator.tell(f"python {host.python_version}; importing torch")
+    with operator.work("looking at torch and cards"):
+        packages, hardware = read_python(link.transport, python), read_hardware(link.transport)
+    return PodFacts(host, packages, hardware, laptop_unix_s)
+
+
+def resolve_for(
+    operator: Operator, choice: Choice, hardware: HardwareProfile, facts: PodFacts
+) -> ResolvedConfig:
+    """The configuration for this very card."""
+    memory_mib = facts.card_memory_mib if hardware.needs_card else None
+    return resolve_choice(
+        operator.settings,
+        choice,
+        pod_profile=hardware.name,
+        memory_gib=memory_mib / _MIB_PER_GIB if memory_mib is not None else None,
+    )
+
+
+def subject_of(resolved: ResolvedConfig, hardware: HardwareProfile, facts: PodFacts) -> Subject:
+    """What the guardrails look at."""
+    return Subject(
+        config=resolved.config,
+        profile=hardware,
+        estimate=estimate_run(resolved.config, hardware),
+        disk_free_bytes=facts.host.disk_free_bytes,
+        card_memory_mib=facts.card_memory_mib,
+    )
+
+
+def judge_facts(link: PodLink, facts: PodFacts, hardware: HardwareProfile) -> list[CheckResult]:
+    """Every check on the machine, its interpreter and its cards."""
+    is_local = link.record.kind == "local"
+    host = judge_host(facts.host, is_local=is_local, laptop_unix_s=facts.laptop_unix_s)
+    known = {check.name for check in host}
+    cards = judge_hardware(facts.hardware, hardware, all_hardware())
+    return [
+        *host,
+        *judge_python(facts.python, hardware),
+        *(check for check in cards if check.name not in known),  # the system, told by both
+    ]
+
+
+def probe_correctness(
+    operator: Operator, link: PodLink, snapshot: Snapshot, resolved: ResolvedConfig, tier: Tier
+) -> list[CheckResult]:
+    """Run the causality and parity probes on the pod, with the code and model that would train."""
+    operator.tell("probing causality and kernels")
+    device = resolved.config.runtime.device
+    words = ("--json", "--progress", "--tier", tier, "--device", device, "--config", "-")
+    argv = link.module(snapshot.code_id, "nsa_core.checks", *words)
+    stdin = resolved.config.model_dump_json().encode()
+    timeout_s = operator.deadline_s(PROBE_S[tier])
+    try:
+        with operator.work("probing", "probe") as work:
+            answer = ProbeLines(work)
+            done = link.transport.run_into(
+                argv, answer, stdin=stdin, timeout_s=timeout_s, max_bytes=MAX_OUTPUT_BYTES
+            )
+    except DeadlineError as error:
+        return [_not_probed(error.message)]
+    try:
+        return list(parse_model(Report, answer.last_line).checks)
+    except ValueError:
+        said = done.last_error_line or "nothing"
+        return [_not_probed(f"the probes gave no report (exit code {done.exit_code}): {said}")]
+
+
+def _ship(operator: Operator, link: PodLink, snapshot: Snapshot) -> None:
+    with operator.work("shipping code"):
+        moved = ship(snapshot, link.transport, link.record.python, link.code(snapshot.code_id))
+    operator.tell(f"code {snapshot.code_id} {'shipped' if moved else 'is there already'}")
+
+
+def measure_speed(
+    operator: Operator,
+    link: PodLink,
+    snapshot: Snapshot,
+    resolved: ResolvedConfig,
+    hardware: HardwareProfile,
+    host: HostFacts,
+) -> list[CheckResult]:
+    """Use the pod's cards, disk and data for a moment, and judge what they gave."""
+    operator.tell("using cards, disk and data")
+    words = ("--folder", str(link.root), "--config", "-")
+    argv = link.module(snapshot.code_id, "nsa_core.checks.machine", *words)
+    stdin = resolved.config.model_dump_json().encode()
+    try:
+        with operator.work("using cards, disk and data"):
+            done = link.transport.run(argv, stdin=stdin, timeout_s=operator.deadline_s(SPEED_S))
+    except DeadlineError as error:
+        return [_not_measured(error.message)]
+    try:
+        found = parse_model(MachineSpeed, done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        said = done.last_error_line or "nothing"
+        return [_not_measured(f"no answer (exit code {done.exit_code}): {said}")]
+    estimate = estimate_run(resolved.config, hardware)
+    beside = estimate.disk_bytes - (estimate.staging.shard_bytes or 0)
+    return [
+        *judge_speed(found, hardware, estimate.checkpoint_bytes),
+        *judge_staging(found.first_batch, resolved.config, beside, host.disk_free_bytes),
+    ]
+
+
+def _not_measured(why: str) -> CheckResult:
+    return CheckResult(
+        name="machine.speed",
+        status="fail",
+        message=f"cards, disk and data were not used: {why}",
+        command=COMMAND,
+        hint="A card that hangs under load is a broken card: see `dmesg | grep -i xid`",
+    )
+
+
+def _not_probed(why: str) -> CheckResult:
+    return CheckResult(name="causality.probe", status="fail", message=f"not probed: {why}")
+
+
+def require_green(operator: Operator, pod: PodRecord, code_id: str, choice: Choice) -> str:
+    """Hash of the green report for a pod, code and profile.
+
+    Args:
+        operator: Who asks.
+        pod: Pod that the run is to be on.
+        code_id: Version of the code.
+        choice: What is to run; its profile is named. The hint names the same choice.
+
+    Raises:
+        RefusedError: If there is none; the hint names the command.
+    """
+    found = operator.store.newest_report(pod.pod_id, code_id, choice.profile)
+    if found is None:
+        message = (
+            f"Pod `{pod.name}` has no preflight for code {code_id} and profile {choice.profile}"
+        )
+        command = f"`nsa-ops preflight {pod.name} --profile {choice.profile}{choice.flags}`"
+        raise RefusedError(message, hint=f"Run {command}")
+    sha256, report = found
+    blocking = blocking_checks(report.checks)
+    if blocking:
+        raise _red(pod.name, choice.profile, choice.flags, blocking)
+    return sha256

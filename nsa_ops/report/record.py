@@ -1,0 +1,214 @@
+"""RecordedRun: everything a report tells about a run, read from its directory and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nsa_core.rundir.bounded_json import read_json
+from nsa_core.rundir.checkpoint import Checkpoint, find_damage, list_checkpoints
+from nsa_core.rundir.data_account import DataAccount, read_account
+from nsa_core.rundir.events import Event, read_events
+from nsa_core.rundir.exit import ExitRecord, read_exit
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_core.rundir.jsonl import MAX_HISTORY_BYTES, read_last_records
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_ops.quantities import format_bytes
+from nsa_ops.report.rows import Rows, read_rows
+
+ContentT = TypeVar("ContentT")
+
+#: Where wall time goes, in the order in which a report shows it; spec: goodput.
+BUCKETS = (
+    "step", "eval", "compile", "init", "provision", "data_wait", "checkpoint_stall",
+    "rollback_lost", "hang", "down",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """A checkpoint and what its hashes said; `damage` is None where all of them agree."""
+
+    checkpoint: Checkpoint
+    damage: str | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Text the model wrote, what it was given, and how tokens were drawn."""
+
+    prompt: str
+    text: str
+    drawn: str = ""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of the run: its manifest and how it ended, where the directory has them."""
+
+    number: int
+    manifest: RunManifest | None
+    exit: ExitRecord | None
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """What a run directory holds.
+
+    Attributes:
+        run: The directory.
+        attempts: All attempts, the current one last.
+        training: training.csv, attempts joined.
+        validation: val.csv, likewise.
+        beats: Heartbeats of rank 0 that carry progress.
+        last_beat: Its newest heartbeat of any kind.
+        events: events.jsonl.
+        goodput_s: Seconds in each bucket of wall time.
+        environment: env.json.
+        metrics: metrics.json.
+        checkpoints: Checkpoints with a manifest, newest first, hashed again.
+        samples: Generated text.
+        data: What was dropped of the data, and why; None where the run kept no account.
+        missing: What the directory lacks or what cannot be read, one line each.
+    """
+
+    run: RunDir
+    attempts: list[Attempt]
+    training: Rows | None
+    validation: Rows | None
+    beats: list[Heartbeat]
+    last_beat: Heartbeat | None
+    events: list[Event]
+    goodput_s: dict[str, float]
+    environment: dict[str, Any]
+    metrics: dict[str, Any]
+    checkpoints: list[CheckpointState]
+    samples: list[Sample]
+    data: DataAccount | None = None
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def manifest(self) -> RunManifest | None:
+        """Manifest of the newest attempt that has one."""
+        return next((a.manifest for a in reversed(self.attempts) if a.manifest), None)
+
+    @property
+    def run_id(self) -> str:
+        """The run id as launched; the folder's name where the manifest is missing."""
+        return self.manifest.run_id if self.manifest else self.run.run_id
+
+
+def read_record(run: RunDir) -> RecordedRun:
+    """Read a run directory; what is missing or damaged is named in the record, not an error."""
+    missing: list[str] = []
+    beats = read_last_records(run.heartbeat(), Heartbeat, MAX_HISTORY_BYTES).records
+    missing += [
+        f"{path.name} is longer than {format_bytes(MAX_HISTORY_BYTES)}: its beginning was not read"
+        for path in (run.heartbeat(), run.events)
+        if path.is_file() and path.stat().st_size > MAX_HISTORY_BYTES
+    ]
+    return RecordedRun(
+        run=run,
+        attempts=_read_attempts(run, missing),
+        training=_note(read_rows(run.training_csv), run.training_csv, missing),
+        validation=_note(read_rows(run.validation_csv), run.validation_csv, missing),
+        beats=_note([beat for beat in beats if beat.msg == "progress"], run.heartbeat(), missing),
+        last_beat=beats[-1] if beats else None,
+        events=_note(read_events(run), run.events, missing),
+        goodput_s=parse_goodput(_read_json(run.goodput, missing)),
+        environment=_as_mapping(_read_json(run.env, missing)),
+        metrics=_as_mapping(_read_json(run.metrics, missing)),
+        checkpoints=[CheckpointState(one, find_damage(one)) for one in list_checkpoints(run)],
+        samples=parse_samples(_read_json(run.samples, missing)),
+        data=_read_data(run, missing),
+        missing=missing,
+    )
+
+
+def _note(content: ContentT, path: Path, missing: list[str]) -> ContentT:
+    """The content itself; empty content is noted as missing."""
+    if not content:
+        missing.append(f"{path.name} is missing" if not path.exists() else f"{path.name} is empty")
+    return content
+
+
+def _read_attempts(run: RunDir, missing: list[str]) -> list[Attempt]:
+    kept = run.attempt(1).parent
+    names = [folder.name for folder in kept.iterdir()] if kept.is_dir() else []
+    numbers = sorted(int(name) for name in names if name.isdigit())
+    earlier = [_read_attempt(RunDir(run.attempt(one)), one, missing) for one in numbers]
+    return [*earlier, _read_attempt(run, numbers[-1] + 1 if numbers else 1, missing)]
+
+
+def _read_attempt(run: RunDir, number: int, missing: list[str]) -> Attempt:
+    try:
+        manifest = read_manifest(run)
+    except (ManifestError, OSError) as error:
+        missing.append(str(error))
+        return Attempt(number, None, read_exit(run))
+    return Attempt(manifest.attempt, manifest, read_exit(run))
+
+
+def _read_json(path: Path, missing: list[str]) -> object:
+    try:
+        return read_json(path, is_nan_allowed=True)
+    except FileNotFoundError:
+        missing.append(f"{path.name} is missing")
+    except OSError as error:
+        missing.append(f"{path.name} cannot be read: {error.strerror}")
+    except ValueError as error:
+        missing.append(f"{path.name} cannot be read: {error}")
+    return None
+
+
+def _read_data(run: RunDir, missing: list[str]) -> DataAccount | None:
+    """The account of the data; runs of older versions have none, which is no fault of theirs."""
+    try:
+        return read_account(run.data_account)
+    except (OSError, ValueError) as error:
+        missing.append(f"data/{run.data_account.name} cannot be read: {error}")
+    return None
+
+
+def _as_mapping(content: object) -> dict[str, Any]:
+    return dict(content) if isinstance(content, dict) else {}
+
+
+def parse_goodput(content: object) -> dict[str, float]:
+    """Seconds by bucket in the order of `BUCKETS`, from `{"buckets": {…}}` or buckets alone."""
+    found = _as_mapping(content)
+    inner = next((found[key] for key in ("buckets", "seconds", "buckets_s") if key in found), found)
+    seconds = {
+        name.removesuffix("_s"): float(value)
+        for name, value in _as_mapping(inner).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return {name: seconds[name] for name in BUCKETS if seconds.get(name, 0) > 0}
+
+
+def parse_samples(content: object) -> list[Sample]:
+    """Generated texts from samples.json: a list of them, one alone, or a list under `samples`."""
+    if isinstance(content, dict) and "samples" in content:
+        content = content["samples"]
+    entries = content if isinstance(content, list) else [content]
+    return [sample for entry in entries if (sample := _parse_sample(entry)) is not None]
+
+
+def _parse_sample(entry: object) -> Sample | None:
+    if isinstance(entry, str):
+        return Sample("", entry)
+    if not isinstance(entry, Mapping):
+        return None
+    text = next(
+        (entry[k] for k in ("text", "completion", "output", "generated") if k in entry), None
+    )
+    if text is None:
+        return None
+    return Sample(str(entry.get("prompt", "")), str(text), _describe_draw(entry.get("temperature")))
+
+
+def _describe_draw(temperature: object) -> str:
+    if not isinstance(temperature, int | float):
+        return ""
+    return f"temperature {temperature:g}" if temperature else "greedy"
