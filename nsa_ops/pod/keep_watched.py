@@ -54,7 +54,7 @@ class WatchdogKeeper:
         self._module = module
         self._start = start
         self._num_starts = 0
-        self._started: list[object] = []  # kept, so that a child that ended is waited for
+        self._started: list[object] = []  # kept: one that is forgotten while it runs is warned of
         self._is_over = threading.Event()
 
     def begin(self) -> None:
@@ -87,5 +87,5 @@ class WatchdogKeeper:
                 self._run, kind="watchdog_started", by="runner", attempt=self._attempt, message=why
             )
             self._started.append(self._start(self._run, self._module))
-        except OSError as error:  # the next look tries again
+        except OSError as error:  # the next look tries again; it counts as a start
             sys.stderr.write(f"warning: {why}: {error}\n")
