@@ -21,7 +21,7 @@ from nsa_ops.pod.processes import is_running, read_processes
 from nsa_ops.pods.pods import execute_add, plan_add
 from nsa_ops.preflight.preflight import run_preflight
 from nsa_ops.quantities import count_of
-from nsa_ops.report.prove import Replay, await_replay, find_replay
+from nsa_ops.report.prove import RepeatedLosses, await_replay, find_replay
 from nsa_ops.report.record import parse_samples
 from nsa_ops.report.write import WrittenReport, write_report
 from nsa_ops.runs.choose import find_run
@@ -77,7 +77,7 @@ class Demo:
     folder: Path
     run_id: str = ""
     parts: list[DemoPart] = field(default_factory=list)
-    replay: Replay | None = None
+    replay: RepeatedLosses | None = None
     bits_per_byte: tuple[float, float] | None = None
     sample: str = ""
     page: Path | None = None

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsa_ops.bench.panels import Line, Panel, Panels
-from nsa_ops.report.escape import escape
-from nsa_ops.report.scale import Scale
+from nsa_ops.report.axes import Scale, escape
 
 #: Pixels. The right margin holds the names of the lines, which end there.
 WIDTH, HEIGHT = 520, 330

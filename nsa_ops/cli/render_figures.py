@@ -25,7 +25,7 @@ _USED_WARN = 0.5
 
 
 @dataclass(frozen=True)
-class Row:
+class ScreenLine:
     """One line of a screen: its name, what it says, and the colour that stresses it."""
 
     label: str
@@ -38,13 +38,13 @@ class Row:
         return f"{self.label:<{_LABEL_WIDTH}} {self.value}" if self.label else self.value
 
 
-def draw_rows(console: Console, rows: list[Row]) -> None:
+def draw_rows(console: Console, rows: list[ScreenLine]) -> None:
     """Lines of a screen, one below the other."""
     for row in rows:
         console.print(styled(row), soft_wrap=True)
 
 
-def styled(row: Row) -> Text:
+def styled(row: ScreenLine) -> Text:
     """A line in its colours; a control character is shown, never obeyed."""
     text = printable(row.text)
     start = _LABEL_WIDTH if row.label else 0
@@ -55,7 +55,7 @@ def styled(row: Row) -> Text:
     return shown
 
 
-def verdict_row(verdict: Verdict, *, is_alone: bool = True) -> Row:
+def verdict_row(verdict: Verdict, *, is_alone: bool = True) -> ScreenLine:
     """The word of the rules, which comes first on every screen.
 
     Args:
@@ -66,26 +66,26 @@ def verdict_row(verdict: Verdict, *, is_alone: bool = True) -> Row:
     more = f" (and {count_of(others, 'more finding')}: `nsa-ops health`)" if others > 0 else ""
     rule = f" {verdict.rule}" if verdict.rule else ""
     value = f"{verdict.level}{rule}: {verdict.sentence}{more if is_alone else ''}"
-    return Row("verdict", value, _STYLES[verdict.level])
+    return ScreenLine("verdict", value, _STYLES[verdict.level])
 
 
-def verdict_rows(verdict: Verdict) -> list[Row]:
+def verdict_rows(verdict: Verdict) -> list[ScreenLine]:
     """The word of the rules, and every other finding below it."""
     others = [
-        Row("also", f"{one.level} {one.rule}: {one.sentence}", _STYLES[one.level])
+        ScreenLine("also", f"{one.level} {one.rule}: {one.sentence}", _STYLES[one.level])
         for one in verdict.findings[1:]
     ]
     return [verdict_row(verdict, is_alone=False), *others]
 
 
-def state_row(report: RunReport) -> Row:
+def state_row(report: RunReport) -> ScreenLine:
     """The state of a run, its flags, and the evidence."""
     flags = f" [{', '.join(report.flags)}]" if report.flags else ""
     value = f"{report.run_id} is {report.state}{flags}: {report.why}"
-    return Row("run", value, "yellow" if report.flags else "")
+    return ScreenLine("run", value, "yellow" if report.flags else "")
 
 
-def figure_rows(report: RunReport, encoding: str) -> list[Row]:
+def figure_rows(report: RunReport, encoding: str) -> list[ScreenLine]:
     """Progress, loss, speed, fetch, kernels, gates, memory and phase; what is unknown is left out.
 
     Args:
@@ -98,7 +98,7 @@ def figure_rows(report: RunReport, encoding: str) -> list[Row]:
     if report.state == "staging" and report.last_beat is not None:
         rows += _staging_rows(report.last_beat, encoding)
     if record is not None:
-        rows += [Row("loss", _loss_text(record)), *_speed_rows(record, figures)]
+        rows += [ScreenLine("loss", _loss_text(record)), *_speed_rows(record, figures)]
         rows += _gate_rows(figures.gates or record)
         rows += _memory_rows(record)
     if figures.phase is not None:
@@ -110,7 +110,7 @@ def _with_loss(beat: Heartbeat | None) -> Heartbeat | None:
     return beat if beat is not None and beat.loss is not None else None
 
 
-def progress_row(report: RunReport, encoding: str) -> Row:
+def progress_row(report: RunReport, encoding: str) -> ScreenLine:
     """A bar, the share of the steps, and the time that is left at the pace of the last records."""
     done, steps = current_step(report), max(1, report.manifest.steps)
     share = share_of(done, steps)
@@ -119,16 +119,16 @@ def progress_row(report: RunReport, encoding: str) -> Row:
     if report.state == "running" and pace_s is not None and done < steps:
         left = min(steps - done, _MOST_STEPS)
         value += f", about {format_duration(left * pace_s)} left"
-    return Row("progress", value, "cyan")
+    return ScreenLine("progress", value, "cyan")
 
 
-def _staging_rows(beat: Heartbeat, encoding: str) -> list[Row]:
+def _staging_rows(beat: Heartbeat, encoding: str) -> list[ScreenLine]:
     """What the data phase is doing; with a bar where its end is known."""
     if beat.staging is None:
         return []
     share = beat.staging_share
     shown = f"{bar(share, encoding)} {100 * share:.1f} %, " if share is not None else ""
-    return [Row("staging", f"{shown}{beat.staging}", "cyan")]
+    return [ScreenLine("staging", f"{shown}{beat.staging}", "cyan")]
 
 
 def _loss_text(record: Heartbeat) -> str:
@@ -142,7 +142,7 @@ def _loss_text(record: Heartbeat) -> str:
     return ", ".join(parts)
 
 
-def _speed_rows(record: Heartbeat, figures: RunFigures) -> list[Row]:
+def _speed_rows(record: Heartbeat, figures: RunFigures) -> list[ScreenLine]:
     """How fast it is and who is waiting: the step, the fetch, the kernel of each branch."""
     speed = []
     if record.tokens_per_s is not None:
@@ -160,10 +160,10 @@ def _speed_rows(record: Heartbeat, figures: RunFigures) -> list[Row]:
     ]
     kernels = [f"{name} {kernel}" for name, kernel in (record.kernel_paths or {}).items()]
     rows = (("speed", speed), ("fetch", fetch), ("kernels", kernels))
-    return [Row(label, ", ".join(parts)) for label, parts in rows if parts]
+    return [ScreenLine(label, ", ".join(parts)) for label, parts in rows if parts]
 
 
-def _gate_rows(record: Heartbeat) -> list[Row]:
+def _gate_rows(record: Heartbeat) -> list[ScreenLine]:
     """The gates of the worst layer, which is named, and its shares of the branches."""
     gates = []
     if record.gate_entropy_mean is not None:
@@ -174,13 +174,13 @@ def _gate_rows(record: Heartbeat) -> list[Row]:
         gates.append(f"largest share {record.gate_max_gate:.2f}")
     layer = record.gate_worst_layer
     where = f"worst layer {layer}: " if layer is not None else ""
-    rows = [Row("gates", where + ", ".join(gates))] if gates else []
+    rows = [ScreenLine("gates", where + ", ".join(gates))] if gates else []
     shares = zip(_BRANCHES, record.gate_branch_shares or [], strict=False)
     branches = ", ".join(f"{name} {share:.2f}" for name, share in shares)
-    return [*rows, *([Row("branches", where + branches)] if branches else [])]
+    return [*rows, *([ScreenLine("branches", where + branches)] if branches else [])]
 
 
-def _memory_rows(record: Heartbeat) -> list[Row]:
+def _memory_rows(record: Heartbeat) -> list[ScreenLine]:
     """Memory in use, and what the card does, as far as the machine can tell."""
     memory = (
         ("peak {:,} MiB", record.gpu_mem_peak),
@@ -198,10 +198,10 @@ def _memory_rows(record: Heartbeat) -> list[Row]:
         (label, [text.format(value) for text, value in known if value is not None])
         for label, known in rows
     ]
-    return [Row(label, ", ".join(parts)) for label, parts in told if parts]
+    return [ScreenLine(label, ", ".join(parts)) for label, parts in told if parts]
 
 
-def _phase_row(use: PhaseUse) -> Row:
+def _phase_row(use: PhaseUse) -> ScreenLine:
     """The phase, and how much of the time it may stand still it has used."""
     limit_s = use.limit_s if use.limit_s is not None else use.warn_s
     share = use.still_s / limit_s if limit_s > 0 else 1.0
@@ -210,7 +210,7 @@ def _phase_row(use: PhaseUse) -> Row:
         f"{use.phase}, last moved {format_duration(use.still_s)} ago: {100 * share:.0f} % of the "
         f"{format_duration(limit_s)} after which the watchdog {ends}"
     )
-    return Row("phase", value, "yellow" if share >= _USED_WARN else "")
+    return ScreenLine("phase", value, "yellow" if share >= _USED_WARN else "")
 
 
 def crash_text(report: RunReport) -> str:
@@ -223,11 +223,11 @@ def crash_text(report: RunReport) -> str:
     return f"{kept}, a crash loses at most {count_of(behind, 'step')}"
 
 
-def checkpoint_row(report: RunReport) -> Row:
+def checkpoint_row(report: RunReport) -> ScreenLine:
     """The newest one that nothing is known against, and what is wrong with newer ones."""
     facts = report.checkpoints
     newest = next((fact for fact in facts if fact.whole), None)
     newer = facts[: facts.index(newest)] if newest else facts
     sound = "none that is whole" if newer and newest is None else crash_text(report)
     damaged = [f"step {fact.step:,} is damaged: {fact.damage}" for fact in newer]
-    return Row("checkpoint", "; ".join([sound, *damaged]))
+    return ScreenLine("checkpoint", "; ".join([sound, *damaged]))

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from nsa_core.rundir.events import Event
 from nsa_ops.cli.render import cell_text, facts, gib, line, table
-from nsa_ops.cli.render_figures import Row, draw_rows, figure_rows, state_row, verdict_rows
+from nsa_ops.cli.render_figures import ScreenLine, draw_rows, figure_rows, state_row, verdict_rows
 from nsa_ops.cli.render_watch import data_text, run_rows
 from nsa_ops.estimate import Estimate
 from nsa_ops.health.log_health import LogHealth
@@ -134,7 +134,7 @@ def draw_run(console: Console, run: RunStatusLine) -> None:
         ("log", f"{report.log_bytes} bytes"),
         ("disk free", gib(report.disk_free_bytes)),
     ]
-    draw_rows(console, [Row(name, cell_text(value)) for name, value in pairs if value])
+    draw_rows(console, [ScreenLine(name, cell_text(value)) for name, value in pairs if value])
     rows = [
         (fact.name, fact.step, "yes" if fact.whole else "no", gib(fact.size_bytes))
         for fact in report.checkpoints
@@ -154,13 +154,13 @@ def draw_health(console: Console, run: RunStatusLine) -> None:
     draw_rows(console, rows)
 
 
-def _watchdog_row(report: RunReport) -> Row:
+def _watchdog_row(report: RunReport) -> ScreenLine:
     watchdog = report.watchdog
     if watchdog is None:
-        return Row("watchdog", "none was started", "yellow")
+        return ScreenLine("watchdog", "none was started", "yellow")
     alive = "alive" if report.watchdog_alive else "not running"
     why = f": {watchdog.why}" if watchdog.why else ""
-    return Row("watchdog", f"{alive}, {watchdog.doing}{why}")
+    return ScreenLine("watchdog", f"{alive}, {watchdog.doing}{why}")
 
 
 def draw_log_health(console: Console, log: LogHealth) -> None:

@@ -29,8 +29,7 @@ def report(
 ) -> None:
     """Write a self-contained HTML page about a run, and its Markdown twin."""
     from nsa_ops.cli.render_backup import draw_written
-    from nsa_ops.report.locate import find_run_directory
-    from nsa_ops.report.write import write_report
+    from nsa_ops.report.write import find_run_directory, write_report
 
     folder = find_run_directory(session.operator, run)
     now = session.operator.clock.unix_s()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.health.foreign_lines import LineFigures
-from nsa_ops.pod.evidence import RunFacts
+from nsa_ops.pod.tracker import RunFacts
 
 #: A first loss above this is no cross entropy over a vocabulary (ln 10^6 is 13.8 nats).
 _MOST_NATS = 15.0

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.exit import ExitRecord, TrainerExit
 from nsa_ops.health.foreign_reader import ForeignLog
-from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence, Tracker, is_record
-from nsa_ops.pod.rules.judge import judge
+from nsa_ops.pod.rules.rulebook import judge
 from nsa_ops.pod.rules.verdict import Finding, Level
+from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, Tracker, is_record
 
 
 @dataclass(frozen=True)

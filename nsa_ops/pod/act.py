@@ -1,11 +1,20 @@
 """`python -m nsa_ops.pod.act`: one action on a run, JSON on stdin, JSON on stdout, idempotent."""
 
+import signal
 import sys
+import time
+from typing import Any
 
 from pydantic import ValidationError
 
-from nsa_core.rundir.manifest import ManifestError
+from nsa_core.rundir import events
+from nsa_core.rundir.exit import read_exit
+from nsa_core.rundir.halt import HaltRequest, read_halt, write_halt
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import ManifestError, read_manifest
+from nsa_core.rundir.process import is_alive
 from nsa_ops.pod.attempts import next_attempt, prepare_run
+from nsa_ops.pod.ending import foresee_restart
 from nsa_ops.pod.messages import (
     ACTION,
     HaltAction,
@@ -15,7 +24,14 @@ from nsa_ops.pod.messages import (
     ReplyCode,
     SignalAction,
 )
-from nsa_ops.pod.stops import halt, send_signal
+from nsa_ops.pod.processes import (
+    LockHeldError,
+    RunProcesses,
+    hold_lock,
+    kill_session,
+    read_processes,
+    send,
+)
 
 
 def act(content: bytes) -> Reply:
@@ -64,3 +80,123 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+_LOCK_WAIT_S = 5.0
+
+
+def halt(asked: HaltAction) -> Reply:
+    """Write `.HALT` for the current attempt and record who asked; a second time changes nothing.
+
+    An attempt that has ended and that the watchdog is about to restart is asked too: it stays
+    ended. The lock keeps the next attempt from beginning in between.
+    """
+    run = RunDir(asked.run_dir)
+    if not foresee_restart(run, read_manifest(run)):
+        return _request(run, asked)
+    try:
+        with hold_lock(run.runner_lock, wait_s=_LOCK_WAIT_S):
+            return _request(run, asked)
+    except LockHeldError:  # its trainer has not gone yet, or the next one runs already
+        return _request(run, asked)
+
+
+def _request(run: RunDir, asked: HaltAction) -> Reply:
+    manifest = read_manifest(run)
+    attempt, returns = manifest.attempt, bool(foresee_restart(run, manifest))
+    refusal = _refuse_other(run, asked.action, asked.attempt, attempt)
+    if not returns:
+        refusal = refusal or _refuse_ended(run, asked.action, attempt)
+    if refusal:
+        return refusal
+    if read_halt(run, run_id=manifest.run_id, attempt=attempt):
+        return Reply(
+            action=asked.action, code=ReplyCode.OK, outcome="already", attempt=attempt,
+            message=f"a halt of {manifest.run_id} attempt {attempt} was asked for before",
+        )  # fmt: skip
+    unrecorded = _record(
+        run, kind="halt_asked", by=asked.by, attempt=attempt, message=asked.reason,
+        facts={"grace_s": asked.grace_s, "save_checkpoint": asked.save_checkpoint},
+    )  # fmt: skip
+    write_halt(
+        run,
+        HaltRequest(
+            run_id=manifest.run_id, attempt=attempt, reason=asked.reason, by=asked.by,
+            at=time.time(), grace_s=asked.grace_s, save_checkpoint=asked.save_checkpoint,
+        ),
+    )  # fmt: skip
+    return Reply(
+        action=asked.action, code=ReplyCode.OK, outcome="done", attempt=attempt,
+        message=f"asked {manifest.run_id} attempt {attempt} to halt: {asked.reason}{unrecorded}",
+    )  # fmt: skip
+
+
+def _record(run: RunDir, **facts: Any) -> str:
+    """Record a stop, which no disk may hold up: why it is not recorded, to end a message with."""
+    try:
+        events.record(run, **facts)
+    except OSError as error:
+        return f"; events.jsonl does not take it: {error.strerror or error}"
+    return ""
+
+
+def _refuse_other(run: RunDir, action: str, asked: int | None, current: int) -> Reply | None:
+    if asked is None or asked == current:
+        return None
+    return Reply(
+        action=action, code=ReplyCode.CONFLICT, outcome="conflict", attempt=current,
+        message=f"{run.run_id} is at attempt {current}, and attempt {asked} was meant",
+        hint="Look again with `nsa-ops status`",
+    )  # fmt: skip
+
+
+def _refuse_ended(run: RunDir, action: str, current: int) -> Reply | None:
+    ended = read_exit(run)
+    if ended is None or ended.attempt != current:
+        return None
+    return Reply(
+        action=action, code=ReplyCode.OK, outcome="already", attempt=current,
+        message=f"{run.run_id} attempt {current} has ended: code {ended.code}, {ended.reason}",
+    )  # fmt: skip
+
+
+def send_signal(asked: SignalAction) -> Reply:
+    """Signal the recorded trainer if that very process still runs; record it first."""
+    run = RunDir(asked.run_dir)
+    manifest = read_manifest(run)
+    attempt = manifest.attempt
+    if refusal := _refuse_other(run, asked.action, asked.attempt, attempt):
+        return refusal
+    record = read_processes(run, attempt)
+    if record is None or record.trainer is None or not is_alive(record.trainer):
+        return _refuse_ended(run, asked.action, attempt) or Reply(
+            action=asked.action, code=ReplyCode.NOT_FOUND, outcome="not_found", attempt=attempt,
+            message=f"no trainer of {run.run_id} attempt {attempt} runs here",
+            hint="`nsa-ops status` says what became of it",
+        )  # fmt: skip
+    unrecorded = _record(
+        run, kind="signal", by=asked.by, attempt=attempt,
+        message=f"{asked.signal} to pid {record.trainer.pid}"
+        + (f": {asked.reason}" if asked.reason else ""),
+        facts={"signal": asked.signal, "pid": record.trainer.pid},
+    )  # fmt: skip
+    reply = _deliver(asked, record, attempt)
+    return reply.model_copy(update={"message": reply.message + unrecorded})
+
+
+def _deliver(asked: SignalAction, record: RunProcesses, attempt: int) -> Reply:
+    leader = record.trainer
+    sent = leader is not None and (
+        bool(kill_session(leader))
+        if asked.signal == "KILL"
+        else send(leader, signal.Signals[f"SIG{asked.signal}"])
+    )
+    if leader is None or not sent:
+        return Reply(
+            action=asked.action, code=ReplyCode.OK, outcome="already", attempt=attempt,
+            message="the trainer ended by itself at this moment",
+        )  # fmt: skip
+    return Reply(
+        action=asked.action, code=ReplyCode.OK, outcome="done", attempt=attempt,
+        message=f"sent {asked.signal} to the trainer, pid {leader.pid}",
+    )  # fmt: skip

@@ -16,7 +16,7 @@ from nsa_core.rundir.manifest import (
     write_manifest,
 )
 from nsa_core.rundir.obstacles import clear_obstacles
-from nsa_ops.pod.after_end import read_stop
+from nsa_ops.pod.ending import read_stop
 from nsa_ops.pod.messages import NextAttemptAction, PrepareRunAction, Reply, ReplyCode
 from nsa_ops.pod.processes import LockHeldError, hold_lock
 from nsa_ops.quantities import count_of

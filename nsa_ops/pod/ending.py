@@ -1,17 +1,24 @@
-"""How an attempt ended, told from outside when the trainer could not write it itself."""
+"""How an attempt ended, written for a trainer that could not, and whether another one follows."""
 
 import signal
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.events import Event, find_events
 from nsa_core.rundir.exit import HANG_RULES, ExitRecord, TrainerExit, read_exit, write_exit
+from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.pod.journal import read_watchdog
+from nsa_ops.pod.processes import is_running, is_this_boot, read_processes
+from nsa_ops.pod.read_run import list_checkpoint_facts, newest_whole
+from nsa_ops.quantities import count_of
 
 #: Where Linux counts the processes that the memory limit of this container has killed.
 _MEMORY_EVENTS = (
@@ -139,3 +146,126 @@ def missing_exit(
         at=time.time(),
         by=by,
     )
+
+
+RESTARTED = "restarted"
+_RESTARTABLE = {code for code in TrainerExit if code.watchdog_may_restart}
+
+
+@dataclass(frozen=True)
+class RestartDecision:
+    """Restart or not, and why in one sentence."""
+
+    restart: bool
+    why: str
+
+
+def decide_restart(
+    ended: ExitRecord,
+    *,
+    stop_asked: str,
+    steps_done: int,
+    fruitless: int,
+    budget: int,
+) -> RestartDecision:
+    """Restart only what was preempted, or what crashed after it had trained.
+
+    Args:
+        ended: How the attempt ended.
+        stop_asked: Who asked this attempt to stop and why; empty if nobody did.
+        steps_done: Steps that this attempt told of.
+        fruitless: Restarts in a row since the last new checkpoint; see `count_fruitless`.
+        budget: So many of them end it.
+    """
+    if ended.code == TrainerExit.FINISHED:
+        return RestartDecision(restart=False, why="the run has finished")
+    if stop_asked:
+        return RestartDecision(restart=False, why=f"it was asked to stop: {stop_asked}")
+    was_killed = ended.code < 0
+    if not was_killed and ended.code not in _RESTARTABLE:
+        return RestartDecision(
+            restart=False, why=f"code {ended.code} is never restarted: {ended.reason}"
+        )
+    preempted = ended.code == TrainerExit.RESUMABLE
+    if not preempted and steps_done == 0:
+        return RestartDecision(
+            restart=False, why=f"it crashed before its first step: {ended.reason}"
+        )
+    if fruitless >= budget:
+        restarts = count_of(fruitless, "restart")
+        return RestartDecision(
+            restart=False, why=f"{restarts} brought no new checkpoint (budget {budget})"
+        )
+    what = "was preempted" if preempted else "crashed"
+    return RestartDecision(restart=True, why=f"it {what} at step {ended.step}: {ended.reason}")
+
+
+def count_fruitless(events: Sequence[Event], checkpoint_step: int | None) -> int:
+    """Restarts by the watchdog in a row that began from the checkpoint that is still the newest."""
+    count = 0
+    for event in reversed(events):
+        if event.kind == "resumed" and event.by == "operator":
+            break
+        if event.kind == RESTARTED:
+            if event.facts.get("checkpoint_step") != checkpoint_step:
+                break
+            count += 1
+    return count
+
+
+def read_stop(run: RunDir, manifest: RunManifest) -> str:
+    """Who asked the current attempt to stop and why; empty if nobody did."""
+    event = asked_to_stop(find_events(run, *STOP_KINDS), manifest.attempt)
+    if event is not None:
+        return f"{event.by}: {event.message}"
+    request = read_halt(run, run_id=manifest.run_id, attempt=manifest.attempt)
+    return f"{request.by}: {request.reason}" if request else ""
+
+
+def decide_after(run: RunDir, manifest: RunManifest, ended: ExitRecord) -> RestartDecision:
+    """Whether the watchdog begins another attempt after this end of the current one."""
+    return decide_restart(
+        ended,
+        stop_asked=read_stop(run, manifest),
+        steps_done=last_step(run, manifest.attempt),
+        fruitless=count_fruitless(
+            find_events(run, "resumed", RESTARTED), newest_whole(list_checkpoint_facts(run))
+        ),
+        budget=manifest.config.watchdog.restart_budget,
+    )
+
+
+def foresee_restart(run: RunDir, manifest: RunManifest) -> str:
+    """Why the run comes back by itself, while no trainer of it runs; empty if it does not.
+
+    That is so from the end of an attempt until the living watchdog has begun the next one, and
+    from there until the runner has recorded itself.
+    """
+    watchdog = read_watchdog(run)
+    if watchdog is None or not is_running(watchdog.identity):
+        return ""
+    if watchdog.doing == "done" and watchdog.attempt == manifest.attempt:
+        return ""
+    ended = _read_end(run, manifest)
+    if ended is None:
+        begun = any(
+            event.by == "watchdog" and event.attempt == manifest.attempt
+            for event in find_events(run, "resumed")
+        )
+        is_waiting = begun and read_processes(run, manifest.attempt) is None
+        return "the watchdog has begun this attempt and starts its runner" if is_waiting else ""
+    decision = decide_after(run, manifest, ended)
+    return f"the watchdog is about to restart it: {decision.why}" if decision.restart else ""
+
+
+def _read_end(run: RunDir, manifest: RunManifest) -> ExitRecord | None:
+    """How the current attempt ended, or will be said to have ended; None if it has not."""
+    ended = read_exit(run)
+    if ended is not None and ended.attempt == manifest.attempt:
+        return ended
+    record = read_processes(run, manifest.attempt)
+    if record is None or record.trainer is None or not is_this_boot(record):
+        return None
+    if is_running(record.trainer) or is_running(record.runner):
+        return None
+    return missing_exit(run, manifest, UNKNOWN_CODE, memory_kills=0, by="watchdog")

@@ -3,9 +3,9 @@
 from nsa_core.config.base import TolerantModel
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.heartbeat import Heartbeat, Phase
-from nsa_ops.pod.evidence import HealthEvidence
-from nsa_ops.pod.rules.gates import has_gates
-from nsa_ops.pod.rules.process import patience_s
+from nsa_ops.pod.rules.learning_rules import has_gates
+from nsa_ops.pod.rules.process_rules import patience_s
+from nsa_ops.pod.tracker import HealthEvidence
 
 
 class PhaseUse(TolerantModel):

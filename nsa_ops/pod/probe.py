@@ -25,15 +25,8 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.process import boot_id
 from nsa_core.rundir.status import Evidence, State, derive_status
-from nsa_ops.pod.after_end import foresee_restart
-from nsa_ops.pod.cards import read_card_evidence
-from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence, Tracker, facts_of
-from nsa_ops.pod.facts import (
-    list_checkpoint_facts,
-    newest_whole,
-    read_machine_evidence,
-    read_process_evidence,
-)
+from nsa_ops.pod.card_watch import read_card_evidence
+from nsa_ops.pod.ending import foresee_restart
 from nsa_ops.pod.figures import RunFigures, figures_of
 from nsa_ops.pod.journal import WATCHDOG_ENDED, read_watchdog
 from nsa_ops.pod.leak import read_causality, report_file
@@ -48,8 +41,15 @@ from nsa_ops.pod.messages import (
     WatchdogRecord,
 )
 from nsa_ops.pod.processes import RunProcesses, is_running, is_this_boot, read_processes
-from nsa_ops.pod.rules.judge import judge
+from nsa_ops.pod.read_run import (
+    list_checkpoint_facts,
+    newest_whole,
+    read_machine_evidence,
+    read_process_evidence,
+)
+from nsa_ops.pod.rules.rulebook import judge
 from nsa_ops.pod.rules.verdict import Verdict
+from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, Tracker, facts_of
 
 #: The most that one probe reads of the new lines of one file, and of the past for its verdict.
 MAX_BYTES = 256 * 1024

@@ -1,7 +1,6 @@
-"""`python -m nsa_ops.pod.runner --run-dir D`: start one trainer, wait, and see that it has an exit.
+"""Start the watchdog of a run again when it has died: the runner does, while its trainer runs.
 
-The runner holds the lock of the run and hands it on to the trainer, so that a second trainer cannot
-start while either of them lives. The trainer leads a session of its own: it outlives the runner.
+The lock of the watchdog keeps it single: one too many ends at once.
 """
 
 import argparse
@@ -9,10 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from nsa_core.env import compiler_caches, trainer_environment
 from nsa_core.rundir import events
@@ -23,7 +24,7 @@ from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.obstacles import clear_obstacles
 from nsa_core.rundir.process import identify
 from nsa_ops.pod.ending import count_memory_kills, write_missing_exit
-from nsa_ops.pod.keep_watched import WatchdogKeeper
+from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import (
     LockHeldError,
     RunProcesses,
@@ -35,13 +36,90 @@ from nsa_ops.pod.processes import (
 )
 from nsa_ops.quantities import count_of
 
+LOOK_S = 30.0
+#: A watchdog that dies again and again has a reason that another start does not change.
+MAX_STARTS = 3
+Start = Callable[[RunDir, str], object]
+
+
+def start_part(
+    part: Literal["runner", "watchdog"], run: RunDir, module: str
+) -> "subprocess.Popen[bytes]":
+    """Start the runner or the watchdog of a run in a session of its own.
+
+    Args:
+        part: Which of the two.
+        run: Run directory.
+        module: Python module that trains.
+    """
+    with run.watchdog_log.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", f"nsa_ops.pod.{part}", "--run-dir", str(run.root),
+             "--module", module],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+
+
+def start_watchdog(run: RunDir, module: str) -> "subprocess.Popen[bytes]":
+    """Start the watchdog of a run, as `start_part`."""
+    return start_part("watchdog", run, module)
+
+
+class WatchdogKeeper:
+    """Looks after the watchdog of one attempt from a thread, until it is told to stop."""
+
+    def __init__(
+        self, run: RunDir, attempt: int, module: str, start: Start = start_watchdog
+    ) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._module = module
+        self._start = start
+        self._num_starts = 0
+        self._started: list[object] = []  # kept: one that is forgotten while it runs is warned of
+        self._is_over = threading.Event()
+
+    def begin(self) -> None:
+        """Look every `LOOK_S` seconds from now on."""
+        threading.Thread(target=self._keep, name="keep-watched", daemon=True).start()
+
+    def stop(self) -> None:
+        """The attempt ends: nobody is started any more."""
+        self._is_over.set()
+
+    def _keep(self) -> None:
+        while not self._is_over.wait(LOOK_S):
+            self.look()
+
+    def look(self) -> None:
+        """Start the watchdog if the one that the run had is dead; each start is an event.
+
+        A run that never had one, or whose watchdog is done, is left alone.
+        """
+        watchdog = read_watchdog(self._run)
+        if watchdog is None or watchdog.doing == "done" or is_running(watchdog.identity):
+            return
+        if self._num_starts == MAX_STARTS:
+            return
+        self._num_starts += 1
+        which = f"start {self._num_starts} of {MAX_STARTS}"
+        why = f"the watchdog, pid {watchdog.identity.pid}, is dead: {which} by the runner"
+        try:
+            events.record(
+                self._run, kind="watchdog_started", by="runner", attempt=self._attempt, message=why
+            )
+            self._started.append(self._start(self._run, self._module))
+        except OSError as error:  # the next look tries again; it counts as a start
+            sys.stderr.write(f"warning: {why}: {error}\n")
+
+
 TRAINER_MODULE = "nsa_core.train"
 CONFLICT = 7
 NOT_A_RUN = 6
 LOCAL_RESOURCE = 11
 
 
-class RefusedError(RuntimeError):
+class RunnerRefusedError(RuntimeError):
     """The runner will not start a trainer; the code says why."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -56,16 +134,16 @@ def claim(run: RunDir) -> tuple[int, RunManifest]:
         The descriptor of the lock, which the trainer inherits, and the manifest.
 
     Raises:
-        RefusedError: If a trainer of this run lives, or the attempt has already ended.
+        RunnerRefusedError: If a trainer of this run lives, or the attempt has already ended.
     """
     try:
         manifest = read_manifest(run)
     except ManifestError as error:
-        raise RefusedError(str(error), NOT_A_RUN) from error
+        raise RunnerRefusedError(str(error), NOT_A_RUN) from error
     try:
         descriptor = take_lock(run.runner_lock)
     except LockHeldError as error:
-        raise RefusedError(_describe_holder(run), CONFLICT) from error
+        raise RunnerRefusedError(_describe_holder(run), CONFLICT) from error
     try:
         manifest = read_manifest(run)
         _refuse_if_used(run, manifest)
@@ -90,18 +168,18 @@ def _refuse_if_used(run: RunDir, manifest: RunManifest) -> None:
             f"run {run.run_id} attempt {ended.attempt} has ended (code {ended.code}: "
             f"{ended.reason}); begin the next one: nsa-ops resume {run.run_id}"
         )
-        raise RefusedError(message, CONFLICT)
+        raise RunnerRefusedError(message, CONFLICT)
     record = read_processes(run, manifest.attempt)
     if record is None:
         return
     if is_running(record.trainer):
-        raise RefusedError(_describe_holder(run), CONFLICT)
+        raise RunnerRefusedError(_describe_holder(run), CONFLICT)
     if record.trainer is not None:
         message = (
             f"run {run.run_id} attempt {manifest.attempt} was started before and left no exit "
             f"record; begin the next one: nsa-ops resume {run.run_id}"
         )
-        raise RefusedError(message, CONFLICT)
+        raise RunnerRefusedError(message, CONFLICT)
 
 
 def start_trainer(
@@ -115,7 +193,7 @@ def start_trainer(
     runner = identify(os.getpid())
     if runner is None:
         message = "/proc does not show this process; nsa-ops needs a Linux pod with /proc"
-        raise RefusedError(message, LOCAL_RESOURCE)
+        raise RunnerRefusedError(message, LOCAL_RESOURCE)
     record = RunProcesses(
         run_id=manifest.run_id, attempt=manifest.attempt, attempt_id=manifest.attempt_id,
         pod_id=manifest.pod_id, runner=runner, module=module, started_unix_s=time.time(),
@@ -166,7 +244,7 @@ def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
     """Start the trainer of the current attempt, wait for it, and return its exit code.
 
     Raises:
-        RefusedError: If it must not be started.
+        RunnerRefusedError: If it must not be started.
     """
     lock, manifest = claim(run)
     for line in clear_obstacles(run):
@@ -232,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parse(arguments)
     try:
         code = run_attempt(RunDir(given.run_dir.resolve()), given.module)
-    except RefusedError as refusal:
+    except RunnerRefusedError as refusal:
         sys.stderr.write(f"error: {refusal}\n")
         return refusal.code
     except OSError as error:

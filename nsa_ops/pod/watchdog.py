@@ -23,20 +23,17 @@ from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records, read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, read_manifest
-from nsa_ops.pod.after_end import decide_after
 from nsa_ops.pod.attempts import next_attempt_in_turn
-from nsa_ops.pod.cards import CardWatch, mark_pod
-from nsa_ops.pod.ending import UNKNOWN_CODE, write_missing_exit
-from nsa_ops.pod.enforce import Enforcer, Outcome, write_evidence
-from nsa_ops.pod.evidence import HealthEvidence, Tracker, facts_of
-from nsa_ops.pod.facts import (
-    list_checkpoint_facts,
-    newest_whole,
-    read_machine_evidence,
-    read_process_evidence,
+from nsa_ops.pod.card_watch import CardWatch, mark_pod
+from nsa_ops.pod.ending import (
+    RESTARTED,
+    UNKNOWN_CODE,
+    RestartDecision,
+    decide_after,
+    write_missing_exit,
 )
+from nsa_ops.pod.enforce import Enforcer, StopOutcome, write_evidence
 from nsa_ops.pod.journal import WATCHDOG_ENDED, Doing, Journal, read_watchdog
-from nsa_ops.pod.keep_watched import start_part
 from nsa_ops.pod.leak import CHECKS_MODULE, SUSPICIONS, CausalityProbe
 from nsa_ops.pod.messages import NextAttemptAction, ReplyCode
 from nsa_ops.pod.processes import (
@@ -46,11 +43,16 @@ from nsa_ops.pod.processes import (
     read_processes,
     take_lock,
 )
-from nsa_ops.pod.restart import RESTARTED, Decision
-from nsa_ops.pod.rules.judge import judge
-from nsa_ops.pod.rules.telling import Telling
-from nsa_ops.pod.rules.verdict import Verdict
-from nsa_ops.pod.runner import CONFLICT, NOT_A_RUN, TRAINER_MODULE
+from nsa_ops.pod.read_run import (
+    list_checkpoint_facts,
+    newest_whole,
+    read_machine_evidence,
+    read_process_evidence,
+)
+from nsa_ops.pod.rules.rulebook import judge
+from nsa_ops.pod.rules.verdict import Telling, Verdict
+from nsa_ops.pod.runner import CONFLICT, NOT_A_RUN, TRAINER_MODULE, start_part
+from nsa_ops.pod.tracker import HealthEvidence, Tracker, facts_of
 
 _HISTORY_BYTES = 512 * 1024
 _CHUNK_BYTES = 1024 * 1024
@@ -249,7 +251,7 @@ class Watchdog:
             mark_pod(self._run, self._verdict)
             self._end_with(record, lambda enforcer: enforcer.stop(self._verdict))
 
-    def _end_with(self, record: RunProcesses, act: Callable[[Enforcer], Outcome]) -> None:
+    def _end_with(self, record: RunProcesses, act: Callable[[Enforcer], StopOutcome]) -> None:
         if record.trainer is None:
             return
         enforcer = Enforcer(self._run, self._manifest, record.trainer, self._journal.show_again)
@@ -276,7 +278,7 @@ class Watchdog:
             verdict = Verdict(level="halt", rule="process_gone", sentence=sentence)
             write_evidence(self._run, verdict, self._manifest.attempt)
 
-    def _restart(self, decision: Decision) -> str:
+    def _restart(self, decision: RestartDecision) -> str:
         """Begin the next attempt and start a runner for it; why that failed, or nothing."""
         checkpoint_step = newest_whole(list_checkpoint_facts(self._run))
         asked = NextAttemptAction(

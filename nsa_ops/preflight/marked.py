@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from nsa_core.rundir.bounded_json import parse_model
 from nsa_ops.context import PodLink
 from nsa_ops.errors import NotFoundError, RefusedError
-from nsa_ops.pod.cards import MARK_NAME, PodMark
+from nsa_ops.pod.card_watch import MARK_NAME, PodMark
 from nsa_ops.preflight.guardrails import PREFLIGHT
 from nsa_ops.remote.transport import QUICK_S
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from nsa_ops.printable import printable_lines
 from nsa_ops.quantities import format_duration
-from nsa_ops.report import story, subject
+from nsa_ops.report import summary
 from nsa_ops.report.record import RecordedRun
 from nsa_ops.report.timeline import events_for_table
 
@@ -17,13 +17,13 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~])")
 
 def render_markdown(record: RecordedRun) -> str:
     """The report as Markdown text."""
-    outcome = story.describe_outcome(record)
+    outcome = summary.describe_outcome(record)
     parts = [
         f"{OPENING}{escape_markdown(record.run_id)}",
         f"**{outcome.word}.** {escape_markdown(outcome.sentence)}",
-        _facts(("number", "value", "remark"), story.headline(record)),
+        _facts(("number", "value", "remark"), summary.headline(record)),
         "## What was run",
-        _facts(("fact", "value", "remark"), subject.describe_run(record)),
+        _facts(("fact", "value", "remark"), summary.describe_run(record)),
         *_validation(record),
         *_time(record),
         *_checkpoints(record),
@@ -45,7 +45,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _facts(head: Sequence[str], facts: Iterable[story.Fact]) -> str:
+def _facts(head: Sequence[str], facts: Iterable[summary.Fact]) -> str:
     return _table(head, [(fact.name, fact.value, fact.remark) for fact in facts])
 
 
@@ -57,7 +57,7 @@ def _fence(text: str) -> str:
 
 
 def _validation(record: RecordedRun) -> list[str]:
-    points = story.validation_points(record)
+    points = summary.validation_points(record)
     if not points:
         return []
     rows = [(f"{step:,.0f}", f"{bits:.4f}") for step, bits in points]
@@ -74,7 +74,7 @@ def _time(record: RecordedRun) -> list[str]:
         ]
         parts.append(_table(("bucket", "time", "share"), rows))
     if record.events:
-        start = story.began_unix_s(record)
+        start = summary.began_unix_s(record)
         happened = [
             (
                 format_duration(event.ts - start),
@@ -86,12 +86,12 @@ def _time(record: RecordedRun) -> list[str]:
             for event in events_for_table(record.events)
         ]
         parts.append(_table(("after", "attempt", "event", "by", "message"), happened))
-    remark = story.replay_remark(record)
+    remark = summary.replay_remark(record)
     return [*parts, remark] if remark else parts
 
 
 def _checkpoints(record: RecordedRun) -> list[str]:
-    facts = [fact for _, fact in story.describe_checkpoints(record)]
+    facts = [fact for _, fact in summary.describe_checkpoints(record)]
     if not facts:
         return ["## Checkpoints", "This directory holds no whole checkpoint."]
     return ["## Checkpoints", _facts(("checkpoint", "size", "state"), facts)]
@@ -108,12 +108,12 @@ def _samples(record: RecordedRun) -> list[str]:
 def _configuration(record: RecordedRun) -> list[str]:
     if record.manifest is None:
         return []
-    facts = subject.describe_configuration(record.manifest)
+    facts = summary.describe_configuration(record.manifest)
     return ["## Configuration", _facts(("key", "value", "origin"), facts)]
 
 
 def _reproduce(record: RecordedRun) -> list[str]:
-    commands = story.reproduce_commands(record)
+    commands = summary.reproduce_commands(record)
     return ["## Reproduce", _fence("\n".join(commands))] if commands else []
 
 

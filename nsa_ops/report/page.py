@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
 from nsa_ops.quantities import count_of, format_duration, format_time
-from nsa_ops.report import story, subject
-from nsa_ops.report.escape import escape, escape_lines
-from nsa_ops.report.figures import figures
+from nsa_ops.report import summary
+from nsa_ops.report.axes import escape, escape_lines
+from nsa_ops.report.charts import figures
 from nsa_ops.report.record import RecordedRun
 from nsa_ops.report.svg import Chart, draw_chart
 from nsa_ops.report.timeline import (
@@ -56,11 +56,11 @@ def render_page(record: RecordedRun, *, written_unix_s: float) -> str:
 
 
 def _header(record: RecordedRun) -> str:
-    outcome = story.describe_outcome(record)
+    outcome = summary.describe_outcome(record)
     tiles = "".join(
         f"<div><dt>{escape(fact.name)}</dt><dd>{escape(fact.value)}"
         f"<small>{escape(fact.remark)}</small></dd></div>"
-        for fact in story.headline(record)
+        for fact in summary.headline(record)
     )
     return (
         f'<header><p class="kind">training run <span class="badge {outcome.tone}">'
@@ -106,7 +106,7 @@ def _time(record: RecordedRun) -> str:
         )
     if record.events:
         parts.append(_events(record))
-    return _section("Time", "".join(parts), story.replay_remark(record))
+    return _section("Time", "".join(parts), summary.replay_remark(record))
 
 
 def _goodput(goodput_s: dict[str, float]) -> str:
@@ -123,7 +123,7 @@ def _goodput(goodput_s: dict[str, float]) -> str:
 
 
 def _events(record: RecordedRun) -> str:
-    start = story.began_unix_s(record)
+    start = summary.began_unix_s(record)
     rows = []
     for event in events_for_table(record.events):
         tone, shape = look_of(event.kind)
@@ -142,8 +142,8 @@ def _events(record: RecordedRun) -> str:
     head = "".join(f"<th>{name}</th>" for name in ("", "after", "attempt", "what", "by", "message"))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     few = " open" if len(rows) <= 12 else ""
-    summary = f"<summary>{count_of(len(rows), 'event')}</summary>"
-    return f'<details{few}>{summary}<div class="scroll">{table}</div></details>'
+    heading = f"<summary>{count_of(len(rows), 'event')}</summary>"
+    return f'<details{few}>{heading}<div class="scroll">{table}</div></details>'
 
 
 def _checkpoints(record: RecordedRun) -> str:
@@ -151,7 +151,7 @@ def _checkpoints(record: RecordedRun) -> str:
         f'<tr><td>{escape(fact.name)}</td><td><span class="badge {tone}">'
         f"{'verified' if tone == 'good' else 'damaged'}</span></td>"
         f"<td>{escape(fact.value)}</td><td>{escape(fact.remark)}</td></tr>"
-        for tone, fact in story.describe_checkpoints(record)
+        for tone, fact in summary.describe_checkpoints(record)
     )
     if not rows:
         return _section(
@@ -174,7 +174,7 @@ def _samples(record: RecordedRun) -> str:
     )
 
 
-def _facts_table(facts: Iterable[story.Fact]) -> str:
+def _facts_table(facts: Iterable[summary.Fact]) -> str:
     rows = "".join(
         f"<tr><th>{escape(fact.name)}</th><td>{escape(fact.value)}</td>"
         f"<td>{escape(fact.remark)}</td></tr>"
@@ -184,7 +184,7 @@ def _facts_table(facts: Iterable[story.Fact]) -> str:
 
 
 def _run(record: RecordedRun) -> str:
-    machine = [story.Fact(name, value) for name, value in subject.machine_facts(record).items()]
+    machine = [summary.Fact(name, value) for name, value in summary.machine_facts(record).items()]
     num_facts = count_of(len(machine), "fact")
     more = (
         f"<details><summary>{num_facts} of the machine and its software</summary>"
@@ -192,11 +192,11 @@ def _run(record: RecordedRun) -> str:
         if machine
         else ""
     )
-    return _section("What was run", _facts_table(subject.describe_run(record)) + more)
+    return _section("What was run", _facts_table(summary.describe_run(record)) + more)
 
 
 def _reproduce(record: RecordedRun) -> str:
-    commands = story.reproduce_commands(record)
+    commands = summary.reproduce_commands(record)
     if not commands:
         return _section("Reproduce", '<p class="none">The manifest holds no launch command.</p>')
     lines = "\n".join(escape_lines(command) for command in commands)
@@ -206,11 +206,11 @@ def _reproduce(record: RecordedRun) -> str:
 def _configuration(record: RecordedRun) -> str:
     if record.manifest is None:
         return ""
-    facts = subject.describe_configuration(record.manifest)
+    facts = summary.describe_configuration(record.manifest)
     chosen = [fact for fact in facts if fact.remark != "default"]
     defaults = [fact for fact in facts if fact.remark == "default"]
-    summary = f"<summary>{count_of(len(defaults), 'default')}</summary>"
-    rest = f"<details>{summary}{_facts_table(defaults)}</details>"
+    heading = f"<summary>{count_of(len(defaults), 'default')}</summary>"
+    rest = f"<details>{heading}{_facts_table(defaults)}</details>"
     remark = f"sha256 {record.manifest.config_sha256}; each value with its origin."
     return _section("Configuration", (_facts_table(chosen) if chosen else "") + rest, remark)
 

@@ -10,7 +10,7 @@ from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import ConfigurationError, NotFoundError, VerificationError
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.report.rows import parse_lines
+from nsa_ops.report.record import parse_lines
 from nsa_ops.runs.choose import FoundRun, find_run
 from nsa_ops.runs.resume import Resumed, ResumePlan
 from nsa_ops.runs.wait import ENDED, poll
@@ -21,7 +21,7 @@ _STEP = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True)
-class Replay:
+class RepeatedLosses:
     """Losses of the same steps in two attempts.
 
     Attributes:
@@ -54,7 +54,7 @@ class ProvenResume:
     """
 
     resumed: Resumed
-    replay: Replay
+    replay: RepeatedLosses
 
 
 def last_step_of(report: RunReport) -> int:
@@ -121,7 +121,9 @@ def find_replay(operator: Operator, run_id: str | None, *, path: str, sets: Sequ
     return choose_replay(find_run(operator, run_id, among=ENDED))
 
 
-def compare_losses(before_csv: str, again_csv: str, *, from_step: int, to_step: int) -> Replay:
+def compare_losses(
+    before_csv: str, again_csv: str, *, from_step: int, to_step: int
+) -> RepeatedLosses:
     """Compare the losses that an attempt repeated with those recorded before it; pure.
 
     Args:
@@ -138,7 +140,7 @@ def compare_losses(before_csv: str, again_csv: str, *, from_step: int, to_step: 
     if different:
         step = different[0]
         line = f"step {step}: loss {before[step]} before and {again[step]} again"
-    return Replay(
+    return RepeatedLosses(
         first_step=steps[0] if steps else from_step,
         last_step=steps[-1] if steps else from_step,
         num_compared=len(steps),

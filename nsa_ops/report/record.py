@@ -1,11 +1,13 @@
 """RecordedRun: everything a report tells about a run, read from its directory and nothing else."""
 
-from collections.abc import Mapping
+import csv
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nsa_core.rundir.bounded_json import read_json
+from nsa_core.rundir.bounded_json import JsonError, read_bounded, read_json
 from nsa_core.rundir.checkpoint import Checkpoint, find_damage, list_checkpoints
 from nsa_core.rundir.data_account import DataAccount, read_account
 from nsa_core.rundir.events import Event, read_events
@@ -15,7 +17,132 @@ from nsa_core.rundir.jsonl import MAX_HISTORY_BYTES, read_last_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_ops.quantities import format_bytes
-from nsa_ops.report.rows import Rows, read_rows
+
+#: A line a step of 200 bytes, for more steps than a run has.
+MAX_CSV_BYTES = 256 * 2**20
+#: Steps and attempts beyond this are no counts: a float does not hold them exactly.
+_MAX_COUNT = 2**53
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """One logged step: the numbers that its line held, by column name.
+
+    Attributes:
+        attempt: RecordedAttempt that logged it.
+        step: Optimizer step.
+        values: Every other column that is a number; NaN and infinity are kept as they are.
+    """
+
+    attempt: int
+    step: int
+    values: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepLog:
+    """The rows that make up the run's history.
+
+    Attributes:
+        rows: One row a step, in order of steps.
+        replaced: Rows of earlier attempts that a later attempt did again or rolled back.
+        torn: Lines that are no row: cut off by a kill or a full disk.
+    """
+
+    rows: list[LoggedStep]
+    replaced: int = 0
+    torn: int = 0
+
+    def column(self, name: str) -> list[tuple[float, float]]:
+        """Points (step, value) of one column, where it has a number."""
+        return [(row.step, row.values[name]) for row in self.rows if name in row.values]
+
+
+def read_rows(path: Path) -> StepLog | None:
+    """The history in a CSV file with a header; None if there is no such file.
+
+    A file that is longer than any run's is one torn line.
+    """
+    if not path.is_file():
+        return None
+    try:
+        text = read_bounded(path, MAX_CSV_BYTES).decode(errors="replace")
+    except JsonError:
+        return StepLog([], torn=1)
+    lines = parse_lines(text)
+    if lines and not text.endswith("\n"):
+        lines[-1] = {}
+    rows: list[LoggedStep] = []
+    for line in lines:
+        row = _parse_row(line, rows[-1] if rows else None)
+        if row is not None:
+            rows.append(row)
+    joined = join_attempts(rows)
+    return StepLog(joined, replaced=len(rows) - len(joined), torn=len(lines) - len(rows))
+
+
+def parse_lines(text: str) -> list[dict[str, str]]:
+    """Cells by column of each line below the header; empty for a line that is none of this table.
+
+    A line that no CSV reader takes costs only itself.
+    """
+    reader = csv.reader(text.splitlines())
+    header: list[str] | None = None
+    lines: list[dict[str, str]] = []
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return lines
+        except csv.Error:
+            cells = [""]
+        if header is None:
+            header = cells
+        elif cells:
+            lines.append(dict(zip(header, cells, strict=True)) if len(cells) == len(header) else {})
+
+
+def join_attempts(rows: Sequence[LoggedStep]) -> list[LoggedStep]:
+    """One row a step: an attempt that begins at step s replaces all earlier rows from s on."""
+    kept: list[LoggedStep] = []
+    for row in rows:
+        while kept and kept[-1].step >= row.step:
+            kept.pop()
+        kept.append(row)
+    return kept
+
+
+def _parse_row(line: dict[str, str], previous: LoggedStep | None) -> LoggedStep | None:
+    """A row, or None for a torn line or a repeated header.
+
+    A file without an `attempt` column begins another attempt wherever the step goes back.
+    """
+    numbers = {
+        name.strip(): number
+        for name, text in line.items()
+        if (number := _parse_number(text)) is not None
+    }
+    step = numbers.pop("step", math.nan)
+    if not abs(step) <= _MAX_COUNT:
+        return None
+    attempt = numbers.pop("attempt", math.nan)
+    if not abs(attempt) <= _MAX_COUNT:
+        attempt = _guess_attempt(step, previous)
+    return LoggedStep(int(attempt), int(step), numbers)
+
+
+def _guess_attempt(step: float, previous: LoggedStep | None) -> int:
+    if previous is None:
+        return 1
+    return previous.attempt + (1 if step <= previous.step else 0)
+
+
+def _parse_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
 
 ContentT = TypeVar("ContentT")
 
@@ -44,7 +171,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class RecordedAttempt:
     """One attempt of the run: its manifest and how it ended, where the directory has them."""
 
     number: int
@@ -74,9 +201,9 @@ class RecordedRun:
     """
 
     run: RunDir
-    attempts: list[Attempt]
-    training: Rows | None
-    validation: Rows | None
+    attempts: list[RecordedAttempt]
+    training: StepLog | None
+    validation: StepLog | None
     beats: list[Heartbeat]
     last_beat: Heartbeat | None
     events: list[Event]
@@ -133,7 +260,7 @@ def _note(content: ContentT, path: Path, missing: list[str]) -> ContentT:
     return content
 
 
-def _read_attempts(run: RunDir, missing: list[str]) -> list[Attempt]:
+def _read_attempts(run: RunDir, missing: list[str]) -> list[RecordedAttempt]:
     kept = run.attempt(1).parent
     names = [folder.name for folder in kept.iterdir()] if kept.is_dir() else []
     numbers = sorted(int(name) for name in names if name.isdigit())
@@ -141,13 +268,13 @@ def _read_attempts(run: RunDir, missing: list[str]) -> list[Attempt]:
     return [*earlier, _read_attempt(run, numbers[-1] + 1 if numbers else 1, missing)]
 
 
-def _read_attempt(run: RunDir, number: int, missing: list[str]) -> Attempt:
+def _read_attempt(run: RunDir, number: int, missing: list[str]) -> RecordedAttempt:
     try:
         manifest = read_manifest(run)
     except (ManifestError, OSError) as error:
         missing.append(str(error))
-        return Attempt(number, None, read_exit(run))
-    return Attempt(manifest.attempt, manifest, read_exit(run))
+        return RecordedAttempt(number, None, read_exit(run))
+    return RecordedAttempt(manifest.attempt, manifest, read_exit(run))
 
 
 def _read_json(path: Path, missing: list[str]) -> object:

@@ -10,9 +10,16 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
 from nsa_ops.quantities import format_count, format_number
-from nsa_ops.report.escape import escape
-from nsa_ops.report.labels import Box, place_label
-from nsa_ops.report.scale import Scale, finite_range, inner_ticks, nice_ticks, thin
+from nsa_ops.report.axes import (
+    Box,
+    Scale,
+    escape,
+    finite_range,
+    inner_ticks,
+    nice_ticks,
+    place_label,
+    thin,
+)
 
 Point = tuple[float, float]
 
@@ -40,7 +47,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Rule:
+class Marker:
     """A labelled line across the plot: a threshold (horizontal) or a moment (vertical)."""
 
     at: float
@@ -69,8 +76,8 @@ class Chart:
     unit: str
     series: Sequence[Series]
     x_label: str = "step"
-    thresholds: Sequence[Rule] = ()
-    moments: Sequence[Rule] = ()
+    thresholds: Sequence[Marker] = ()
+    moments: Sequence[Marker] = ()
     y_low: float | None = None
     y_high: float | None = None
     stacked: bool = False

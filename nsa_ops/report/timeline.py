@@ -8,10 +8,9 @@ from typing import Literal
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import TrainerExit
 from nsa_ops.quantities import format_duration, format_time
-from nsa_ops.report.escape import escape
-from nsa_ops.report.record import Attempt, RecordedRun
-from nsa_ops.report.scale import Scale
-from nsa_ops.report.story import Tone
+from nsa_ops.report.axes import Scale, escape
+from nsa_ops.report.record import RecordedAttempt, RecordedRun
+from nsa_ops.report.summary import Tone
 
 WIDTH, LEFT, RIGHT = 1120, 96, 20
 LANES = ("attempts", "checkpoints", "events")
@@ -69,7 +68,7 @@ def attempt_spans(record: RecordedRun) -> list[Span]:
     return spans
 
 
-def _times_of(record: RecordedRun, attempt: Attempt) -> list[float]:
+def _times_of(record: RecordedRun, attempt: RecordedAttempt) -> list[float]:
     times = [event.ts for event in record.events if event.attempt == attempt.number]
     times += [beat.ts for beat in record.beats if beat.attempt == attempt.number]
     if attempt.exit is not None:
@@ -79,7 +78,7 @@ def _times_of(record: RecordedRun, attempt: Attempt) -> list[float]:
     return [time for time in times if math.isfinite(time)]
 
 
-def _ending(attempt: Attempt) -> tuple[Tone, str]:
+def _ending(attempt: RecordedAttempt) -> tuple[Tone, str]:
     if attempt.exit is None:
         return "quiet", "left no exit record"
     ending = f"exit code {attempt.exit.code}: {attempt.exit.reason}"

@@ -1,4 +1,4 @@
-"""The use case: read a run directory, write the page and its Markdown twin."""
+"""Find the run directory that is meant, read it, write the page and its Markdown twin."""
 
 import re
 from dataclasses import dataclass
@@ -6,11 +6,15 @@ from pathlib import Path
 
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.layout import RunDir
+from nsa_ops.backup.locate import backup_folder, find_backup
+from nsa_ops.backup.pull import execute_pull, plan_pull
+from nsa_ops.context import Operator
 from nsa_ops.errors import LocalResourceError, NotFoundError, StateConflictError
 from nsa_ops.report.markdown import OPENING, render_markdown
 from nsa_ops.report.page import DOCTYPE, render_page
 from nsa_ops.report.record import read_record
-from nsa_ops.report.story import describe_outcome
+from nsa_ops.report.summary import describe_outcome
+from nsa_ops.runs.choose import choose_record, link_of
 
 
 @dataclass(frozen=True)
@@ -89,3 +93,30 @@ def _check_replaceable(path: Path, opening: str) -> None:
         if file.read(len(opening)) != opening.encode():
             message = f"`{path}` exists and is not a report"
             raise StateConflictError(message, hint="Name another file with `--out`")
+
+
+def find_run_directory(operator: Operator, text: str | None) -> Path:
+    """The directory that RUN or PATH means.
+
+    A run on a pod that is this machine is read in place. Of any other the small files are pulled
+    into its backup first, and the report tells of the checkpoints that were pulled.
+
+    Raises:
+        NotFoundError: If it is no folder, no run of this laptop and no backup.
+    """
+    if text is not None and Path(text).expanduser().is_dir():
+        return Path(text).expanduser().absolute()
+    if text is not None and not _is_run(operator, text):
+        return find_backup(operator, text).root
+    run = choose_record(operator, text)
+    link = link_of(operator, run)
+    here = Path(link.run_dir(run.run_id))
+    if link.record.kind == "local" and here.is_dir():
+        return here
+    folder = backup_folder(operator, run.run_id)
+    execute_pull(operator, link, plan_pull(link, run.run_id, folder, "none"))
+    return folder.root
+
+
+def _is_run(operator: Operator, text: str) -> bool:
+    return any(run.run_id.startswith(text) for run in operator.store.runs())

@@ -3,7 +3,7 @@
 import re
 
 from nsa_core.config.training import WatchdogLimits
-from nsa_ops.pod.rules.judge import RULES
+from nsa_ops.pod.rules.rulebook import RULES
 from tests.docs.markdown import REPOSITORY
 
 

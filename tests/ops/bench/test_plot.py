@@ -17,7 +17,7 @@ from nsa_ops.bench.plot import (
     spread_apart,
     tokens_text,
 )
-from nsa_ops.report.scale import Scale
+from nsa_ops.report.axes import Scale
 from tests.ops.bench.results import LONG_ROW, ROW, document
 
 

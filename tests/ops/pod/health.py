@@ -2,8 +2,8 @@
 
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence, RunFacts, Tracker
-from nsa_ops.pod.rules.judge import judge
+from nsa_ops.pod.rules.rulebook import judge
+from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, RunFacts, Tracker
 
 LIMITS = WatchdogLimits()
 FACTS = RunFacts(total_steps=50_000, warmup_steps=10, bytes_per_token=4.0)

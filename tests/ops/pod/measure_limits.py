@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from nsa_core.config.training import WatchdogLimits
 from nsa_ops.health.foreign_logs import parse_log
 from nsa_ops.health.foreign_reader import ForeignLog
-from nsa_ops.pod.evidence import HealthEvidence, MachineEvidence, ProcessEvidence, Tracker
-from nsa_ops.pod.rules.judge import RULES
+from nsa_ops.pod.rules.rulebook import RULES
+from nsa_ops.pod.tracker import HealthEvidence, MachineEvidence, ProcessEvidence, Tracker
 from tests.ops.health.test_calibration import ALARMS, HEALTHY, LOGS, TRIALS, WARNED
 
 #: Limit: its rule, and the values that are tried beside its own.

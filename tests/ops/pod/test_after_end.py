@@ -15,7 +15,7 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, read_manifest, write_manifest
 from nsa_core.rundir.process import identify
 from nsa_ops.pod.act import act
-from nsa_ops.pod.after_end import decide_after, foresee_restart
+from nsa_ops.pod.ending import decide_after, foresee_restart
 from nsa_ops.pod.journal import Journal
 from nsa_ops.pod.messages import HaltAction, NextAttemptAction
 from nsa_ops.pod.probe import probe

@@ -10,7 +10,14 @@ import pytest
 from nsa_core.rundir.layout import RunDir
 from nsa_ops.gpu.read.kernel_log import parse_kernel_log
 from nsa_ops.gpu.read.smi_csv import parse_csv
-from nsa_ops.pod.cards import CardEvidence, CardWatch, NewXid, Reading, compare, read_card_evidence
+from nsa_ops.pod.card_watch import (
+    CardEvidence,
+    CardWatch,
+    NewXid,
+    Reading,
+    compare,
+    read_card_evidence,
+)
 from tests.ops.pod.health import beats, found, judged
 
 HEADER = "index, uuid, pci.bus_id, ecc.errors.uncorrected.volatile.total\n"

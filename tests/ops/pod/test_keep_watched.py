@@ -13,11 +13,11 @@ from nsa_core.rundir.exit import ExitRecord, write_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, write_manifest
 from nsa_core.rundir.process import ProcessIdentity, identify
-from nsa_ops.pod.after_end import read_stop
-from nsa_ops.pod.keep_watched import MAX_STARTS, WatchdogKeeper, start_watchdog
+from nsa_ops.pod.ending import read_stop
 from nsa_ops.pod.messages import WatchdogRecord
 from nsa_ops.pod.probe import probe
 from nsa_ops.pod.rules.verdict import Verdict
+from nsa_ops.pod.runner import MAX_STARTS, WatchdogKeeper, start_watchdog
 from nsa_ops.pod.watchdog import Watchdog
 
 DEAD = ProcessIdentity(pid=2**22 - 1, start_ticks=1, boot_id="another boot")

@@ -2,10 +2,15 @@ import pytest
 
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import ExitRecord
-from nsa_ops.pod.ending import asked_to_stop, count_memory_kills, explain_code
-from nsa_ops.pod.facts import read_memory_fraction
-from nsa_ops.pod.hang import group_stacks
-from nsa_ops.pod.restart import count_fruitless, decide_restart
+from nsa_ops.pod.ending import (
+    asked_to_stop,
+    count_fruitless,
+    count_memory_kills,
+    decide_restart,
+    explain_code,
+)
+from nsa_ops.pod.enforce import group_stacks
+from nsa_ops.pod.read_run import read_memory_fraction
 
 
 def event(kind, by="watchdog", attempt=1, **facts):

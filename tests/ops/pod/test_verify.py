@@ -8,7 +8,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, write_manifest
-from nsa_ops.pod.facts import list_checkpoint_facts
+from nsa_ops.pod.read_run import list_checkpoint_facts
 from nsa_ops.pod.verify import Verification, verify_folder, verify_newest
 
 OWN, OTHER = "a" * 32, "b" * 32

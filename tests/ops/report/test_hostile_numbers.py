@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nsa_core.rundir.layout import RunDir
-from nsa_ops.report.rows import MAX_CSV_BYTES, read_rows
+from nsa_ops.report.record import MAX_CSV_BYTES, read_rows
 from nsa_ops.report.write import write_report
 from tests.ops.report.builder import RunBuilder
 

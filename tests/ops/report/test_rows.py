@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_ops.report.rows import Row, join_attempts, read_rows
+from nsa_ops.report.record import LoggedStep, join_attempts, read_rows
 
 
 def _write(path: Path, text: str) -> Path:
@@ -77,7 +77,7 @@ def test_values_that_are_not_finite_are_kept(tmp_path: Path) -> None:
 def test_joined_steps_always_increase_and_end_with_the_last_row(
     logged: list[tuple[int, int]],
 ) -> None:
-    joined = join_attempts([Row(attempt, step) for attempt, step in logged])
+    joined = join_attempts([LoggedStep(attempt, step) for attempt, step in logged])
     steps = [row.step for row in joined]
     assert steps == sorted(set(steps))
     if logged:

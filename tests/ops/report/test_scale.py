@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nsa_ops.report.scale import Scale, inner_ticks, nice_ticks, running_median, thin
+from nsa_ops.report.axes import Scale, inner_ticks, nice_ticks, running_median, thin
 
 SIZES = st.floats(-1e9, 1e9, allow_nan=False)
 

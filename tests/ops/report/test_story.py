@@ -9,14 +9,15 @@ from nsa_core.rundir.data_account import Count, DataAccount
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import KernelChoice, read_manifest, write_manifest
 from nsa_ops.report.record import parse_goodput, parse_samples, read_record
-from nsa_ops.report.story import (
+from nsa_ops.report.summary import (
     began_unix_s,
+    describe_configuration,
     describe_outcome,
+    describe_run,
     headline,
     last_step,
     reproduce_commands,
 )
-from nsa_ops.report.subject import describe_configuration, describe_run
 from nsa_ops.report.timeline import attempt_spans
 from tests.ops.report.builder import RunBuilder, two_attempts
 

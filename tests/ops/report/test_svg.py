@@ -3,7 +3,7 @@
 import math
 import xml.etree.ElementTree as ET
 
-from nsa_ops.report.svg import Chart, Rule, Series, draw_chart
+from nsa_ops.report.svg import Chart, Marker, Series, draw_chart
 
 
 def _parse(svg: str) -> ET.Element:
@@ -54,7 +54,7 @@ def test_stacked_readings_tell_each_share_and_not_the_sum() -> None:
 
 
 def test_a_threshold_outside_the_plot_is_not_drawn() -> None:
-    rules = [Rule(1.5, "inside", "warn"), Rule(99, "outside", "bad")]
+    rules = [Marker(1.5, "inside", "warn"), Marker(99, "outside", "bad")]
     text = "".join(_parse(draw_chart(_chart([(0, 1), (1, 2)], thresholds=rules))).itertext())
     assert "inside" in text
     assert "outside" not in text
@@ -67,13 +67,13 @@ def _label(svg: str) -> tuple[float, float]:
 
 
 def test_the_label_of_a_threshold_stands_at_the_right_above_it_if_that_is_free() -> None:
-    rules = [Rule(0.5, "a mean below this halts", "bad")]
+    rules = [Marker(0.5, "a mean below this halts", "bad")]
     chart = _chart([(0, 1), (100, 1)], thresholds=rules, y_low=0)
     assert _label(draw_chart(chart)) == (546.0, 121.0)
 
 
 def test_the_label_of_a_threshold_goes_below_it_where_a_line_runs_above() -> None:
-    rules = [Rule(0.5, "a mean below this halts", "bad")]
+    rules = [Marker(0.5, "a mean below this halts", "bad")]
     chart = _chart([(0, 1), (50, 0.53), (100, 0.53)], thresholds=rules, y_low=0)
     x, y = _label(draw_chart(chart))
     assert x == 546.0
@@ -82,13 +82,13 @@ def test_the_label_of_a_threshold_goes_below_it_where_a_line_runs_above() -> Non
 
 def test_the_label_of_a_threshold_gives_way_to_a_line_that_goes_around_its_rule() -> None:
     points = [(float(x), 1.0 if x < 50 else 0.5 + 0.1 * (-1) ** x) for x in range(101)]
-    chart = _chart(points, thresholds=[Rule(0.5, "this halts", "bad")], y_low=0)
+    chart = _chart(points, thresholds=[Marker(0.5, "this halts", "bad")], y_low=0)
     x, _ = _label(draw_chart(chart))
     assert x < 300.0
 
 
 def test_labels_of_neighbouring_thresholds_do_not_lie_on_each_other() -> None:
-    rules = [Rule(0.5, "a mean below this warns", "warn"), Rule(0.48, "this halts", "bad")]
+    rules = [Marker(0.5, "a mean below this warns", "warn"), Marker(0.48, "this halts", "bad")]
     root = _parse(draw_chart(_chart([(0, 1), (100, 1)], thresholds=rules, y_low=0)))
     above, below = [float(note.get("y", "nan")) for note in _of_class(root, "text", "note")]
     assert below - above > 13
@@ -96,7 +96,7 @@ def test_labels_of_neighbouring_thresholds_do_not_lie_on_each_other() -> None:
 
 def test_hostile_names_stay_text() -> None:
     hostile = '"><script>alert(1)</script>&'
-    lines, moments = [Series(hostile, [(0, 1)], "s1")], [Rule(0, hostile, "")]
+    lines, moments = [Series(hostile, [(0, 1)], "s1")], [Marker(0, hostile, "")]
     chart = Chart(hostile, hostile, lines, moments=moments)
     svg = draw_chart(chart)
     assert "<script" not in svg

@@ -18,7 +18,7 @@ from nsa_ops.errors import (
 )
 from nsa_ops.machine.host import TOOLS
 from nsa_ops.plan import Plan
-from nsa_ops.pod.cards import PodMark
+from nsa_ops.pod.card_watch import PodMark
 from nsa_ops.pod.messages import Reply, ReplyCode
 from nsa_ops.pod.verify import MISSING, Verification, VerifiedCheckpoint
 from nsa_ops.preflight.preflight import Preflight, run_preflight

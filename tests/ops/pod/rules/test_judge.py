@@ -5,8 +5,8 @@ import pytest
 from nsa_core.config.run import RunConfig
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.exit import ExitRecord
-from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence, RunFacts, Tracker, facts_of
-from nsa_ops.pod.rules.judge import RULES, judge
+from nsa_ops.pod.rules.rulebook import RULES, judge
+from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, RunFacts, Tracker, facts_of
 from tests.ops.pod.health import ALIVE, FACTS, LIMITS, beat, beats, found, judged
 
 GIB = 2**30
@@ -25,8 +25,8 @@ def test_steady_records_are_healthy_and_so_is_a_run_without_any():
     assert judged([]).level == "healthy"
 
 
-def test_every_rule_has_its_own_name_and_sentence():
-    assert len({rule.id for rule in RULES}) == len({rule.about for rule in RULES}) == len(RULES)
+def test_every_rule_has_its_own_name():
+    assert len({rule.id for rule in RULES}) == len(RULES)
 
 
 def test_a_trainer_that_is_gone_without_a_record_is_a_halt_at_once():

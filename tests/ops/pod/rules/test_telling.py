@@ -2,8 +2,7 @@
 
 import pytest
 
-from nsa_ops.pod.rules.telling import Telling
-from nsa_ops.pod.rules.verdict import Finding
+from nsa_ops.pod.rules.verdict import Finding, Telling
 
 DAY_S = 86_400
 

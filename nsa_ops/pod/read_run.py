@@ -17,11 +17,11 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.lineage import find_not_own
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.process import age_s
-from nsa_ops.pod.cards import CardEvidence
-from nsa_ops.pod.evidence import MachineEvidence, ProcessEvidence
+from nsa_ops.pod.card_watch import CardEvidence
 from nsa_ops.pod.leak import Causality
 from nsa_ops.pod.messages import CheckpointFact
 from nsa_ops.pod.processes import RunProcesses, is_running
+from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMORY_INFO = Path("/proc/meminfo")

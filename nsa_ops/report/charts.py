@@ -8,11 +8,10 @@ from itertools import pairwise
 
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.quantities import format_count
-from nsa_ops.report.record import RecordedRun
-from nsa_ops.report.rows import Row, join_attempts
-from nsa_ops.report.scale import running_median
-from nsa_ops.report.story import validation_points
-from nsa_ops.report.svg import Chart, Point, Rule, Series
+from nsa_ops.report.axes import running_median
+from nsa_ops.report.record import LoggedStep, RecordedRun, join_attempts
+from nsa_ops.report.summary import validation_points
+from nsa_ops.report.svg import Chart, Marker, Point, Series
 
 TREND_FROM = 40
 BRANCHES = ("compressed", "selected", "sliding")
@@ -36,24 +35,24 @@ def figures(record: RecordedRun) -> list[Chart]:
     return [_with_moments(chart, moments) for chart in charts]
 
 
-def _with_moments(chart: Chart, moments: Sequence[Rule]) -> Chart:
+def _with_moments(chart: Chart, moments: Sequence[Marker]) -> Chart:
     return replace(chart, moments=moments)
 
 
-def attempt_moments(record: RecordedRun) -> list[Rule]:
+def attempt_moments(record: RecordedRun) -> list[Marker]:
     """The step at which each attempt after the first begins."""
     rows = record.training.rows if record.training else []
     moments = []
     for before, after in pairwise(rows):
         if after.attempt != before.attempt:
-            moments.append(Rule(after.step, f"attempt {after.attempt} begins", "resumed"))
+            moments.append(Marker(after.step, f"attempt {after.attempt} begins", "resumed"))
     return moments
 
 
 def joined_beats(beats: Sequence[Heartbeat]) -> list[Heartbeat]:
     """One progress heartbeat a step, the last attempt counting where steps were done again."""
     by_position = {(beat.attempt, beat.step): beat for beat in beats}
-    rows = join_attempts([Row(attempt, step) for attempt, step in by_position])
+    rows = join_attempts([LoggedStep(attempt, step) for attempt, step in by_position])
     return [by_position[row.attempt, row.step] for row in rows]
 
 
@@ -131,12 +130,12 @@ def _gate_shares(beats: Sequence[Heartbeat]) -> Chart:
 
 
 def _gate_entropy(record: RecordedRun, beats: Sequence[Heartbeat]) -> Chart:
-    thresholds = [Rule(math.log(3), "ln 3: all branches are used alike", "quiet")]
+    thresholds = [Marker(math.log(3), "ln 3: all branches are used alike", "quiet")]
     if record.manifest:
         limits = record.manifest.config.watchdog
         thresholds += [
-            Rule(limits.gate_entropy_warn, "a mean below this warns", "warn"),
-            Rule(limits.gate_entropy_halt, "a mean below this halts", "bad"),
+            Marker(limits.gate_entropy_warn, "a mean below this warns", "warn"),
+            Marker(limits.gate_entropy_halt, "a mean below this halts", "bad"),
         ]
     series = [
         *_beat_series("mean", beats, "s1", lambda beat: beat.gate_entropy_mean),

@@ -4,8 +4,8 @@ from statistics import median
 
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.exit import TrainerExit
-from nsa_ops.pod.evidence import HealthEvidence
 from nsa_ops.pod.rules.verdict import Finding
+from nsa_ops.pod.tracker import HealthEvidence
 
 _GOOD_ENDS = {TrainerExit.FINISHED, TrainerExit.HALTED, TrainerExit.RESUMABLE}
 _SLOWEST_RECORDS = 50

@@ -14,7 +14,7 @@ from typing import Literal
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.exit import ExitRecord
 from nsa_core.rundir.heartbeat import Heartbeat, Phase
-from nsa_ops.pod.cards import CardEvidence
+from nsa_ops.pod.card_watch import CardEvidence
 from nsa_ops.pod.leak import Causality
 
 KEPT_RECORDS = 256

@@ -1,13 +1,15 @@
-"""Rules about speed, data and what the machine has left; all of them only warn."""
+"""Rules about speed, data, cards, and what the machine has left."""
 
 from collections.abc import Sequence
 from statistics import median
 
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_ops.pod.evidence import MEDIAN_RECORDS, HealthEvidence
+from nsa_ops.gpu.xids import explain_xid
+from nsa_ops.pod.rules.loss_rules import last_good_checkpoint
 from nsa_ops.pod.rules.verdict import Finding
-from nsa_ops.quantities import format_bytes
+from nsa_ops.pod.tracker import MEDIAN_RECORDS, HealthEvidence
+from nsa_ops.quantities import count_of, format_bytes
 
 #: Growth below this many MiB is no creep: caches fill.
 _CREEP_MIN_MIB = 512
@@ -155,4 +157,69 @@ def host_memory_high(evidence: HealthEvidence, limits: WatchdogLimits) -> Findin
         sentence=f"{used:.0%} of the pod's memory is in use (limit "
         f"{limits.host_memory_fraction:.0%}): the kernel may kill the trainer",
         facts={"used_fraction": used},
+    )
+
+
+_ANOTHER_POD = "; go on on another pod: `nsa-ops resume --pod OTHER`"
+
+
+def card_lost(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
+    """A card that was there when the attempt began, and is not any more."""
+    cards = evidence.machine.cards
+    if cards is None or not cards.lost:
+        return None
+    return Finding(
+        rule="card_lost",
+        level="halt",
+        sentence=f"{', '.join(cards.lost)} of {count_of(cards.num_cards, 'card')} is lost"
+        + last_good_checkpoint(evidence)
+        + _ANOTHER_POD,
+        facts={"lost": cards.lost},
+        subject=",".join(cards.lost),
+    )
+
+
+def card_ecc(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
+    """Memory errors that could not be corrected: weights or gradients may be wrong."""
+    cards = evidence.machine.cards
+    if cards is None or not cards.ecc:
+        return None
+    told = ", ".join(f"{count} on {label}" for label, count in sorted(cards.ecc.items()))
+    return Finding(
+        rule="card_ecc",
+        level="halt",
+        sentence=f"New uncorrected memory errors: {told}"
+        + last_good_checkpoint(evidence)
+        + _ANOTHER_POD,
+        facts={"ecc": cards.ecc},
+        subject=told,
+    )
+
+
+def card_xid(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
+    """Driver errors; those after which a card needs a reset or service halt."""
+    cards = evidence.machine.cards
+    if cards is None or not cards.xids:
+        return None
+    worst = min(cards.xids, key=lambda xid: explain_xid(xid.code).status != "fail")
+    known = explain_xid(worst.code)
+    return Finding(
+        rule="card_xid",
+        level="halt" if known.status == "fail" else "warn",
+        sentence=f"Xid {worst.code} on {worst.bus or 'a card'}: {known.meaning}. {known.advice}",
+        facts={"xids": [{"code": one.code, "bus": one.bus} for one in cards.xids]},
+        subject=",".join(sorted({f"{one.code}@{one.bus}" for one in cards.xids})),
+    )
+
+
+def card_unread(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
+    """A tool that gives no answer: the driver may hang, and nobody knows how the cards are."""
+    cards = evidence.machine.cards
+    if cards is None or not cards.problem:
+        return None
+    return Finding(
+        rule="card_unread",
+        level="warn",
+        sentence=f"The cards cannot be asked: {cards.problem}",
+        facts={"problem": cards.problem},
     )
