@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
-from nsa_core.config.errors import one_line
+from nsa_core.config.base import one_line
 from nsa_core.rundir.bounded_json import MANIFEST, parse_model
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.context import PodLink

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsa_core.config.backend_policy import ALL_BRANCHES, expected_backend
-from nsa_core.config.errors import ConfigError, VariableError
+from nsa_core.config.base import ConfigError, VariableError
 from nsa_core.config.profile import HardwareProfile, list_profiles, load_profile
 from nsa_core.config.recipe import ResolvedConfig, leaves, resolve
 from nsa_ops.context import Operator

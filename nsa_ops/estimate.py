@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 from nsa_core.config.counts import (
     FlopCounts,
+    MemoryEstimate,
     ParameterCounts,
+    StepShape,
     count_flops,
     count_parameters,
+    estimate_memory,
 )
-from nsa_core.config.memory import MemoryEstimate, StepShape, estimate_memory
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
 from nsa_ops.configure import Choice, load_hardware, resolve_choice

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nsa_core.bench.command import Bench, tell
-from nsa_core.config.errors import ConfigError, disk_advice, one_line
+from nsa_core.config.base import ConfigError, disk_advice, one_line
 from nsa_core.env import set_before_torch
 from nsa_core.reader import run_to_exit_code
 from nsa_core.rundir.atomic import check_place, write_text

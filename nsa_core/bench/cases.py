@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nsa_core.config.nsa import NSAConfig
+from nsa_core.config.model import NSAConfig
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.triton.backend import TritonBackend

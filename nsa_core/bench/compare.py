@@ -14,7 +14,7 @@ from typing import Any
 
 from nsa_core.bench.command import Bench, tell
 from nsa_core.bench.run_row import RunRow, read_data_facts, read_run_row
-from nsa_core.config.errors import ConfigError
+from nsa_core.config.base import ConfigError
 from nsa_core.config.recipe import ResolvedConfig, parse_set, resolve
 from nsa_core.config.run import RunConfig
 from nsa_core.data.errors import DataError

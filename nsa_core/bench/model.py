@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 
 from nsa_core.bench.command import Bench, check_at_least, tell
+from nsa_core.config.base import ConfigError
 from nsa_core.config.counts import count_flops
-from nsa_core.config.errors import ConfigError
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.recipe import parse_set, resolve
 from nsa_core.config.run import RunConfig

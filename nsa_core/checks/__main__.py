@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from nsa_core.config.errors import ConfigError, one_line
+from nsa_core.config.base import ConfigError, one_line
 from nsa_core.config.recipe import resolve
 from nsa_core.config.run import RunConfig
 from nsa_core.env import set_before_torch

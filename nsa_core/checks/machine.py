@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa_core.checks.__main__ import read_config
-from nsa_core.config.errors import ConfigError
+from nsa_core.config.base import ConfigError
 from nsa_core.config.run import RunConfig
 from nsa_core.env import set_before_torch
 from nsa_core.reader import run_to_exit_code

@@ -16,8 +16,7 @@ from dataclasses import replace
 import torch
 
 from nsa_core.checks.learning import RecallRecipe, Stage
-from nsa_core.config.model import ModelConfig, RopeConfig
-from nsa_core.config.nsa import NSAConfig
+from nsa_core.config.model import ModelConfig, NSAConfig, RopeConfig
 from nsa_core.config.training import Precision
 from nsa_core.evaluate.recall_task import RecallTask
 

@@ -1,9 +1,9 @@
 """Which attention backend each branch may use, in order of preference, and why; no torch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from nsa_core.config.kernel_sizes import training_refusal
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
 from nsa_core.config.training import NOT_BY_FLASH, RuntimeConfig
@@ -13,10 +13,17 @@ Branch = Literal["compressed", "selected", "sliding", "dense"]
 Backend = Literal["sdpa", "triton", "flash"]
 NSA_BRANCHES: tuple[Branch, ...] = ("compressed", "selected", "sliding")
 ALL_BRANCHES: tuple[Branch, ...] = (*NSA_BRANCHES, "dense")
+MIN_TILE = 16  # the fewest rows or columns of a product
+#: Compiled for sm_90: with a width of 256 two kernels take 256 and 322 KiB of 227 of shared memory;
+#: with a block of 128 `item_forward_kernel` does not fit its registers, with 256 others neither.
+MAX_WIDTH = 128
+MAX_SELECT_BLOCK = 64
+MAX_DOCUMENT_ELEMENTS = 1 << 31  # of one document's queries: the kernels count those in 32 bits
+MAX_DECODE_HEADS = 16  # of a group: decode puts them into one product
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowLayout:
     """What a run feeds its attention.
 
     Attributes:
@@ -55,7 +62,7 @@ def branches_of(attention: Literal["nsa", "dense"]) -> tuple[Branch, ...]:
     return NSA_BRANCHES if attention == "nsa" else ("dense",)
 
 
-def branch_policy(runtime: RuntimeConfig, branch: Branch, rows: Rows | None) -> BranchPolicy:
+def branch_policy(runtime: RuntimeConfig, branch: Branch, rows: RowLayout | None) -> BranchPolicy:
     """Apply the configuration to a branch.
 
     A branch's own backend wins over the common one. `auto` is Triton before SDPA. The dense control
@@ -83,7 +90,7 @@ def branch_policy(runtime: RuntimeConfig, branch: Branch, rows: Rows | None) -> 
     return BranchPolicy(branch, ("flash", *known) if is_on else known, reason)
 
 
-def _flash_word(runtime: RuntimeConfig, branch: Branch, rows: Rows | None) -> tuple[bool, str]:
+def _flash_word(runtime: RuntimeConfig, branch: Branch, rows: RowLayout | None) -> tuple[bool, str]:
     """Whether flash-attn may serve a branch at this length, and why not."""
     if branch in NOT_BY_FLASH:
         return False, ""
@@ -103,7 +110,7 @@ def policy_text(config: RunConfig, branch: Branch) -> str:
 
     A preflight proves a choice; the line tells whether a later launch would make the same one.
     """
-    policy = branch_policy(config.runtime, branch, Rows.of(config))
+    policy = branch_policy(config.runtime, branch, RowLayout.of(config))
     how = "named" if policy.is_named else "auto"
     widths = f"{config.model.head_dim_k}/{config.model.head_dim_v}"
     text = f"{how}: {', '.join(policy.backends)}; {config.runtime.precision}, widths {widths}"
@@ -113,7 +120,7 @@ def policy_text(config: RunConfig, branch: Branch) -> str:
 
 def expected_backend(config: RunConfig, profile: HardwareProfile, branch: Branch) -> str:
     """What the trainer is expected to choose on this hardware, in one line; the pod decides."""
-    policy = branch_policy(config.runtime, branch, Rows.of(config))
+    policy = branch_policy(config.runtime, branch, RowLayout.of(config))
     if policy.is_named:
         unable = _not_on_profile(policy.backends[0], config, profile)
         words = f"{policy.backends[0]}: {policy.reason}"
@@ -156,3 +163,72 @@ def _not_by_triton(config: RunConfig) -> str | None:
 
 def _architecture(profile: HardwareProfile) -> str:
     return "?" if profile.compute_capability is None else f"{profile.compute_capability * 10:.0f}"
+
+
+def training_refusal(
+    widths: tuple[int, int] | None,
+    blocks: tuple[int, int] | None,
+    queries: tuple[int, int] | None,
+) -> str | None:
+    """Why the kernels of training do not serve these sizes, or None; None is not known, not judged.
+
+    The rules hold for every branch and for the dense control: each cuts documents into query blocks
+    of one selection block, and addresses the queries of a document in 32 bits.
+
+    Args:
+        widths: Of a key and of a value (d_k, d_v).
+        blocks: Tokens of a selection block, and of a compression stride.
+        queries: Tokens of the longest document, and query heads.
+    """
+    block = [] if blocks is None else [("select_block", blocks[0], MIN_TILE)]
+    reason = _not_a_power("triton", [*_widths(widths), *block, *_ratio(blocks)])
+    reason = reason or _too_large(widths, blocks)
+    if reason is not None or widths is None or queries is None:
+        return reason
+    elements = queries[0] * queries[1] * max(widths)
+    if elements < MAX_DOCUMENT_ELEMENTS:
+        return None
+    return (
+        f"the queries of one document of {queries[0]} tokens have up to {elements} elements, and "
+        f"the triton kernels address fewer than {MAX_DOCUMENT_ELEMENTS}"
+    )
+
+
+def decode_refusal(
+    widths: tuple[int, int], blocks: tuple[int, int], group_heads: int
+) -> str | None:
+    """Why the kernels of decode do not serve these sizes, or None; arguments as above.
+
+    They walk keys and not query blocks, so any selection block will do.
+    """
+    if group_heads > MAX_DECODE_HEADS:
+        return f"triton decode serves up to {MAX_DECODE_HEADS} heads of a group, got {group_heads}"
+    return _not_a_power("triton decode", [*_widths(widths), *_ratio(blocks)])
+
+
+def _widths(widths: tuple[int, int] | None) -> list[tuple[str, int, int]]:
+    if widths is None:
+        return []
+    return [("d_k", widths[0], MIN_TILE), ("d_v", widths[1], MIN_TILE)]
+
+
+def _ratio(blocks: tuple[int, int] | None) -> list[tuple[str, int, int]]:
+    if blocks is None:
+        return []
+    return [("select_block / compress_stride", blocks[0] // blocks[1], 1)]
+
+
+def _too_large(widths: tuple[int, int] | None, blocks: tuple[int, int] | None) -> str | None:
+    if widths is not None and max(widths) > MAX_WIDTH:
+        return f"triton needs d_k and d_v of at most {MAX_WIDTH}, got {widths[0]} and {widths[1]}"
+    if blocks is not None and blocks[0] > MAX_SELECT_BLOCK:
+        return f"triton needs select_block to be at most {MAX_SELECT_BLOCK}, got {blocks[0]}"
+    return None
+
+
+def _not_a_power(who: str, sizes: Iterable[tuple[str, int, int]]) -> str | None:
+    """Names the first (name, size, least) that is no power of two from `least` on."""
+    for name, size, least in sizes:
+        if size < least or size & (size - 1):
+            return f"{who} needs {name} to be a power of two >= {least}, got {size}"
+    return None

@@ -1,6 +1,48 @@
-"""What every configuration object has in common: frozen, and an unknown key is an error."""
+"""What all of the configuration shares: frozen records, errors of one line, strict YAML."""
 
-from pydantic import BaseModel, ConfigDict
+import difflib
+import errno
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+#: What to do about a file or disk that refused, by the number of the error.
+_ADVICE = {
+    errno.ENOSPC: "Free space",
+    errno.EDQUOT: "Free space: the quota of this user is used up",
+    errno.EROFS: "Mount the file system for writing: it is read-only",
+    errno.EACCES: "Give this user the right to write there",
+    errno.EPERM: "Give this user the right to write there",
+    errno.EIO: "Look at `dmesg`: the disk fails",
+}
+
+
+class ConfigError(ValueError):
+    """A recipe, profile, flag or variable that cannot be used; the message names it and the fix."""
+
+
+class VariableError(ConfigError):
+    """An NSA_* variable that is not known, or whose value cannot be read."""
+
+
+def one_line(error: OSError | ValueError) -> str:
+    """What is wrong: the path and why, the first bad field and why, or the first line; pure."""
+    if isinstance(error, OSError):
+        path = error.filename2 or error.filename
+        return f"{path}: {error.strerror}" if path else str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        return f"{where}: {first['msg']}" if where else str(first["msg"])
+    return str(error).strip().partition("\n")[0]
+
+
+def disk_advice(error: OSError) -> str:
+    """What to do about a file or a disk that refused, as the beginning of a hint; pure."""
+    return _ADVICE.get(error.errno or 0, "Look at that path, its rights and its disk")
 
 
 class FrozenModel(BaseModel):
@@ -13,3 +55,75 @@ class TolerantModel(BaseModel):
     """A frozen record from a file that a newer version may have written: unknown keys are kept."""
 
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key that stands twice in one mapping."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - PyYAML's signature
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key: Hashable = self.construct_object(key_node, deep=True)
+            if key in seen:
+                line = key_node.start_mark.line + 1
+                problem = f"key {key!r} stands twice (line {line}); keep one"
+                raise yaml.constructor.ConstructorError(problem=problem)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse YAML strictly.
+
+    Raises:
+        ConfigError: For a syntax error or a duplicate key; the message begins with `where`.
+    """
+    try:
+        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - derived from SafeLoader
+    except yaml.MarkedYAMLError as error:
+        line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
+        message = f"{where}: {error.problem}{line}"
+        raise ConfigError(message) from error
+    except yaml.YAMLError as error:
+        message = f"{where}: not YAML: {str(error).splitlines()[0]}"
+        raise ConfigError(message) from error
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names of the YAML files in a folder, without ending, sorted."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def load_mapping(name: str, folder: Path, kind: str) -> tuple[dict[str, Any], Path]:
+    """Read `folder/name.yaml`, or the file itself if `name` ends in .yaml.
+
+    Raises:
+        ConfigError: If it does not exist (the nearest name is given) or is not a mapping.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        known = names_in(folder)
+        near = difflib.get_close_matches(name, known, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+        message = f"there is no {kind} {name!r}: {advice}"
+        raise ConfigError(message) from error
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{kind} {path} cannot be read: {error}"
+        raise ConfigError(message) from error
+    values = parse_yaml(text, f"{kind} {path.name}")
+    if not isinstance(values, dict):
+        message = f"{kind} {path.name} must be a mapping of keys to values"
+        raise ConfigError(message)
+    return values, path
+
+
+def first_error(error: ValidationError) -> str:
+    """The first problem of a validation error, as `key: what is wrong (value)`."""
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    text = problem["msg"].removeprefix("Value error, ")
+    value = problem["input"]
+    shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
+    return f"{where}: {text}{shown}" if where else text

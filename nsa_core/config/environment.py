@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsa_core.config.backend_policy import ALL_BRANCHES
-from nsa_core.config.errors import VariableError
+from nsa_core.config.base import VariableError
 
 #: Variables of the operator's own settings begin so and are not the run's.
 OPERATOR_PREFIX = "NSA_OPS_"

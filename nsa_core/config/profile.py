@@ -6,10 +6,8 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat, ValidationError
 
-from nsa_core.config.base import FrozenModel
-from nsa_core.config.errors import ConfigError
+from nsa_core.config.base import ConfigError, FrozenModel, first_error, load_mapping, names_in
 from nsa_core.config.training import Precision
-from nsa_core.config.yaml_files import first_error, load_mapping, names_in
 
 
 class BatchTier(FrozenModel):

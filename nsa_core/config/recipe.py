@@ -9,13 +9,18 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from nsa_core.config.base import FrozenModel
+from nsa_core.config.base import (
+    ConfigError,
+    FrozenModel,
+    first_error,
+    load_mapping,
+    names_in,
+    parse_yaml,
+)
 from nsa_core.config.environment import read_variables
-from nsa_core.config.errors import ConfigError
-from nsa_core.config.nsa import PAPER_SYMBOLS
+from nsa_core.config.model import PAPER_SYMBOLS
 from nsa_core.config.profile import HardwareProfile, load_profile
 from nsa_core.config.run import RunConfig
-from nsa_core.config.yaml_files import first_error, load_mapping, names_in, parse_yaml
 
 
 class ResolvedConfig(FrozenModel):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from nsa_core.config.errors import one_line
+from nsa_core.config.base import one_line
 from nsa_core.config.training import DataConfig
 from nsa_core.data.errors import DataError
 from nsa_core.data.progress import StageProgress

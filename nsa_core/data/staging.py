@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nsa_core.config.errors import disk_advice
+from nsa_core.config.base import disk_advice
 from nsa_core.config.training import DataConfig
 from nsa_core.data.build import BuildJob, build_folder
 from nsa_core.data.dropped import ACCOUNT_NAME, older_account, require_within_limits

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsa_core.config.errors import one_line
+from nsa_core.config.base import one_line
 from nsa_core.env import set_before_torch
 from nsa_core.reader import run_to_exit_code
 from nsa_core.rundir.atomic import check_place, write_text

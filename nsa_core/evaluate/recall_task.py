@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from nsa_core.config.nsa import NSAConfig
+from nsa_core.config.model import NSAConfig
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.model.loss import IGNORED_TARGET
 from nsa_core.model.transformer import LanguageModel

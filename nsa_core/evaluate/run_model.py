@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from nsa_core.config.backend_policy import ALL_BRANCHES
-from nsa_core.config.errors import one_line
+from nsa_core.config.base import one_line
 from nsa_core.config.run import RunConfig
 from nsa_core.data.errors import DataError
 from nsa_core.data.manifest import MANIFEST_NAME as STAGED_NAME

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from nsa_core.config.backend_policy import NSA_BRANCHES, Branch, Rows
+from nsa_core.config.backend_policy import NSA_BRANCHES, Branch, RowLayout
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.inputs import check_attention_inputs
 from nsa_core.kernels.packing import Packing
@@ -155,7 +155,7 @@ class DeviceFacts:
     capability: tuple[int, int] | None
     dtype: torch.dtype
     widths: tuple[int, int] | None = None
-    rows: Rows | None = None
+    rows: RowLayout | None = None
     heads: tuple[int, int] | None = None
     blocks: tuple[int, int] | None = None
 

@@ -11,11 +11,11 @@ import torch
 from nsa_core.config.backend_policy import (
     Branch,
     BranchPolicy,
-    Rows,
+    RowLayout,
     branch_policy,
     branches_of,
+    decode_refusal,
 )
-from nsa_core.config.kernel_sizes import decode_refusal
 from nsa_core.config.run import RunConfig
 from nsa_core.config.training import RuntimeConfig
 from nsa_core.kernels.backend import (
@@ -49,7 +49,7 @@ def device_facts(
         capability,
         dtype,
         widths=(model.head_dim_k, model.head_dim_v),
-        rows=Rows.of(config),
+        rows=RowLayout.of(config),
         heads=(model.num_heads, model.num_kv_groups),
         blocks=(model.nsa.select_block, model.nsa.compress_stride),
     )

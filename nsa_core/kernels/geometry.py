@@ -5,7 +5,7 @@ from typing import Self, TypeVar
 
 from torch import Tensor
 
-from nsa_core.config.nsa import NUM_FORCED, NSAConfig, check_block_sizes
+from nsa_core.config.model import NUM_FORCED, NSAConfig, check_block_sizes
 from nsa_core.kernels.inputs import require_count
 
 Block = TypeVar("Block", int, Tensor)

@@ -4,8 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsa_core.config.base import FrozenModel, TolerantModel
-from nsa_core.config.errors import one_line
+from nsa_core.config.base import FrozenModel, TolerantModel, one_line
 from nsa_core.rundir.attempt_id import AttemptId
 from nsa_core.rundir.bounded_json import MANIFEST, parse_model, read_bounded
 from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir

@@ -3,8 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nsa_core.config.base import TolerantModel
-from nsa_core.config.errors import one_line
+from nsa_core.config.base import TolerantModel, one_line
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.bounded_json import LINE, JsonError, open_regular, parse_model
 from nsa_core.rundir.layout import RunDir

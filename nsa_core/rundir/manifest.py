@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from nsa_core.config.base import FrozenModel, TolerantModel
-from nsa_core.config.errors import one_line
+from nsa_core.config.base import FrozenModel, TolerantModel, one_line
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.atomic import fsync_dir, write_text
 from nsa_core.rundir.attempt_id import AttemptId, new_attempt_id

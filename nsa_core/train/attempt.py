@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from nsa_core.config.errors import disk_advice, one_line
+from nsa_core.config.base import disk_advice, one_line
 from nsa_core.env import read_rank
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import HANG_RULES, ExitRecord, TrainerExit, read_exit, write_exit

@@ -14,8 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nsa_core.config.base import FrozenModel
-from nsa_core.config.errors import disk_advice
+from nsa_core.config.base import FrozenModel, disk_advice
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.atomic import fsync_dir, fsync_file, write_text
 from nsa_core.rundir.checkpoint import (

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nsa_core.config.errors import one_line
+from nsa_core.config.base import one_line
 from nsa_core.config.training import CheckpointConfig
 from nsa_core.rundir.checkpoint import Checkpoint, list_checkpoints
 from nsa_core.rundir.layout import RunDir

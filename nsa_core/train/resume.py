@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nsa_core.config.errors import one_line
+from nsa_core.config.base import one_line
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.checkpoint import (
     CONFIG_FILE,

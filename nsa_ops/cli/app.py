@@ -150,7 +150,7 @@ def _usage_error(error: typer.TyperException) -> ConfigurationError:
 
 def _resource_error(error: OSError) -> LocalResourceError:
     """What this machine refused: a full disk, a missing right, with the path it was about."""
-    from nsa_core.config.errors import disk_advice
+    from nsa_core.config.base import disk_advice
 
     where = f"`{error.filename}`: " if error.filename else ""
     message = f"This machine refused: {where}{error.strerror or error}"

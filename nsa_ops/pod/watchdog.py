@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from nsa_core.config.errors import one_line
+from nsa_core.config.base import one_line
 from nsa_core.rundir import events
 from nsa_core.rundir.exit import ExitRecord, read_exit
 from nsa_core.rundir.goodput import record_hang

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from nsa_core.config.errors import ConfigError
+from nsa_core.config.base import ConfigError
 from nsa_core.config.profile import load_profile
 from nsa_ops.context import Operator
 from nsa_ops.doors import LOCAL, target_of

@@ -1,6 +1,12 @@
 """Which attention backends a preflight has proven for a configuration; pure."""
 
-from nsa_core.config.backend_policy import Branch, Rows, branch_policy, branches_of, policy_text
+from nsa_core.config.backend_policy import (
+    Branch,
+    RowLayout,
+    branch_policy,
+    branches_of,
+    policy_text,
+)
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import KernelChoice
 from nsa_core.rundir.report import Report
@@ -37,7 +43,7 @@ def require_proven(config: RunConfig, proven: dict[str, KernelChoice]) -> None:
         RefusedError: Names the first one.
     """
     for branch in unproven_branches(config, proven):
-        policy = branch_policy(config.runtime, branch, Rows.of(config))
+        policy = branch_policy(config.runtime, branch, RowLayout.of(config))
         if policy.is_named and policy.backends != ("sdpa",):
             message = (
                 f"{policy.backends[0]} for the {branch} branch was not compared with the reference "

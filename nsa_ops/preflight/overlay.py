@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from nsa_core.config.errors import ConfigError
+from nsa_core.config.base import ConfigError
 from nsa_core.config.recipe import parse_set
 from nsa_core.config.run import RunConfig
 from nsa_ops.errors import ConfigurationError

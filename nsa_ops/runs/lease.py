@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from nsa_core.config.errors import disk_advice
+from nsa_core.config.base import disk_advice
 from nsa_core.rundir.layout import check_run_id
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.context import Operator, PodLink

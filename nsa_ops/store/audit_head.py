@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsa_core.config.errors import disk_advice
+from nsa_core.config.base import disk_advice
 from nsa_ops.errors import LocalResourceError
 from nsa_ops.private import create_private
 from nsa_ops.remote.audit_chain import Head

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from nsa_core.config.errors import disk_advice
+from nsa_core.config.base import disk_advice
 from nsa_ops.errors import LocalResourceError
 from nsa_ops.private import make_private_folder
 

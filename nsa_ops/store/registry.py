@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from nsa_core.config.errors import disk_advice
+from nsa_core.config.base import disk_advice
 from nsa_core.rundir.redaction import redact
 from nsa_core.rundir.report import Report
 from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError

@@ -5,8 +5,7 @@ import warnings
 import pytest
 import torch
 
-from nsa_core.config.model import ModelConfig
-from nsa_core.config.nsa import NSAConfig
+from nsa_core.config.model import ModelConfig, NSAConfig
 from nsa_core.evaluate.generate import Sampling, generate
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.decode import CachedPairs, GatheredDecode

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from nsa_core.checks.causality import SentinelSettings, perturbation_probe, sentinel_probe
-from nsa_core.config.model import GateConfig, ModelConfig
-from nsa_core.config.nsa import NSAConfig
+from nsa_core.config.model import GateConfig, ModelConfig, NSAConfig
 from nsa_core.data.batch import BatchShape, make_batch
 from nsa_core.evaluate.forward import move
 from nsa_core.kernels.backend import BranchBackends

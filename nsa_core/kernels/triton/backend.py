@@ -7,8 +7,7 @@ C compressed slots, S = num_selected.
 import torch
 from torch import Tensor
 
-from nsa_core.config.backend_policy import Branch
-from nsa_core.config.kernel_sizes import training_refusal
+from nsa_core.config.backend_policy import Branch, training_refusal
 from nsa_core.kernels.backend import DeviceFacts, check_compressed, check_tokens
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing

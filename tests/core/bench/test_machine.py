@@ -7,8 +7,7 @@ from nsa_core.bench.cases import SHAPES
 from nsa_core.bench.floor import attention_floor
 from nsa_core.bench.kernels import Request, floor_of
 from nsa_core.bench.machine import describe_machine, parse_clocks
-from nsa_core.config.model import ModelConfig
-from nsa_core.config.nsa import NSAConfig
+from nsa_core.config.model import ModelConfig, NSAConfig
 
 
 def test_clocks_are_read_from_one_line_of_nvidia_smi():

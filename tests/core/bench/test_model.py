@@ -19,8 +19,7 @@ from nsa_core.bench.model import (
     run_steps,
 )
 from nsa_core.config.counts import count_flops
-from nsa_core.config.model import ModelConfig
-from nsa_core.config.nsa import NSAConfig
+from nsa_core.config.model import ModelConfig, NSAConfig
 from nsa_core.config.training import RuntimeConfig
 from nsa_core.train.learner import choose_device, make_learner
 

@@ -13,8 +13,7 @@ from nsa_core.checks.learning import (
     judge_recall,
     learn_recall,
 )
-from nsa_core.config.model import ModelConfig
-from nsa_core.config.nsa import NSAConfig
+from nsa_core.config.model import ModelConfig, NSAConfig
 from nsa_core.evaluate import recall_task
 from nsa_core.evaluate.recall_task import RecallTask
 from nsa_core.model.transformer import LanguageModel

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_core.config.memory import StepShape, estimate_memory
+from nsa_core.config.counts import StepShape, estimate_memory
 from nsa_core.config.recipe import resolve
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"

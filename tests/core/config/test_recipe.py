@@ -2,11 +2,11 @@ import pytest
 
 from nsa_core.config.backend_policy import (
     ALL_BRANCHES,
-    Rows,
+    RowLayout,
     branch_policy,
     expected_backend,
 )
-from nsa_core.config.errors import ConfigError
+from nsa_core.config.base import ConfigError
 from nsa_core.config.profile import list_profiles, load_profile
 from nsa_core.config.recipe import list_recipes, resolve
 
@@ -115,7 +115,7 @@ def test_forced_parity_is_sdpa_everywhere(tmp_path, others):
     recipe.write_text("runtime: {backend_sliding: triton, backend_dense: flash}\n")
     found = resolve(str(recipe), environment={"NSA_FORCE_PARITY": "1", **others})
     for branch in ALL_BRANCHES:
-        policy = branch_policy(found.config.runtime, branch, Rows.of(found.config))
+        policy = branch_policy(found.config.runtime, branch, RowLayout.of(found.config))
         assert policy.backends == ("sdpa",)
         assert found.origin(f"runtime.backend_{branch}") == "NSA_FORCE_PARITY"
     flag = resolve(

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_core.config.nsa import NSAConfig
+from nsa_core.config.model import NSAConfig
 from nsa_core.evaluate.recall_task import RecallTask, draw_recall, recall_accuracy
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.model.transformer import LanguageModel

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from nsa_core.config.run import RunConfig
 from nsa_core.config.training import RuntimeConfig
 from nsa_core.kernels import dispatch, flash
-from nsa_core.kernels.backend import DeviceFacts, Rows
+from nsa_core.kernels.backend import DeviceFacts, RowLayout
 from nsa_core.kernels.flash import FlashBackend, parse_version, refusal, residue_sequences
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
 from tests.core.kernels import flash_package
 
-CARD = DeviceFacts("cuda", (9, 0), torch.bfloat16, (64, 64), Rows(2048, is_packed=True))
+CARD = DeviceFacts("cuda", (9, 0), torch.bfloat16, (64, 64), RowLayout(2048, is_packed=True))
 GEOMETRY = BlockGeometry(
     compress_block=8, compress_stride=4, select_block=8, num_selected=3, window=10
 )
@@ -244,9 +244,9 @@ def test_flash_that_is_named_and_cannot_run_is_refused_and_never_replaced(monkey
 def test_the_dense_control_takes_flash_only_where_it_is_named(installed):
     installed("2.8.0")
     for runtime, rows, name in (
-        (RuntimeConfig(flash_min_len_sliding=0), Rows(2048, is_packed=False), "sdpa"),
-        (RuntimeConfig(flash_min_len_sliding=0), Rows(2048, is_packed=True), "triton"),
-        (RuntimeConfig(backend_dense="flash"), Rows(2048, is_packed=True), "flash"),
+        (RuntimeConfig(flash_min_len_sliding=0), RowLayout(2048, is_packed=False), "sdpa"),
+        (RuntimeConfig(flash_min_len_sliding=0), RowLayout(2048, is_packed=True), "triton"),
+        (RuntimeConfig(backend_dense="flash"), RowLayout(2048, is_packed=True), "flash"),
     ):
         facts = DeviceFacts("cuda", (9, 0), torch.bfloat16, (64, 64), rows)
         chosen = dispatch.choose_backends(runtime, facts, "dense")
@@ -279,4 +279,4 @@ def test_the_facts_of_a_run_hold_its_widths_and_rows():
     config = RunConfig()
     facts = dispatch.device_facts(torch.device("cpu"), torch.float32, config)
     assert facts.widths == (64, 64)
-    assert facts.rows == Rows(2048, is_packed=True)
+    assert facts.rows == RowLayout(2048, is_packed=True)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from nsa_core.config.nsa import NSAConfig
+from nsa_core.config.model import NSAConfig
 from nsa_core.kernels.geometry import BlockGeometry
 from tests.oracle import num_reads
 

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from nsa_core.config.model import GateConfig, ModelConfig
-from nsa_core.config.nsa import NSAConfig
+from nsa_core.config.model import GateConfig, ModelConfig, NSAConfig
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.packing import Packing
 from nsa_core.model.attention import NSAAttention, make_context

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nsa_core.config.counts import count_flops, count_parameters
-from nsa_core.config.memory import StepShape, estimate_memory
+from nsa_core.config.counts import StepShape, count_flops, count_parameters, estimate_memory
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.training import OptimizerConfig
 from nsa_core.evaluate.forward import autocast

@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from nsa_core.config.model import ModelConfig
-from nsa_core.config.nsa import NSAConfig
+from nsa_core.config.model import ModelConfig, NSAConfig
 from nsa_core.config.training import OptimizerConfig
 from nsa_core.data.batch import BatchShape, TokenBatch, make_batch
 from nsa_core.model.transformer import LanguageModel
