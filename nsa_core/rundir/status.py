@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.exit import ExitRecord, TrainerExit
 from nsa_core.rundir.halt import HaltRequest
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.manifest import RunManifest
 
 State = Literal[
     "planned", "staging", "starting", "running", "halting", "halted", "preempted",
@@ -14,35 +14,28 @@ State = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What the run directory and the process table show at one moment, by the pod's clock.
+class RunEvidence(TolerantModel):
+    """What the run directory and the process table show of the current attempt at one moment.
 
     Attributes:
-        now_unix_s: The pod's clock.
-        manifest: Current manifest.
-        last_beat: Last heartbeat of rank 0 in the current attempt.
-        exit: exit.json of the current attempt.
-        halt: Stop request that means the current attempt.
         trainer_alive: The recorded trainer process still runs; None if none was recorded.
-        runner_alive: The recorded runner still runs; None if none was recorded.
-        watchdog_alive: The recorded watchdog still runs; None if none was recorded.
+        runner_alive: The same of the runner.
+        watchdog_alive: The same of the watchdog.
         same_boot: The recorded processes belong to this boot of the machine.
-        checkpoint_step: Newest checkpoint with a manifest.
-        restart: Why the run comes back by itself though no trainer runs; empty if it does not.
+        last_beat: Newest heartbeat of rank 0.
+        beat_age_s: Its age by the pod's clock.
+        exit: How the attempt ended.
+        halt: Stop request that means this attempt.
     """
 
-    now_unix_s: float
-    manifest: RunManifest
-    last_beat: Heartbeat | None = None
-    exit: ExitRecord | None = None
-    halt: HaltRequest | None = None
     trainer_alive: bool | None = None
     runner_alive: bool | None = None
     watchdog_alive: bool | None = None
     same_boot: bool = True
-    checkpoint_step: int | None = None
-    restart: str = ""
+    last_beat: Heartbeat | None = None
+    beat_age_s: float | None = None
+    exit: ExitRecord | None = None
+    halt: HaltRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -63,14 +56,20 @@ class RunStatus:
 STALE_AFTER_S = 60.0
 
 
-def derive_status(evidence: Evidence) -> RunStatus:
-    """Derive the state of a run; pure."""
-    if evidence.restart:
-        return RunStatus("resuming", evidence.restart)
+def derive_status(evidence: RunEvidence, attempt: int, restart: str = "") -> RunStatus:
+    """Derive the state of a run; pure.
+
+    Args:
+        evidence: Of the current attempt.
+        attempt: Its number.
+        restart: Why the run comes back by itself though no trainer runs; empty if it does not.
+    """
+    if restart:
+        return RunStatus("resuming", restart)
     if evidence.exit is not None:
         return _ended(evidence.exit, evidence.halt)
     if evidence.trainer_alive or evidence.runner_alive:
-        return _alive(evidence)
+        return _alive(evidence, attempt)
     if evidence.trainer_alive is None and evidence.runner_alive is None:
         return RunStatus("planned", "no process was started for this attempt")
     if not evidence.same_boot:
@@ -88,7 +87,7 @@ def _ended(record: ExitRecord, halt: HaltRequest | None) -> RunStatus:
     return RunStatus("failed", where + asked)
 
 
-def _describe_unwatched(evidence: Evidence) -> str:
+def _describe_unwatched(evidence: RunEvidence) -> str:
     """Who starts a dead watchdog again; empty where it lives, or none was there yet."""
     if evidence.watchdog_alive is not False:
         return ""
@@ -97,13 +96,13 @@ def _describe_unwatched(evidence: Evidence) -> str:
     return "; its watchdog and its runner are dead: the same `launch --run-id` starts a watchdog"
 
 
-def _alive(evidence: Evidence) -> RunStatus:
+def _alive(evidence: RunEvidence, attempt: int) -> RunStatus:
     flags = [] if evidence.watchdog_alive else ["unwatched"]
     beat = evidence.last_beat
+    beginning: State = "starting" if attempt == 1 else "resuming"
     if beat is None:
-        word: State = "starting" if evidence.manifest.attempt == 1 else "resuming"
-        return RunStatus(word, "the process runs and has not written a heartbeat yet", flags)
-    age_s = max(0.0, evidence.now_unix_s - beat.ts)  # a moment can pass between the two readings
+        return RunStatus(beginning, "the process runs and has not written a heartbeat yet", flags)
+    age_s = max(0.0, evidence.beat_age_s or 0.0)  # a moment can pass between the two readings
     if age_s > STALE_AFTER_S:
         flags.append("stale")
     where = f"heartbeat {age_s:.0f} s ago: phase {beat.phase}, step {beat.step}"
@@ -113,5 +112,5 @@ def _alive(evidence: Evidence) -> RunStatus:
     if beat.phase == "data":
         return RunStatus("staging", where, flags)
     if beat.phase in {"init", "compile"}:
-        return RunStatus("starting" if evidence.manifest.attempt == 1 else "resuming", where, flags)
+        return RunStatus(beginning, where, flags)
     return RunStatus("running", where, flags)

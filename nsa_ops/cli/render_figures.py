@@ -7,8 +7,7 @@ from rich.text import Text
 
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.cli.bars import bar, share_of
-from nsa_ops.pod.figures import PhaseUse, RunFigures
-from nsa_ops.pod.messages import RunReport
+from nsa_ops.pod.messages import PhaseUse, RunFigures, RunReport
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.printable import printable
 from nsa_ops.quantities import count_of, format_duration

@@ -24,8 +24,7 @@ from nsa_ops.cli.render_figures import (
     verdict_row,
 )
 from nsa_ops.cli.session import Session
-from nsa_ops.pod.figures import RunFigures
-from nsa_ops.pod.messages import RunReport
+from nsa_ops.pod.messages import RunFigures, RunReport
 from nsa_ops.printable import PrintableStream
 from nsa_ops.runs.logs import Chunk
 from nsa_ops.runs.watch import Frame

@@ -4,17 +4,15 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import Literal
 
 from nsa_core.rundir import events
 from nsa_core.rundir.atomic import append_line, write_text
 from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.process import identify
-from nsa_ops.pod.messages import WatchdogRecord
+from nsa_ops.pod.messages import Doing, WatchdogRecord
 from nsa_ops.pod.rules.verdict import Verdict
 
-Doing = Literal["watching", "halting", "restarting", "done"]
 _SAME_AGAIN_S = 1.0
 #: Kind of the event by which a watchdog says that a signal ends it.
 WATCHDOG_ENDED = "watchdog_ended"

@@ -11,18 +11,16 @@ from nsa_core.rundir.attempt_id import AttemptId
 from nsa_core.rundir.beginnings import Beginning
 from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.events import Event
-from nsa_core.rundir.exit import ExitRecord
-from nsa_core.rundir.halt import HaltRequest
-from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_core.rundir.heartbeat import Heartbeat, Phase
 from nsa_core.rundir.manifest import Parent, RunManifest
 from nsa_core.rundir.process import ProcessIdentity
 from nsa_core.rundir.redaction import FreeText
-from nsa_core.rundir.status import State
-from nsa_ops.pod.figures import RunFigures
+from nsa_core.rundir.status import RunEvidence, State
 from nsa_ops.pod.processes import RunProcesses
 from nsa_ops.pod.rules.verdict import Verdict
 
 SignalName = Literal["USR1", "USR2", "TERM", "KILL"]
+Doing = Literal["watching", "halting", "restarting", "done"]
 
 
 class ReplyCode(IntEnum):
@@ -39,12 +37,8 @@ class HaltAction(FrozenModel):
     """Put a stop request for the current attempt into the run directory.
 
     Attributes:
-        run_dir: Run directory on the pod.
         attempt: Attempt that is meant; None for the current one.
-        reason: Why, in one line.
-        by: Who asks.
-        grace_s: Seconds the trainer has before it is told by signal.
-        save_checkpoint: Save before stopping.
+        grace_s: Seconds the trainer has before a signal follows.
     """
 
     action: Literal["halt"] = "halt"
@@ -79,10 +73,8 @@ class NextAttemptAction(FrozenModel):
     """Begin attempt `from_attempt` + 1 of a run whose attempt `from_attempt` has ended.
 
     Attributes:
-        run_dir: Run directory on the pod.
         from_attempt: The attempt that ended; asking again after it was done changes nothing.
         changes: Fields of the manifest that differ in the new attempt.
-        by: Who asks.
     """
 
     action: Literal["next-attempt"] = "next-attempt"
@@ -105,11 +97,8 @@ class Reply(TolerantModel):
     """What an action did.
 
     Attributes:
-        action: The action that was asked for.
         code: 0 when it is done or was done before; else why not.
-        outcome: `done`, `already` (nothing was left to do), `refused`, `conflict`, `not_found`.
-        message: One line.
-        hint: What to do about it; empty when all is well.
+        outcome: `already` says that nothing was left to do.
         attempt: Attempt of the run after the action.
         manifest: Manifest after the action, for `prepare-run` and `next-attempt`.
     """
@@ -160,9 +149,7 @@ class CheckpointFact(TolerantModel):
     """One folder under checkpoints/.
 
     Attributes:
-        name: Folder.
-        step: Optimizer steps done, from the name.
-        size_bytes: Bytes of its files.
+        step: Optimizer steps done, from the name of the folder.
         whole: It has a manifest and nothing is known against it; this probe hashes nothing.
         created_unix_s: From the manifest.
         damage: What is known against it: a file is missing or short, or the trainer rejected it.
@@ -180,11 +167,7 @@ class WatchdogRecord(TolerantModel):
     """Content of watchdog.json.
 
     Attributes:
-        run_id: Run.
-        attempt: Attempt it watches.
         identity: The watchdog's process.
-        verdict: Its last verdict.
-        doing: `watching`, `halting`, `restarting` or `done`.
         why: One sentence about `doing`.
         restarts: Restarts it made by itself.
         best_tokens_per_s: Best median rate of all attempts so far, which later ones are held
@@ -197,32 +180,55 @@ class WatchdogRecord(TolerantModel):
     attempt: int
     identity: ProcessIdentity
     verdict: Verdict
-    doing: Literal["watching", "halting", "restarting", "done"]
+    doing: Doing
     why: str = ""
     restarts: int = 0
     best_tokens_per_s: float | None = None
     ts: float
 
 
-class RunReport(TolerantModel):
-    """Everything one probe says about one run.
+class PhaseUse(TolerantModel):
+    """How much of its patience the current phase has used.
 
     Attributes:
-        run_id: Run.
+        still_s: Seconds since anything moved in it.
+        limit_s: Seconds after which the watchdog halts; None where it only warns.
+        warn_s: Seconds after which it warns.
+    """
+
+    phase: Phase
+    still_s: float
+    limit_s: float | None = None
+    warn_s: float
+
+
+class RunFigures(TolerantModel):
+    """The newest figures of an attempt, each from the newest record that carries it.
+
+    Attributes:
+        record: Newest record of training steps; None before the first.
+        gates: Newest record with figures of the gates; they are written less often.
+        usual_tokens_per_s: The rate that is normal for this run.
+        pace_s: Wall seconds a step over the newest records, with validation and checkpoints.
+        phase: Patience of the phase; None once the attempt has ended.
+    """
+
+    record: Heartbeat | None = None
+    gates: Heartbeat | None = None
+    usual_tokens_per_s: float | None = None
+    pace_s: float | None = None
+    phase: PhaseUse | None = None
+
+
+class RunReport(RunEvidence):
+    """Everything one probe says about one run: the records of the pod as they are, and a verdict.
+
+    Attributes:
         run_dir: Its directory on the pod.
-        manifest: What was launched.
-        state: Derived state.
+        state: Derived from the evidence.
         why: The evidence for it in one sentence.
         flags: `stale`, `unwatched`, and a line for each file that cannot be read.
         processes: Recorded runner and trainer of this attempt.
-        trainer_alive: The recorded trainer lives; None if none was recorded.
-        runner_alive: The same for the runner.
-        watchdog_alive: The same for the watchdog.
-        same_boot: The recorded processes belong to this boot.
-        last_beat: Newest heartbeat of rank 0 in this attempt.
-        beat_age_s: Its age by the pod's clock.
-        exit: How the attempt ended.
-        halt: Stop request that means this attempt.
         verdict: What the rules say now.
         watchdog: What the watchdog wrote last.
         beats: Heartbeats since the offset, of all attempts.
@@ -249,14 +255,6 @@ class RunReport(TolerantModel):
     why: str
     flags: list[str] = []
     processes: RunProcesses | None = None
-    trainer_alive: bool | None = None
-    runner_alive: bool | None = None
-    watchdog_alive: bool | None = None
-    same_boot: bool = True
-    last_beat: Heartbeat | None = None
-    beat_age_s: float | None = None
-    exit: ExitRecord | None = None
-    halt: HaltRequest | None = None
     verdict: Verdict
     watchdog: WatchdogRecord | None = None
     beats: list[Heartbeat] = []

@@ -13,43 +13,43 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.beginnings import read_beginnings
 from nsa_core.rundir.bounded_json import JsonError, open_regular, read_bounded
 from nsa_core.rundir.data_account import Count, DataAccount, read_account
 from nsa_core.rundir.events import Event, find_events
 from nsa_core.rundir.exit import ExitRecord, TrainerExit
-from nsa_core.rundir.halt import HaltRequest, read_halt
+from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import Records, RecordT, read_last_records, read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.process import boot_id
-from nsa_core.rundir.status import Evidence, State, derive_status
+from nsa_core.rundir.status import RunEvidence, State, derive_status
 from nsa_ops.pod.card_watch import read_card_evidence
 from nsa_ops.pod.ending import foresee_restart
-from nsa_ops.pod.figures import RunFigures, figures_of
 from nsa_ops.pod.journal import WATCHDOG_ENDED, read_watchdog
 from nsa_ops.pod.leak import read_causality, report_file
 from nsa_ops.pod.messages import (
     OFFSETS,
-    CheckpointFact,
     ManifestSummary,
     Offsets,
+    PhaseUse,
     ProbeDocument,
+    RunFigures,
     RunProblem,
     RunReport,
-    WatchdogRecord,
 )
-from nsa_ops.pod.processes import RunProcesses, is_running, is_this_boot, read_processes
+from nsa_ops.pod.processes import is_running, is_this_boot, read_processes
 from nsa_ops.pod.read_run import (
     list_checkpoint_facts,
-    newest_whole,
     read_machine_evidence,
     read_process_evidence,
 )
+from nsa_ops.pod.rules.learning_rules import has_gates
+from nsa_ops.pod.rules.process_rules import patience_s
 from nsa_ops.pod.rules.rulebook import judge
-from nsa_ops.pod.rules.verdict import Verdict
-from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, Tracker, facts_of
+from nsa_ops.pod.tracker import HealthEvidence, Tracker, facts_of
 
 #: The most that one probe reads of the new lines of one file, and of the past for its verdict.
 MAX_BYTES = 256 * 1024
@@ -64,20 +64,6 @@ _ALL_ENDED = (
     "down, or ends them at logout (`host.logout` of the preflight)"
 )
 USAGE = 2
-
-
-class _Seen(NamedTuple):
-    """What was read of one run before anything is concluded."""
-
-    manifest: RunManifest
-    processes: RunProcesses | None
-    watchdog: WatchdogRecord | None
-    checkpoints: list[CheckpointFact]
-    process: ProcessEvidence
-    halt: HaltRequest | None
-    history: list[Heartbeat]
-    unreadable: str
-    now_unix_s: float
 
 
 class _News(NamedTuple):
@@ -110,34 +96,35 @@ def summarize(manifest: RunManifest) -> ManifestSummary:
     )
 
 
-def _see(run: RunDir, now_unix_s: float) -> _Seen:
-    manifest = read_manifest(run)
-    processes = read_processes(run, manifest.attempt)
-    checkpoints = list_checkpoint_facts(run)
-    beats = read_last_records(run.heartbeat(), Heartbeat, HISTORY_BYTES)
-    return _Seen(
-        manifest=manifest,
-        processes=processes,
-        watchdog=read_watchdog(run),
-        checkpoints=checkpoints,
-        process=read_process_evidence(run, manifest, processes, checkpoints),
-        halt=read_halt(run, run_id=manifest.run_id, attempt=manifest.attempt),
-        history=[beat for beat in beats.records if beat.attempt == manifest.attempt],
-        unreadable=beats.problem,
-        now_unix_s=now_unix_s,
+def figures_of(evidence: HealthEvidence, limits: WatchdogLimits) -> RunFigures:
+    """The figures behind a verdict; pure."""
+    records = [record for record in evidence.records if record.loss is not None]
+    with_gates = (record for record in reversed(evidence.records) if has_gates(record))
+    return RunFigures(
+        record=records[-1] if records else None,
+        gates=next(with_gates, None),
+        usual_tokens_per_s=evidence.reference.tokens_per_s,
+        pace_s=_pace_s(records),
+        phase=_phase_use(evidence, limits),
     )
 
 
-def _judge(seen: _Seen, machine: MachineEvidence) -> tuple[Verdict, RunFigures]:
-    """The judge's word and its figures, by the pod's clock against the pod's time stamps."""
-    manifest = seen.manifest
-    facts = facts_of(manifest.config, fresh=manifest.parent is None)
-    earlier_rate = seen.watchdog.best_tokens_per_s if seen.watchdog else None
-    tracker = Tracker(facts, manifest.attempt, earlier_rate)
-    tracker.feed(seen.history)
-    evidence = tracker.evidence(seen.now_unix_s, seen.process, machine)
-    limits = manifest.config.watchdog
-    return judge(evidence, limits), figures_of(evidence, limits)
+def _pace_s(records: list[Heartbeat]) -> float | None:
+    """None where a clock was set back, or too few records say anything."""
+    if not records:
+        return None
+    first, last = records[0], records[-1]
+    steps, seconds = last.step - first.step, last.ts - first.ts
+    return seconds / steps if steps > 0 and seconds > 0 else last.step_s
+
+
+def _phase_use(evidence: HealthEvidence, limits: WatchdogLimits) -> PhaseUse | None:
+    has_ended = evidence.process.exit is not None or evidence.process.trainer_alive is False
+    if evidence.last is None or has_ended:
+        return None
+    warn_s, limit_s = patience_s(evidence, limits)
+    still_s = max(0.0, evidence.still_s)  # the pod's clock may have been set back
+    return PhaseUse(phase=evidence.last.phase, still_s=still_s, limit_s=limit_s, warn_s=warn_s)
 
 
 def _new_records(path: Path, kind: type[RecordT], offset: int) -> tuple[Records[RecordT], bool]:
@@ -190,49 +177,43 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
     Raises:
         ManifestError: If it has no usable manifest.
     """
-    seen = _see(run, now_unix_s)
-    watchdog_alive = is_running(seen.watchdog.identity) if seen.watchdog else None
-    runner_alive = is_running(seen.processes.runner) if seen.processes else None
-    same_boot = is_this_boot(seen.processes)
-    last = seen.history[-1] if seen.history else None
-    status = derive_status(
-        Evidence(
-            now_unix_s=now_unix_s,
-            manifest=seen.manifest,
-            last_beat=last,
-            exit=seen.process.exit,
-            halt=seen.halt,
-            trainer_alive=seen.process.trainer_alive,
-            runner_alive=runner_alive,
-            watchdog_alive=watchdog_alive,
-            same_boot=same_boot,
-            checkpoint_step=newest_whole(seen.checkpoints),
-            restart=foresee_restart(run, seen.manifest),
-        )
-    )
-    news = _read_news(run, offsets)
-    cards = read_card_evidence(run, seen.manifest.attempt)
-    causality = read_causality(report_file(run, seen.manifest.attempt))
-    machine = read_machine_evidence(run, seen.checkpoints, cards, causality)
-    verdict, figures = _judge(seen, machine)
-    return RunReport(
-        run_id=run.run_id,
-        run_dir=str(run.root),
-        manifest=summarize(seen.manifest),
-        state=status.state,
-        why=status.why + _explain(run, status.state, seen.process.exit),
-        flags=[*status.flags, *filter(None, (seen.unreadable, news.events.problem))],
-        processes=seen.processes,
-        trainer_alive=seen.process.trainer_alive,
-        runner_alive=runner_alive,
-        watchdog_alive=watchdog_alive,
-        same_boot=same_boot,
+    manifest, watchdog = read_manifest(run), read_watchdog(run)
+    processes = read_processes(run, manifest.attempt)
+    checkpoints = list_checkpoint_facts(run)
+    process = read_process_evidence(run, manifest, processes, checkpoints)
+    past = read_last_records(run.heartbeat(), Heartbeat, HISTORY_BYTES)
+    beats = [beat for beat in past.records if beat.attempt == manifest.attempt]
+    last = beats[-1] if beats else None
+    evidence = RunEvidence(
+        trainer_alive=process.trainer_alive,
+        runner_alive=is_running(processes.runner) if processes else None,
+        watchdog_alive=is_running(watchdog.identity) if watchdog else None,
+        same_boot=is_this_boot(processes),
         last_beat=last,
         beat_age_s=now_unix_s - last.ts if last else None,
-        exit=seen.process.exit,
-        halt=seen.halt,
-        verdict=verdict,
-        watchdog=seen.watchdog,
+        exit=process.exit,
+        halt=read_halt(run, run_id=manifest.run_id, attempt=manifest.attempt),
+    )
+    status = derive_status(evidence, manifest.attempt, foresee_restart(run, manifest))
+    news = _read_news(run, offsets)
+    cards = read_card_evidence(run, manifest.attempt)
+    causality = read_causality(report_file(run, manifest.attempt))
+    machine = read_machine_evidence(run, checkpoints, cards, causality)
+    facts = facts_of(manifest.config, fresh=manifest.parent is None)
+    tracker = Tracker(facts, manifest.attempt, watchdog.best_tokens_per_s if watchdog else None)
+    tracker.feed(beats)  # by the time stamps of the pod, against the pod's clock
+    health, limits = tracker.evidence(now_unix_s, process, machine), manifest.config.watchdog
+    return RunReport(
+        **dict(evidence),
+        run_id=run.run_id,
+        run_dir=str(run.root),
+        manifest=summarize(manifest),
+        state=status.state,
+        why=status.why + _explain(run, status.state, process.exit),
+        flags=[*status.flags, *filter(None, (past.problem, news.events.problem))],
+        processes=processes,
+        verdict=judge(health, limits),
+        watchdog=watchdog,
         beats=news.beats.records,
         beats_offset=news.beats.offset,
         beats_more=news.beats_more,
@@ -242,10 +223,10 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         events_offset=news.events.offset,
         events_more=news.events_more,
         log_bytes=_size(run.log),
-        checkpoints=seen.checkpoints[:MAX_CHECKPOINTS],
+        checkpoints=checkpoints[:MAX_CHECKPOINTS],
         disk_free_bytes=machine.disk_free_bytes,
         anomaly=_read_anomaly(run),
-        figures=figures,
+        figures=figures_of(health, limits),
         data=_read_data(run),
         beginnings=read_beginnings(run),
     )

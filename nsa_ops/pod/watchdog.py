@@ -33,9 +33,9 @@ from nsa_ops.pod.ending import (
     write_missing_exit,
 )
 from nsa_ops.pod.enforce import Enforcer, StopOutcome, write_evidence
-from nsa_ops.pod.journal import WATCHDOG_ENDED, Doing, Journal, read_watchdog
+from nsa_ops.pod.journal import WATCHDOG_ENDED, Journal, read_watchdog
 from nsa_ops.pod.leak import CHECKS_MODULE, SUSPICIONS, CausalityProbe
-from nsa_ops.pod.messages import NextAttemptAction, ReplyCode
+from nsa_ops.pod.messages import Doing, NextAttemptAction, ReplyCode
 from nsa_ops.pod.processes import (
     LockHeldError,
     RunProcesses,

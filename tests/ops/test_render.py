@@ -14,8 +14,7 @@ from nsa_ops.cli.render_runs import draw_status
 from nsa_ops.cli.render_watch import frame_rows, frame_view, progress_line, sparkline
 from nsa_ops.cli.session import Options, Session
 from nsa_ops.plan import Step, plan_of
-from nsa_ops.pod.figures import PhaseUse, RunFigures
-from nsa_ops.pod.messages import CheckpointFact
+from nsa_ops.pod.messages import CheckpointFact, PhaseUse, RunFigures
 from nsa_ops.pod.rules.verdict import Finding, conclude
 from nsa_ops.runs.status import RunStatusLine
 from nsa_ops.runs.watch import Frame

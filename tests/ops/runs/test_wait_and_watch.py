@@ -11,7 +11,7 @@ from nsa_ops.errors import (
     PodUnreachableError,
     VerificationError,
 )
-from nsa_ops.pod.figures import RunFigures
+from nsa_ops.pod.messages import RunFigures
 from nsa_ops.runs.choose import find_run
 from nsa_ops.runs.status import exit_code_of, list_runs
 from nsa_ops.runs.wait import POLL_S, await_first_beat, describe_progress

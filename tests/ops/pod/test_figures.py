@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from nsa_core.rundir.exit import ExitRecord
-from nsa_ops.pod.figures import PhaseUse, figures_of
-from nsa_ops.pod.probe import MachineEvidence, ProcessEvidence
-from nsa_ops.pod.tracker import Tracker
+from nsa_ops.pod.messages import PhaseUse
+from nsa_ops.pod.probe import figures_of
+from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, Tracker
 from tests.ops.pod.health import FACTS, LIMITS, beat
 
 
