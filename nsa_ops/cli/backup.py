@@ -62,8 +62,7 @@ def pull(
     from nsa_ops.backup.locate import backup_folder
     from nsa_ops.backup.policy import choose_policy
     from nsa_ops.backup.pull import plan_pull
-    from nsa_ops.cli.render_backup import draw_pulled
-    from nsa_ops.cli.render_watch import show_pulls
+    from nsa_ops.cli.render_backup import draw_pulled, show_pulls
     from nsa_ops.runs.choose import choose_record, link_of
     from nsa_ops.runs.follow_backup import PullRequest, follow_pull, pull_once
 

@@ -105,7 +105,7 @@ def logs(
     ] = False,
 ) -> None:
     """Print a run's log; control characters are shown as escapes."""
-    from nsa_ops.cli.render_watch import write_log
+    from nsa_ops.cli.render_runs import write_log
     from nsa_ops.runs.logs import read_log
 
     if raw and session.options.json:

@@ -1,5 +1,8 @@
 """Draw what backups and reports give back."""
 
+from collections.abc import Iterator
+
+import typer
 from rich.console import Console
 
 from nsa_ops.backup.catalog import BackupEntry
@@ -8,7 +11,9 @@ from nsa_ops.backup.push import Pushed
 from nsa_ops.backup.restore import Drilled, Restored
 from nsa_ops.backup.retention import Pruned
 from nsa_ops.backup.verify import Verification
+from nsa_ops.cli.output import envelope
 from nsa_ops.cli.render import facts, line, table
+from nsa_ops.cli.session import Session
 from nsa_ops.quantities import count_of, format_bytes, format_time
 from nsa_ops.report.write import WrittenReport
 
@@ -111,3 +116,17 @@ def draw_written(console: Console, written: WrittenReport) -> None:
     facts(console, [("page", str(written.page)), ("markdown", str(written.markdown))])
     for missing in written.missing:
         line(console, f"missing: {missing}")
+
+
+def show_pulls(session: Session, pulls: Iterator[Pulled]) -> None:
+    """A JSON line for each pull with `--json`, else a message each and the last one drawn."""
+    last = None
+    for pulled in pulls:
+        if session.options.json:
+            typer.echo(envelope(session.command, pulled))
+        elif pulled.pulled_steps:
+            steps = ", ".join(map(str, pulled.pulled_steps))
+            session.tell(f"here and verified: step {steps}; {pulled.at_risk.sentence}")
+        last = pulled
+    if last is not None and not session.options.json:
+        draw_pulled(session.console, last)

@@ -1,25 +1,48 @@
-"""Draw runs: launched, halted, resumed, in a list, in full."""
+"""Draw runs: launched, halted, resumed, in a list, in full, as they are watched, and their logs."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import typer
 from rich.console import Console
 
 from nsa_core.rundir.events import Event
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.cli.output import envelope
 from nsa_ops.cli.render import cell_text, facts, gib, line, table
-from nsa_ops.cli.render_figures import ScreenLine, draw_rows, figure_rows, state_row, verdict_rows
-from nsa_ops.cli.render_watch import data_text, run_rows
+from nsa_ops.cli.render_run import (
+    ScreenLine,
+    data_text,
+    draw_frame,
+    draw_rows,
+    figure_rows,
+    frame_view,
+    progress_line,
+    run_rows,
+    state_row,
+    verdict_rows,
+)
+from nsa_ops.cli.session import Session
 from nsa_ops.estimate import Estimate
 from nsa_ops.health.log_health import LogHealth
 from nsa_ops.pod.messages import RunReport
+from nsa_ops.printable import PrintableStream
 from nsa_ops.quantities import count_of, format_time
 from nsa_ops.report.prove import ProvenResume
 from nsa_ops.runs.adopt_run import Adopted
 from nsa_ops.runs.halt import Halted
 from nsa_ops.runs.launch import Launched
+from nsa_ops.runs.logs import Chunk
 from nsa_ops.runs.resume import Resumed
 from nsa_ops.runs.signals import Saved, Stacks
 from nsa_ops.runs.status import RunStatusLine, current_step
 from nsa_ops.runs.tunnel import Tunnel
+from nsa_ops.runs.watch import Frame
+
+#: Off a terminal a run without news is still told about every 10 s.
+_SILENT_FRAMES = 5
+#: Of the past so many records and events are shown.
+_NEWEST = 10
 
 
 def draw_launched(console: Console, launched: Launched) -> None:
@@ -231,3 +254,79 @@ def draw_estimate(console: Console, estimate: Estimate) -> None:
         best = f"at most {estimate.best_tokens_per_s:,.0f} tokens/s on one card"
         pairs.append(("speed", f"{best}, so {estimate.shortest_hours:.1f} hours or more"))
     facts(console, pairs)
+
+
+def show_frames(
+    session: Session, frames: Iterator[Frame], *, once: bool = False, whole: bool = False
+) -> None:
+    """JSON lines with `--json`, a live view on a terminal, else a line for each new record.
+
+    Args:
+        session: Whose terminal it is.
+        frames: What is watched.
+        once: There is one frame: its summary and the newest records are drawn.
+        whole: The records of the past are wanted from the first one on.
+    """
+    if session.options.json:
+        for frame in frames:
+            typer.echo(envelope(session.command, _without_history(frame)))
+    elif once:
+        for frame in frames:
+            records = _records(frame)
+            draw_frame(session.console, frame, records if whole else records[-_NEWEST:])
+    elif session.console.is_terminal:
+        _live(session, frames)
+    else:
+        _lines(session, frames, whole=whole)
+
+
+def _without_history(frame: Frame) -> Frame:
+    """Each record goes out once: as news of its frame, neither as history nor in the report."""
+    report = frame.report.model_copy(update={"beats": [], "events": []})
+    return Frame(report, frame.beats, frame.events, at_risk=frame.at_risk)
+
+
+def _records(frame: Frame) -> list[Heartbeat]:
+    return [beat for beat in frame.beats if beat.loss is not None]
+
+
+def _live(session: Session, frames: Iterator[Frame]) -> None:
+    from rich.live import Live
+
+    with Live(console=session.console, auto_refresh=False) as live:
+        for frame in frames:
+            live.update(frame_view(frame, session.console.encoding), refresh=True)
+
+
+def _lines(session: Session, frames: Iterator[Frame], *, whole: bool) -> None:
+    """The past in its newest lines, unless all of it is wanted; then everything that is new."""
+    last, num_silent = None, 0
+    for frame in frames:
+        records, events = _records(frame), frame.events
+        if last is None and not whole:
+            records, events = records[-_NEWEST:], events[-_NEWEST:]
+        for beat in records:
+            typer.echo(progress_line(beat))
+        for event in events:
+            session.tell(f"event: {event.kind} by {event.by}: {event.message}")
+        num_silent = 0 if records or events else num_silent + 1
+        if num_silent and num_silent % _SILENT_FRAMES == 0:
+            session.tell(f"{frame.report.state}: {frame.report.why}")
+        last = frame
+    if last is not None:
+        draw_frame(session.console, last)
+
+
+def write_log(session: Session, chunks: Iterator[Chunk], *, is_raw: bool) -> None:
+    """Printable lines, unchanged bytes, or JSON lines that carry text with its offsets."""
+    lines = PrintableStream()
+    for chunk in chunks:
+        if session.options.json:
+            text = chunk.content.decode(errors="replace")
+            data = {"offset": chunk.offset, "next_offset": chunk.next_offset, "text": text}
+            typer.echo(envelope(session.command, data))
+        elif is_raw:
+            session.write_raw(chunk.content)
+        else:
+            session.write_lines(lines.feed(chunk.content))
+    session.write_lines(lines.feed(b"", is_last=True))

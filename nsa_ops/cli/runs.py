@@ -123,7 +123,7 @@ def watch(
     ] = False,
 ) -> None:
     """Show a run live until it ends; Ctrl-C leaves the run alone."""
-    from nsa_ops.cli.render_watch import show_frames
+    from nsa_ops.cli.render_runs import show_frames
     from nsa_ops.runs.watch import watch as frames
 
     session.interrupt_note = "the run goes on"

@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 from rich.console import Console
 
-from nsa_ops.cli.render_watch import draw_frame, frame_rows
+from nsa_ops.cli.render_run import draw_frame, frame_rows
 from nsa_ops.printable import printable
 from nsa_ops.runs.watch import Frame
 from tests.ops.cli_case import CommandLine

@@ -9,9 +9,8 @@ from nsa_core.rundir.data_account import Count, DataAccount
 from nsa_ops.backup.loss import at_most_lost
 from nsa_ops.cli.output import envelope, jsonable
 from nsa_ops.cli.render import cell_text, gib, make_console, plan_lines, table
-from nsa_ops.cli.render_figures import progress_row
+from nsa_ops.cli.render_run import frame_rows, frame_view, progress_line, progress_row, sparkline
 from nsa_ops.cli.render_runs import draw_status
-from nsa_ops.cli.render_watch import frame_rows, frame_view, progress_line, sparkline
 from nsa_ops.cli.session import Options, Session
 from nsa_ops.plan import Step, plan_of
 from nsa_ops.pod.messages import CheckpointFact, PhaseUse, RunFigures
