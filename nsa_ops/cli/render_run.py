@@ -65,9 +65,7 @@ def styled(row: ScreenLine) -> Text:
 def verdict_row(verdict: Verdict, *, is_alone: bool = True) -> ScreenLine:
     """The word of the rules, which comes first on every screen.
 
-    Args:
-        verdict: Of the rules.
-        is_alone: The other findings are not shown below it, so they are counted.
+    `is_alone`: the other findings are not shown below it, so they are counted.
     """
     others = len(verdict.findings) - 1
     more = f" (and {count_of(others, 'more finding')}: `nsa-ops health`)" if others > 0 else ""
@@ -93,12 +91,7 @@ def state_row(report: RunReport) -> ScreenLine:
 
 
 def figure_rows(report: RunReport, encoding: str) -> list[ScreenLine]:
-    """Progress, loss, speed, fetch, kernels, gates, memory and phase; what is unknown is left out.
-
-    Args:
-        report: What the pod shows.
-        encoding: Of the terminal, for the bar.
-    """
+    """Progress, loss, speed, kernels, gates, memory and phase; what is unknown is left out."""
     figures = report.figures
     record = figures.record or _with_loss(report.last_beat)
     rows = [progress_row(report, encoding)]
@@ -271,13 +264,7 @@ def sparkline(values: Sequence[float], width: int = 60, bars: str = _BARS) -> st
 
 
 def run_rows(report: RunReport, encoding: str, at_risk: str = "") -> list[ScreenLine]:
-    """A run in a few lines, the verdict first.
-
-    Args:
-        report: What the pod shows.
-        encoding: Of the terminal.
-        at_risk: What a lost pod would cost, in one sentence.
-    """
+    """A run in a few lines, the verdict first."""
     dropped = data_text(report.data)
     return [
         verdict_row(report.verdict),

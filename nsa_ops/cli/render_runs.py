@@ -261,11 +261,8 @@ def show_frames(
 ) -> None:
     """JSON lines with `--json`, a live view on a terminal, else a line for each new record.
 
-    Args:
-        session: Whose terminal it is.
-        frames: What is watched.
-        once: There is one frame: its summary and the newest records are drawn.
-        whole: The records of the past are wanted from the first one on.
+    `once`: there is one frame: its summary and the newest records are drawn.
+    `whole`: the records of the past are wanted from the first one on.
     """
     if session.options.json:
         for frame in frames:

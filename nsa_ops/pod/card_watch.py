@@ -42,14 +42,7 @@ MARK_NAME = "suspect.json"
 
 
 class PodMark(TolerantModel):
-    """Content of suspect.json.
-
-    Attributes:
-        run_id: Run that the cards have failed.
-        rule: Rule of the watchdog.
-        sentence: What it found.
-        at: Unix seconds by the pod's clock.
-    """
+    """Content of suspect.json."""
 
     schema_version: int = 1
     run_id: str
@@ -71,9 +64,7 @@ class NewXid(TolerantModel):
     """A driver error that came after the attempt began.
 
     Attributes:
-        code: Xid.
         bus: PCI address of the card.
-        count: How many came.
         text: The first of them, in the driver's words.
     """
 
@@ -87,11 +78,6 @@ class CardEvidence(TolerantModel):
     """Content of cards.json: what changed about the cards since the attempt began.
 
     Attributes:
-        attempt: Attempt that it is about.
-        at: Unix seconds of the look.
-        num_cards: Cards when the attempt began.
-        xids: Driver errors since then.
-        ecc: New uncorrected memory errors by card.
         lost: Cards that were there and are not, or answer that they are lost.
         problem: Why the cards could not be asked; empty if they could.
         kernel_log_problem: The same of the kernel log, which many containers may not read.

@@ -107,12 +107,8 @@ def write_missing_exit(
     the watchdog had to end because nothing moved gets the code of a hang; its reason names the
     signal.
 
-    Args:
-        run: Run directory.
-        manifest: Manifest of the attempt.
-        code: Exit code of the process, negative for a signal.
-        memory_kills: Processes that the kernel killed for memory while it ran.
-        by: Who writes; the watchdog does where the runner is gone and nobody knows the code.
+    `code`: exit code of the process, negative for a signal.
+    `by`: who writes; the watchdog does where the runner is gone and nobody knows the code.
     """
     written = read_exit(run)
     if written is not None and written.attempt == manifest.attempt:
@@ -170,12 +166,9 @@ def decide_restart(
 ) -> RestartDecision:
     """Restart only what was preempted, or what crashed after it had trained.
 
-    Args:
-        ended: How the attempt ended.
-        stop_asked: Who asked this attempt to stop and why; empty if nobody did.
-        steps_done: Steps that this attempt told of.
-        fruitless: Restarts in a row since the last new checkpoint; see `count_fruitless`.
-        budget: So many of them end it.
+    `stop_asked`: who asked this attempt to stop and why; empty if nobody did.
+    `fruitless`: restarts in a row since the last new checkpoint; see `count_fruitless`.
+    `budget`: so many of them end it.
     """
     if ended.code == TrainerExit.FINISHED:
         return RestartDecision(restart=False, why="the run has finished")

@@ -41,10 +41,6 @@ class HangReport(TolerantModel):
     """Content of hang_report.json.
 
     Attributes:
-        at: Unix seconds.
-        attempt: Attempt.
-        rule: Rule that found it.
-        sentence: What it said.
         still: The second dump reads like the first: nothing moved in between.
         groups: Newest stacks of all ranks, the smallest group first: it names the odd rank.
         note: Why there are no stacks; empty if there are.
@@ -137,11 +133,7 @@ class Enforcer:
     ) -> None:
         """Nothing is done yet.
 
-        Args:
-            run: Run directory.
-            manifest: Manifest of the attempt.
-            trainer: The recorded trainer.
-            keep_alive: Called while waiting, so that the watchdog shows that it lives.
+        `keep_alive`: called while waiting, so that the watchdog shows that it lives.
         """
         self._run = run
         self._manifest = manifest

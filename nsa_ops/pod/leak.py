@@ -67,9 +67,7 @@ def report_file(run: RunDir, attempt: int) -> Path:
 def read_causality(file: Path, *, is_probing: bool | None = None) -> Causality:
     """What a report says; one that is not whole is still being made, or will never be.
 
-    Args:
-        file: The report.
-        is_probing: Whether the probe still runs; None judges by the age of the file.
+    `is_probing`: whether the probe still runs; None judges by the age of the file.
     """
     try:
         report = read_model(Report, file)

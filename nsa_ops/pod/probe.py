@@ -169,10 +169,7 @@ def _read_data(run: RunDir) -> DataAccount | None:
 def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunReport:
     """Everything about one run.
 
-    Args:
-        run: Run directory.
-        offsets: Where to go on in heartbeats and events; None leaves both out.
-        now_unix_s: The pod's clock.
+    `offsets`: where to go on in heartbeats and events; None leaves both out.
 
     Raises:
         ManifestError: If it has no usable manifest.

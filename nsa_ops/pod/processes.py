@@ -28,14 +28,8 @@ class RunProcesses(TolerantModel):
     """Content of process.json: who holds the run, for as long as runner.lock is held.
 
     Attributes:
-        run_id: Run.
-        attempt: Attempt these processes belong to.
-        attempt_id: Identity of that attempt; empty where it has none.
-        pod_id: Pod that the attempt was begun on.
         runner: The process that waits for the trainer.
         trainer: The trainer, which leads a session of its own; None until it is started.
-        module: Python module that runs as the trainer.
-        started_unix_s: When the runner began.
     """
 
     schema_version: int = 1
@@ -110,10 +104,6 @@ def take_lock(path: Path, *, wait_s: float = 0.0) -> int:
     """Take an exclusive lock on a file and return its descriptor; it holds until that is closed.
 
     A child that inherits the descriptor holds the lock too, for as long as it lives.
-
-    Args:
-        path: File, made if it is not there.
-        wait_s: How long to wait for a process that holds it.
 
     Raises:
         LockHeldError: If another process still holds it then.

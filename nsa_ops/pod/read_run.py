@@ -147,14 +147,7 @@ def read_machine_evidence(
     cards: CardEvidence | None,
     causality: Causality,
 ) -> MachineEvidence:
-    """Free disk, size of the largest whole checkpoint, memory in use; cards and causality as told.
-
-    Args:
-        run: Run directory.
-        checkpoints: What is under checkpoints/.
-        cards: What the cards show; None without any.
-        causality: What the probe of this attempt found.
-    """
+    """Free disk, size of the largest whole checkpoint, memory in use; cards and causality."""
     sizes = [fact.size_bytes for fact in checkpoints if fact.whole]
     return MachineEvidence(
         disk_free_bytes=read_disk_free(run.root),

@@ -45,13 +45,7 @@ Start = Callable[[RunDir, str], object]
 def start_part(
     part: Literal["runner", "watchdog"], run: RunDir, module: str
 ) -> "subprocess.Popen[bytes]":
-    """Start the runner or the watchdog of a run in a session of its own.
-
-    Args:
-        part: Which of the two.
-        run: Run directory.
-        module: Python module that trains.
-    """
+    """Start the runner or the watchdog of a run in a session of its own."""
     with run.watchdog_log.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", f"nsa_ops.pod.{part}", "--run-dir", str(run.root),
@@ -129,9 +123,6 @@ class RunnerRefusedError(RuntimeError):
 
 def claim(run: RunDir) -> tuple[int, RunManifest]:
     """Take the lock of the run and read what is to be run.
-
-    Returns:
-        The descriptor of the lock, which the trainer inherits, and the manifest.
 
     Raises:
         RunnerRefusedError: If a trainer of this run lives, or the attempt has already ended.
@@ -241,11 +232,7 @@ def forward_signals(
 
 
 def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
-    """Start the trainer of the current attempt, wait for it, and return its exit code.
-
-    Raises:
-        RunnerRefusedError: If it must not be started.
-    """
+    """Start the trainer of the current attempt, wait for it, and return its exit code."""
     lock, manifest = claim(run)
     for line in clear_obstacles(run):
         events.record(run, kind="unreadable", by="runner", attempt=manifest.attempt, message=line)

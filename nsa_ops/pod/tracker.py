@@ -36,8 +36,6 @@ class RunFacts:
 
     Attributes:
         total_steps: Steps of the whole schedule; None if unknown.
-        warmup_steps: Steps of the warm-up.
-        bytes_per_token: For bits per byte; None where the loss says nothing about text.
         fresh: The run began from random weights.
         uniform_nats: Loss of random weights, ln of the vocabulary; None if unknown.
         objective: `language` is a cross entropy over tokens; for anything else, such as a policy
@@ -70,9 +68,6 @@ class ProcessEvidence:
 
     Attributes:
         trainer_alive: The recorded trainer lives; None if none was recorded.
-        age_s: Seconds since it was started.
-        exit: How the attempt ended.
-        checkpoint_step: Newest checkpoint with a manifest; None without one.
         known_good_step: Newest one after which the trainer has seen enough clean steps.
     """
 
@@ -99,16 +94,12 @@ class Reference:
     """What is normal for this run, from its own first records.
 
     Attributes:
-        first_loss: Loss of the first record.
         tokens_per_s: Best 20-record median of the rate, or the median of the first five records if
             that is higher, so that a long slow time does not become what is normal; with fewer
             records, the median of all but the newest. What earlier attempts reached counts too.
         is_from_before: It was reached before the records that are known, as by an earlier attempt.
         gpu_memory_mib: Memory in use after the first records.
-        host_memory_mib: The same of the host.
         best_loss: Lowest median of up to `LEVEL_RECORDS` losses; None before there are 20.
-        best_step: Where that was.
-        had_learning_rate: Some record had a learning rate above 0.
     """
 
     first_loss: float | None = None
@@ -134,15 +125,10 @@ class HealthEvidence:
     """What is known of one attempt at one moment; the rules know nothing else.
 
     Attributes:
-        facts: From the configuration.
-        process: From the process table.
-        machine: From the pod.
-        last: Newest heartbeat; None before the first.
         alive_age_s: Seconds since `alive_seq` moved.
         still_s: Seconds since `progress_seq` moved or the phase changed.
         phase_durations_s: How long the last finished phase of each kind took.
         records: Newest progress lines and skipped steps, oldest first.
-        reference: What is normal here.
         validations: Newest validation losses, oldest first.
     """
 
@@ -163,7 +149,6 @@ class Tracker:
     """Follows the heartbeats of one attempt; a newer attempt begins it anew.
 
     Attributes:
-        facts: From the configuration.
         attempt: The attempt that is followed; beats of earlier ones tell of their rate only.
         earlier_rate: Best median rate of the run before what is fed, in tokens/s; None if unknown.
     """
@@ -192,9 +177,7 @@ class Tracker:
     def feed(self, beats: Iterable[Heartbeat], at_s: float | None = None) -> None:
         """Take in beats, oldest first.
 
-        Args:
-            beats: New beats of one rank.
-            at_s: When they were seen by the watcher's clock; None takes each beat's own time.
+        `at_s`: when they were seen by the watcher's clock; None takes each beat's own time.
         """
         for beat in beats:
             if beat.attempt == self.attempt:

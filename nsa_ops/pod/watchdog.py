@@ -69,11 +69,7 @@ class Watchdog:
     def __init__(
         self, run: RunDir, module: str = TRAINER_MODULE, checks: str = CHECKS_MODULE
     ) -> None:
-        """Read what is watched.
-
-        Raises:
-            ManifestError: If it is no run directory.
-        """
+        """Read what is watched."""
         self._run = run
         self._module = module
         self._checks = checks

@@ -151,12 +151,9 @@ def place_label(
 ) -> LabelPlace:
     """The first free place along a rule, from the right: above it, then below it.
 
-    Args:
-        label: The text.
-        rule_y: Height of the rule.
-        plot: Area that the label must not leave.
-        lines: Unbroken lines of the plot, each in order of x.
-        taken: Other labels and rules.
+    `plot`: area that the label must not leave.
+    `lines`: unbroken lines of the plot, each in order of x.
+    `taken`: other labels and rules.
 
     Returns:
         Where it stands; at the right above the rule if no place is free.

@@ -25,12 +25,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-a
 
 
 def render_page(record: RecordedRun, *, written_unix_s: float) -> str:
-    """The whole page as text.
-
-    Args:
-        record: What the run directory holds.
-        written_unix_s: When the report is written, for its last line.
-    """
+    """The whole page as text."""
     style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     body = [
         _header(record),

@@ -25,9 +25,6 @@ class RepeatedLosses:
     """Losses of the same steps in two attempts.
 
     Attributes:
-        first_step: First step that both recorded.
-        last_step: Last one.
-        num_compared: Steps compared.
         num_different: Steps whose losses differ in any digit.
         difference: The first of them in one line; empty if there is none.
     """
@@ -46,12 +43,7 @@ class RepeatedLosses:
 
 @dataclass(frozen=True)
 class ProvenResume:
-    """A resume whose repeated steps came out the same.
-
-    Attributes:
-        resumed: The resume.
-        replay: The steps that were done twice.
-    """
+    """A resume whose repeated steps came out the same."""
 
     resumed: Resumed
     replay: RepeatedLosses
@@ -65,11 +57,7 @@ def last_step_of(report: RunReport) -> int:
 
 
 def choose_replay(found: FoundRun) -> str:
-    """Folder of the newest checkpoint that leaves recorded steps to be done again.
-
-    Raises:
-        NotFoundError: If no recorded step lies after any of them.
-    """
+    """Folder of the newest checkpoint that leaves recorded steps to be done again."""
     report = found.report
     recorded = last_recorded(_read_training_csv(found), last_step_of(report))
     older = [one for one in report.checkpoints if one.step < recorded and one.whole]
@@ -126,11 +114,7 @@ def compare_losses(
 ) -> RepeatedLosses:
     """Compare the losses that an attempt repeated with those recorded before it; pure.
 
-    Args:
-        before_csv: Rows of training.csv that the new attempt put aside.
-        again_csv: training.csv now.
-        from_step: Step of the checkpoint it went on from.
-        to_step: Last step of the attempt before it.
+    `before_csv`: rows of training.csv that the new attempt put aside.
     """
     before, again = _read_losses(before_csv), _read_losses(again_csv)
     both = sorted(before.keys() & again.keys())
@@ -159,10 +143,7 @@ def _read_losses(training_csv: str) -> dict[int, str]:
 def await_replay(operator: Operator, planned: ResumePlan, resumed: Resumed) -> ProvenResume:
     """Wait until a resumed run has passed its old last step, then compare; the run goes on.
 
-    Args:
-        operator: Who asks.
-        planned: A resume from the checkpoint that `choose_replay` names.
-        resumed: The same, done.
+    `planned`: A resume from the checkpoint that `choose_replay` names.
 
     Raises:
         VerificationError: If a loss differs, or no step was recorded twice.

@@ -29,8 +29,6 @@ class LoggedStep:
     """One logged step: the numbers that its line held, by column name.
 
     Attributes:
-        attempt: RecordedAttempt that logged it.
-        step: Optimizer step.
         values: Every other column that is a number; NaN and infinity are kept as they are.
     """
 
@@ -184,18 +182,11 @@ class RecordedRun:
     """What a run directory holds.
 
     Attributes:
-        run: The directory.
         attempts: All attempts, the current one last.
-        training: training.csv, attempts joined.
-        validation: val.csv, likewise.
         beats: Heartbeats of rank 0 that carry progress.
         last_beat: Its newest heartbeat of any kind.
-        events: events.jsonl.
         goodput_s: Seconds in each bucket of wall time.
-        environment: env.json.
-        metrics: metrics.json.
         checkpoints: Checkpoints with a manifest, newest first, hashed again.
-        samples: Generated text.
         data: What was dropped of the data, and why; None where the run kept no account.
         missing: What the directory lacks or what cannot be read, one line each.
     """

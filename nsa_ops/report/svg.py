@@ -34,7 +34,6 @@ class Series:
     """One line of a chart.
 
     Attributes:
-        label: Name in the legend and in readings.
         points: (x, y) in order of x; a NaN breaks the line and is marked.
         css: Class that colours it: `s1` to `s4`, or `faint` for raw data behind its trend.
         dots: Draw every point, for a few points that were measured rarely.
@@ -60,16 +59,10 @@ class Chart:
     """What a line chart shows; `draw_chart` makes it SVG.
 
     Attributes:
-        title: What is measured.
         unit: Unit of the vertical axis, in words.
         series: Lines, the first one at the back.
-        x_label: Name of the horizontal axis.
-        thresholds: Horizontal rules.
         moments: Vertical rules, such as the step where an attempt began.
-        y_low: Lowest value the axis must hold, often 0.
-        y_high: Highest value the axis must hold.
         stacked: Fill the series on top of one another; they share their x values.
-        format_y: Text of a value.
     """
 
     title: str

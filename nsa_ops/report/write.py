@@ -19,15 +19,7 @@ from nsa_ops.runs.choose import choose_record, link_of
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """What was written.
-
-    Attributes:
-        run_id: Run.
-        page: The HTML page.
-        markdown: Its twin.
-        outcome: The outcome in one sentence.
-        missing: What the run directory lacked.
-    """
+    """What was written."""
 
     run_id: str
     page: Path
@@ -39,10 +31,7 @@ class WrittenReport:
 def write_report(folder: Path, *, out: Path, now_unix_s: float) -> WrittenReport:
     """Write the report of a run directory.
 
-    Args:
-        folder: Run directory, on a local pod or in a backup.
-        out: HTML file, or a folder that receives `report-<run id>.html`.
-        now_unix_s: Time for the page's last line.
+    `out`: HTML file, or a folder that receives `report-<run id>.html`.
 
     Raises:
         NotFoundError: If the folder is no run directory, or the folder of `out` is not there.

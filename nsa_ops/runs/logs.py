@@ -16,12 +16,7 @@ INTERVAL_S = 1.0
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a log.
-
-    Attributes:
-        content: Unchanged bytes.
-        offset: Where they begin.
-    """
+    """A part of a log."""
 
     content: bytes
     offset: int
@@ -43,13 +38,8 @@ def read_log(
 ) -> Iterator[Chunk]:
     """The log from an offset on; following it ends when the run has ended and all is read.
 
-    Args:
-        operator: Who reads.
-        run_id: Run; None where only one fits.
-        offset: First byte; a negative one counts from the end.
-        follow: Go on as it grows.
-        name: File in the run directory.
-        pod: Pod to read it on; None for the one that the registry names.
+    `offset`: first byte; a negative one counts from the end.
+    `pod`: pod to read it on; None for the one that the registry names.
 
     Raises:
         NotFoundError: If there is no such run.

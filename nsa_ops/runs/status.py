@@ -31,7 +31,6 @@ class RunStatusLine:
     """A run as `run ls` and `status` show it.
 
     Attributes:
-        record: What this laptop knows.
         report: What its pod shows; None if the pod could not be asked.
         problem: Why there is no report.
         at_risk: What would be lost with the pod; None if unknown.
@@ -132,10 +131,7 @@ def halt_verdict(run: RunStatusLine) -> HaltVerdictError | None:
 def list_events(operator: Operator, run_id: str | None, *, whole: bool = False) -> list[Event]:
     """What happened to a run, oldest first: the newest part of it, or all.
 
-    Args:
-        operator: Who asks; is told where something lies before.
-        run_id: Run; None where only one fits.
-        whole: Read the whole file, a round trip for every 8 MiB.
+    `whole`: read the whole file, a round trip for every 8 MiB.
 
     Raises:
         NotFoundError: If there is no such run.

@@ -24,9 +24,7 @@ class Frame:
     """One look at a run.
 
     Attributes:
-        report: What the pod showed.
         beats: Heartbeats since the last frame; the first frame has the newest ones of the past.
-        events: Events since the last frame.
         progress: The newest records that carry a loss, for curves.
         at_risk: What would be lost with the pod; None if unknown.
     """
@@ -50,11 +48,7 @@ def watch(
 
     A pod that does not answer is told and asked again; it changes nothing about the run.
 
-    Args:
-        operator: Who watches.
-        run_id: Run; None where only one is alive.
-        once: One frame only.
-        from_start: Begin with the first heartbeat instead of the newest ones.
+    `from_start`: begin with the first heartbeat instead of the newest ones.
 
     Raises:
         NotFoundError: If there is no such run.

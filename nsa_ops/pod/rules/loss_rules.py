@@ -45,11 +45,9 @@ _HUNDRED = 100
 def fault_of(record: Heartbeat, *, skipped: bool = False, zero_is_fault: bool = True) -> str | None:
     """What is wrong with the loss or gradient of a record; None if it is sound.
 
-    Args:
-        record: Progress line, or a step that the trainer skipped.
-        skipped: A loss scaler skipped a step since the record before: then a missing loss or an
-            infinite gradient is how it works.
-        zero_is_fault: A loss of exactly 0 is wrong, as it is for a language model.
+    `skipped`: A loss scaler skipped a step since the record before: then a missing loss or an
+    infinite gradient is how it works.
+    `zero_is_fault`: A loss of exactly 0 is wrong, as it is for a language model.
     """
     if record.loss is None and record.finite is False:
         return "loss missing or not finite"

@@ -16,8 +16,6 @@ class Finding(TolerantModel):
     Attributes:
         rule: Stable id of the rule, such as `loss_nonfinite`.
         level: `warn` tells, `halt` stops the run.
-        sentence: What was found and what to do, for people.
-        facts: The numbers behind it.
         stage: How bad it is within its level, from 0; a worse one is told again.
         subject: What it is about, where a rule can speak of several things, each told by itself.
     """
@@ -31,15 +29,7 @@ class Finding(TolerantModel):
 
 
 class Verdict(TolerantModel):
-    """The worst finding, and all others behind it.
-
-    Attributes:
-        level: `healthy` if no rule found anything.
-        rule: Rule of the worst finding; empty when healthy.
-        sentence: Its sentence.
-        facts: Its facts.
-        findings: All findings, the worst first.
-    """
+    """The worst finding, and all others behind it."""
 
     level: Level
     rule: str = ""
@@ -90,9 +80,7 @@ class Telling:
     def take(self, findings: Sequence[Finding], at_s: float) -> list[Finding]:
         """Those that are to be told after one look, sums in their sentences.
 
-        Args:
-            findings: Everything that this look has found.
-            at_s: When that was, on a clock that only moves forward.
+        `at_s`: when that was, on a clock that only moves forward.
         """
         for rule in self._rules.values():
             rule.num_looks += 1
