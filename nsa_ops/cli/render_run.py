@@ -33,7 +33,7 @@ _ASCII_BARS = "_.-:=+*#"
 
 @dataclass(frozen=True)
 class ScreenLine:
-    """One line of a screen: its name, what it says, and the colour that stresses it."""
+    """One line of a screen: its name, its text, and the colour that stresses it."""
 
     label: str
     value: str
@@ -41,7 +41,7 @@ class ScreenLine:
 
     @property
     def text(self) -> str:
-        """The line without colour, which says the same."""
+        """The line without colour, which carries the same meaning."""
         return f"{self.label:<{_LABEL_WIDTH}} {self.value}" if self.label else self.value
 
 
@@ -63,7 +63,7 @@ def styled(row: ScreenLine) -> Text:
 
 
 def verdict_row(verdict: Verdict, *, is_alone: bool = True) -> ScreenLine:
-    """The word of the rules, which comes first on every screen.
+    """The verdict of the rules, which comes first on every screen.
 
     `is_alone`: the other findings are not shown below it, so they are counted.
     """
@@ -75,7 +75,7 @@ def verdict_row(verdict: Verdict, *, is_alone: bool = True) -> ScreenLine:
 
 
 def verdict_rows(verdict: Verdict) -> list[ScreenLine]:
-    """The word of the rules, and every other finding below it."""
+    """The verdict of the rules, and every other finding below it."""
     others = [
         ScreenLine("also", f"{one.level} {one.rule}: {one.sentence}", _STYLES[one.level])
         for one in verdict.findings[1:]
@@ -181,7 +181,7 @@ def _gate_rows(record: Heartbeat) -> list[ScreenLine]:
 
 
 def _memory_rows(record: Heartbeat) -> list[ScreenLine]:
-    """Memory in use, and what the card does, as far as the machine can tell."""
+    """Memory in use, and what the card does, as far as the machine shows it."""
     memory = (
         ("peak {:,} MiB", record.gpu_mem_peak),
         ("reserved {:,} MiB", record.gpu_mem_reserved),
@@ -194,15 +194,15 @@ def _memory_rows(record: Heartbeat) -> list[ScreenLine]:
         ("throttled: {}", record.throttle),
     )
     rows = (("memory", memory), ("card", card))
-    told = [
+    known_rows = [
         (label, [text.format(value) for text, value in known if value is not None])
         for label, known in rows
     ]
-    return [ScreenLine(label, ", ".join(parts)) for label, parts in told if parts]
+    return [ScreenLine(label, ", ".join(parts)) for label, parts in known_rows if parts]
 
 
 def _phase_row(use: PhaseUse) -> ScreenLine:
-    """The phase, and how much of the time it may stand still it has used."""
+    """The phase, and how much of the time that it may take without progress it has used."""
     limit_s = use.limit_s if use.limit_s is not None else use.warn_s
     share = use.still_s / limit_s if limit_s > 0 else 1.0
     ends = "halts" if use.limit_s is not None else "warns"

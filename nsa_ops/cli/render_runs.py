@@ -39,7 +39,7 @@ from nsa_ops.runs.status import RunStatusLine, current_step
 from nsa_ops.runs.tunnel import Tunnel
 from nsa_ops.runs.watch import Frame
 
-#: Off a terminal a run without news is still told about every 10 s.
+#: Off a terminal the state of a run without news is reported every 10 s.
 _SILENT_FRAMES = 5
 #: Of the past so many records and events are shown.
 _NEWEST = 10
@@ -73,8 +73,8 @@ def draw_adopted(console: Console, adopted: Adopted) -> None:
 
 def draw_halted(console: Console, halted: Halted) -> None:
     """A run that does not run, and what it left."""
-    told = f" after {' and '.join(halted.signals)}" if halted.signals else ""
-    line(console, f"{halted.run_id} is {halted.state}{told}: {halted.why}")
+    after = f" after {' and '.join(halted.signals)}" if halted.signals else ""
+    line(console, f"{halted.run_id} is {halted.state}{after}: {halted.why}")
     for damage in halted.damaged:
         line(console, f"not whole: {damage}")
     checkpoint = halted.checkpoint
@@ -84,11 +84,11 @@ def draw_halted(console: Console, halted: Halted) -> None:
     behind = f", {count_of(halted.lost_steps, 'step')} behind" if halted.lost_steps else ""
     line(console, f"verified checkpoint: step {checkpoint.step}{behind}, {checkpoint.path}")
     if halted.state != "finished":
-        line(console, f"go on with `nsa-ops resume {halted.run_id}`")
+        line(console, f"continue with `nsa-ops resume {halted.run_id}`")
 
 
 def draw_resumed(console: Console, resumed: Resumed) -> None:
-    """A run that goes on."""
+    """A run that continues."""
     after = f"first heartbeat after {resumed.first_beat_after_s:.0f} s"
     where = f"from step {resumed.from_step}" if resumed.checkpoint else "from the first step"
     moved = f" on pod {resumed.pod}, not on {resumed.moved_from}" if resumed.moved_from else ""
@@ -167,7 +167,7 @@ def draw_run(console: Console, run: RunStatusLine) -> None:
 
 
 def draw_health(console: Console, run: RunStatusLine) -> None:
-    """The rules' word on a run: the verdict, every finding, the figures, and who watches."""
+    """What the rules find on a run: the verdict, every finding, the figures, and who watches."""
     report = run.report
     if report is None:
         line(console, f"{run.record.run_id}: {run.problem}")
@@ -197,8 +197,8 @@ def draw_log_health(console: Console, log: LogHealth) -> None:
         if count > 1:
             last = log.replay.last_steps[rule]
             records = count_of(log.replay.num_records, "record")
-            told = f"{count} of {records}, the last at step {last}"
-            line(console, f"{rule} in all: on {told}")
+            seen = f"{count} of {records}, the last at step {last}"
+            line(console, f"{rule} in all: on {seen}")
     if log.replay.ending:
         line(console, log.replay.ending)
     if log.num_unread:

@@ -172,7 +172,7 @@ def send_signal(asked: SignalAction) -> Reply:
         return _refuse_ended(run, asked.action, attempt) or Reply(
             action=asked.action, code=ReplyCode.NOT_FOUND, outcome="not_found", attempt=attempt,
             message=f"no trainer of {run.run_id} attempt {attempt} runs here",
-            hint="`nsa-ops status` says what became of it",
+            hint="See `nsa-ops status` for what became of it",
         )  # fmt: skip
     unrecorded = _record(
         run, kind="signal", by=asked.by, attempt=attempt,

@@ -88,7 +88,7 @@ def _compare_with_existing(run: RunDir, asked: PrepareRunAction) -> Reply:
             action=asked.action, code=ReplyCode.CONFLICT, outcome="conflict",
             message=f"run {run.run_id} exists with another {', '.join(different)}"
             f"{_differing_keys(launched, asked.manifest)}",
-            hint="Choose another run id, or go on with that run: `nsa-ops resume`",
+            hint="Choose another run id, or continue that run: `nsa-ops resume`",
             attempt=current.attempt, manifest=current,
         )  # fmt: skip
     return Reply(

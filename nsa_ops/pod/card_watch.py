@@ -1,7 +1,7 @@
 """What the cards of a running attempt show: asked now and then, each tool with its deadline.
 
-A tool that hangs is neither waited for nor asked a second time while it hangs: a process that
-stands in the driver takes no signal.
+A tool that hangs is neither waited for nor started a second time while it hangs: a process that is
+blocked in the driver ignores signals.
 """
 
 import os
@@ -26,7 +26,7 @@ from nsa_ops.gpu.read.smi_csv import parse_csv
 from nsa_ops.pod.rules.verdict import Verdict
 
 TOOL_S = 10.0
-#: Rules that say that a card, and with it the pod, is not to be trusted.
+#: Rules after which a card, and with it the pod, is not to be trusted.
 FATAL_RULES = frozenset({"card_lost", "card_ecc", "card_xid"})
 _POLL_S = 0.05
 _MAX_BYTES = 4 * 2**20
@@ -65,7 +65,7 @@ class NewXid(TolerantModel):
 
     Attributes:
         bus: PCI address of the card.
-        text: The first of them, in the driver's words.
+        text: The first of them, as the driver wrote it.
     """
 
     code: int
@@ -176,7 +176,7 @@ class _Tool:
 
 
 class CardWatch:
-    """Looks at the cards of one attempt; the first look is what later ones are held against."""
+    """Looks at the cards of one attempt; the first look is what later ones are compared with."""
 
     def __init__(self, run: RunDir, attempt: int, *, every_s: float) -> None:
         self._run = run

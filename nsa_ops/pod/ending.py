@@ -25,7 +25,7 @@ _MEMORY_EVENTS = (
     Path("/sys/fs/cgroup/memory.events"),
     Path("/sys/fs/cgroup/memory/memory.oom_control"),
 )
-#: Stands for the code of a trainer whose runner was gone too: nobody could wait for it.
+#: Code of a trainer whose runner was gone too, so that no process could read the real one.
 UNKNOWN_CODE = 1
 _STOP_SIGNALS = {"TERM", "KILL", "INT"}
 #: Kinds of events that `asked_to_stop` judges.
@@ -47,9 +47,9 @@ def count_memory_kills(files: tuple[Path, ...] = _MEMORY_EVENTS) -> int:
 
 
 def asked_to_stop(events: list[Event], attempt: int) -> Event | None:
-    """The first event of this attempt by which somebody asked it to stop; None if nobody did.
+    """The first event of this attempt that asked it to stop; None if there is none.
 
-    A TERM that the runner only handed on is a pod going down, not a wish.
+    A TERM that the runner only forwarded means that the pod goes down; it is no request to stop.
     """
     for event in events:
         if event.attempt != attempt:
@@ -65,7 +65,7 @@ def asked_to_stop(events: list[Event], attempt: int) -> Event | None:
 
 
 def last_step(run: RunDir, attempt: int) -> int:
-    """The highest step that a heartbeat of this attempt told, 0 without one."""
+    """The highest step in the heartbeats of this attempt; 0 without one."""
     beats = read_last_records(run.heartbeat(), Heartbeat).records
     return max((beat.step for beat in beats if beat.attempt == attempt), default=0)
 
@@ -75,7 +75,7 @@ def explain_code(code: int, *, asked: Event | None, memory_kills: int) -> str:
     if code == 0:
         return "ended with code 0 and without an exit record"
     if code > 0:
-        return f"ended with code {code} and without an exit record; training.log has its last words"
+        return f"ended with code {code} and without an exit record; see the end of training.log"
     name = signal.Signals(-code).name
     if memory_kills > 0:
         return f"killed by {name}: the pod's memory limit was reached (the kernel counted it)"
@@ -108,7 +108,7 @@ def write_missing_exit(
     signal.
 
     `code`: exit code of the process, negative for a signal.
-    `by`: who writes; the watchdog does where the runner is gone and nobody knows the code.
+    `by`: who writes; the watchdog where the runner is gone and the exit code is unknown.
     """
     written = read_exit(run)
     if written is not None and written.attempt == manifest.attempt:
@@ -129,7 +129,7 @@ def missing_exit(
     """The record that `write_missing_exit` writes for a trainer that left none."""
     checkpoints = list_checkpoints(run)
     asked = asked_to_stop(find_events(run, *STOP_KINDS), manifest.attempt)
-    reason = "the trainer and its runner are gone; nobody saw the exit code"
+    reason = "the trainer and its runner are gone; the exit code is unknown"
     if by == "runner":
         reason = explain_code(code, asked=asked, memory_kills=memory_kills)
     return ExitRecord(
@@ -161,14 +161,14 @@ def decide_restart(
     *,
     stop_asked: str,
     steps_done: int,
-    fruitless: int,
+    without_progress: int,
     budget: int,
 ) -> RestartDecision:
     """Restart only what was preempted, or what crashed after it had trained.
 
-    `stop_asked`: who asked this attempt to stop and why; empty if nobody did.
-    `fruitless`: restarts in a row since the last new checkpoint; see `count_fruitless`.
-    `budget`: so many of them end it.
+    `stop_asked`: who asked this attempt to stop and why; empty without a request.
+    `without_progress`: what `count_without_progress` counts.
+    `budget`: most restarts without a new checkpoint.
     """
     if ended.code == TrainerExit.FINISHED:
         return RestartDecision(restart=False, why="the run has finished")
@@ -184,8 +184,8 @@ def decide_restart(
         return RestartDecision(
             restart=False, why=f"it crashed before its first step: {ended.reason}"
         )
-    if fruitless >= budget:
-        restarts = count_of(fruitless, "restart")
+    if without_progress >= budget:
+        restarts = count_of(without_progress, "restart")
         return RestartDecision(
             restart=False, why=f"{restarts} brought no new checkpoint (budget {budget})"
         )
@@ -193,7 +193,7 @@ def decide_restart(
     return RestartDecision(restart=True, why=f"it {what} at step {ended.step}: {ended.reason}")
 
 
-def count_fruitless(events: Sequence[Event], checkpoint_step: int | None) -> int:
+def count_without_progress(events: Sequence[Event], checkpoint_step: int | None) -> int:
     """Restarts by the watchdog in a row that began from the checkpoint that is still the newest."""
     count = 0
     for event in reversed(events):
@@ -207,7 +207,7 @@ def count_fruitless(events: Sequence[Event], checkpoint_step: int | None) -> int
 
 
 def read_stop(run: RunDir, manifest: RunManifest) -> str:
-    """Who asked the current attempt to stop and why; empty if nobody did."""
+    """Who asked the current attempt to stop and why; empty without a request."""
     event = asked_to_stop(find_events(run, *STOP_KINDS), manifest.attempt)
     if event is not None:
         return f"{event.by}: {event.message}"
@@ -221,7 +221,7 @@ def decide_after(run: RunDir, manifest: RunManifest, ended: ExitRecord) -> Resta
         ended,
         stop_asked=read_stop(run, manifest),
         steps_done=last_step(run, manifest.attempt),
-        fruitless=count_fruitless(
+        without_progress=count_without_progress(
             find_events(run, "resumed", RESTARTED), newest_whole(list_checkpoint_facts(run))
         ),
         budget=manifest.config.watchdog.restart_budget,
@@ -229,10 +229,10 @@ def decide_after(run: RunDir, manifest: RunManifest, ended: ExitRecord) -> Resta
 
 
 def foresee_restart(run: RunDir, manifest: RunManifest) -> str:
-    """Why the run comes back by itself, while no trainer of it runs; empty if it does not.
+    """Why the watchdog will restart the run, while no trainer of it runs; empty if it will not.
 
-    That is so from the end of an attempt until the living watchdog has begun the next one, and
-    from there until the runner has recorded itself.
+    This lasts from the end of an attempt until the watchdog has begun the next one, and
+    from then until the new runner has recorded itself.
     """
     watchdog = read_watchdog(run)
     if watchdog is None or not is_running(watchdog.identity):
@@ -252,7 +252,7 @@ def foresee_restart(run: RunDir, manifest: RunManifest) -> str:
 
 
 def _read_end(run: RunDir, manifest: RunManifest) -> ExitRecord | None:
-    """How the current attempt ended, or will be said to have ended; None if it has not."""
+    """How the current attempt ended, though its record may not be written yet; None if it has not."""
     ended = read_exit(run)
     if ended is not None and ended.attempt == manifest.attempt:
         return ended

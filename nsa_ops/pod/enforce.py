@@ -26,7 +26,7 @@ from nsa_ops.pod.rules.verdict import Finding, Verdict
 _DUMP_WAIT_S = 2.0
 _POLL_S = 0.05
 _MOST_CHARACTERS = 200_000
-#: Addresses and thread numbers differ between ranks that stand at the same place.
+#: Addresses and thread numbers differ between ranks that are at the same place.
 _NOISE = re.compile(r"0x[0-9a-f]+")
 
 
@@ -182,8 +182,8 @@ class Enforcer:
 
     def _has_ended(self) -> bool:
         ended = read_exit(self._run)
-        told = ended is not None and ended.attempt == self._manifest.attempt
-        return told or not is_alive(self._trainer)
+        recorded = ended is not None and ended.attempt == self._manifest.attempt
+        return recorded or not is_alive(self._trainer)
 
     def _is_acknowledged(self) -> bool:
         beats = read_last_records(self._run.heartbeat(), Heartbeat).records

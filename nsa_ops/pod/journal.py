@@ -1,4 +1,4 @@
-"""What a watchdog says: events, its log, and watchdog.json, which shows that it lives."""
+"""What a watchdog writes: events, its log, and watchdog.json, which shows that it lives."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from nsa_ops.pod.messages import Doing, WatchdogRecord
 from nsa_ops.pod.rules.verdict import Verdict
 
 _SAME_AGAIN_S = 1.0
-#: Kind of the event by which a watchdog says that a signal ends it.
+#: Kind of the event that a watchdog records when a signal ends it.
 WATCHDOG_ENDED = "watchdog_ended"
 
 
@@ -35,7 +35,7 @@ class Journal:
         self._shown_at = 0.0
 
     def note(self, attempt: int, kind: str, message: str, **facts: object) -> None:
-        """Record an event and say it."""
+        """Record an event and print it."""
         with suppress(OSError):  # the disk may be full
             events.record(
                 self._run, kind=kind, by="watchdog", attempt=attempt, message=message,

@@ -15,10 +15,10 @@ from nsa_core.rundir.report import Report
 CHECKS_MODULE = "nsa_core.checks"
 #: The quick probes take seconds on a card and minutes on a busy processor.
 PROBE_S = 900.0
-#: Rules whose word is a suspicion that this probe can settle.
+#: Rules that raise a suspicion which this probe can settle.
 SUSPICIONS = frozenset({"loss_too_good", "loss_fall"})
 
-#: `broken`: an output moved though only the future was changed; `unknown`: the probe gave no word.
+#: `broken`: an output moved though only the future was changed; `unknown`: there is no result.
 Causality = Literal["not probed", "probing", "holds", "broken", "unknown"]
 
 
@@ -65,7 +65,7 @@ def report_file(run: RunDir, attempt: int) -> Path:
 
 
 def read_causality(file: Path, *, is_probing: bool | None = None) -> Causality:
-    """What a report says; one that is not whole is still being made, or will never be.
+    """What a report shows; an incomplete one is still being written, or was left so by a kill.
 
     `is_probing`: whether the probe still runs; None judges by the age of the file.
     """

@@ -232,12 +232,12 @@ class RunReport(RunEvidence):
         verdict: What the rules say now.
         watchdog: What the watchdog wrote last.
         beats: Heartbeats since the offset, of all attempts.
-        beats_offset: Where the next probe goes on.
+        beats_offset: Where the next probe continues.
         beats_more: There was more than one probe may carry.
         beats_torn: Lines that did not parse.
         events: Events since the offset.
         events_begin: Byte at which they begin in the file; 0 if nothing lies before them.
-        events_offset: Where the next probe goes on.
+        events_offset: Where the next probe continues.
         events_more: There was more.
         log_bytes: Size of training.log.
         checkpoints: Folders under checkpoints/, newest step first.

@@ -157,7 +157,7 @@ def _read_anomaly(run: RunDir) -> str:
 
 
 def _read_data(run: RunDir) -> DataAccount | None:
-    """What was dropped of the data; an account that cannot be used is one that says so."""
+    """What was dropped of the data; one that cannot be used is replaced by one that says why."""
     try:
         account = read_account(run.data_account)
     except (OSError, ValueError) as error:
@@ -169,7 +169,7 @@ def _read_data(run: RunDir) -> DataAccount | None:
 def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunReport:
     """Everything about one run.
 
-    `offsets`: where to go on in heartbeats and events; None leaves both out.
+    `offsets`: where to continue in heartbeats and events; None leaves both out.
 
     Raises:
         ManifestError: If it has no usable manifest.

@@ -33,11 +33,13 @@ def list_checkpoint_facts(run: RunDir) -> list[CheckpointFact]:
     rejected = _read_rejected(run) if folders else {}
     manifest = _read_manifest(run) if folders else None
     facts = [_checkpoint_fact(folder, rejected.get(folder), manifest) for folder in folders]
-    return [fact for fact in facts if run.checkpoint(fact.step).is_dir()]  # retention goes on
+    return [
+        fact for fact in facts if run.checkpoint(fact.step).is_dir()
+    ]  # retention may remove one while we look
 
 
 def _read_rejected(run: RunDir) -> dict[Path, Event]:
-    """The last word of a trainer against each checkpoint that it passed over."""
+    """The newest event by which a trainer rejected each checkpoint."""
     return {
         Path(str(event.facts.get("path"))): event
         for event in find_events(run, "checkpoint_rejected")

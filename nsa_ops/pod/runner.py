@@ -60,7 +60,7 @@ def start_watchdog(run: RunDir, module: str) -> "subprocess.Popen[bytes]":
 
 
 class WatchdogKeeper:
-    """Looks after the watchdog of one attempt from a thread, until it is told to stop."""
+    """Looks after the watchdog of one attempt from a thread, until it is stopped."""
 
     def __init__(
         self, run: RunDir, attempt: int, module: str, start: Start = start_watchdog
@@ -78,7 +78,7 @@ class WatchdogKeeper:
         threading.Thread(target=self._keep, name="keep-watched", daemon=True).start()
 
     def stop(self) -> None:
-        """The attempt ends: nobody is started any more."""
+        """The attempt ends: start no more watchdogs."""
         self._is_over.set()
 
     def _keep(self) -> None:

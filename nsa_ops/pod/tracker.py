@@ -1,6 +1,6 @@
 """HealthEvidence: everything the rules judge, and the Tracker that gathers it beat by beat.
 
-The tracker never compares two clocks. Whoever feeds it says when it saw a beat: the watchdog by its
+The tracker never compares two clocks. Its caller says when it saw a beat: the watchdog by its
 own monotonic clock, a one-shot probe by the time stamps of the pod that wrote the beats.
 """
 
@@ -26,7 +26,7 @@ LEVEL_RECORDS = 50
 #: Records after which the run's own rate is known well enough to be a reference.
 _FIRST_RATES = 5
 
-#: Bytes of English text or code that one token stands for, about; None where nothing is known.
+#: Bytes of English text or code in one token, about; None where nothing is known.
 _BYTES_PER_TOKEN = {"byte": 1.0, "gpt2": 4.3, "bpe": 3.0}
 
 
@@ -149,7 +149,7 @@ class Tracker:
     """Follows the heartbeats of one attempt; a newer attempt begins it anew.
 
     Attributes:
-        attempt: The attempt that is followed; beats of earlier ones tell of their rate only.
+        attempt: The attempt that is followed; of earlier ones only the rate is taken.
         earlier_rate: Best median rate of the run before what is fed, in tokens/s; None if unknown.
     """
 
@@ -189,7 +189,7 @@ class Tracker:
 
     @property
     def best_rate(self) -> float | None:
-        """Best median rate of the run so far, in tokens/s; the next attempt is held against it."""
+        """Best median rate of the run so far, in tokens/s; the next attempt is compared with it."""
         known = [rate for rate in (self._best_rate, self.earlier_rate) if rate is not None]
         return max(known, default=None)
 
@@ -233,7 +233,7 @@ class Tracker:
     def evidence(
         self, now_s: float, process: ProcessEvidence, machine: MachineEvidence
     ) -> HealthEvidence:
-        """What is known now, by the same clock that `feed` was told."""
+        """What is known now, by the same clock as `feed`."""
         return HealthEvidence(
             facts=self.facts,
             process=process,
@@ -248,7 +248,7 @@ class Tracker:
         )
 
     def _reference(self) -> Reference:
-        # The newest rate is what is judged: it may not vouch for itself while there are few.
+        # The newest rate is what is judged: it must not be its own reference while there are few.
         few = list(self._rates)[:-1] or list(self._rates)
         own = self._best_rate or (median(few) if few else None)
         is_earlier = self.earlier_rate is not None and (own or 0.0) < self.earlier_rate
@@ -266,12 +266,12 @@ class Tracker:
 
 
 def is_record(beat: Heartbeat) -> bool:
-    """Whether a beat tells of training steps: progress, or a step that was skipped."""
+    """Whether a beat records training steps: progress, or a step that was skipped."""
     return beat.msg == "progress" or (beat.msg == "anomaly" and beat.finite is False)
 
 
 def is_new(beat: Heartbeat, last: Heartbeat) -> bool:
-    """Whether a record is not the last one said again."""
+    """Whether a record is not a repetition of the last one."""
     return (beat.progress_seq, beat.step, beat.msg) != (last.progress_seq, last.step, last.msg)
 
 

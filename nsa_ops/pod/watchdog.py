@@ -50,7 +50,7 @@ from nsa_ops.pod.read_run import (
     read_process_evidence,
 )
 from nsa_ops.pod.rules.rulebook import judge
-from nsa_ops.pod.rules.verdict import Telling, Verdict
+from nsa_ops.pod.rules.verdict import ReportedFindings, Verdict
 from nsa_ops.pod.runner import CONFLICT, NOT_A_RUN, TRAINER_MODULE, start_part
 from nsa_ops.pod.tracker import HealthEvidence, Tracker, facts_of
 
@@ -77,7 +77,7 @@ class Watchdog:
         self._verdict = Verdict(level="healthy", sentence="not judged yet")
         self._journal = Journal(run)
         self._noted_at: dict[tuple[str, str], float] = {}
-        self._telling = Telling()
+        self._reported = ReportedFindings()
         self._runner: subprocess.Popen[bytes] | None = None
         self._begun_at = time.monotonic()
         self._gave_up = False
@@ -101,9 +101,11 @@ class Watchdog:
             time.sleep(self._manifest.config.watchdog.interval_s)
 
     def end_by_signal(self, number: int, _frame: object) -> None:
-        """Say that a signal ends the watch, and end it: the run goes on, or ends, unwatched."""
+        """Record the signal that ends this watchdog, and end it; the run is now unwatched."""
         name = signal.Signals(number).name
-        self._note(WATCHDOG_ENDED, f"the watchdog got {name}: nobody watches the run", signal=name)
+        self._note(
+            WATCHDOG_ENDED, f"the watchdog got {name}: the run is no longer watched", signal=name
+        )
         sys.exit(128 + number)
 
     def _new_tracker(self, earlier_rate: float | None) -> Tracker:
@@ -150,7 +152,7 @@ class Watchdog:
             self._tracker = self._new_tracker(self._tracker.best_rate)
             self._cards = self._new_card_watch()
             self._causality = CausalityProbe(self._run, manifest, self._checks)
-            self._telling = Telling()
+            self._reported = ReportedFindings()
             self._noted_at.clear()
             self._gave_up = False
             self._leaving_since = None
@@ -215,7 +217,7 @@ class Watchdog:
         self._verdict = judge(self._evidence(record), self._manifest.config.watchdog)
         if {finding.rule for finding in self._verdict.findings} & SUSPICIONS and self._probe():
             self._verdict = judge(self._evidence(record), self._manifest.config.watchdog)
-        for finding in self._telling.take(self._verdict.findings, time.monotonic()):
+        for finding in self._reported.take(self._verdict.findings, time.monotonic()):
             kind = "anomaly" if finding.level == "halt" else "warning"
             self._note(kind, finding.sentence, rule=finding.rule, **finding.facts)
         self._show("watching", self._verdict.sentence)

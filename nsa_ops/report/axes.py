@@ -156,7 +156,7 @@ def place_label(
     `taken`: other labels and rules.
 
     Returns:
-        Where it stands; at the right above the rule if no place is free.
+        Where it goes: at the right above the rule if no place is free.
     """
     places = list(_places(len(label) * LETTER, rule_y, plot))
     for place in places:

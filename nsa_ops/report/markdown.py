@@ -9,7 +9,7 @@ from nsa_ops.report import summary
 from nsa_ops.report.record import RecordedRun
 from nsa_ops.report.timeline import events_for_table
 
-#: First words of every twin; what begins otherwise was not written by us and is not replaced.
+#: First words of every twin; a file that begins otherwise is not ours and is not replaced.
 OPENING = "# Training run "
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~])")

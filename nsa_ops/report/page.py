@@ -17,7 +17,7 @@ from nsa_ops.report.timeline import (
     look_of,
 )
 
-#: First words of every page; what begins otherwise was not written by us and is not replaced.
+#: First words of every page; a file that begins otherwise is not ours and is not replaced.
 DOCTYPE = "<!doctype html>"
 
 #: Even if text got through unescaped, the browser would run nothing and ask no one.
@@ -152,7 +152,7 @@ def _checkpoints(record: RecordedRun) -> str:
         return _section(
             "Checkpoints", '<p class="none">This directory holds no whole checkpoint.</p>'
         )
-    remark = "Every file was hashed again for this report and held against checkpoint.json."
+    remark = "Every file was hashed again for this report and compared with checkpoint.json."
     return _section(
         "Checkpoints", f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>', remark
     )

@@ -1,4 +1,4 @@
-"""Prove a resume: go on from an older checkpoint and compare the losses of the steps done twice."""
+"""Prove a resume: continue from an older checkpoint, compare the losses of the steps done twice."""
 
 import re
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ def last_recorded(training_csv: str, last_step: int) -> int:
 
 
 def find_replay(operator: Operator, run_id: str | None, *, path: str, sets: Sequence[str]) -> str:
-    """Folder of the checkpoint that a proof of this run goes on from.
+    """Folder of the checkpoint from which a proof of this run continues.
 
     Raises:
         ConfigurationError: If the operator chose a checkpoint or changed a value.

@@ -1,4 +1,4 @@
-"""RecordedRun: everything a report tells about a run, read from its directory and nothing else."""
+"""RecordedRun: everything a report shows of a run, read from its directory and nothing else."""
 
 import csv
 import math

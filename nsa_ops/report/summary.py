@@ -36,7 +36,7 @@ class Fact:
 
 
 def describe_outcome(record: RecordedRun) -> RunOutcome:
-    """The outcome in one sentence: how far it came, how it ended, what held-out text says."""
+    """The outcome in one sentence: how far it came, how it ended, what held-out text shows."""
     current = record.attempts[-1]
     word, tone, ended = _describe_end(current.exit)
     planned = f" of {record.manifest.config.schedule.steps:,}" if record.manifest else ""
@@ -73,7 +73,7 @@ def validation_points(record: RecordedRun) -> list[tuple[float, float]]:
 
 
 def describe_validation(record: RecordedRun) -> str:
-    """What validation says, in half a sentence; says so if it says nothing."""
+    """What validation shows, in half a sentence, also where there is none."""
     points = [point for point in validation_points(record) if math.isfinite(point[1])]
     if not points:
         return "no validation was recorded, so nothing is known about held-out text"
@@ -96,7 +96,7 @@ def describe_validation(record: RecordedRun) -> str:
 
 
 def headline(record: RecordedRun) -> list[Fact]:
-    """The five or six numbers that stand large at the top of the page."""
+    """The five or six large numbers at the top of the page."""
     points = [point for point in validation_points(record) if math.isfinite(point[1])]
     facts = []
     if points:
@@ -257,7 +257,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def machine_facts(record: RecordedRun) -> dict[str, str]:
-    """Everything that env.json and the manifest's pod facts tell, as dotted names."""
+    """Everything in env.json and the manifest's pod facts, as dotted names."""
     pod_facts = record.manifest.pod_facts if record.manifest else {}
     return {**flatten(pod_facts), **flatten(record.environment)}
 

@@ -173,7 +173,7 @@ def _moments(chart: Chart, frame: _Frame) -> list[str]:
 
 
 def _thresholds(chart: Chart, frame: _Frame) -> list[str]:
-    """Each rule with its label, which stands where no line, rule or other label is."""
+    """Each threshold with its label, placed where no line, threshold or other label is."""
     shown = [rule for rule in chart.thresholds if frame.y.low <= rule.at <= frame.y.high]
     plot = Box(LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM)
     lines = [piece for line in chart.series for piece in _unbroken(line.points, frame)]
@@ -272,22 +272,22 @@ def _reading(
     shown = [
         (line, value) for line, value in zip(chart.series, values, strict=True) if value is not None
     ]
-    told = [
+    readings = [
         f"{line.label} {chart.format_y(value - below)}"
         for (line, value), below in zip(shown, _floors(chart, shown), strict=True)
     ]
-    text = escape(f"{chart.x_label} {x:.0f}: " + ", ".join(told))
+    text = escape(f"{chart.x_label} {x:.0f}: " + ", ".join(readings))
     dots = "".join(_dot(frame, x, value, line.css) for line, value in shown if math.isfinite(value))
     return (
         f'<g class="reading"><rect x="{edge[0]:.1f}" y="{TOP}" width="{edge[1] - edge[0]:.1f}" '
         f'height="{HEIGHT - TOP - BOTTOM}"><title>{text}</title></rect><g>'
         f"{_line(at, TOP, at, HEIGHT - BOTTOM, 'cursor')}{dots}"
-        f'<text x="{WIDTH - RIGHT}" y="12" class="told end">{text}</text></g></g>'
+        f'<text x="{WIDTH - RIGHT}" y="12" class="shown end">{text}</text></g></g>'
     )
 
 
 def _floors(chart: Chart, shown: Sequence[tuple[Series, float]]) -> list[float]:
-    """What lies under each value of a stacked chart, so that a reading tells the share itself."""
+    """What lies under each value of a stacked chart, so that a reading shows the share itself."""
     if not chart.stacked:
         return [0.0] * len(shown)
     return [0.0, *(value for _, value in shown[:-1])]

@@ -58,7 +58,7 @@ def look_of(kind: str) -> tuple[Tone, str]:
 
 
 def attempt_spans(record: RecordedRun) -> list[Span]:
-    """When each attempt began and ended, as far as anything in the directory tells."""
+    """When each attempt began and ended, as far as the directory shows."""
     spans = []
     for attempt in record.attempts:
         times = _times_of(record, attempt)

@@ -35,7 +35,7 @@ def write_report(folder: Path, *, out: Path, now_unix_s: float) -> WrittenReport
 
     Raises:
         NotFoundError: If the folder is no run directory, or the folder of `out` is not there.
-        StateConflictError: If a file stands at `out` that is no report.
+        StateConflictError: If `out` is a file that is no report.
         LocalResourceError: If it cannot be written.
     """
     run = RunDir(folder)
@@ -75,7 +75,7 @@ def _page_path(out: Path, run: RunDir) -> Path:
 
 
 def _check_replaceable(path: Path, opening: str) -> None:
-    """Raise StateConflictError if a file stands there that does not begin as our reports do."""
+    """Raise StateConflictError if a file is there that does not begin as our reports do."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -88,7 +88,7 @@ def find_run_directory(operator: Operator, text: str | None) -> Path:
     """The directory that RUN or PATH means.
 
     A run on a pod that is this machine is read in place. Of any other the small files are pulled
-    into its backup first, and the report tells of the checkpoints that were pulled.
+    into its backup first, and the report shows the checkpoints that were pulled.
 
     Raises:
         NotFoundError: If it is no folder, no run of this laptop and no backup.

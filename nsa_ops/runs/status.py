@@ -19,7 +19,7 @@ from nsa_ops.store import Receipt, RunRecord
 
 #: The most of events.jsonl that is brought, 1.3 million events, and in one round trip.
 MAX_EVENTS_BYTES, _EVENTS_AT_ONCE = 256 * 2**20, 8 * 2**20
-#: How a pod's flag begins that says why there are no events; see `Records.problem`.
+#: Beginning of a pod's flag that explains why there are no events; see `Records.problem`.
 _UNREADABLE = "events.jsonl cannot be read"
 
 #: `status --exit-code`
@@ -120,7 +120,7 @@ def exit_code_of(report: RunReport) -> int:
 
 
 def halt_verdict(run: RunStatusLine) -> HaltVerdictError | None:
-    """The word of the rule that halts a run; None if none does."""
+    """The finding of the rule that halts a run, as an error; None without one."""
     if run.report is None or run.report.verdict.level != "halt":
         return None
     verdict = run.report.verdict
@@ -142,7 +142,7 @@ def list_events(operator: Operator, run_id: str | None, *, whole: bool = False) 
     report = found.report
     unreadable = [flag for flag in report.flags if flag.startswith(_UNREADABLE)]
     if unreadable:
-        message = f"The record of `{report.run_id}` says nothing: {unreadable[0]}"
+        message = f"No events of `{report.run_id}`: {unreadable[0]}"
         hint = "Look at it on the pod; the next attempt moves it aside and begins a new one"
         raise VerificationError(message, hint=hint)
     if report.events_begin == 0:

@@ -46,7 +46,7 @@ def watch(
 ) -> Iterator[Frame]:
     """Frames of a run, one round trip each, by byte offset: nothing lost, nothing repeated.
 
-    A pod that does not answer is told and asked again; it changes nothing about the run.
+    A pod that does not answer is reported and asked again; that changes nothing about the run.
 
     `from_start`: begin with the first heartbeat instead of the newest ones.
 

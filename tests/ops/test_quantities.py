@@ -85,7 +85,9 @@ def test_a_count_and_its_noun_agree() -> None:
 
 
 #: A number in a message: what a length, a count or a total is written as.
-_NUMBER = re.compile(r"\blen\(|\bnum_\w+$|\b(?:count|steps|lines|restarts|entries|fruitless)\b")
+_NUMBER = re.compile(
+    r"\blen\(|\bnum_\w+$|\b(?:count|steps|lines|restarts|entries|without_progress)\b"
+)
 #: The noun behind it, with at most one adjective.
 _NOUNS = re.compile(
     r" (?:[a-z]+ )?(?:steps|records|files|runs|pods|lines|checks|commands|checkpoints|documents|"

@@ -15,7 +15,7 @@ from nsa_ops.pod.tracker import MEDIAN_RECORDS, HealthEvidence
 _UNTRAINED_NATS = 5.0
 #: No scaler of a run that still learns goes lower.
 _LOWEST_SCALE = 1e-3
-#: Records whose median a sudden fall is judged by, and how little a level that stands still moves.
+#: Records whose median a sudden fall is judged by, and how little a level without progress moves.
 _FALL_RECORDS = 5
 _STILL_SHARE = 0.1
 #: Records of the gradient norm that its median is taken over.
@@ -65,7 +65,7 @@ def causality_broken(evidence: HealthEvidence, limits: WatchdogLimits) -> Findin
 
 
 def loss_fall(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
-    """A loss that falls faster than learning does, long after the start or after standing still."""
+    """A loss that falls faster than learning does, long after the start or after a plateau."""
     if evidence.facts.bytes_per_token is None or not evidence.records:
         return None
     fall = _late_fall(evidence.records, limits) or _sudden_fall(evidence.records, limits)

@@ -35,7 +35,7 @@ _EXPLODED_FACTOR = 20.0
 _USUAL_UNIFORM_NATS = 10.82
 #: A fresh run may still be finding its feet: 12.2 nats at step 2 came back (docs/watchdog.md, L07).
 _FIRST_STEPS = 100
-#: What a gradient norm over its median says about a jump.
+#: A gradient norm so many times its median supports a jump of the loss.
 _SUPPORT_FACTOR = 2.0
 #: Records that are looked at for one jump: patience, the median before it, and some room.
 _JUMP_RECORDS = 80
@@ -120,7 +120,7 @@ def _faults_in_row(records: Sequence[Heartbeat], faults: Sequence[str | None]) -
 
 
 def last_good_checkpoint(evidence: HealthEvidence) -> str:
-    """Where a stopped run can go on from, as the end of a sentence; nothing for a mere log."""
+    """Where a stopped run can continue from, as the end of a sentence; nothing for a mere log."""
     process = evidence.process
     if process.known_good_step is not None:
         return f"; the last known good checkpoint is step {process.known_good_step}"
@@ -130,15 +130,15 @@ def last_good_checkpoint(evidence: HealthEvidence) -> str:
 
 
 def loss_missing(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
-    """A loss that was there in the record before and is not in the newest, which tells the rest.
+    """A loss that the record before had and the newest lacks, though it has the other figures.
 
     Some trainers leave the field out when the loss is NaN and count no NaN at all.
     """
     if len(evidence.records) < 2 or evidence.facts.objective != "language":
         return None
     before, last = evidence.records[-2:]
-    told = any(value is not None for value in (last.grad_norm, last.loss_scale, last.lr))
-    vanished = last.loss is None and last.finite is not False and told
+    known = any(value is not None for value in (last.grad_norm, last.loss_scale, last.lr))
+    vanished = last.loss is None and last.finite is not False and known
     if not vanished or before.loss is None or scaler_skips([before, last])[-1] > 0:
         return None
     return Finding(
@@ -184,7 +184,7 @@ def loss_jump(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | Non
 
 
 def _is_far(usual: float, above: float, factor: float) -> bool:
-    """Whether a height stands for itself, with nothing to support it."""
+    """Whether a height counts by itself, without other evidence."""
     return above >= _FAR_NATS and usual + above >= factor * usual
 
 
@@ -210,21 +210,21 @@ def loss_climbing(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding |
 
 
 def loss_exploded(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
-    """A loss that no run which had learnt comes back from, whatever stands before it.
+    """A loss from which no run that had learnt comes back, whatever came before.
 
-    It needs no calm records before it, so it also speaks right after a resume.
+    It needs no calm records before it, so it also works right after a resume.
     """
-    told = [r for r in evidence.records if r.loss is not None and math.isfinite(r.loss)]
-    if len(told) < 2 or evidence.facts.objective != "language":
+    known = [r for r in evidence.records if r.loss is not None and math.isfinite(r.loss)]
+    if len(known) < 2 or evidence.facts.objective != "language":
         return None
     uniform = evidence.facts.uniform_nats or _USUAL_UNIFORM_NATS
     words = ""
-    if told[-1].step > max(evidence.facts.warmup_steps, _FIRST_STEPS):
-        words = _above_random(told, uniform)
-    words = words or _far_from_the_first(evidence, told)
+    if known[-1].step > max(evidence.facts.warmup_steps, _FIRST_STEPS):
+        words = _above_random(known, uniform)
+    words = words or _far_from_the_first(evidence, known)
     if not words:
         return None
-    last = told[-1]
+    last = known[-1]
     return Finding(
         rule="loss_exploded",
         level="halt",
@@ -234,12 +234,12 @@ def loss_exploded(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding |
     )
 
 
-def _above_random(told: Sequence[Heartbeat], uniform: float) -> str:
+def _above_random(known: Sequence[Heartbeat], uniform: float) -> str:
     """Why a loss above that of random weights is no spike; empty if it may be one.
 
-    A huge gradient with it says so at once, else the second record in a row does.
+    A huge gradient with it decides at once, else the second record in a row.
     """
-    before, last = told[-2:]
+    before, last = known[-2:]
     loss, earlier = last.loss or 0.0, before.loss or 0.0
     if loss <= uniform:
         return ""
@@ -247,17 +247,17 @@ def _above_random(told: Sequence[Heartbeat], uniform: float) -> str:
     if earlier <= _LEARNT_SHARE * uniform and before.grad_norm:
         factor = (last.grad_norm or 0.0) / before.grad_norm
         return f"{above}, and the gradient norm rose by {factor:.0f}" * (factor >= _EXPLODED_FACTOR)
-    lowest = min((r.loss for r in told[:-2] if r.loss is not None), default=uniform)
+    lowest = min((r.loss for r in known[:-2] if r.loss is not None), default=uniform)
     is_second = earlier > uniform and lowest <= _LEARNT_SHARE * uniform
     return f"the second in a row {above}" if is_second else ""
 
 
-def _far_from_the_first(evidence: HealthEvidence, told: Sequence[Heartbeat]) -> str:
+def _far_from_the_first(evidence: HealthEvidence, known: Sequence[Heartbeat]) -> str:
     """Two records at three times the only one before them; a median of more is `loss_jump`'s."""
     is_text = evidence.facts.bytes_per_token is not None or evidence.facts.uniform_nats is not None
-    if len(told) != _STEEP_RECORDS + 1 or not is_text:
+    if len(known) != _STEEP_RECORDS + 1 or not is_text:
         return ""
-    first, *rest = (record.loss or 0.0 for record in told)
+    first, *rest = (record.loss or 0.0 for record in known)
     is_far = all(_is_far(first, loss - first, _STEEP_FACTOR) for loss in rest)
     return f"the second in a row over {_STEEP_FACTOR:g} times the {first:.3f} before" * is_far
 
@@ -265,13 +265,13 @@ def _far_from_the_first(evidence: HealthEvidence, told: Sequence[Heartbeat]) -> 
 def _jumped_row(
     records: Sequence[Heartbeat], limits: WatchdogLimits
 ) -> tuple[list[Heartbeat], list[Heartbeat]]:
-    """The newest records in a row that jumped, and the calm ones that they are held against."""
-    told = [(r, r.loss) for r in records if r.loss is not None and math.isfinite(r.loss)]
-    if not told or told[-1][1] <= min(loss for _, loss in told) + limits.jump_nats:
+    """The newest records in a row that jumped, and the calm ones that they are compared with."""
+    known = [(r, r.loss) for r in records if r.loss is not None and math.isfinite(r.loss)]
+    if not known or known[-1][1] <= min(loss for _, loss in known) + limits.jump_nats:
         return [], []
     calm: list[Heartbeat] = []
     row: list[Heartbeat] = []
-    for record, loss in told:
+    for record, loss in known:
         if _is_jump(loss, [r.loss for r in calm if r.loss is not None], limits):
             row.append(record)
             continue

@@ -76,18 +76,18 @@ def _cause(record: Heartbeat) -> str:
             return f"waiting for data is {share:.0%} of a step: look at the loader and its disk"
     if record.throttle and record.throttle.lower() not in {"none", "0"}:
         return f"the clocks are held down ({record.throttle}): look at power and temperature"
-    told = record.data_s is not None or record.dt_fetch_s is not None
+    known = record.data_s is not None or record.dt_fetch_s is not None
     return (
         "the data loader is not the cause: look for another process on the card, and at the clocks"
-        if told
-        else "the records do not tell whether data, clocks or another process is the cause"
+        if known
+        else "the records do not show whether data, clocks or another process is the cause"
     )
 
 
 def data_slow(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
     """Batches that come late again and again, or one that came very late."""
-    told = [r for r in evidence.records if r.dt_fetch_s is not None or r.fetch_p95_ms is not None]
-    newest = told[-_CONSISTENT_RECORDS:]
+    known = [r for r in evidence.records if r.dt_fetch_s is not None or r.fetch_p95_ms is not None]
+    newest = known[-_CONSISTENT_RECORDS:]
     if not newest:
         return None
     fetch_s = [record.dt_fetch_s or 0.0 for record in newest]
@@ -104,7 +104,7 @@ def data_slow(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | Non
     return Finding(
         rule="data_slow",
         level="warn",
-        sentence=f"Data comes slowly at step {newest[-1].step}: {words}",
+        sentence=f"Batches arrive slowly at step {newest[-1].step}: {words}",
         facts={"step": newest[-1].step, "dt_fetch_s": fetch_s[-1], "fetch_p95_ms": p95_ms[-1]},
     )
 
@@ -160,7 +160,7 @@ def host_memory_high(evidence: HealthEvidence, limits: WatchdogLimits) -> Findin
     )
 
 
-_ANOTHER_POD = "; go on on another pod: `nsa-ops resume --pod OTHER`"
+_ANOTHER_POD = "; continue on another pod: `nsa-ops resume --pod OTHER`"
 
 
 def card_lost(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
@@ -184,15 +184,15 @@ def card_ecc(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None
     cards = evidence.machine.cards
     if cards is None or not cards.ecc:
         return None
-    told = ", ".join(f"{count} on {label}" for label, count in sorted(cards.ecc.items()))
+    known = ", ".join(f"{count} on {label}" for label, count in sorted(cards.ecc.items()))
     return Finding(
         rule="card_ecc",
         level="halt",
-        sentence=f"New uncorrected memory errors: {told}"
+        sentence=f"New uncorrected memory errors: {known}"
         + last_good_checkpoint(evidence)
         + _ANOTHER_POD,
         facts={"ecc": cards.ecc},
-        subject=told,
+        subject=known,
     )
 
 
@@ -213,13 +213,13 @@ def card_xid(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None
 
 
 def card_unread(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
-    """A tool that gives no answer: the driver may hang, and nobody knows how the cards are."""
+    """A tool that does not answer: the driver may hang, and the state of the cards is unknown."""
     cards = evidence.machine.cards
     if cards is None or not cards.problem:
         return None
     return Finding(
         rule="card_unread",
         level="warn",
-        sentence=f"The cards cannot be asked: {cards.problem}",
+        sentence=f"The cards cannot be read: {cards.problem}",
         facts={"problem": cards.problem},
     )

@@ -30,7 +30,7 @@ def process_gone(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | 
             rule="process_gone",
             level="halt",
             sentence=f"The trainer is gone after step {step} and left no exit record; "
-            "training.log has its last words",
+            "see the end of training.log",
             facts={"step": step},
         )
     return None
@@ -84,7 +84,7 @@ def stall(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
         level="halt" if halt_s is not None and still_s > halt_s else "warn",
         sentence=f"Nothing has moved for {still_s:.0f} s in phase {last.phase} at step {last.step}"
         + (f" (limit {halt_s:.0f} s)" if halt_s is not None else "")
-        + "; `nsa-ops stack` shows where it stands",
+        + "; `nsa-ops stack` shows where it is stuck",
         facts={
             "still_s": round(still_s, 1), "limit_s": halt_s, "phase": last.phase, "step": last.step,
         },

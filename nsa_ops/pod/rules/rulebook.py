@@ -22,7 +22,7 @@ class Rule:
         return self.apply.__name__
 
 
-#: In this order: among findings of one level the first one speaks.
+#: In this order: among findings of one level the first one becomes the verdict.
 RULES: tuple[Rule, ...] = (
     Rule("halt", process_rules.process_gone),
     Rule("halt", process_rules.heartbeat_stale),

@@ -4,8 +4,8 @@ from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import ExitRecord
 from nsa_ops.pod.ending import (
     asked_to_stop,
-    count_fruitless,
     count_memory_kills,
+    count_without_progress,
     decide_restart,
     explain_code,
 )
@@ -17,21 +17,25 @@ def event(kind, by="watchdog", attempt=1, **facts):
     return Event(ts=1.0, iso="", attempt=attempt, kind=kind, by=by, message="m", facts=facts)
 
 
-def decided(code, *, stop_asked="", steps_done=5, fruitless=0):
+def decided(code, *, stop_asked="", steps_done=5, without_progress=0):
     ended = ExitRecord(
         run_id="r", attempt=1, code=code, reason="why", step=5, checkpoint_step=None, at=1.0,
         by="trainer",
     )  # fmt: skip
     return decide_restart(
-        ended, stop_asked=stop_asked, steps_done=steps_done, fruitless=fruitless, budget=3
+        ended,
+        stop_asked=stop_asked,
+        steps_done=steps_done,
+        without_progress=without_progress,
+        budget=3,
     ).restart
 
 
 @pytest.mark.parametrize("code", [75, 1, -9, -11])
 def test_a_preempted_or_crashed_run_is_restarted_within_its_budget(code):
     assert decided(code)
-    assert decided(code, fruitless=2)
-    assert not decided(code, fruitless=3)
+    assert decided(code, without_progress=2)
+    assert not decided(code, without_progress=3)
     assert not decided(code, stop_asked="operator: enough")
 
 
@@ -45,12 +49,12 @@ def test_a_crash_before_the_first_step_is_not_restarted_but_a_preemption_is():
     assert decided(75, steps_done=0)
 
 
-def test_restarts_count_as_fruitless_until_a_new_checkpoint_or_an_operator():
+def test_restarts_count_as_without_progress_until_a_new_checkpoint_or_an_operator():
     restarts = [event("restarted", checkpoint_step=step) for step in (None, 100, 100)]
-    assert count_fruitless(restarts, 100) == 2
-    assert count_fruitless(restarts, 200) == 0
-    assert count_fruitless([*restarts, event("resumed", by="operator")], 100) == 0
-    assert count_fruitless([], None) == 0
+    assert count_without_progress(restarts, 100) == 2
+    assert count_without_progress(restarts, 200) == 0
+    assert count_without_progress([*restarts, event("resumed", by="operator")], 100) == 0
+    assert count_without_progress([], None) == 0
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsa_ops.pod.rules.verdict import Finding, Telling
+from nsa_ops.pod.rules.verdict import Finding, ReportedFindings
 
 DAY_S = 86_400
 
@@ -12,7 +12,7 @@ def warning(level="warn", **changes):
 
 
 def test_what_is_found_all_day_long_is_a_handful_of_lines_with_sums():
-    telling = Telling()
+    telling = ReportedFindings()
     told = [
         (at_s, one.sentence)
         for at_s in range(0, DAY_S, 5)
@@ -25,7 +25,7 @@ def test_what_is_found_all_day_long_is_a_handful_of_lines_with_sums():
 
 @pytest.mark.parametrize("changes", [{"level": "halt"}, {"stage": 1}, {"subject": "gpu1"}])
 def test_what_is_worse_or_about_something_else_is_told_at_once(changes):
-    telling = Telling()
+    telling = ReportedFindings()
     assert telling.take([warning()], 0.0) == [warning()]
     worse = warning(**changes)
     assert telling.take([worse], 5.0) == [worse]
@@ -33,6 +33,6 @@ def test_what_is_worse_or_about_something_else_is_told_at_once(changes):
 
 
 def test_a_rule_that_was_silent_for_long_speaks_anew():
-    telling = Telling()
+    telling = ReportedFindings()
     telling.take([warning()], 0.0)
     assert telling.take([warning()], 7 * 3600.0) == [warning()]
