@@ -252,7 +252,7 @@ def foresee_restart(run: RunDir, manifest: RunManifest) -> str:
 
 
 def _read_end(run: RunDir, manifest: RunManifest) -> ExitRecord | None:
-    """How the current attempt ended, though its record may not be written yet; None if it has not."""
+    """How the current attempt ended, also if the record is not written yet; None if it runs."""
     ended = read_exit(run)
     if ended is not None and ended.attempt == manifest.attempt:
         return ended
