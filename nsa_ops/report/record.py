@@ -294,39 +294,27 @@ def _as_mapping(content: object) -> dict[str, Any]:
 
 
 def parse_goodput(content: object) -> dict[str, float]:
-    """Seconds by bucket in the order of `BUCKETS`, from `{"buckets": {…}}` or buckets alone."""
-    found = _as_mapping(content)
-    inner = next((found[key] for key in ("buckets", "seconds", "buckets_s") if key in found), found)
+    """Seconds by bucket in the order of `BUCKETS`, from the content of goodput.json."""
     seconds = {
-        name.removesuffix("_s"): float(value)
-        for name, value in _as_mapping(inner).items()
+        name: float(value)
+        for name, value in _as_mapping(_as_mapping(content).get("buckets")).items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
     return {name: seconds[name] for name in BUCKETS if seconds.get(name, 0) > 0}
 
 
 def parse_samples(content: object) -> list[Sample]:
-    """Generated texts from samples.json: a list of them, one alone, or a list under `samples`."""
-    if isinstance(content, dict) and "samples" in content:
-        content = content["samples"]
-    entries = content if isinstance(content, list) else [content]
-    return [sample for entry in entries if (sample := _parse_sample(entry)) is not None]
+    """Generated texts, from the content of samples.json."""
+    entries = map(_as_mapping, content if isinstance(content, list) else [])
+    return [
+        Sample(str(entry.get("prompt", "")), str(entry["text"]), _describe_draw(entry))
+        for entry in entries
+        if "text" in entry
+    ]
 
 
-def _parse_sample(entry: object) -> Sample | None:
-    if isinstance(entry, str):
-        return Sample("", entry)
-    if not isinstance(entry, Mapping):
-        return None
-    text = next(
-        (entry[k] for k in ("text", "completion", "output", "generated") if k in entry), None
-    )
-    if text is None:
-        return None
-    return Sample(str(entry.get("prompt", "")), str(text), _describe_draw(entry.get("temperature")))
-
-
-def _describe_draw(temperature: object) -> str:
+def _describe_draw(entry: Mapping[str, object]) -> str:
+    temperature = entry.get("temperature")
     if not isinstance(temperature, int | float):
         return ""
     return f"temperature {temperature:g}" if temperature else "greedy"

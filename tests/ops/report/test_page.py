@@ -82,7 +82,7 @@ def test_hostile_content_stays_text_everywhere(tmp_path: Path) -> None:
     )  # fmt: skip
     builder.train(0, 40).validate(40).save(40).event(HOSTILE, HOSTILE, HOSTILE)
     builder.end(1, HOSTILE, 40)
-    samples = {"samples": [{"prompt": HOSTILE, "text": HOSTILE}]}
+    samples = [{"prompt": HOSTILE, "text": HOSTILE}]
     builder.run.samples.write_text(json.dumps(samples))
     builder.run.goodput.write_text(json.dumps({"buckets": {"step": 5, HOSTILE: 5}}))
     page, twin = _write(builder.run, tmp_path)
@@ -101,7 +101,7 @@ def test_control_characters_of_a_run_are_escapes_in_the_page_and_its_twin(tmp_pa
     )  # fmt: skip
     builder.train(0, 40).validate(40).save(40).event(steering, steering, steering)
     builder.end(1, steering, 40)
-    samples = {"samples": [{"prompt": steering, "text": steering}]}
+    samples = [{"prompt": steering, "text": steering}]
     builder.run.samples.write_text(json.dumps(samples))
     written = write_report(builder.run.root, out=tmp_path, now_unix_s=1_795_800_000.0)
     for path in (written.page, written.markdown):
