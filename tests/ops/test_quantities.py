@@ -112,8 +112,8 @@ def spelled_counts(source: Path) -> list[str]:
 #: Where there are always several: the number is a limit, or one alone never gets there.
 _ALWAYS_SEVERAL = {
     "MAX_FILES files", "LONG_RUN_STEPS steps", "len(cards) cards are told", "len(newest) records",
-    "len(row) records", "len(known) backups", "tries attempts", "gates.py: len(records)",
-    "learning.py: steps steps", "len(counted) records",
+    "len(row) records", "len(known) backups", "tries attempts", "learning_rules.py: len(records)",
+    "learning_rules.py: steps steps", "len(counted) records",
 }  # fmt: skip
 
 
