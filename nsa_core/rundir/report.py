@@ -32,6 +32,23 @@ class CheckResult(TolerantModel):
     seconds: float = 0.0
 
 
+def checked(
+    name: str,
+    status: Status,
+    message: str,
+    *,
+    measured: str = "",
+    limit: str = "",
+    command: str = "",
+    hint: str = "",
+) -> CheckResult:
+    """One check, whose hint is kept only where there is something to do."""
+    return CheckResult(
+        name=name, status=status, message=message, measured=measured, limit=limit, command=command,
+        hint=hint if status in {"fail", "warn", "unknown"} else "",
+    )  # fmt: skip
+
+
 class ProbeBegun(TolerantModel):
     """Said before each probe of a card: how many are done, how many there are, and which begins."""
 

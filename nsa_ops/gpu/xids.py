@@ -12,17 +12,12 @@ _SOFTWARE = "Update the driver; if it comes back, take another pod"
 
 @dataclass(frozen=True)
 class Xid:
-    """One code.
-
-    Attributes:
-        meaning: What happened.
-        advice: What to do next.
-        status: `fail` if a long run must not start on the card, `warn` if somebody should look.
-    """
+    """What a code means and what to do; `fail` if no long run may start on the card."""
 
     meaning: str
     advice: str
     status: Literal["warn", "fail"] = "fail"
+    needs_text: bool = False  # the driver's own words say more
 
 
 XIDS: Mapping[int, Xid] = {
@@ -98,15 +93,9 @@ XIDS: Mapping[int, Xid] = {
     ),
     140: Xid("uncorrected memory error", _RESET),
     143: Xid("the card could not start", _RESET),
-    144: Xid("NVLink error", _RESET),
-    145: Xid("NVLink error", _RESET),
-    146: Xid("NVLink error", _RESET),
-    147: Xid("NVLink error", _RESET),
-    148: Xid("NVLink error", _RESET),
-    149: Xid("NVLink error", _RESET),
-    150: Xid("NVLink error", _RESET),
+    **dict.fromkeys(range(144, 151), Xid("NVLink error", _RESET)),
     151: Xid("a key rotation failed", _RESET),
-    154: Xid("the driver asks for a recovery action", _RESET),
+    154: Xid("the driver asks for a recovery action", _RESET, needs_text=True),
     155: Xid("an NVLink went down by software", _RESET, "warn"),
     156: Xid("a part of the card was marked for retirement", _RESET, "warn"),
     157: Xid("a part of the card could not be retired", _REPLACE),
@@ -115,7 +104,10 @@ XIDS: Mapping[int, Xid] = {
     161: Xid("memory channel could not be retired", _REPLACE),
 }
 _UNKNOWN = Xid(
-    "not a code we know", "Look it up in NVIDIA's Xid catalogue before a long run", "warn"
+    "unknown code",
+    "Look it up in NVIDIA's Xid catalogue before a long run",
+    "warn",
+    needs_text=True,
 )
 
 

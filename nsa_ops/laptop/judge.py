@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from nsa_core.rundir.report import CheckResult, Status
-from nsa_ops.gpu.judge.result import checked
+from nsa_core.rundir.report import CheckResult, Status, checked
 from nsa_ops.laptop.facts import LaptopFacts
-from nsa_ops.machine.judge import MIN_PYTHON
+from nsa_ops.machine.judge_host import MIN_PYTHON
 from nsa_ops.quantities import count_of, format_bytes, format_duration
 from nsa_ops.store.tables import UPDATE
 

@@ -1,8 +1,10 @@
-"""What the machine behind a pod offers: system, interpreter, tools, disk, memory, limits, clock."""
+"""What a pod's machine and its interpreter offer: tools, disk, memory, limits, clock, packages."""
+
+from typing import TypeVar
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.bounded_json import parse_model
-from nsa_ops.errors import NotFoundError, VerificationError
+from nsa_ops.errors import DeadlineError, NotFoundError, VerificationError
 from nsa_ops.remote.transport import QUICK_S, Transport
 
 #: Tools that our scripts on a pod call by name; `sh` itself answers the first call.
@@ -60,6 +62,29 @@ print(json.dumps({
     "unix_s": time.time(),
 }))
 """
+#: Importing torch from a cold disk takes long; its own thread settings keep it from spinning.
+IMPORT_S = 120.0
+PACKAGES = ("pydantic", "yaml", "numpy", "safetensors", "tokenizers", "tensorboard")
+PYTHON_SCRIPT = """
+import importlib.util, json, sys, warnings
+found = {"missing": [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]}
+warned = []
+warnings.showwarning = lambda message, *rest, **more: warned.append(str(message))
+try:
+    import torch
+    found["torch_version"] = torch.__version__
+    found["cuda_version"] = torch.version.cuda
+    found["architectures"] = torch.cuda.get_arch_list()
+    found["cuda_available"] = torch.cuda.is_available()
+    if found["cuda_available"]:
+        one = torch.ones(64, 64, device="cuda")
+        found["product"] = float((one @ one).sum())
+except BaseException as error:
+    found["error"] = type(error).__name__ + ": " + str(error).splitlines()[0][:200]
+if warned and not found.get("cuda_available") and "error" not in found:
+    found["error"] = warned[-1].splitlines()[0][:300]
+print(json.dumps(found))
+"""
 #: Asks for tools with nothing but the shell.
 _LACKS = """
 for tool; do command -v "$tool" >/dev/null || printf '%s\\n' "$tool"; done
@@ -67,35 +92,20 @@ for tool; do command -v "$tool" >/dev/null || printf '%s\\n' "$tool"; done
 
 
 class HostFacts(TolerantModel):
-    """A machine; None where it cannot tell.
+    """A machine; None where it cannot tell."""
 
-    Attributes:
-        system: Name and release of its kernel.
-        python_version: Version of the interpreter that trains.
-        num_cpus: Processors this login may use.
-        memory_bytes: RAM.
-        memory_free_bytes: RAM that could be used now.
-        disk_free_bytes: Free for this login where the pod's root is, or will be.
-        disk_path: Existing folder that was measured.
-        disk_writable: This login may write there.
-        shm_free_bytes: Free in /dev/shm.
-        open_files_limit: Soft limit of open files.
-        tools: Path of each tool, None where it is missing.
-        ends_at_logout: systemd ends the processes of this login with its last session, tmux too.
-        unix_s: Its clock.
-    """
-
-    system: str = ""
-    python_version: str
-    num_cpus: int | None = None
+    system: str = ""  # name and release of its kernel
+    python_version: str  # of the interpreter that trains
+    num_cpus: int | None = None  # that this login may use
     memory_bytes: int | None = None
     memory_free_bytes: int | None = None
-    disk_free_bytes: int | None = None
-    disk_path: str = ""
+    disk_free_bytes: int | None = None  # for this login, where the pod's root is or will be
+    disk_path: str = ""  # existing folder that was measured
     disk_writable: bool = True
     shm_free_bytes: int | None = None
-    open_files_limit: int | None = None
-    tools: dict[str, str | None] = {}
+    open_files_limit: int | None = None  # soft limit
+    tools: dict[str, str | None] = {}  # path of each; None where it is missing
+    #: systemd ends the processes of this login with its last session, tmux too.
     ends_at_logout: bool | None = None
     unix_s: float
 
@@ -106,10 +116,25 @@ class HostFacts(TolerantModel):
         return int(major), int(minor)
 
 
-def parse_host(stdout: str) -> HostFacts | None:
-    """Facts from the script's answer; None if it is not one."""
+class PythonFacts(TolerantModel):
+    """Packages of an interpreter, and whether torch can really use what is there."""
+
+    missing: list[str] = []  # packages that a run needs
+    torch_version: str | None = None  # None if torch cannot be imported
+    cuda_version: str | None = None  # that torch was built with; None for a CPU build
+    architectures: list[str] = []  # cards that this torch has code for, such as sm_80
+    cuda_available: bool = False  # torch can open a card
+    product: float | None = None  # sum of a 64 x 64 product of ones: 262144 if the card computes
+    error: str = ""  # what torch said or warned instead
+
+
+ModelT = TypeVar("ModelT", bound=TolerantModel)
+
+
+def parse_answer(kind: type[ModelT], stdout: str) -> ModelT | None:
+    """Facts from the last line that a script printed; None if it is not an answer."""
     try:
-        return parse_model(HostFacts, stdout.strip().splitlines()[-1].encode())
+        return parse_model(kind, stdout.strip().splitlines()[-1].encode())
     except (ValueError, IndexError):
         return None
 
@@ -129,9 +154,9 @@ def read_host(transport: Transport, python: str, root: str) -> HostFacts:
         message = f"`{python}` does not exist on {transport.where}{more}"
         hint = "Run `nsa-ops provision`, or install them; `pod add --python` names an interpreter"
         raise NotFoundError(message, hint=hint) from error
-    facts = parse_host(done.text)
+    facts = parse_answer(HostFacts, done.text)
     if facts is None:
-        lacks = "".join(f"; {tool} is not there" for tool in _lacking(transport))
+        lacks = "".join(f"; {tool} is missing" for tool in _lacking(transport))
         said = done.last_error_line or "nothing"
         message = f"`{python}` on {transport.where} gave no answer: {said}{lacks}"
         raise VerificationError(message, hint="Name a Python 3.11 or later with `pod add --python`")
@@ -145,3 +170,14 @@ def _lacking(transport: Transport) -> list[str]:
     except NotFoundError:
         return ["sh"]
     return [tool for tool in NEEDED if tool in done.text.split()]
+
+
+def read_python(transport: Transport, python: str) -> PythonFacts:
+    """Ask the interpreter; no answer in time, or a crash, is itself a fact."""
+    try:
+        done = transport.run((python, "-I", "-c", PYTHON_SCRIPT, *PACKAGES), timeout_s=IMPORT_S)
+    except DeadlineError as error:
+        return PythonFacts(error=error.message)
+    facts = parse_answer(PythonFacts, done.text)
+    said = done.last_error_line or "nothing"
+    return facts or PythonFacts(error=f"exit code {done.exit_code}: {said}")

@@ -21,8 +21,8 @@ from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.layout import RunDir
 from nsa_ops.gpu.card import GPU
-from nsa_ops.gpu.read.kernel_log import Event, parse_kernel_log
-from nsa_ops.gpu.read.smi_csv import parse_csv
+from nsa_ops.gpu.kernel_log import DriverEvent, parse_kernel_log
+from nsa_ops.gpu.smi_records import parse_csv
 from nsa_ops.pod.rules.verdict import Verdict
 
 TOOL_S = 10.0
@@ -99,7 +99,7 @@ class Reading:
     """One look: cards and driver errors; the problems say what could not be read."""
 
     cards: tuple[GPU, ...] = ()
-    xids: tuple[Event, ...] = ()
+    xids: tuple[DriverEvent, ...] = ()
     problem: str = ""
     kernel_log_problem: str = ""
 

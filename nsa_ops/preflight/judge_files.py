@@ -9,7 +9,7 @@ from typing import Literal
 from nsa_core.rundir.report import CheckResult, verdict_of
 from nsa_ops.configure import all_hardware, load_hardware
 from nsa_ops.errors import ConfigurationError, OpsError, RefusedError, UnknownVerdictError
-from nsa_ops.machine.judge_evidence import is_unread, judge_evidence
+from nsa_ops.gpu.judge_outputs import is_unread, judge_texts
 from nsa_ops.named_file import read_named
 from nsa_ops.quantities import count_of
 
@@ -54,7 +54,7 @@ def judge_files(paths: Sequence[Path], profile: str, pod: str | None = None) -> 
         )
     texts = {str(path): _read(path) for path in paths}
     wanted = load_hardware(profile) if profile else None
-    checks = judge_evidence(texts, wanted, all_hardware())
+    checks = judge_texts(texts, wanted, all_hardware())
     verdict = verdict_of(checks)
     if verdict != "fail" and any(is_unread(check) for check in checks):
         return Judgement(list(texts), profile, "unknown", checks)

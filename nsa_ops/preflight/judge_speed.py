@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
-from nsa_core.rundir.report import CheckResult, Status
+from nsa_core.rundir.report import CheckResult, Status, checked
 from nsa_core.rundir.speed import CardSpeed, FirstBatch, MachineSpeed
 from nsa_ops.gpu.card import GPU
-from nsa_ops.gpu.judge.condition import judge_throttle
-from nsa_ops.gpu.judge.result import checked
-from nsa_ops.gpu.read.evidence import parse_evidence
+from nsa_ops.gpu.condition import judge_throttle
+from nsa_ops.gpu.tool_output import parse_output
 from nsa_ops.quantities import count_of, format_bytes
 from nsa_ops.staging_need import estimate_staging
 
@@ -130,7 +129,7 @@ def judge_rate(
 
 def _under_load(name: str, card: CardSpeed) -> Iterator[CheckResult]:
     """Clock, heat and reasons for being slowed, as nvidia-smi saw them while the card computed."""
-    found = parse_evidence(card.smi_under_load, "nvidia-smi under load").cards
+    found = parse_output(card.smi_under_load, "nvidia-smi under load").cards
     if not found:
         message = "nvidia-smi told nothing while the card computed"
         yield checked(f"{name}.clock", "unknown", message, command="nvidia-smi -q -x")

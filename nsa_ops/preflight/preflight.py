@@ -15,11 +15,9 @@ from nsa_ops.configure import Choice, all_hardware, load_hardware, require_profi
 from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import DeadlineError, RefusedError
 from nsa_ops.estimate import estimate_run
-from nsa_ops.gpu.read.hardware import HardwareFacts, read_hardware
-from nsa_ops.machine.host import HostFacts, read_host
-from nsa_ops.machine.judge import judge_host, judge_python
-from nsa_ops.machine.judge_evidence import judge_hardware
-from nsa_ops.machine.python import PythonFacts, read_python
+from nsa_ops.machine.hardware import HardwareFacts, judge_hardware, read_hardware
+from nsa_ops.machine.host import HostFacts, PythonFacts, read_host, read_python
+from nsa_ops.machine.judge_host import judge_host, judge_python
 from nsa_ops.pods.pods import choose_pod
 from nsa_ops.preflight.guardrails import Subject, apply_overrides, check_guardrails
 from nsa_ops.preflight.judge_speed import COMMAND, judge_speed, judge_staging

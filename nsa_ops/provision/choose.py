@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_ops.errors import RefusedError
+from nsa_ops.gpu.judge_outputs import OLDEST_DRIVER
 from nsa_ops.machine.bare import BareFacts, BasePython
-from nsa_ops.machine.judge import MIN_PYTHON
-from nsa_ops.machine.judge_evidence import OLDEST_DRIVER
+from nsa_ops.machine.judge_host import MIN_PYTHON
 
 #: The first version that the pinned torch has no wheel for; tools/setup.sh says the same.
 TOO_NEW_PYTHON = (3, 15)

@@ -1,9 +1,8 @@
 """Judge a machine before anything is made on it: disk, memory, limits, clock; pure."""
 
-from nsa_core.rundir.report import CheckResult, Status
-from nsa_ops.gpu.judge.result import checked
+from nsa_core.rundir.report import CheckResult, Status, checked
 from nsa_ops.machine.bare import BareFacts
-from nsa_ops.machine.judge import judge_limits
+from nsa_ops.machine.judge_host import judge_limits
 from nsa_ops.provision.receipt import ProvisionReceipt
 from nsa_ops.provision.want import CUDA_ENVIRONMENT_BYTES, ENVIRONMENT_BYTES
 from nsa_ops.quantities import format_bytes

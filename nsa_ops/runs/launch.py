@@ -17,9 +17,8 @@ from nsa_ops.agents import ask, probe_run, require_run
 from nsa_ops.configure import Choice, load_hardware, require_profile
 from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError
-from nsa_ops.gpu.read.hardware import HardwareFacts, read_cards
-from nsa_ops.machine.host import read_host
-from nsa_ops.machine.python import PythonFacts
+from nsa_ops.machine.hardware import HardwareFacts, read_cards
+from nsa_ops.machine.host import PythonFacts, read_host
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import PrepareRunAction, RunReport
 from nsa_ops.pods.pods import choose_pod

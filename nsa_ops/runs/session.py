@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from nsa_ops.context import PodLink
 from nsa_ops.errors import LocalResourceError, StateConflictError, VerificationError
 from nsa_ops.machine.host import HostFacts
-from nsa_ops.machine.judge import TOOL_HINTS
+from nsa_ops.machine.judge_host import TOOL_HINTS
 from nsa_ops.remote.tmux import (
     Window,
     is_duplicate_session,

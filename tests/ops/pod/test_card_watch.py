@@ -8,8 +8,8 @@ import time
 import pytest
 
 from nsa_core.rundir.layout import RunDir
-from nsa_ops.gpu.read.kernel_log import parse_kernel_log
-from nsa_ops.gpu.read.smi_csv import parse_csv
+from nsa_ops.gpu.kernel_log import parse_kernel_log
+from nsa_ops.gpu.smi_records import parse_csv
 from nsa_ops.pod.card_watch import (
     CardEvidence,
     CardWatch,

@@ -7,25 +7,20 @@ from pathlib import Path
 import pytest
 
 from nsa_core.config.profile import HardwareProfile, list_profiles, load_profile
-from nsa_core.rundir.report import CheckResult, verdict_of
-from nsa_ops.errors import DeadlineError
+from nsa_core.rundir.report import verdict_of
 from nsa_ops.gpu.card import GPU, Process, Slice
-from nsa_ops.gpu.judge.cards import judge_card, nearest_profile
-from nsa_ops.gpu.judge.kernel import judge_kernel_log
-from nsa_ops.gpu.judge.links import judge_nvlinks, judge_topology
-from nsa_ops.gpu.read.hardware import HardwareFacts, read_hardware
-from nsa_ops.gpu.read.kernel_log import parse_kernel_log
-from nsa_ops.gpu.read.topology import NVLinks, Topology
-from nsa_ops.machine.judge_evidence import judge_evidence, judge_hardware
+from nsa_ops.gpu.fitness import judge_card, nearest_profile
+from nsa_ops.gpu.judge_outputs import judge_texts
+from nsa_ops.gpu.kernel_log import judge_kernel_log, parse_kernel_log
+from nsa_ops.gpu.topology import NVLinks, Topology, judge_nvlinks, judge_topology
 from nsa_ops.preflight.judge_files import judge_files
 from tests.ops.cli_case import CommandLine
-from tests.ops.fakes import FakeTransport, completed
 from tests.ops.gpu import samples
-from tests.ops.gpu.read.test_evidence import WINDOWS, WSL
+from tests.ops.gpu.test_tool_output import WINDOWS, WSL
 
 CASES = Path(__file__).parents[3].parent / "shared" / "cases" / "hw"
 PROFILES = {name: load_profile(name) for name in list_profiles()}
-A100, V100, CPU = PROFILES["a100"], PROFILES["v100"], PROFILES["cpu"]
+A100, V100 = PROFILES["a100"], PROFILES["v100"]
 #: File: profile it is held against, verdict, and words that some finding of the verdict must have.
 EXPECTED = {
     "H01_a100_80g_smi_q_one_gpu.txt": ("a100", "warn", ("22377 MiB", "/opt/env/bin/python")),
@@ -69,7 +64,7 @@ HUNG = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_real_file_is_judged_as_an_expert_would(name: str) -> None:
     profile, verdict, words = EXPECTED[name]
-    found = judge_evidence(
+    found = judge_texts(
         {name: (CASES / name).read_text()}, PROFILES.get(profile), list(PROFILES.values())
     )
     assert verdict_of(found) == verdict
@@ -85,7 +80,7 @@ def test_no_collected_file_is_left_out() -> None:
 
 @pytest.mark.skipif(not CASES.is_dir(), reason="the collected cases are not beside the checkout")
 def test_both_spellings_of_unknown_in_a_real_file_are_told_as_unknown() -> None:
-    found = judge_evidence([(CASES / "H32_csv_not_supported_vs_na.txt").read_text()])
+    found = judge_texts([(CASES / "H32_csv_not_supported_vs_na.txt").read_text()])
     told = [one.message for one in found if one.name.endswith(".untold")]
     assert len(told) == 2
     assert all("fan.speed" in message and "not 0" in message for message in told)
@@ -215,7 +210,7 @@ def test_corrected_errors_and_replaced_rows_of_a_sound_card_are_shown_and_it_is_
     ).replace("    Ecc Mode", "    Utilization\n        Gpu : 100 %\n    Power Readings\n"
               "        Power Draw : 60 W\n        Power Limit : 400 W\n    Ecc Mode"
     ).replace("300 MiB", "3 MiB")  # fmt: skip
-    by_name = {one.name: one for one in judge_evidence([text], A100)}
+    by_name = {one.name: one for one in judge_texts([text], A100)}
     assert "12 corrected ones" in by_name["gpu0.ecc"].message
     assert "5 rows replaced (4 after corrected errors" in by_name["gpu0.remapped_rows"].message
     assert "gpu0.activity" not in by_name
@@ -237,14 +232,14 @@ def test_corrected_errors_and_replaced_rows_of_a_sound_card_are_shown_and_it_is_
     ],
 )
 def test_a_card_that_is_missing_among_others_is_named(text: str, named: str) -> None:
-    (found,) = [one for one in judge_evidence([text]) if one.name == "gpu.missing"]
+    (found,) = [one for one in judge_texts([text]) if one.name == "gpu.missing"]
     assert (found.status, named in found.message) == ("warn", True)
 
 
 def test_a_number_that_no_card_has_is_not_counted_up_to() -> None:
     text = "GPU 0: NVIDIA A30 (UUID: GPU-a)\nGPU 99999999: NVIDIA A30 (UUID: GPU-b)\n"
     began_s = time.process_time()
-    assert not [one for one in judge_evidence([text]) if one.name == "gpu.missing"]
+    assert not [one for one in judge_texts([text]) if one.name == "gpu.missing"]
     assert time.process_time() - began_s < 0.5  # counting up to it takes seconds and gigabytes
 
 
@@ -252,15 +247,15 @@ def test_a_record_that_was_asked_of_one_card_misses_none() -> None:
     text = samples.QUERY.replace(
         "Attached GPUs                             : 1", "Attached GPUs : 8"
     )
-    assert not [one for one in judge_evidence([text]) if one.name == "gpu.missing"]
+    assert not [one for one in judge_texts([text]) if one.name == "gpu.missing"]
 
 
 def test_a_card_that_draws_a_screen_or_is_windows_is_told() -> None:
-    wsl = {one.name: one for one in judge_evidence([WSL])}
+    wsl = {one.name: one for one in judge_texts([WSL])}
     assert [wsl[name].status for name in ("host.system", "gpu0.display")] == ["warn", "warn"]
     assert "WSL" in wsl["host.system"].message
     assert "gpu0.activity" not in wsl  # Windows counts the desktop as load
-    (windows,) = [one for one in judge_evidence([WINDOWS]) if one.name == "host.system"]
+    (windows,) = [one for one in judge_texts([WINDOWS]) if one.name == "host.system"]
     assert (windows.status, "not Linux" in windows.message) == ("fail", True)
 
 
@@ -274,7 +269,7 @@ def test_an_xid_is_told_with_the_number_of_its_card_where_that_is_known() -> Non
 def test_two_texts_of_one_mismatch_are_judged_together() -> None:
     said = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.9"
     module = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1.2  Tue"
-    found = judge_evidence({"nvidia-smi": said, "cat": module})
+    found = judge_texts({"nvidia-smi": said, "cat": module})
     assert "user-space 580.9, loaded kernel module 580.1.2" in found[0].message
 
 
@@ -284,33 +279,9 @@ def test_our_own_out_of_memory_is_not_blamed_on_others() -> None:
         "of which 1.00 GiB is free. Process 9 has 0.50 GiB memory in use. Including non-PyTorch "
         "memory, this process has 77.60 GiB memory in use."
     )
-    (found,) = judge_evidence([text])
+    (found,) = judge_texts([text])
     assert "our own 77.60 GiB" in found.message
     assert "micro_batch" in found.hint
-
-
-def test_a_profile_without_cards_judges_none_of_the_pods() -> None:
-    found = judge_hardware(HardwareFacts(problem="nvidia-smi is not there"), CPU)
-    assert [(one.name, one.status) for one in found] == [("gpu.cards", "skipped")]
-
-
-def live(answers: dict[str, object], profile: HardwareProfile = A100) -> list[CheckResult]:
-    transport = FakeTransport(answers)  # type: ignore[arg-type]
-    return judge_hardware(read_hardware(transport), profile)
-
-
-def test_a_pod_is_judged_by_its_own_tools() -> None:
-    found = live({"-q -x": completed(samples.XML), "topo": completed(samples.TOPOLOGY)})
-    by_name = {one.name: one.status for one in found}
-    assert by_name["gpu1.retired_pages"] == "fail"
-    assert by_name["gpu.topology"] == "warn"
-    assert by_name["tool.dmesg"] == "skipped"
-
-
-def test_a_driver_that_hangs_is_a_failure_of_its_own() -> None:
-    found = live({"nvidia-smi": DeadlineError("late")})
-    assert found[0].status == "fail"
-    assert "driver not answering" in found[0].message
 
 
 def test_files_are_judged_on_the_command_line(cli: CommandLine, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A pod's own tools: asked with deadlines, and what they refuse is told."""
+"""A pod's own tools: asked with deadlines, judged, and what they refuse is reported."""
 
 import os
 import shlex
@@ -6,9 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from nsa_core.config.profile import load_profile
+from nsa_core.rundir.report import CheckResult
 from nsa_ops.errors import DeadlineError, NotFoundError
-from nsa_ops.gpu.read import hardware
-from nsa_ops.gpu.read.hardware import CARDS, KERNEL_LOG, LINKS, MODULE, read_cards, read_hardware
+from nsa_ops.machine import hardware
+from nsa_ops.machine.hardware import (
+    CARDS,
+    KERNEL_LOG,
+    LINKS,
+    MODULE,
+    HardwareFacts,
+    judge_hardware,
+    read_cards,
+    read_hardware,
+)
 from nsa_ops.remote.local import LocalTransport
 from tests.ops.fakes import FakeTransport, completed
 from tests.ops.gpu import samples
@@ -26,7 +37,7 @@ def test_a_machine_with_two_cards_is_asked_for_everything() -> None:
 
 def test_no_nvidia_smi_and_a_hanging_one_are_told_apart() -> None:
     missing = read_hardware(FakeTransport({"nvidia-smi": NotFoundError("gone")}))
-    assert missing.problem == "nvidia-smi is not there"
+    assert missing.problem == "nvidia-smi is missing"
     transport = FakeTransport({"nvidia-smi": DeadlineError("late")})
     hanging = read_hardware(transport)
     assert "did not answer within 20 s" in hanging.problem
@@ -43,7 +54,7 @@ def test_a_sick_driver_is_a_problem_in_its_own_words_and_its_module_is_asked() -
     facts = read_hardware(transport)
     assert facts.problem == f"nvidia-smi said: {said}"
     assert MODULE in transport.asked
-    assert facts.evidences[1].versions.module == "550.1.2"
+    assert facts.outputs[1].versions.module == "550.1.2"
 
 
 def test_a_kernel_log_that_may_not_be_read_is_told() -> None:
@@ -78,3 +89,27 @@ def test_a_real_tool_on_the_path_is_read(tmp_path: Path) -> None:
     (tmp_path / "cards.xml").write_text(samples.XML)
     transport = _fake_smi(tmp_path, f"cat {shlex.quote(str(tmp_path / 'cards.xml'))}")
     assert [card.uuid for card in read_cards(transport).gpus] == ["GPU-aaaa", "GPU-bbbb"]
+
+
+def test_a_profile_without_cards_judges_none_of_the_pods() -> None:
+    found = judge_hardware(HardwareFacts(problem="nvidia-smi is missing"), load_profile("cpu"))
+    assert [(one.name, one.status) for one in found] == [("gpu.cards", "skipped")]
+
+
+def live(answers: dict[str, object]) -> list[CheckResult]:
+    transport = FakeTransport(answers)  # type: ignore[arg-type]
+    return judge_hardware(read_hardware(transport), load_profile("a100"))
+
+
+def test_a_pod_is_judged_by_its_own_tools() -> None:
+    found = live({"-q -x": completed(samples.XML), "topo": completed(samples.TOPOLOGY)})
+    by_name = {one.name: one.status for one in found}
+    assert by_name["gpu1.retired_pages"] == "fail"
+    assert by_name["gpu.topology"] == "warn"
+    assert by_name["tool.dmesg"] == "skipped"
+
+
+def test_a_driver_that_hangs_is_a_failure_of_its_own() -> None:
+    found = live({"nvidia-smi": DeadlineError("late")})
+    assert found[0].status == "fail"
+    assert "driver not answering" in found[0].message

@@ -2,9 +2,8 @@ import pytest
 
 from nsa_core.config.profile import load_profile
 from nsa_core.rundir.report import CheckResult
-from nsa_ops.machine.host import TOOLS, HostFacts
-from nsa_ops.machine.judge import judge_host, judge_python
-from nsa_ops.machine.python import PythonFacts
+from nsa_ops.machine.host import TOOLS, HostFacts, PythonFacts
+from nsa_ops.machine.judge_host import judge_host, judge_python
 from nsa_ops.preflight.preflight import blocking_checks
 
 GIB = 2**30

@@ -1,13 +1,11 @@
-"""Judge a machine and its interpreter: one result per check, with value, limit and fix; pure."""
+"""Judge a machine and its interpreter: one result a check, with value, limit and fix; pure."""
 
 from nsa_core.config.profile import HardwareProfile
-from nsa_core.rundir.report import CheckResult, Status
+from nsa_core.rundir.report import CheckResult, Status, checked
 from nsa_ops.estimate import GIB
-from nsa_ops.gpu.judge.failures import explain_error
-from nsa_ops.gpu.judge.result import checked
-from nsa_ops.gpu.read.system import System, parse_system
-from nsa_ops.machine.host import NEEDED, HostFacts
-from nsa_ops.machine.python import PythonFacts
+from nsa_ops.gpu.judge_outputs import explain_error, judge_system
+from nsa_ops.gpu.tool_output import parse_system
+from nsa_ops.machine.host import NEEDED, HostFacts, PythonFacts
 from nsa_ops.quantities import format_bytes
 
 MIN_PYTHON = (3, 11)
@@ -17,7 +15,6 @@ MIN_OPEN_FILES = 1024
 MAX_CLOCK_OFFSET_S = 5.0
 _MIB = 2**20
 _PRODUCT = 64.0**3
-_SYSTEMS = {"windows": "Windows", "macos": "macOS"}
 TOOL_HINTS = {
     "tmux": "Install it (`apt-get install tmux`), or ask whoever owns the machine",
     "rsync": "Install it (`apt-get install rsync`); `backup push` to this machine needs it",
@@ -44,29 +41,12 @@ def judge_host(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> lis
     ]
 
 
-def judge_system(system: System) -> list[CheckResult]:
-    """Whether the machine runs what runs are made for; nothing where that is plain Linux."""
-    name, limit, command = "host.system", "Linux", "uname -sr"
-    if system == "wsl":
-        message = (
-            "this is Linux inside Windows (WSL): Windows owns the card, its memory and its clocks, "
-            "and ends what runs when it sleeps or restarts"
-        )
-        hint = "Use it to try things; for a long run take a machine that runs Linux itself"
-        return [checked(name, "warn", message, limit=limit, command=command, hint=hint)]
-    if system:
-        message = f"this is {_SYSTEMS[system]}, not Linux: runs need Linux"
-        hint = "Take a machine that runs Linux; on Windows, WSL 2 is enough to try things"
-        return [checked(name, "fail", message, limit=limit, command=command, hint=hint)]
-    return []
-
-
 def judge_limits(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> list[CheckResult]:
     """Memory, shared memory, open files and clock; arguments as in `judge_host`."""
     return [
         _at_least(
-            "host.memory", facts.memory_free_bytes, MIN_MEMORY_GIB * GIB, "memory that can be used",
-            "Stop what else runs there", status="warn",
+            "host.memory", facts.memory_free_bytes, MIN_MEMORY_GIB * GIB, "of memory available",
+            "Stop other programs on the machine", status="warn",
         ),
         _at_least(
             "host.shm", facts.shm_free_bytes, MIN_SHM_MIB * _MIB, "free in /dev/shm",
@@ -95,16 +75,16 @@ def _tool(tool: str, facts: HostFacts, *, is_needed: bool) -> CheckResult:
     if path:
         return checked(f"host.{tool}", "pass", path)
     status: Status = "fail" if is_needed else "warn"
-    return checked(f"host.{tool}", status, f"{tool} is not there", hint=TOOL_HINTS[tool])
+    return checked(f"host.{tool}", status, f"{tool} is missing", hint=TOOL_HINTS[tool])
 
 
 def _scripts(facts: HostFacts) -> CheckResult:
-    """The tools that every look at a pod and every pull of it call; tmux has a line of its own."""
+    """Tools that our scripts on a pod call; tmux has a check of its own."""
     name, wanted = "host.tools", [tool for tool in NEEDED if tool != "tmux"]
     missing = [tool for tool in wanted if not facts.tools.get(tool)]
     if not missing:
         return checked(name, "pass", f"{', '.join(wanted)} are there")
-    message = f"not there: {', '.join(missing)}"
+    message = f"missing: {', '.join(missing)}"
     hint = "Install them (`apt-get install findutils coreutils`), or run `nsa-ops provision`"
     return checked(name, "fail", message, limit=", ".join(wanted), hint=hint)
 
@@ -123,17 +103,17 @@ def _at_least(
 ) -> CheckResult:
     bound = f">= {format_bytes(limit)}"
     if found is None:
-        return checked(name, "unknown", f"{what}: cannot be told", limit=bound, hint=hint)
+        return checked(name, "unknown", f"{what}: unknown", limit=bound, hint=hint)
     measured = format_bytes(found)
     verdict: Status = "pass" if found >= limit else status
     return checked(name, verdict, f"{measured} {what}", measured=measured, limit=bound, hint=hint)
 
 
 def _logout(facts: HostFacts) -> list[CheckResult]:
-    """Nothing where nothing ends processes at logout, or nobody can tell."""
+    """Nothing where processes survive a logout, or that is unknown."""
     if not facts.ends_at_logout:
         return []
-    message = "this machine ends all processes of a login with its last session, a run in tmux too"
+    message = "this machine ends all processes of a user at the last logout, also a run in tmux"
     hint = (
         "Ask for `KillUserProcesses=no` in /etc/systemd/logind.conf; or `loginctl enable-linger` "
         "and start tmux by `systemd-run --user --scope tmux -L nsa new -d`"
@@ -144,7 +124,7 @@ def _logout(facts: HostFacts) -> list[CheckResult]:
 def _open_files(facts: HostFacts) -> CheckResult:
     found = facts.open_files_limit
     if found is None:
-        return checked("host.open_files", "unknown", "limit of open files: cannot be told")
+        return checked("host.open_files", "unknown", "limit of open files: unknown")
     good = found < 0 or found >= MIN_OPEN_FILES  # RLIM_INFINITY is -1
     return checked(
         "host.open_files",
@@ -158,13 +138,13 @@ def _open_files(facts: HostFacts) -> CheckResult:
 
 def _clock(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> CheckResult:
     if is_local:
-        return checked("host.clock", "skipped", "this machine has one clock")
+        return checked("host.clock", "skipped", "the pod is this machine: there is one clock")
     offset_s = facts.unix_s - laptop_unix_s
     good = abs(offset_s) <= MAX_CLOCK_OFFSET_S
     return checked(
         "host.clock",
         "pass" if good else "warn",
-        f"its clock is {offset_s:+.1f} s from ours",
+        f"its clock differs from this laptop's by {offset_s:+.1f} s",
         measured=f"{offset_s:+.1f} s",
         limit=f"within {MAX_CLOCK_OFFSET_S:g} s",
         hint="Start time synchronisation on the pod (`timedatectl set-ntp true`)",
@@ -197,11 +177,11 @@ def _cuda(facts: PythonFacts, profile: HardwareProfile) -> CheckResult:
     if not profile.needs_card:
         return checked("python.cuda", "skipped", f"profile {profile.name} uses no card")
     if not facts.cuda_available:
-        hint = "See that `nvidia-smi` works and that torch is a CUDA build"
+        hint = "Check that `nvidia-smi` works and that torch is a CUDA build"
         message, hint = explain_error(facts.error) or (facts.error or "torch finds no card", hint)
         return checked("python.cuda", "fail", message, hint=hint)
     if facts.product != _PRODUCT:
-        message = f"a product on the card gave {facts.product} instead of {_PRODUCT:g}"
+        message = f"a matrix product on the card gave {facts.product} instead of {_PRODUCT:g}"
         hint = f"This torch has code for {', '.join(facts.architectures)}"
         return checked("python.cuda", "fail", f"{message} {facts.error}".strip(), hint=hint)
-    return checked("python.cuda", "pass", "a product on the card is right")
+    return checked("python.cuda", "pass", "a matrix product on the card is right")

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsa_ops.gpu.read.dcgm import Diagnosis, parse_diagnoses
-from nsa_ops.gpu.read.evidence import detect_kind, parse_evidence
-from nsa_ops.gpu.read.failures import parse_failures, parse_out_of_memory, parse_versions
-from nsa_ops.gpu.read.kernel_log import parse_kernel_log
-from nsa_ops.gpu.read.topology import parse_nvlinks, parse_peers, parse_topology
-from nsa_ops.machine.judge_evidence import judge_evidence
+from nsa_ops.gpu.dcgm import Diagnosis, parse_diagnoses
+from nsa_ops.gpu.driver_errors import parse_errors, parse_versions
+from nsa_ops.gpu.judge_outputs import judge_texts
+from nsa_ops.gpu.kernel_log import parse_kernel_log
+from nsa_ops.gpu.out_of_memory import parse_out_of_memory
+from nsa_ops.gpu.tool_output import parse_output
+from nsa_ops.gpu.topology import parse_nvlinks, parse_peers, parse_topology
 from tests.ops.gpu import samples
 
 WINDOWS = """\
@@ -43,10 +44,10 @@ _CUTS = 12
 
 
 def test_a_topology_is_read_through_its_underlining_and_other_columns() -> None:
-    evidence = parse_evidence(samples.TOPOLOGY)
-    assert evidence.topology is not None
-    assert evidence.topology.cards == (0, 1, 2)
-    assert evidence.topology.pairs == {(0, 1): "NV4", (0, 2): "SYS", (1, 2): "SYS"}
+    output = parse_output(samples.TOPOLOGY)
+    assert output.topology is not None
+    assert output.topology.cards == (0, 1, 2)
+    assert output.topology.pairs == {(0, 1): "NV4", (0, 2): "SYS", (1, 2): "SYS"}
     assert parse_topology("GPU memory is full") is None
 
 
@@ -125,12 +126,12 @@ def test_a_diagnosis_is_read_from_json() -> None:
     ],
 )  # fmt: skip
 def test_a_failure_is_known_by_its_words(text: str, kind: str) -> None:
-    assert kind in [found.kind for found in parse_failures(text)]
+    assert kind in [found.kind for found in parse_errors(text)]
 
 
 def test_a_lost_card_is_named_even_where_no_blank_stands_before_its_address() -> None:
     text = "Unable to determine the device handle for GPU0000:8A:00.0: Unknown Error"
-    assert parse_failures(text)[0].bus == "0000:8a:00"
+    assert parse_errors(text)[0].bus == "0000:8a:00"
 
 
 def test_both_halves_of_the_driver_are_read() -> None:
@@ -157,13 +158,13 @@ def test_out_of_memory_is_read_in_the_older_wording() -> None:
     ],
 )  # fmt: skip
 def test_the_kind_of_a_text_is_told(name: str, kind: str) -> None:
-    assert detect_kind(samples.ALL[name]) == kind
+    assert parse_output(samples.ALL[name]).kinds[0] == kind
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "a, b, c\n1, 2, 3\n", "| a | b |\n", "{}"])
 def test_a_text_of_no_known_kind_is_unknown_and_not_well(text: str) -> None:
-    assert detect_kind(text) == "unknown"
-    assert [result.status for result in judge_evidence([text])] == ["unknown"]
+    assert parse_output(text).kinds == ()
+    assert [result.status for result in judge_texts([text])] == ["unknown"]
 
 
 def _cuts(text: str) -> list[str]:
@@ -175,14 +176,14 @@ def _cuts(text: str) -> list[str]:
 @pytest.mark.parametrize("name", samples.ALL)
 def test_no_cut_of_a_sample_is_an_error(name: str) -> None:
     for text in _cuts(samples.ALL[name]):
-        judge_evidence([text])
+        judge_texts([text])
 
 
 @pytest.mark.skipif(not FILES, reason="the collected cases are not beside the checkout")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_no_cut_of_a_real_file_is_an_error(path: Path) -> None:
     for text in _cuts(path.read_text(errors="replace")):
-        judge_evidence([text])
+        judge_texts([text])
 
 
 @settings(max_examples=60, deadline=None)
@@ -191,16 +192,16 @@ def test_no_garbled_sample_is_an_error(name: str, data: st.DataObject) -> None:
     text = samples.ALL[name]
     at = data.draw(st.integers(0, len(text)))
     junk = data.draw(st.text(alphabet="0 9|<>/,:\n\tN%x{}[]\"'\x00\x1b", max_size=12))
-    judge_evidence([text[:at] + junk + text[at + len(junk) :]])
+    judge_texts([text[:at] + junk + text[at + len(junk) :]])
 
 
 def test_a_matrix_of_peer_access_is_not_taken_for_a_topology() -> None:
     matrix = " \tGPU0\tGPU1\t\n GPU0\tX\tGNS\t\n GPU1\tGNS\tX\t\n"
     assert parse_topology(matrix) is None
     both = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPHB\t0-7\nGPU1\tPHB\t X \t0-7\n" + matrix
-    evidence = parse_evidence(both)
-    assert evidence.topology is not None
-    assert (evidence.topology.pairs, evidence.no_peers) == ({(0, 1): "PHB"}, ((0, 1),))
+    output = parse_output(both)
+    assert output.topology is not None
+    assert (output.topology.pairs, output.no_peers) == ({(0, 1): "PHB"}, ((0, 1),))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,7 @@ def test_a_matrix_of_peer_access_is_not_taken_for_a_topology() -> None:
      "6,3964,206764307,-;nvidia-nvswitch2: open (major=510)"],
 )  # fmt: skip
 def test_a_quiet_kernel_log_is_known_as_one_in_every_format(line: str) -> None:
-    (found,) = judge_evidence([f"{line}\n"])
+    (found,) = judge_texts([f"{line}\n"])
     assert (found.name, found.status) == ("kernel.log", "pass")
 
 
@@ -228,22 +229,22 @@ def test_the_fabric_managers_own_log_tells_of_a_switch() -> None:
 
 def test_cuda_programs_tell_of_cards_too() -> None:
     text = "_CudaDeviceProperties(name='Tesla T4', major=7, minor=5, total_memory=15102MB, x=1)"
-    (card,) = parse_evidence(text).cards
+    (card,) = parse_output(text).cards
     assert (card.name, card.compute_capability, card.memory_mib) == ("Tesla T4", 7.5, 15102)
     sample = (
         'Device 0: "NVIDIA A30"\n  CUDA Capability Major/Minor version number:    8.0\n'
         "  Total amount of global memory:                 24062 MBytes (25230508032 bytes)\n"
     )
-    (card,) = parse_evidence(sample).cards
+    (card,) = parse_output(sample).cards
     assert (card.name, card.compute_capability, card.memory_mib) == ("NVIDIA A30", 8.0, 24062)
 
 
 def test_instances_of_mig_are_slices_and_profiles_are_not() -> None:
     listed = "|   0  MIG 3g.20gb          9        1          4:4     |\n"
-    (card,) = parse_evidence(listed * 2).cards
+    (card,) = parse_output(listed * 2).cards
     assert [one.name for one in card.slices] == ["3g.20gb", "3g.20gb"]
     could = "|   0  MIG 1g.5gb       19     7/7        4.75       No     14     0     0   |\n"
-    (card,) = parse_evidence(could).cards
+    (card,) = parse_output(could).cards
     assert (card.is_mig, card.slices) == (True, ())
 
 
@@ -261,9 +262,9 @@ PIECES = [
 
 @pytest.mark.parametrize("text", PIECES)
 def test_memory_errors_are_read_without_the_head_of_their_record(text: str) -> None:
-    (card,) = parse_evidence(text).cards
+    (card,) = parse_output(text).cards
     assert (card.ecc_corrected, card.ecc_uncorrected) == (12, 2)
-    assert detect_kind(f"{text}\n$ ls\n") != "unknown"
+    assert parse_output(f"{text}\n$ ls\n").kinds
 
 
 def test_cards_on_the_bus_are_read_from_lspci() -> None:
@@ -273,7 +274,7 @@ def test_cards_on_the_bus_are_read_from_lspci() -> None:
         "3b:00.1 Audio device: NVIDIA Corporation AD102 High Definition Audio Controller\n"
         "00:02.0 VGA compatible controller: Matrox Electronics Systems Ltd. G200\n"
     )
-    assert parse_evidence(text).pci_cards == ("0000:3b:00", "0001:86:00")
+    assert parse_output(text).pci_cards == ("0000:3b:00", "0001:86:00")
 
 
 @pytest.mark.parametrize(
@@ -290,16 +291,16 @@ def test_cards_on_the_bus_are_read_from_lspci() -> None:
     ],
 )  # fmt: skip
 def test_windows_and_wsl_are_told_apart_from_linux(text: str, system: str) -> None:
-    assert parse_evidence(text).system == system
+    assert parse_output(text).system == system
 
 
 def test_documents_on_one_long_line_are_read_whole() -> None:
     padding = " " * 40_000
-    assert detect_kind(samples.DCGM_JSON.replace("\n", padding)) == "dcgmi diag"
-    assert len(parse_evidence(samples.XML.replace("\n", padding)).cards) == 2
+    assert parse_output(samples.DCGM_JSON.replace("\n", padding)).kinds == ("dcgmi diag",)
+    assert len(parse_output(samples.XML.replace("\n", padding)).cards) == 2
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("piece", ["nccl ", " ", "nvidia-smi ", "| ", "a,", "GPU 0: ", "<gpu "])
 def test_a_very_long_line_takes_no_time_to_speak_of(piece: str) -> None:
-    judge_evidence([piece * 50_000 + "x"])
+    judge_texts([piece * 50_000 + "x"])

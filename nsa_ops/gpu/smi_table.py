@@ -1,11 +1,11 @@
-"""Cards, MIG slices and processes from the table that plain `nvidia-smi` draws, and from `-L`."""
+"""Cards from the table of plain `nvidia-smi`, its lists (`-L`, `mig`), and from CUDA programs."""
 
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from nsa_ops.gpu.card import GPU, Process, Slice, join_cards
-from nsa_ops.gpu.read.readings import parse_bus, parse_count, parse_flag, parse_text
+from nsa_ops.gpu.smi_fields import parse_bus, parse_count, parse_flag, parse_number, parse_text
 
 _VERSIONS = re.compile(
     r"(?:NVIDIA-SMI\s+(?P<tool>[\d.]+)\s+)?Driver Version:\s*(?P<driver>[\d.]+)"
@@ -37,6 +37,13 @@ _DETAILS = frozenset(
 )  # fmt: skip
 _BAD = "ERR!"
 _MODELS = frozenset({"WDDM", "TCC", "MCDM"})
+_PROPERTIES = re.compile(
+    r"_CudaDeviceProperties\(name='([^']*)', major=(\d+), minor=(\d+), total_memory=(\d+)MB"
+)
+_CUDA_DEVICE = re.compile(r'^Device (\d+): "([^"]*)"', re.MULTILINE)
+_CUDA_CAPABILITY = re.compile(r"CUDA Capability Major/Minor version number:\s*(\d+)\.(\d+)")
+_CUDA_MEMORY = re.compile(r"Total amount of global memory:\s*(\d+) MBytes")
+_CUDA_KNOWN = frozenset({"name", "compute_capability", "memory_mib"})
 
 
 def parse_table(text: str) -> tuple[GPU, ...]:
@@ -45,16 +52,13 @@ def parse_table(text: str) -> tuple[GPU, ...]:
     extras: list[GPU] = []
     heading: re.Match[str] | None = None
     for line in text.splitlines():
-        versions = _VERSIONS.search(line)
-        if versions:
-            heading = versions
-        first = _FIRST.match(line)
-        if first:
+        heading = _VERSIONS.search(line) or heading
+        if first := _FIRST.match(line):
             cards.append(_first(first, heading))
-        elif cards and _SECOND.match(line):
-            cards[-1] = _second(cards[-1], line)
-        elif cards and _THIRD.match(line):
-            cards[-1] = _third(cards[-1], line)
+        elif cards and (second := _SECOND.match(line)):
+            cards[-1] = _second(cards[-1], second)
+        elif cards and (third := _THIRD.match(line)):
+            cards[-1] = _third(cards[-1], third)
         else:
             extras += _extras(line)
     return join_cards([*cards, *_gathered(extras)]) if cards else ()
@@ -79,37 +83,27 @@ def _first(found: re.Match[str], heading: re.Match[str] | None) -> GPU:
     )
 
 
-def _second(card: GPU, line: str) -> GPU:
-    found = _SECOND.match(line)
-    if found is None:
-        return card
-    power, limit = (re.sub(r"\s*W$", "", found[name].strip()) for name in ("power", "limit"))
+def _second(card: GPU, found: re.Match[str]) -> GPU:
     return replace(
         card,
         fan_percent=parse_count(found["fan"]),
         temperature_c=parse_count(found["temperature"]),
-        power_w=_number(power),
-        power_limit_w=_number(limit),
+        power_w=parse_number(found["power"]),
+        power_limit_w=parse_number(found["limit"]),
         memory_used_mib=parse_count(found["used"]),
         memory_mib=parse_count(found["total"]),
         utilization_percent=parse_count(found["load"]),
         compute_mode=parse_text(found["mode"]),
-        answers_badly=card.answers_badly or _BAD in line,
+        answers_badly=card.answers_badly or _BAD in found.string,
         reported=card.reported | _DETAILS,
     )
 
 
-def _third(card: GPU, line: str) -> GPU:
-    found = _THIRD.match(line)
-    mode = parse_flag(found[1].rstrip("*")) if found else None
-    pending = not mode if found and mode is not None and found[1].endswith("*") else mode
+def _third(card: GPU, found: re.Match[str]) -> GPU:
+    mode = parse_flag(found[1].rstrip("*"))
+    pending = not mode if mode is not None and found[1].endswith("*") else mode
     known = frozenset({"is_mig", "is_mig_pending"})
     return replace(card, is_mig=mode, is_mig_pending=pending, reported=card.reported | known)
-
-
-def _number(cell: str) -> float | None:
-    count = parse_count(cell)
-    return None if count is None else float(count)
 
 
 def _extras(line: str) -> Iterator[GPU]:
@@ -180,3 +174,32 @@ def parse_instances(text: str) -> tuple[GPU, ...]:
 def _slice_mib(name: str) -> int | None:
     size = _SLICE_GB.search(name)
     return int(size[1]) * 1024 if size else None
+
+
+def parse_devices(text: str) -> tuple[GPU, ...]:
+    """Cards in a text; empty if it holds none in these forms."""
+    return tuple(_properties(text)) or tuple(_queried(text))
+
+
+def _properties(text: str) -> Iterator[GPU]:
+    for index, (name, major, minor, total) in enumerate(_PROPERTIES.findall(text)):
+        capability = float(f"{major}.{minor}")
+        yield GPU(
+            index=index, name=name, compute_capability=capability, memory_mib=int(total),
+            reported=_CUDA_KNOWN,
+        )  # fmt: skip
+
+
+def _queried(text: str) -> Iterator[GPU]:
+    starts = list(_CUDA_DEVICE.finditer(text))
+    ends = [match.start() for match in starts[1:]] + [len(text)]
+    for start, end in zip(starts, ends, strict=False):
+        piece = text[start.start() : end]
+        capability, memory = _CUDA_CAPABILITY.search(piece), _CUDA_MEMORY.search(piece)
+        yield GPU(
+            index=int(start[1]),
+            name=start[2],
+            compute_capability=float(f"{capability[1]}.{capability[2]}") if capability else None,
+            memory_mib=int(memory[1]) if memory else None,
+            reported=_CUDA_KNOWN if memory else frozenset({"name"}),
+        )

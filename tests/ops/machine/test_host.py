@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 
 from nsa_ops.errors import DeadlineError, NotFoundError, VerificationError
-from nsa_ops.machine.host import NEEDED, TOOLS, parse_host, read_host
-from nsa_ops.machine.python import parse_python, read_python
+from nsa_ops.machine.host import (
+    NEEDED,
+    TOOLS,
+    HostFacts,
+    PythonFacts,
+    parse_answer,
+    read_host,
+    read_python,
+)
 from nsa_ops.remote.local import LocalTransport
 from tests.ops.fakes import FakeTransport, completed
 
@@ -23,7 +30,9 @@ def test_this_machine_tells_its_facts() -> None:
 
 
 def test_noise_before_the_answer_is_passed_over() -> None:
-    facts = parse_host('Welcome to the pod\n{"python_version": "3.12.1", "unix_s": 1.0}\n')
+    facts = parse_answer(
+        HostFacts, 'Welcome to the pod\n{"python_version": "3.12.1", "unix_s": 1.0}\n'
+    )
     assert facts is not None
     assert facts.python_pair == (3, 12)
     assert facts.memory_bytes is None
@@ -31,7 +40,7 @@ def test_noise_before_the_answer_is_passed_over() -> None:
 
 @pytest.mark.parametrize("answer", ["", "Traceback", "{}", "[1]"])
 def test_an_answer_that_is_none_is_refused(answer: str) -> None:
-    assert parse_host(answer) is None
+    assert parse_answer(HostFacts, answer) is None
     with pytest.raises(VerificationError, match="gave no answer: boom"):
         read_host(FakeTransport({"-I": completed(answer, stderr="boom\n")}), "python3", "/pod")
 
@@ -56,6 +65,8 @@ def test_an_interpreter_that_crashes_is_a_fact() -> None:
 
 
 def test_torch_facts_are_parsed() -> None:
-    facts = parse_python('{"missing": ["yaml"], "torch_version": "2.13.0", "cuda_available": true}')
+    facts = parse_answer(
+        PythonFacts, '{"missing": ["yaml"], "torch_version": "2.13.0", "cuda_available": true}'
+    )
     assert facts is not None
     assert (facts.missing, facts.torch_version, facts.product) == (["yaml"], "2.13.0", None)

@@ -4,11 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from nsa_core.config.profile import HardwareProfile
-from nsa_core.rundir.report import CheckResult, Status
-from nsa_ops.gpu.card import GPU, Process
-from nsa_ops.gpu.judge.condition import judge_condition
-from nsa_ops.gpu.judge.result import checked
-from nsa_ops.gpu.read.known_cards import BF16_CAPABILITY, known_capability
+from nsa_core.rundir.report import CheckResult, Status, checked
+from nsa_ops.gpu.card import BF16_CAPABILITY, GPU, Process
+from nsa_ops.gpu.condition import judge_condition
 from nsa_ops.quantities import count_of
 
 MAX_BUSY_MIB = 600
@@ -37,7 +35,7 @@ def judge_card(
         profile: What is wanted; None judges whether any run could use it.
         others: Profiles to name as the nearest, if it is not the wanted card.
     """
-    results = [
+    return [
         *_card(gpu, profile, others),
         *_memory(gpu, profile),
         *_precision(gpu, profile),
@@ -46,33 +44,16 @@ def judge_card(
         *_display(gpu),
         *_activity(gpu),
         *judge_condition(gpu),
-        *_untold(gpu),
+        *_unreported(gpu),
+        *_answers(gpu),
     ]
-    if gpu.answers_badly:
-        results.append(
-            checked(
-                f"{gpu.label}.answers",
-                "fail",
-                "nvidia-smi prints ERR! or says that the card is lost",
-                command="nvidia-smi",
-                hint="Reboot, or take another pod; the kernel log says why (`dmesg | grep -i xid`)",
-            )
-        )
-    return results
-
-
-def capability_of(gpu: GPU) -> float | None:
-    """Compute capability, as the driver says or as the card's name implies."""
-    if gpu.compute_capability is not None:
-        return gpu.compute_capability
-    return known_capability(gpu.name, gpu.architecture)
 
 
 def nearest_profile(gpu: GPU, profiles: Sequence[HardwareProfile]) -> HardwareProfile | None:
     """The profile that names the card, else the one nearest in capability, then in memory."""
     cards = [profile for profile in profiles if profile.needs_card]
     named = next((profile for profile in cards if profile.matches(gpu.name)), None)
-    capability, memory_gib = capability_of(gpu), (gpu.memory_mib or 0) / _MIB_PER_GIB
+    capability, memory_gib = gpu.capability, (gpu.memory_mib or 0) / _MIB_PER_GIB
     if named or capability is None:
         return named
 
@@ -86,27 +67,24 @@ def nearest_profile(gpu: GPU, profiles: Sequence[HardwareProfile]) -> HardwarePr
 def _card(
     gpu: GPU, profile: HardwareProfile | None, others: Sequence[HardwareProfile]
 ) -> Iterator[CheckResult]:
-    name = f"{gpu.label}.card"
+    name, command = f"{gpu.label}.card", "nvidia-smi -L"
     if profile is None or "name" not in gpu.reported:
         return
     if not gpu.name:
-        yield checked(
-            name, "unknown", "the card's name is not told", command="nvidia-smi -L",
-            hint="Ask `nvidia-smi -L` on the machine",
-        )  # fmt: skip
+        hint = f"Run `{command}` on the machine"
+        yield checked(name, "unknown", "the card's name is unknown", command=command, hint=hint)
         return
     status: Status = "pass" if profile.matches(gpu.name) else "fail"
-    if status == "fail" and gpu.name.endswith("...") and capability_of(gpu) is None:
-        status = "unknown"  # the table cut the name off before what tells one card from another
-    message = (
-        gpu.name if status == "pass" else f"{gpu.name} is not a card of profile {profile.name}"
-    )
+    message = gpu.name
+    if status == "fail":
+        message = f"{gpu.name} is not a card of profile {profile.name}"
+        if gpu.name.endswith("...") and gpu.capability is None:
+            status = "unknown"  # the table cut the name off before what tells cards apart
     nearest = nearest_profile(gpu, [one for one in others if one.name != profile.name])
     hint = f"The nearest profile is `{nearest.name}`: {nearest.description}" if nearest else ""
     yield checked(
-        name, status, message, limit=profile.description, command="nvidia-smi -L",
-        hint=hint or _OTHER_CARD,
-    )  # fmt: skip
+        name, status, message, limit=profile.description, command=command, hint=hint or _OTHER_CARD
+    )
 
 
 def _memory(gpu: GPU, profile: HardwareProfile | None) -> Iterator[CheckResult]:
@@ -117,40 +95,37 @@ def _memory(gpu: GPU, profile: HardwareProfile | None) -> Iterator[CheckResult]:
     limit_mib = _MEMORY_TOLERANCE * smallest * _MIB_PER_GIB
     limit = f">= {limit_mib:.0f} MiB ({smallest:g} GB card)"
     if gpu.memory_mib is None:
-        message = "nvidia-smi does not tell the card's memory"
+        message = "nvidia-smi does not report the card's memory"
         yield checked(name, "unknown", message, limit=limit, hint="See `nvidia-smi -q -d MEMORY`")
         return
-    status: Status = "pass" if gpu.memory_mib >= limit_mib else "fail"
+    is_enough = gpu.memory_mib >= limit_mib
     message = f"{gpu.memory_mib} MiB in all"
-    if status == "fail":
+    if not is_enough:
         who = f"profile {profile.name}" if profile else "the smallest profile"
-        message = f"{message}, less than the {smallest:g} GB that {who} wants"
+        message = f"{message}, less than the {smallest:g} GB that {who} needs"
     yield checked(
-        name, status, message, measured=f"{gpu.memory_mib} MiB", limit=limit,
-        command="nvidia-smi -q -d MEMORY", hint="Take a card with the memory the profile names",
+        name, "pass" if is_enough else "fail", message, measured=f"{gpu.memory_mib} MiB",
+        limit=limit, command="nvidia-smi -q -d MEMORY",
+        hint="Take a card with the memory the profile names",
     )  # fmt: skip
 
 
 def _precision(gpu: GPU, profile: HardwareProfile | None) -> Iterator[CheckResult]:
-    capability = capability_of(gpu)
+    capability = gpu.capability
     if capability is None:
         return
     wanted = profile.precisions[0] if profile else ""
     has_bf16 = capability >= BF16_CAPABILITY
-    what = "has bf16" if has_bf16 else "has no bf16"
-    message = f"compute capability {capability:g} {what}"
+    message = f"compute capability {capability:g} {'has bf16' if has_bf16 else 'has no bf16'}"
     status: Status = "pass"
     if capability < OLDEST_CAPABILITY:
-        status, message = "fail", f"{message} and is older than any profile's"
-    elif not has_bf16 and wanted == "bf16":
-        status, message = (
-            "fail",
-            f"{message}, and profile {profile.name if profile else ''} wants it",
-        )
-    elif not has_bf16 and not wanted:
-        status = "warn"
+        status, message = "fail", f"{message} and is older than that of every profile"
+    elif profile is not None and not has_bf16:
+        status = "fail" if wanted == "bf16" else "pass"
+        needs = f", and profile {profile.name} needs it"
+        message += needs if status == "fail" else f"; the profile computes in {wanted}"
     elif not has_bf16:
-        message = f"{message}; the profile computes in {wanted}"
+        status = "warn"
     yield checked(
         f"{gpu.label}.precision", status, message, measured=f"{capability:g}",
         limit=f">= {BF16_CAPABILITY:g} for bf16", command="nvidia-smi --query-gpu=compute_cap",
@@ -162,21 +137,22 @@ def _mig(gpu: GPU) -> Iterator[CheckResult]:
     name, command = f"{gpu.label}.mig", "nvidia-smi -L"
     hint = "Ask for a whole card; with root, `nvidia-smi -mig 0` and a reset make it one"
     if gpu.is_mig or gpu.slices:
+        slices = _describe_slices(gpu)
         yield checked(
-            name, "fail", f"the card is cut by MIG: {describe_slices(gpu)}",
-            measured=describe_slices(gpu), limit="a whole card", command=command, hint=hint,
+            name, "fail", f"MIG divides the card: {slices}", measured=slices,
+            limit="a whole card", command=command, hint=hint,
         )  # fmt: skip
     elif gpu.is_mig_pending:
-        message = "the card will be cut by MIG at its next reset"
+        message = "MIG will divide the card at its next reset"
         yield checked(name, "warn", message, command=command, hint=hint)
     elif "is_mig" in gpu.reported:
         yield checked(name, "pass", "the card is whole", command=command)
 
 
-def describe_slices(gpu: GPU) -> str:
+def _describe_slices(gpu: GPU) -> str:
     """How many slices, and how much each has: `2 x 1g.10gb (9984 MiB, 16 SMs)`."""
     if not gpu.slices:
-        return "no slice is told, so how much one has is unknown"
+        return "no slice is listed, so their size is unknown"
     counts = Counter((one.name or "slice", one.memory_mib, one.num_sm) for one in gpu.slices)
     parts = []
     for (name, memory, num_sm), count in counts.items():
@@ -195,15 +171,15 @@ def _free(gpu: GPU) -> Iterator[CheckResult]:
     jobs = [process for process in gpu.processes if _is_job(process)]
     held = max(used or 0, sum(process.memory_mib or 0 for process in jobs))
     if used is None and not jobs:
-        message = "nvidia-smi does not tell the memory in use"
+        message = "nvidia-smi does not report the memory in use"
         yield checked(name, "unknown", message, hint="See `nvidia-smi` on the machine")
         return
     is_busy = held > MAX_BUSY_MIB or bool(jobs)
     is_full = gpu.memory_mib is not None and held > MAX_BUSY_SHARE * gpu.memory_mib
     status: Status = "fail" if is_full else "warn" if is_busy else "pass"
-    who = ", ".join(describe_process(process) for process in jobs[:4])
     message = f"{held} MiB in use" if used is not None else f"at least {held} MiB in use"
     if is_busy:
+        who = ", ".join(_describe_process(process) for process in jobs[:4])
         unseen = "no process is listed: it is outside this container, or hidden"
         message = f"{message} by another process: {who or unseen}"
     yield checked(
@@ -218,7 +194,7 @@ def _is_job(process: Process) -> bool:
     return not draws_only and (process.memory_mib is None or process.memory_mib >= MIN_PROCESS_MIB)
 
 
-def describe_process(process: Process) -> str:
+def _describe_process(process: Process) -> str:
     """A process in words: `python (pid 5997, 794 MiB)`."""
     memory = "memory unknown" if process.memory_mib is None else f"{process.memory_mib} MiB"
     return f"{process.name or 'unnamed'} (pid {process.pid}, {memory})"
@@ -227,8 +203,8 @@ def describe_process(process: Process) -> str:
 def _display(gpu: GPU) -> Iterator[CheckResult]:
     if gpu.has_display:
         message = (
-            "a screen is driven by this card: the desktop takes memory and time of it, and a "
-            "kernel that runs for seconds freezes it or is ended"
+            "this card drives a screen: the desktop uses its memory and time, and a kernel that "
+            "runs for seconds freezes the desktop or is killed"
         )
         hint = "Switch the desktop off, or put the screen on another card, before a long run"
         command = "nvidia-smi --query-gpu=display_active --format=csv"
@@ -236,7 +212,7 @@ def _display(gpu: GPU) -> Iterator[CheckResult]:
 
 
 def _could_hang(gpu: GPU) -> bool:
-    """Whether somebody computes on it and nothing moves: loads are made up where nobody does.
+    """Whether somebody computes on it and its memory is idle; without a program, loads mislead.
 
     A driver that has just been loaded reports full load while it clears the memory, and Windows'
     driver counts the desktop.
@@ -254,20 +230,27 @@ def _activity(gpu: GPU) -> Iterator[CheckResult]:
     if load < HUNG_UTILIZATION_PERCENT or power > HUNG_POWER_SHARE * most:
         return
     yield checked(
-        f"{gpu.label}.activity",
-        "fail",
+        f"{gpu.label}.activity", "fail",
         f"occupied and likely hung: {load} % busy at {power:g} W of {most:g} W",
         measured=f"{load} %, {power:g} W",
         limit=f"more than {HUNG_POWER_SHARE * most:.0f} W when busy",
         command="nvidia-smi --query-gpu=utilization.gpu,power.draw,power.limit --format=csv",
-        hint="Find the job (`nvidia-smi`, `ps`) and end it; reset the card if none is there",
-    )
+        hint="Find the job (`nvidia-smi`, `ps`) and end it; reset the card if there is none",
+    )  # fmt: skip
 
 
-def _untold(gpu: GPU) -> Iterator[CheckResult]:
+def _unreported(gpu: GPU) -> Iterator[CheckResult]:
     if not gpu.unknown:
         return
     some = ", ".join(gpu.unknown[:5])
     more = f" and {len(gpu.unknown) - 5} more" if len(gpu.unknown) > 5 else ""
-    message = f"not told by this card, so unknown and not 0 ({len(gpu.unknown)}): {some}{more}"
+    count = count_of(len(gpu.unknown), "value")
+    message = f"the card does not report {count}, so unknown and not 0: {some}{more}"
     yield checked(f"{gpu.label}.untold", "skipped", message, measured="unknown")
+
+
+def _answers(gpu: GPU) -> Iterator[CheckResult]:
+    if gpu.answers_badly:
+        message = "nvidia-smi prints ERR! or says that the card is lost"
+        hint = "Reboot, or take another pod; the kernel log says why (`dmesg | grep -i xid`)"
+        yield checked(f"{gpu.label}.answers", "fail", message, command="nvidia-smi", hint=hint)
