@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 def doctor(session: Session) -> None:
     """Examine this laptop: programs, state, registry, audit chain, links, host keys, clock."""
     from nsa_ops.cli.render_checks import draw_examined
-    from nsa_ops.laptop.doctor import examine, refusal_of
+    from nsa_ops.laptop.laptop_checks import examine, refusal_of
 
     problem = ""
     try:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.cli.render import cell, line, table
-from nsa_ops.laptop.doctor import Examined
+from nsa_ops.laptop.laptop_checks import Examined
 from nsa_ops.preflight.judge_files import Judgement
 from nsa_ops.preflight.preflight import Preflight
 

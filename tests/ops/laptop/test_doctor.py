@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from nsa_core.rundir.report import CheckResult
-from nsa_ops.laptop.facts import LaptopFacts, read_laptop
-from nsa_ops.laptop.judge import judge_laptop
+from nsa_ops.laptop.laptop_checks import judge_laptop
+from nsa_ops.laptop.laptop_facts import LaptopFacts, read_laptop
 from nsa_ops.remote.audit import AuditLog
 from nsa_ops.settings import Settings, read_settings
 from nsa_ops.store import PodRecord, Store
@@ -57,8 +57,8 @@ def checks(settings: Settings) -> dict[str, CheckResult]:
 def test_a_laptop_that_is_well_is_fit(settings: Settings) -> None:
     found = checks(settings)
     assert {name for name, check in found.items() if check.status == "fail"} == set()
-    assert found["state.registry"].message == "whole; it knows 1 pod"
-    assert found["state.audit"].message == "3 lines, and the chain holds"
+    assert found["state.registry"].message == "undamaged, with 1 pod"
+    assert found["state.audit"].message == "3 lines, none changed or lost"
     assert found["pods.host_keys"].status == "pass"
 
 
@@ -138,10 +138,10 @@ def set_clock_back(settings: Settings) -> None:
         (empty_registry, "state.registry", "fail", "file is not a database", ".recover"),
         (edit_audit, "state.audit", "fail", "breaks at line 2 of 3", "nsa-ops audit"),
         (cut_audit, "state.audit", "fail", "its end: 4 lines written, and 2 there", "copy of"),
-        (open_state, "state.private", "warn", "others have rights on", "next command"),
+        (open_state, "state.private", "warn", "other users have access to", "next command"),
         (tear_audit, "state.audit", "fail", "breaks at line 3 of 3", "audit.jsonl"),
         (leave_socket, "links.stale", "warn", "1 socket whose ssh is gone", "rm "),
-        (open_folder, "links.folder", "fail", "others may enter", "chmod 700"),
+        (open_folder, "links.folder", "fail", "other users may enter", "chmod 700"),
         (lose_pin, "pods.gpu", "fail", "no pinned host key", "nsa-ops pod trust gpu"),
         (cut_an_act, "state.intents", "warn", "launch r1", "nsa-ops reconcile"),
         (set_clock_back, "clock.order", "warn", "in the future", "time server"),
@@ -165,7 +165,7 @@ def test_a_fault_is_named_with_its_fix(
 @pytest.mark.parametrize(
     ("says", "status", "told"),
     [
-        (MASTER, "pass", "1 open link, no dead socket"),
+        (MASTER, "pass", "1 open connection, no dead socket"),
         (b"220 a mail server\r\n", "warn", "1 socket whose ssh is gone or does not answer"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What this laptop is like: programs, state folder, registry, audit log, links, pins, clock."""
+"""Facts of this laptop: programs, state folder, registry, audit log, connections, keys, clock."""
 
 import contextlib
 import os
@@ -41,81 +41,46 @@ VERSIONS = {
 
 @dataclass(frozen=True)
 class RegistryFacts:
-    """The registry, read without changing it.
+    """The registry, read without changing it."""
 
-    Attributes:
-        is_there: There is one; the first command that needs it makes it.
-        problem: What is wrong with it, in sqlite's words; empty if nothing is.
-        newer: Why this version cannot use it, where a newer one wrote it; empty otherwise.
-        pods: Pods it knows.
-        open_intents: Acts that were begun and never ended.
-        newest_unix_s: Newest time it holds; None if it holds none.
-    """
-
-    is_there: bool = False
-    problem: str = ""
-    newer: str = ""
+    is_there: bool = False  # the first command that needs it creates it
+    problem: str = ""  # what is wrong with it, in sqlite's words
+    newer: str = ""  # why this version cannot use it, where a newer one wrote it
     pods: tuple[PodRecord, ...] = ()
-    open_intents: tuple[Intent, ...] = ()
-    newest_unix_s: float | None = None
+    open_intents: tuple[Intent, ...] = ()  # begun and not finished
+    newest_unix_s: float | None = None  # newest time that it holds
 
 
 @dataclass(frozen=True)
 class LinkFacts:
-    """The sockets of shared links.
+    """The sockets of shared connections."""
 
-    Attributes:
-        problem: Why no link can be opened; empty if one can.
-        folders: Folders that others may enter, where a socket could be taken over.
-        num_open: Links that answer.
-        stale: Sockets that nobody listens on.
-    """
-
-    problem: str = ""
-    folders: tuple[Path, ...] = ()
+    problem: str = ""  # why no connection can be opened
+    folders: tuple[Path, ...] = ()  # that others may enter, and take a socket over
     num_open: int = 0
-    stale: tuple[Path, ...] = ()
+    stale: tuple[Path, ...] = ()  # sockets that nobody listens on
 
 
 @dataclass(frozen=True)
 class LaptopFacts:
-    """This machine as operator.
-
-    Attributes:
-        python: Version of the interpreter that runs this command.
-        settings_problem: Why the configuration cannot be used; empty if it can.
-        config_files: Settings files that are read.
-        versions: First line of each program's version; empty if it is not there or hangs.
-        state_dir: Folder of the registry and the audit log.
-        state_problem: Why nothing can be written there; empty if it can.
-        state_free_bytes: Free there.
-        registry: The registry.
-        state_open: What others may read, write or enter there.
-        audit: State of the audit log; None if there is none, and none is known.
-        audit_problem: Why its state cannot be told; empty if it can.
-        links: Sockets of links.
-        pin_problems: Pods whose pinned host key or ssh configuration is not usable, with why.
-        unknown_pins: Pinned keys of pods that the registry does not know.
-        unix_s: This clock.
-        is_synchronised: Whether a time server keeps it; None if nobody tells.
-    """
+    """This machine as operator; a problem is empty where there is none."""
 
     python: tuple[int, int]
-    settings_problem: str
+    settings_problem: str  # why the configuration cannot be used
     config_files: tuple[str, ...]
-    versions: dict[str, str]
-    state_dir: Path
-    state_problem: str
+    versions: dict[str, str]  # of each program; empty if it is missing, fails or hangs
+    state_dir: Path  # of the registry and the audit log
+    state_problem: str  # why nothing can be written there
     state_free_bytes: int | None
     registry: RegistryFacts
-    state_open: tuple[str, ...]
-    audit: Chain | None
-    audit_problem: str
+    state_open: tuple[str, ...]  # what others may read, write or enter there
+    audit: Chain | None  # None if there is no audit log, and none is known
+    audit_problem: str  # why its state is unknown
     links: LinkFacts
-    pin_problems: dict[str, str]
-    unknown_pins: tuple[Path, ...]
+    pin_problems: dict[str, str]  # why the host key or ssh configuration of a pod is unusable
+    unknown_pins: tuple[Path, ...]  # keys of pods that the registry does not know
     unix_s: float
-    is_synchronised: bool | None
+    is_synchronised: bool | None  # with a time server; None if unknown
 
 
 def read_laptop(settings: Settings, settings_problem: str = "") -> LaptopFacts:
@@ -252,8 +217,8 @@ def _write_problem(folder: Path) -> str:
     """Why nothing can be written in a folder, or in the nearest one that is there."""
     nearest = _nearest(folder)
     if not os.access(nearest, os.W_OK | os.X_OK):
-        return f"`{nearest}` cannot be written by this user"
-    return "" if nearest.is_dir() else f"`{nearest}` is no folder"
+        return f"`{nearest}` is not writable for this user"
+    return "" if nearest.is_dir() else f"`{nearest}` is not a folder"
 
 
 def _free_bytes(folder: Path) -> int:
