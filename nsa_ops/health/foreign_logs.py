@@ -4,14 +4,25 @@
 but no rate, the rate is in steps a second, which serves as well for the run's own median.
 """
 
+import csv
+import io
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from math import isfinite
+from typing import Any
 
-from nsa_ops.health.foreign_lines import clean, find_step, parse_line, parse_lines
+from nsa_ops.health.foreign_lines import (
+    LineFigures,
+    clean,
+    find_step,
+    parse_line,
+    parse_lines,
+    printed_unit,
+)
 from nsa_ops.health.foreign_reader import ForeignLog, LogReader, facts_of_log, without_unreported
-from nsa_ops.health.foreign_tables import parse_series, parse_table
 
 #: Longer lines hold no figures of a step, and patterns must not wander through them.
 _MOST_LINE = 20_000
@@ -58,6 +69,12 @@ _ERROR = re.compile(
     r"terminate called after throwing|loss is probably exploding",
     re.IGNORECASE | re.MULTILINE,
 )
+#: Columns of training.csv, and of tables like it, by the figure that they hold.
+_COLUMNS = {
+    "step": "step", "iter": "step", "iteration": "step", "loss": "loss", "train_loss": "loss",
+    "val_loss": "evaluation_loss", "lr": "lr", "learning_rate": "lr", "grad_norm": "grad_norm",
+    "tokens_per_s": "rate", "step_s": "step_s", "data_s": "data_s",
+}  # fmt: skip
 
 
 def parse_log(text: str) -> ForeignLog:
@@ -67,7 +84,7 @@ def parse_log(text: str) -> ForeignLog:
     A log without a training loss is read again for its evaluations, and one without those for the
     rates of its progress bars.
     """
-    series = parse_series(text) or parse_table(text)
+    series = _parse_series(text) or _parse_table(text)
     if series is not None:
         return series
     first = _read(text, "")
@@ -161,3 +178,73 @@ def _take_end(reader: LogReader, line: str) -> bool:
     else:
         return False
     return True
+
+
+def _parse_series(text: str) -> ForeignLog | None:
+    """A JSON object of series, `{"lm loss": {"values": {"1": 12.9}}}`; "nan" means no data."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(document, dict):
+        return None
+    series = {
+        name: values
+        for name, content in document.items()
+        if isinstance(content, dict) and isinstance(values := content.get("values"), dict)
+    }
+    losses = next((values for name, values in series.items() if "loss" in name.lower()), None)
+    if losses is None:
+        return None
+    times = series.get("iteration-time", {})
+    reader = LogReader()
+    for step, loss in losses.items():
+        if isinstance(loss, (int, float)):
+            step_s = times.get(step)
+            reader.progress(
+                LineFigures(
+                    step=int(step),
+                    loss=float(loss),
+                    step_s=float(step_s) if isinstance(step_s, (int, float)) else None,
+                )
+            )
+    return ForeignLog(reader.beats, facts_of_log(reader))
+
+
+def _parse_table(text: str) -> ForeignLog | None:
+    """A CSV table whose header names a step and a loss; a cell that is no number is left out."""
+    rows = csv.reader(io.StringIO(text))
+    try:
+        header = [name.strip().lower() for name in next(rows, [])]
+        names = [_COLUMNS.get(name) for name in header]
+        if len(header) < 2 or "step" not in names or "loss" not in names:
+            return None
+        reader = LogReader()
+        for row in rows:
+            _take_row(reader, dict(zip(names, row, strict=False)))
+    except csv.Error:
+        return None
+    return ForeignLog(without_unreported(reader.beats), facts_of_log(reader))
+
+
+def _take_row(reader: LogReader, cells: dict[str | None, str]) -> None:
+    figures = {name: value for name, cell in cells.items() if name and (value := _cell(cell))}
+    step = figures.pop("step", None)
+    if step is None or not isfinite(step[0]):
+        return
+    told: dict[str, Any] = {name: value for name, (value, _) in figures.items()}
+    told |= {
+        f"{name}_unit": figures[name][1] for name in ("loss", "lr", "grad_norm") if name in figures
+    }
+    record = LineFigures(step=int(step[0]), **told)
+    reader.progress(record, val_loss=record.evaluation_loss)
+
+
+def _cell(text: str) -> tuple[float, float] | None:
+    """A number and the unit of its last place; None for an empty cell or a word."""
+    try:
+        return float(text), printed_unit(text)
+    except ValueError:
+        return None

@@ -1,10 +1,11 @@
-"""Judge a log file that another trainer wrote, with the rules that watch our runs."""
+"""Replay a log file of any trainer to the rules that watch our runs: what would they have said?"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from nsa_core.config.training import WatchdogLimits
+from nsa_core.rundir.exit import ExitRecord, TrainerExit
 from nsa_ops.errors import (
     ConfigurationError,
     HaltVerdictError,
@@ -13,9 +14,44 @@ from nsa_ops.errors import (
 )
 from nsa_ops.health.foreign_logs import parse_log
 from nsa_ops.health.foreign_reader import ForeignLog
-from nsa_ops.health.replay import Replay, replay
 from nsa_ops.named_file import read_named
+from nsa_ops.pod.rules.rulebook import judge
+from nsa_ops.pod.rules.verdict import Finding, Level
+from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, Tracker, is_record
 from nsa_ops.quantities import count_of
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """The first time that a rule gave a level, or a worse stage of it."""
+
+    record: int  # from 0; the number of records for the end of the log
+    step: int
+    finding: Finding
+
+
+@dataclass
+class LogReplay:
+    """What the rules would have said while a log was written."""
+
+    num_records: int = 0  # that were judged
+    alarms: list[Alarm] = field(default_factory=list)  # the first of each rule and level, in order
+    num_findings: dict[str, int] = field(default_factory=dict)  # records on which a rule spoke
+    last_steps: dict[str, int] = field(default_factory=dict)  # the last of these steps
+    ending: str = ""  # how the log says that the run was stopped from outside
+
+    def first(self, level: Level) -> Alarm | None:
+        """The first alarm of a level."""
+        return next((alarm for alarm in self.alarms if alarm.finding.level == level), None)
+
+    def take(self, findings: list[Finding], record: int, step: int) -> None:
+        """Note what is new among findings."""
+        known = {(one.finding.rule, one.finding.level, one.finding.stage) for one in self.alarms}
+        for finding in findings:
+            self.num_findings[finding.rule] = self.num_findings.get(finding.rule, 0) + 1
+            self.last_steps[finding.rule] = step
+            if (finding.rule, finding.level, finding.stage) not in known:
+                self.alarms.append(Alarm(record, step, finding))
 
 
 @dataclass(frozen=True)
@@ -33,7 +69,39 @@ class LogHealth:
     path: Path
     level: Literal["healthy", "warn", "halt", "unknown"]
     num_unread: int
-    replay: Replay
+    replay: LogReplay
+
+
+def replay(log: ForeignLog, limits: WatchdogLimits) -> LogReplay:
+    """Judge a log after every record, as a watchdog that is never late would."""
+    found = LogReplay()
+    tracker = Tracker(log.facts, attempt=1)
+    for index, beat in enumerate(log.beats):
+        if beat.attempt != tracker.attempt:
+            tracker = Tracker(log.facts, beat.attempt, tracker.best_rate)
+        tracker.feed([beat])
+        evidence = tracker.evidence(beat.ts, ProcessEvidence(), MachineEvidence())
+        found.take(judge(evidence, limits).findings, index, beat.step)
+    found.num_records = sum(is_record(beat) for beat in log.beats)
+    if log.ending == "stopped":
+        step = log.beats[-1].step if log.beats else 0
+        found.ending = f"stopped from outside after step {step}: {log.error}"
+    elif log.ending:
+        _judge_end(log, tracker, limits, found)
+    return found
+
+
+def _judge_end(log: ForeignLog, tracker: Tracker, limits: WatchdogLimits, found: LogReplay) -> None:
+    step, at_s = (log.beats[-1].step, log.beats[-1].ts) if log.beats else (0, 0.0)
+    is_memory = log.ending == "out_of_memory"
+    ended = ExitRecord(
+        run_id="log", attempt=tracker.attempt,
+        code=TrainerExit.OUT_OF_MEMORY if is_memory else TrainerExit.CRASHED,
+        reason=f"out of memory: {log.error}" if is_memory else log.error,
+        step=step, checkpoint_step=None, at=at_s, by="trainer",
+    )  # fmt: skip
+    evidence = tracker.evidence(at_s, ProcessEvidence(exit=ended), MachineEvidence())
+    found.take(judge(evidence, limits).findings, len(log.beats), step)
 
 
 def judge_log(path: Path, run_id: str | None = None) -> LogHealth:
@@ -48,10 +116,10 @@ def judge_log(path: Path, run_id: str | None = None) -> LogHealth:
         raise ConfigurationError(message, hint="Leave one of the two out")
     log = parse_log(read_named(path, "Log").decode(errors="replace"))
     if not log.beats and not log.error:
-        message = f"Log `{path}` has no line that tells of a training step"
+        message = f"Log `{path}` has no line with a training step"
         raise ConfigurationError(message, hint="A line needs a step and a loss")
-    told = replay(log, WatchdogLimits())
-    return LogHealth(path, _level(log, told), log.num_unread, told)
+    found = replay(log, WatchdogLimits())
+    return LogHealth(path, _level(log, found), log.num_unread, found)
 
 
 def failure_of(health: LogHealth) -> OpsError | None:
@@ -68,7 +136,7 @@ def failure_of(health: LogHealth) -> OpsError | None:
     return None
 
 
-def _level(log: ForeignLog, told: Replay) -> Literal["healthy", "warn", "halt", "unknown"]:
-    if told.alarms:
-        return "halt" if told.first("halt") else "warn"
+def _level(log: ForeignLog, found: LogReplay) -> Literal["healthy", "warn", "halt", "unknown"]:
+    if found.alarms:
+        return "halt" if found.first("halt") else "warn"
     return "unknown" if log.num_unread > len(log.beats) else "healthy"

@@ -7,7 +7,7 @@ import pytest
 
 from nsa_core.config.training import WatchdogLimits
 from nsa_ops.health.foreign_logs import parse_log
-from nsa_ops.health.replay import replay
+from nsa_ops.health.log_health import replay
 
 LOGS = Path(__file__).parents[3].parent / "shared" / "cases" / "logs"
 TRIALS = LOGS.parent / "trials"

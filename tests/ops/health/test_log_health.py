@@ -21,7 +21,7 @@ def test_a_healthy_log_is_healthy(tmp_path):
 def test_a_file_that_is_no_log_or_is_not_there_is_said_so(tmp_path):
     prose = tmp_path / "prose.txt"
     prose.write_text("It was a dark and stormy night.")
-    with pytest.raises(ConfigurationError, match="no line that tells"):
+    with pytest.raises(ConfigurationError, match="no line with a training step"):
         judge_log(prose)
     with pytest.raises(NotFoundError, match="does not exist"):
         judge_log(tmp_path / "absent.log")
