@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,27 +11,10 @@ import pytest
 from nsa_core.rundir.checkpoint import find_damage, list_checkpoints
 from nsa_core.rundir.layout import RunDir
 from nsa_ops.backup.verify import verify_backup
-from tests.integration.ssh_server import SshServer, ssh_server
-from tests.integration.tcp_proxy import tcp_proxy
-from tests.integration.test_ssh_run import SshPod
+from tests.integration.ssh_pod import SshPod
 from tests.integration.trainer_runs import wait_for
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with ssh_server(tmp_path_factory.mktemp("sshd") / "a") as running:
-        yield running
-
-
-@pytest.fixture
-def pod(server: SshServer, tmp_path: Path) -> Iterator[SshPod]:
-    with tcp_proxy(server.port) as proxy:
-        behind = SshPod(tmp_path, server=server, proxy=proxy)
-        behind.add()
-        yield behind
-        behind.stop()
 
 
 def backup(pod: SshPod) -> RunDir:

@@ -18,8 +18,8 @@ import pytest
 from nsa_ops.remote.audit import first_broken_line
 from nsa_ops.store import Store
 from tests.integration.ssh_pod import SshPod
-from tests.integration.ssh_server import SshServer, ssh_server
-from tests.integration.tcp_proxy import tcp_proxy
+from tests.integration.ssh_server import SshServer
+from tests.integration.tcp_proxy import Proxy
 from tests.integration.warm import Said
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -56,27 +56,20 @@ class Laptop(SshPod):
         os.close(filler)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with ssh_server(tmp_path_factory.mktemp("sshd") / "a") as running:
-        yield running
-
-
 @pytest.fixture
-def laptop(server: SshServer, tmp_path: Path, short_path: Path) -> Iterator[Laptop]:
+def laptop(server: SshServer, proxy: Proxy, tmp_path: Path, short_path: Path) -> Iterator[Laptop]:
     disk = tmp_path / "state"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=16m,nr_inodes=400", "tmpfs", str(disk)]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     if refused.returncode:
         pytest.skip(f"this machine refuses a tmpfs mount: {refused.stderr.strip()}")
-    with tcp_proxy(server.port) as proxy:
-        one = Laptop(tmp_path, server=server, proxy=proxy, temporary=short_path)
-        one.add()
-        assert one.launch("r1", "schedule.steps=4000").exit_code == 0
-        yield one
-        subprocess.run(["mount", "-o", "remount,rw,size=32m,nr_inodes=0", str(disk)], check=True)
-        one.stop()
+    one = Laptop(tmp_path, server=server, proxy=proxy, temporary=short_path)
+    one.add()
+    assert one.launch("r1", "schedule.steps=4000").exit_code == 0
+    yield one
+    subprocess.run(["mount", "-o", "remount,rw,size=32m,nr_inodes=0", str(disk)], check=True)
+    one.stop()
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 

@@ -16,25 +16,15 @@ from nsa_ops.remote.audit import first_broken_line
 from nsa_ops.store import Store
 from tests.integration.local_pod import CANARY
 from tests.integration.ssh_pod import SshPod
-from tests.integration.ssh_server import SshServer, openssh, ssh_server
-from tests.integration.tcp_proxy import tcp_proxy
+from tests.integration.ssh_server import SshServer, openssh
 
 pytestmark = pytest.mark.integration
 LONG = "schedule.steps=4000"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with ssh_server(tmp_path_factory.mktemp("sshd") / "a") as running:
-        yield running
-
-
 @pytest.fixture
-def pod(server: SshServer, tmp_path: Path) -> Iterator[SshPod]:
-    with tcp_proxy(server.port) as proxy:
-        behind = SshPod(tmp_path, server=server, proxy=proxy)
-        yield behind
-        behind.stop()
+def pod(new_pod: SshPod) -> SshPod:
+    return new_pod
 
 
 class HomeIn(SshPod):

@@ -4,9 +4,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,26 +22,9 @@ from nsa_ops.store import PodRecord
 from tests.integration.local_pod import STEADY
 from tests.integration.pod_runs import wait_for
 from tests.integration.ssh_pod import SshPod
-from tests.integration.ssh_server import SshServer, ssh_server
-from tests.integration.tcp_proxy import tcp_proxy
 
 pytestmark = pytest.mark.integration
 LONG = "schedule.steps=4000"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with ssh_server(tmp_path_factory.mktemp("sshd") / "a") as running:
-        yield running
-
-
-@pytest.fixture
-def pod(server: SshServer, tmp_path: Path) -> Iterator[SshPod]:
-    with tcp_proxy(server.port) as proxy:
-        behind = SshPod(tmp_path, server=server, proxy=proxy)
-        behind.add()
-        yield behind
-        behind.stop()
 
 
 def trainers_of(pod: SshPod, run_id: str) -> set[int]:

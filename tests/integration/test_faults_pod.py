@@ -17,7 +17,7 @@ from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import read_processes, write_processes
 from tests.integration.pod_runs import make_run, start, wait_for
 from tests.integration.ssh_pod import SshPod
-from tests.integration.ssh_server import SshServer, openssh, ssh_server
+from tests.integration.ssh_server import openssh, ssh_server
 from tests.integration.tcp_proxy import tcp_proxy
 
 pytestmark = pytest.mark.integration
@@ -33,21 +33,6 @@ TOOLS = (
     "python3 readlink rm rsync sed setsid sha256sum sleep sort stat tail tar test tmux touch tr "
     "uname wc"
 )
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with ssh_server(tmp_path_factory.mktemp("sshd") / "a") as running:
-        yield running
-
-
-@pytest.fixture
-def pod(server: SshServer, tmp_path: Path) -> Iterator[SshPod]:
-    with tcp_proxy(server.port) as proxy:
-        behind = SshPod(tmp_path, server=server, proxy=proxy)
-        behind.add()
-        yield behind
-        behind.stop()
 
 
 def trainer_of(pod: SshPod, run_id: str) -> ProcessIdentity:

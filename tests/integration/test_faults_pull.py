@@ -25,26 +25,14 @@ from nsa_ops.backup.pulled import Pulled
 from nsa_ops.errors import LocalResourceError, OpsError, PodUnreachableError, StateConflictError
 from nsa_ops.remote.openssh import OpenSSHTransport
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed, Transport
-from tests.integration.ssh_server import SshServer, openssh, ssh_server
-from tests.integration.tcp_proxy import Proxy, tcp_proxy
+from tests.integration.ssh_server import SshServer, openssh
+from tests.integration.tcp_proxy import Proxy
 from tests.ops.backup.case import RUN_ID, Case
 
 pytestmark = pytest.mark.integration
 SIZE = 4_000_000
 #: What ssh and the pipes hold when a link is cut, and what a poll of the run directory takes.
 ON_THE_WAY = 600_000
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with ssh_server(tmp_path_factory.mktemp("sshd") / "a") as running:
-        yield running
-
-
-@pytest.fixture
-def proxy(server: SshServer) -> Iterator[Proxy]:
-    with tcp_proxy(server.port) as running:
-        yield running
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,25 +14,8 @@ from nsa_ops.remote.audit import first_broken_line
 from tests.integration.local_pod import LocalPod
 from tests.integration.pod_runs import wait_for
 from tests.integration.ssh_pod import SshPod
-from tests.integration.ssh_server import SshServer, ssh_server
-from tests.integration.tcp_proxy import tcp_proxy
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with ssh_server(tmp_path_factory.mktemp("sshd") / "a") as running:
-        yield running
-
-
-@pytest.fixture
-def pod(server: SshServer, tmp_path: Path) -> Iterator[SshPod]:
-    with tcp_proxy(server.port) as proxy:
-        behind = SshPod(tmp_path, server=server, proxy=proxy)
-        behind.add()
-        yield behind
-        behind.stop()
 
 
 def stall_probes(pod: LocalPod) -> Path:

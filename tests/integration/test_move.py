@@ -14,9 +14,9 @@ from nsa_core.rundir.manifest import Parent, read_manifest
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import read_processes
 from tests.integration.local_pod import STEADY
+from tests.integration.ssh_pod import SshPod
 from tests.integration.ssh_server import ssh_server
 from tests.integration.tcp_proxy import tcp_proxy
-from tests.integration.test_ssh_run import SshPod
 from tests.integration.trainer_runs import TINY, losses, steps_logged, wait_for, write_text_once
 from tests.tmux_server import end_server
 

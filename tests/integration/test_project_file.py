@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.ssh_pod import SshPod
-from tests.integration.ssh_server import SshServer, ssh_server
-from tests.integration.tcp_proxy import tcp_proxy
+from tests.integration.ssh_server import SshServer
+from tests.integration.tcp_proxy import Proxy
 
 pytestmark = pytest.mark.integration
 
@@ -31,21 +31,14 @@ class UserConfig(SshPod):
         )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with ssh_server(tmp_path_factory.mktemp("sshd") / "a") as running:
-        yield running
-
-
 @pytest.fixture
-def pod(server: SshServer, tmp_path: Path) -> Iterator[UserConfig]:
+def pod(server: SshServer, proxy: Proxy, tmp_path: Path) -> Iterator[UserConfig]:
     folder = tmp_path / ".config" / "nsa-ops"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(f'ssh_config = "{server.folder / "client.conf"}"\n')
-    with tcp_proxy(server.port) as proxy:
-        behind = UserConfig(tmp_path, server=server, proxy=proxy)
-        yield behind
-        behind.stop()
+    behind = UserConfig(tmp_path, server=server, proxy=proxy)
+    yield behind
+    behind.stop()
 
 
 def plant(folder: Path, server: SshServer) -> Path:

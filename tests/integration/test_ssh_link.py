@@ -36,7 +36,7 @@ from tests.integration.ssh_server import (
     over_fabric,
     ssh_server,
 )
-from tests.integration.tcp_proxy import Proxy, tcp_proxy
+from tests.integration.tcp_proxy import Proxy
 
 Opener = Callable[[SshTarget], AbstractContextManager[FramedTransport]]
 pytestmark = pytest.mark.integration
@@ -44,18 +44,6 @@ LOGO = r"""
  _____                             _
 |  __ \                           | |
 |_|  \_\                          |_| \e[33m only /work is kept \e[0m"""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with ssh_server(tmp_path_factory.mktemp("sshd") / "a") as running:
-        yield running
-
-
-@pytest.fixture
-def proxy(server: SshServer) -> Iterator[Proxy]:
-    with tcp_proxy(server.port) as running:
-        yield running
 
 
 @pytest.fixture(params=["ssh", "fabric"])

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,25 +14,15 @@ from nsa_core.rundir.layout import RunDir
 from nsa_ops.remote.audit import first_broken_line
 from tests.integration.local_pod import CANARY
 from tests.integration.ssh_pod import SshPod
-from tests.integration.ssh_server import SshServer, make_key, ssh_server
-from tests.integration.tcp_proxy import tcp_proxy
+from tests.integration.ssh_server import make_key, ssh_server
 
 pytestmark = pytest.mark.integration
 LONG = "schedule.steps=4000"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with ssh_server(tmp_path_factory.mktemp("sshd") / "a") as running:
-        yield running
-
-
 @pytest.fixture
-def pod(server: SshServer, tmp_path: Path) -> Iterator[SshPod]:
-    with tcp_proxy(server.port) as proxy:
-        behind = SshPod(tmp_path, server=server, proxy=proxy)
-        yield behind
-        behind.stop()
+def pod(new_pod: SshPod) -> SshPod:
+    return new_pod
 
 
 @pytest.mark.slow

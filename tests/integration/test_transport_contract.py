@@ -13,7 +13,7 @@ from nsa_ops.errors import DeadlineError, NotFoundError, StateConflictError, Ver
 from nsa_ops.remote.local import LocalTransport
 from nsa_ops.remote.transport import Transport
 from tests.integration.pod_runs import wait_for
-from tests.integration.ssh_server import SshServer, openssh, over_fabric, ssh_server
+from tests.integration.ssh_server import SshServer, openssh, over_fabric
 
 pytestmark = pytest.mark.integration
 HOSTILE = [
@@ -23,12 +23,6 @@ HOSTILE = [
 HOSTILE_NAMES = [
     "with space", "-rf", "quote'\"", "two\nlines", "日本 é", "$(id)", "*", ".hidden", "a\\b", "%d",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with ssh_server(tmp_path_factory.mktemp("sshd") / "a") as running:
-        yield running
 
 
 @pytest.fixture(scope="module", params=["local", "ssh", "fabric"])

@@ -18,25 +18,13 @@ from nsa_ops.remote.openssh import OpenSSHTransport
 from nsa_ops.remote.trees import PARTIAL_DIR, put_tree
 from tests.integration.pod_runs import wait_for
 from tests.integration.ssh_server import SshServer, openssh, ssh_server
-from tests.integration.tcp_proxy import Proxy, tcp_proxy
+from tests.integration.tcp_proxy import Proxy
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed"),
 ]
 NAMES = ["plain", "with space", "-rf", "quote'\"", "two\nlines", "日本", "$(id)", "*"]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with ssh_server(tmp_path_factory.mktemp("sshd") / "a") as running:
-        yield running
-
-
-@pytest.fixture
-def proxy(server: SshServer) -> Iterator[Proxy]:
-    with tcp_proxy(server.port) as running:
-        yield running
 
 
 @pytest.fixture

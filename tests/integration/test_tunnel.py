@@ -8,16 +8,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nsa_ops.remote.snapshot import code_root
 from tests.integration.local_pod import LocalPod
-from tests.integration.ssh_server import SshServer, ssh_server
-from tests.integration.tcp_proxy import tcp_proxy
-from tests.integration.test_ssh_run import SshPod
+from tests.integration.ssh_pod import SshPod
 from tests.integration.trainer_runs import wait_for
 
 pytestmark = pytest.mark.integration
@@ -43,21 +40,12 @@ def plant(folder: Path, content: str) -> None:
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{path}" exec {sys.executable} "$@"\n')
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with ssh_server(tmp_path_factory.mktemp("sshd") / "a") as running:
-        yield running
-
-
 @pytest.fixture
-def pod(server: SshServer, tmp_path: Path) -> Iterator[SshPod]:
-    with tcp_proxy(server.port) as proxy:
-        behind = SshPod(tmp_path, server=server, proxy=proxy)
-        behind.add()
-        plant(tmp_path, FAKE)
-        assert behind.launch("r1", "schedule.steps=10").exit_code == 0
-        yield behind
-        behind.stop()
+def pod(new_pod: SshPod, tmp_path: Path) -> SshPod:
+    new_pod.add()
+    plant(tmp_path, FAKE)
+    assert new_pod.launch("r1", "schedule.steps=10").exit_code == 0
+    return new_pod
 
 
 def is_alive(pid: int) -> bool:
