@@ -1,13 +1,14 @@
 """Ask the agents on the pod: one round trip each, JSON in, JSON out, errors in our words."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from pydantic import BaseModel
 
 from nsa_core.config.base import one_line
 from nsa_core.rundir.bounded_json import MANIFEST, parse_model
 from nsa_core.rundir.manifest import RunManifest
-from nsa_ops.context import PodLink
+from nsa_ops.context import PodLink, RunHandle
 from nsa_ops.errors import (
     ConfigurationError,
     LocalResourceError,
@@ -19,8 +20,9 @@ from nsa_ops.errors import (
 from nsa_ops.pod.messages import OFFSETS, Offsets, ProbeDocument, Reply, ReplyCode, RunReport
 from nsa_ops.pod.verify import Verification
 from nsa_ops.quantities import sentence_case
-from nsa_ops.remote.transport import QUICK_S, Completed
+from nsa_ops.remote.transport import QUICK_S
 
+_ModelT = TypeVar("_ModelT", bound=BaseModel)
 #: Hashing runs at a few hundred MiB a second; the largest checkpoints take minutes.
 VERIFY_S = 900.0
 
@@ -32,21 +34,16 @@ _ERRORS: Mapping[ReplyCode, type[OpsError]] = {
 }
 
 
-def ask(link: PodLink, code_id: str, action: BaseModel, *, timeout_s: float = QUICK_S) -> Reply:
+def ask(run: RunHandle, action: BaseModel) -> Reply:
     """Have one action carried out on the pod.
 
     Raises:
         OpsError: The error that the reply's code stands for, with the agent's own words.
     """
-    argv = link.module(code_id, "nsa_ops.pod.act")
-    done = link.transport.run(argv, stdin=action.model_dump_json().encode(), timeout_s=timeout_s)
-    try:
-        reply = parse_model(Reply, done.stdout)
-    except ValueError as error:
-        raise _no_answer(link, done) from error
+    stdin = action.model_dump_json().encode()
+    reply = _call(run.link, run.module("nsa_ops.pod.act"), Reply, stdin=stdin)
     if reply.code is not ReplyCode.OK:
-        run = str(getattr(action, "run_dir", "")).rpartition("/")[2]
-        raise _ERRORS[reply.code](sentence_case(reply.message, run), hint=reply.hint)
+        raise _ERRORS[reply.code](sentence_case(reply.message, run.run_id), hint=reply.hint)
     return reply
 
 
@@ -55,8 +52,6 @@ def probe(
     code_id: str,
     run_ids: Sequence[str] = (),
     offsets: Mapping[str, Offsets] | None = None,
-    *,
-    timeout_s: float = QUICK_S,
 ) -> ProbeDocument:
     """What the pod shows of these runs, or of all runs in its folder, in one round trip.
 
@@ -65,54 +60,35 @@ def probe(
         code_id: Version of the code whose agent answers.
         run_ids: Runs to look at; all if empty.
         offsets: Where earlier probes stopped reading, by run id.
-        timeout_s: Deadline.
     """
     words: list[str] = ["--runs-root", str(link.runs)]
     for run_id in run_ids:
         words += ["--run-id", run_id]
     argv = link.module(code_id, "nsa_ops.pod.probe", *words)
-    stdin = OFFSETS.dump_json(dict(offsets or {}))
-    done = link.transport.run(argv, stdin=stdin, timeout_s=timeout_s)
-    try:
-        return parse_model(ProbeDocument, done.stdout)
-    except ValueError as error:
-        raise _no_answer(link, done) from error
+    return _call(link, argv, ProbeDocument, stdin=OFFSETS.dump_json(dict(offsets or {})))
 
 
-def probe_run(
-    link: PodLink, code_id: str, run_id: str, offsets: Offsets | None = None
-) -> RunReport:
+def probe_run(run: RunHandle, offsets: Offsets | None = None) -> RunReport:
     """What the pod shows of one run.
 
     Raises:
         NotFoundError: If there is no such run on the pod, or its manifest cannot be read.
     """
-    document = probe(link, code_id, [run_id], {run_id: offsets} if offsets else None)
+    known = {run.run_id: offsets} if offsets else None
+    document = probe(run.link, run.code_id, [run.run_id], known)
     for report in document.runs:
-        if report.run_id == run_id:
+        if report.run_id == run.run_id:
             return report
     said = document.problems[0].message if document.problems else "it is not there"
-    message = f"Run `{run_id}` cannot be read on pod `{link.record.name}`: {said}"
+    message = f"Run `{run.run_id}` cannot be read on pod `{run.pod}`: {said}"
     raise NotFoundError(message, hint="See what is there with `nsa-ops run ls`")
 
 
-def verify(link: PodLink, code_id: str, *, run_id: str = "", checkpoint: str = "") -> Verification:
-    """Hash a checkpoint on the pod, or a run's newest ones up to the first whole one.
-
-    Args:
-        link: Pod to ask.
-        code_id: Version of the code whose agent answers.
-        run_id: Run whose newest whole checkpoint is sought.
-        checkpoint: Folder of one checkpoint, instead of a run.
-    """
-    run_dir = str(link.run_dir(run_id))
-    words = ("--checkpoint", checkpoint) if checkpoint else ("--run-dir", run_dir)
-    argv = link.module(code_id, "nsa_ops.pod.verify", *words)
-    done = link.transport.run(argv, timeout_s=VERIFY_S)
-    try:
-        return parse_model(Verification, done.stdout)
-    except ValueError as error:
-        raise _no_answer(link, done) from error
+def verify(run: RunHandle, checkpoint: str = "") -> Verification:
+    """Hash one checkpoint on the pod, or without one the newest of the run up to a whole one."""
+    words = ("--checkpoint", checkpoint) if checkpoint else ("--run-dir", str(run.run_dir))
+    argv = run.module("nsa_ops.pod.verify", *words)
+    return _call(run.link, argv, Verification, timeout_s=VERIFY_S)
 
 
 def read_run_manifest(link: PodLink, run_id: str) -> RunManifest:
@@ -163,10 +139,21 @@ def require_run(link: PodLink, manifest: RunManifest, run_id: str) -> None:
         raise VerificationError(message, hint=hint)
 
 
-def _no_answer(link: PodLink, done: Completed) -> OpsError:
-    said = done.last_error_line or "nothing"
-    message = (
-        f"The agent on pod `{link.record.name}` gave no answer (exit code {done.exit_code}): {said}"
-    )
-    hint = f"See that `{link.record.python} -c 'import pydantic, yaml'` works on the pod"
-    return VerificationError(message, hint=hint)
+def _call(
+    link: PodLink,
+    argv: Sequence[str],
+    kind: type[_ModelT],
+    *,
+    stdin: bytes = b"",
+    timeout_s: float = QUICK_S,
+) -> _ModelT:
+    done = link.transport.run(argv, stdin=stdin, timeout_s=timeout_s)
+    try:
+        return parse_model(kind, done.stdout)
+    except ValueError as error:
+        pod, said = link.record, done.last_error_line or "nothing"
+        message = (
+            f"The agent on pod `{pod.name}` gave no answer (exit code {done.exit_code}): {said}"
+        )
+        hint = f"See that `{pod.python} -c 'import pydantic, yaml'` works on the pod"
+        raise VerificationError(message, hint=hint) from error

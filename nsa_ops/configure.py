@@ -1,13 +1,17 @@
 """Resolve what to run: the configuration with its origins, and what profiles say and why."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from pydantic import ValidationError
 
 from nsa_core.config.backend_policy import ALL_BRANCHES, expected_backend
 from nsa_core.config.base import ConfigError, VariableError
 from nsa_core.config.profile import HardwareProfile, list_profiles, load_profile
-from nsa_core.config.recipe import ResolvedConfig, leaves, resolve
+from nsa_core.config.recipe import ResolvedConfig, leaves, parse_set, resolve
+from nsa_core.config.run import RunConfig
 from nsa_ops.context import Operator
 from nsa_ops.errors import ConfigurationError
 from nsa_ops.quantities import sentence_case
@@ -18,7 +22,7 @@ _FALLBACK_RECIPE = "m7c-125m"
 
 
 @dataclass(frozen=True)
-class Choice:
+class RunChoice:
     """What the operator chose on the command line; empty means not given."""
 
     recipe: str = ""
@@ -70,7 +74,7 @@ class Checked:
 
 
 def resolve_choice(
-    settings: Settings, choice: Choice, *, pod_profile: str = "", memory_gib: float | None = None
+    settings: Settings, choice: RunChoice, *, pod_profile: str = "", memory_gib: float | None = None
 ) -> ResolvedConfig:
     """The configuration of a choice: flags, then settings, then the pod's profile, then defaults.
 
@@ -95,7 +99,7 @@ def default_recipe(profile: str | None) -> str:
     return _DEFAULT_RECIPE.get(profile or "", _FALLBACK_RECIPE)
 
 
-def check_config(settings: Settings, choice: Choice) -> Checked:
+def check_config(settings: Settings, choice: RunChoice) -> Checked:
     """Resolve a configuration and say what it is."""
     found = resolve_choice(settings, choice)
     return Checked(
@@ -103,7 +107,7 @@ def check_config(settings: Settings, choice: Choice) -> Checked:
     )
 
 
-def list_values(settings: Settings, choice: Choice) -> list[Value]:
+def list_values(settings: Settings, choice: RunChoice) -> list[Value]:
     """Every value of a configuration with its origin and, where the profile decides, the reason.
 
     The backend of each branch tells what the policy comes to on that hardware.
@@ -153,7 +157,7 @@ def all_hardware() -> list[HardwareProfile]:
     return [load_hardware(name) for name in list_profiles()]
 
 
-def explain_profile(settings: Settings, choice: Choice) -> list[Value]:
+def explain_profile(settings: Settings, choice: RunChoice) -> list[Value]:
     """The values that the profile decides, each with its reason, and what the kernels will be."""
     kernels = {f"runtime.backend_{branch}" for branch in ALL_BRANCHES}
     return [
@@ -163,7 +167,7 @@ def explain_profile(settings: Settings, choice: Choice) -> list[Value]:
     ]
 
 
-def require_profile(operator: Operator, choice: Choice, pod_profile: str) -> str:
+def require_profile(operator: Operator, choice: RunChoice, pod_profile: str) -> str:
     """The profile that applies.
 
     Raises:
@@ -175,3 +179,30 @@ def require_profile(operator: Operator, choice: Choice, pod_profile: str) -> str
         hint = "Name one with `--profile`; see `nsa-ops profile ls`"
         raise ConfigurationError(message, hint=hint)
     return profile
+
+
+def overlay(config: RunConfig, sets: Sequence[str]) -> RunConfig:
+    """The configuration with these values changed; the same object without any.
+
+    Raises:
+        ConfigurationError: If a key is unknown or the values cannot go together.
+    """
+    if not sets:
+        return config
+    nested = config.model_dump(mode="python")
+    try:
+        for flag in sets:
+            key, value = parse_set(flag)
+            *sections, name = key.split(".")
+            target = nested
+            for section in sections:
+                target = target[section]
+            target[name] = value
+        return RunConfig.model_validate(nested)
+    except ConfigError as error:
+        raise ConfigurationError(str(error), hint="See `nsa-ops config show`") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        message = f"--set: {where}: {first['msg']}".replace(": : ", ": ")
+        raise ConfigurationError(message, hint="See `nsa-ops config show`") from error

@@ -13,12 +13,12 @@ from nsa_core.rundir.layout import RunDir
 from nsa_ops.backup.locate import backup_folder
 from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.backup.verify import check_verified, verify_backup
-from nsa_ops.configure import Choice
+from nsa_ops.configure import RunChoice
 from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import LocalResourceError, RefusedError, StateConflictError, VerificationError
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.pod.processes import is_running, read_processes
-from nsa_ops.pods.pods import execute_add, plan_add
+from nsa_ops.pods.known import execute_add, plan_add
 from nsa_ops.preflight.preflight import run_preflight
 from nsa_ops.quantities import count_of
 from nsa_ops.report.prove import RepeatedLosses, await_replay, find_replay
@@ -194,14 +194,14 @@ def _check_machine(stage: _Stage, folder: Path) -> None:
             found(f"{name}: {check.measured}")
 
 
-def _choice() -> Choice:
+def _choice() -> RunChoice:
     sets = (
         f"schedule.steps={STEPS}",
         "batch.micro_batch=6",
         f"checkpoint.save_every={SAVE_EVERY}",
         "telemetry.log_every=1",
     )
-    return Choice(RECIPE, PROFILE, sets)
+    return RunChoice(RECIPE, PROFILE, sets)
 
 
 def _launch(stage: _Stage) -> None:
@@ -302,7 +302,7 @@ def _link(stage: _Stage) -> PodLink:
 def _await(stage: _Stage, is_done: Callable[[RunReport], bool], what: str) -> RunReport:
     found = find_run(stage.operator, stage.demo.run_id)
     return poll(
-        stage.operator, found.link, found.record.code_id, found.record.run_id,
+        stage.operator, found.run,
         lambda report: is_done(report) or report.state in ENDED, _RUN_S, what,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from nsa_core.rundir.layout import check_run_id
 from nsa_ops.backup.folder import BackupFolder
 from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import ConfigurationError, NotFoundError
-from nsa_ops.pods.pods import choose_pod
+from nsa_ops.pods.known import choose_pod
 
 BACKUPS = "backups"
 

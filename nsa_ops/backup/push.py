@@ -13,7 +13,7 @@ from nsa_ops.backup.verify import check_verified, verify_backup
 from nsa_ops.context import Operator
 from nsa_ops.errors import ConfigurationError, NotFoundError, VerificationError
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.pods.pods import choose_pod
+from nsa_ops.pods.known import choose_pod
 from nsa_ops.quantities import count_of, format_bytes
 from nsa_ops.remote.files import list_files
 from nsa_ops.remote.inbound import check_folder

@@ -10,7 +10,7 @@ from nsa_core.rundir.names import show_name
 from nsa_ops.backup.folder import BackupFolder, move_aside, read_backup_record
 from nsa_ops.backup.held import Held, is_held_good, is_whole_at, is_whole_here, mark_of
 from nsa_ops.backup.survey import RemoteCheckpoint, list_run_files
-from nsa_ops.context import Operator
+from nsa_ops.context import Operator, Work
 from nsa_ops.errors import (
     DeadlineError,
     OpsError,
@@ -24,7 +24,6 @@ from nsa_ops.remote.inbound import Refusal, RemoteFile, make_parents, path_fault
 from nsa_ops.remote.many_files import SMALL_BYTES, pull_small_files
 from nsa_ops.remote.transport import Transport
 from nsa_ops.store import Receipt
-from nsa_ops.work import Work
 
 #: A live run rewrites small files (the watchdog's verdict every few seconds) while we read them.
 ROUNDS = 3

@@ -12,7 +12,7 @@ from nsa_core.rundir.bench_result import (
 )
 from nsa_ops.bench.panels import Panels, panels_of
 from nsa_ops.bench.plot import draw_panels
-from nsa_ops.configure import Choice, resolve_choice
+from nsa_ops.configure import RunChoice, resolve_choice
 from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import (
     ConfigurationError,
@@ -21,7 +21,7 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.named_file import check_writable_place, read_named
-from nsa_ops.pods.pods import choose_pod
+from nsa_ops.pods.known import choose_pod
 from nsa_ops.quantities import sentence_case
 from nsa_ops.remote.snapshot import Snapshot, ship, take_snapshot
 from nsa_ops.remote.transport import Completed
@@ -101,7 +101,7 @@ def run_bench(operator: Operator, pod_name: str | None, request: BenchRequest) -
 
 
 def run_validation(
-    operator: Operator, pod_name: str | None, choice: Choice, words: Sequence[str]
+    operator: Operator, pod_name: str | None, choice: RunChoice, words: Sequence[str]
 ) -> Benched:
     """Run the matrix of lengths and paths with a configuration, as `run_bench`.
 

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from nsa_ops.context import Operator, PodLink
-from nsa_ops.doors import open_door
+from nsa_ops.context import Operator, PodLink, open_transport
 from nsa_ops.errors import ConfigurationError, LocalResourceError, PodUnreachableError
-from nsa_ops.pods.pods import choose_pod
+from nsa_ops.pods.known import choose_pod
 from nsa_ops.remote.files import pull_file
 from nsa_ops.remote.openssh import OpenSSHTransport
 from nsa_ops.remote.transport import QUICK_S
@@ -92,7 +91,7 @@ def bench_transport(
     """
     wanted = pod_name or operator.settings.values.pod or None
     link = operator.link(choose_pod(operator.store, wanted))
-    bare = open_door(link.record, operator.settings)
+    bare = open_transport(link.record, operator.settings)
     if not isinstance(bare, OpenSSHTransport):
         message = f"Pod `{link.record.name}` is of kind `{link.record.kind}`: there is no bare ssh"
         raise ConfigurationError(message, hint="Name a pod that was added with `--transport ssh`")

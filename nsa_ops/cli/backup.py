@@ -131,8 +131,8 @@ def restore(
     from nsa_ops.backup.restore import plan_restore, restore_here, restore_to_pod
     from nsa_ops.cli.render_backup import draw_restored
     from nsa_ops.preflight.guardrails import parse_overrides
-    from nsa_ops.runs.adopt_backup import adopt_run, plan_adoption
-    from nsa_ops.runs.old_pod import OLD_POD
+    from nsa_ops.runs.adopt import adopt_restored, plan_adoption
+    from nsa_ops.runs.lease import OLD_POD
 
     overrides = parse_overrides(override or (), (OLD_POD,))
     folder = find_backup(session.operator, run)
@@ -150,7 +150,7 @@ def restore(
     with session.operator.work("restoring"):
         restored = restore_to_pod(link, planned, tell) if link else restore_here(planned)
     if link:
-        adopt_run(session.operator, link, planned, overrides)
+        adopt_restored(session.operator, link, planned, overrides)
     session.show(restored, draw_restored)
 
 

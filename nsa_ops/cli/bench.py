@@ -155,11 +155,11 @@ def validate(
         read_benched,
         run_validation,
     )
-    from nsa_ops.configure import Choice
+    from nsa_ops.configure import RunChoice
 
     words = [*_repeat("--length", length), *_repeat("--path", path), *_once("--steps", steps)]
     chosen = [*_once("--recipe", recipe), *_once("--profile", profile), *_repeat("--set", sets)]
-    choice = Choice(recipe or "", profile or "", tuple(sets or ()))
+    choice = RunChoice(recipe or "", profile or "", tuple(sets or ()))
     session.interrupt_note = _INTERRUPTED
     check_only_shown(read, pod, [*chosen, *words])
     check_places(read=read, out=out, plot=plot)

@@ -31,9 +31,9 @@ def config_check(
 ) -> None:
     """Resolve a configuration and say whether it can be used."""
     from nsa_ops.cli.render import draw_checked
-    from nsa_ops.configure import Choice, check_config
+    from nsa_ops.configure import RunChoice, check_config
 
-    choice = Choice(recipe or "", profile or "", tuple(sets or ()))
+    choice = RunChoice(recipe or "", profile or "", tuple(sets or ()))
     session.show(check_config(session.settings, choice), draw_checked)
 
 
@@ -48,9 +48,9 @@ def config_show(
 ) -> None:
     """Show every value of a configuration, or of the operator's own settings."""
     from nsa_ops.cli.render import draw_values, draw_values_with_origin
-    from nsa_ops.configure import Choice, list_settings, list_values
+    from nsa_ops.configure import RunChoice, list_settings, list_values
 
-    choice = Choice(recipe or "", profile or "", tuple(sets or ()))
+    choice = RunChoice(recipe or "", profile or "", tuple(sets or ()))
     settings = session.settings
     values = list_settings(settings) if operator else list_values(settings, choice)
     session.show(values, draw_values_with_origin if origin else draw_values)
@@ -111,9 +111,9 @@ def profile_explain(
 ) -> None:
     """Show the values that a profile decides, and why."""
     from nsa_ops.cli.render import draw_reasons
-    from nsa_ops.configure import Choice, explain_profile
+    from nsa_ops.configure import RunChoice, explain_profile
 
-    choice = Choice(recipe or "", name, tuple(sets or ()))
+    choice = RunChoice(recipe or "", name, tuple(sets or ()))
     session.show(explain_profile(session.settings, choice), draw_reasons)
 
 
@@ -125,8 +125,8 @@ def estimate(
 ) -> None:
     """Estimate parameters, memory, FLOPs and disk of a run before launching it."""
     from nsa_ops.cli.render_runs import draw_estimate
-    from nsa_ops.configure import Choice
+    from nsa_ops.configure import RunChoice
     from nsa_ops.estimate import estimate_choice
 
-    choice = Choice(recipe or "", profile or "", tuple(sets or ()))
+    choice = RunChoice(recipe or "", profile or "", tuple(sets or ()))
     session.show(estimate_choice(session.settings, choice), draw_estimate)

@@ -51,7 +51,7 @@ def run_show(session: Session, run: RunArgument = None) -> None:
 def run_adopt(session: Session, run: RunArgument = None, pod: PodOption = None) -> None:
     """Let this laptop know a run that another one launched; nothing on the pod changes."""
     from nsa_ops.cli.render_runs import draw_adopted
-    from nsa_ops.runs.adopt_run import execute_adopt_run, plan_adopt_run
+    from nsa_ops.runs.adopt import execute_adopt_run, plan_adopt_run
 
     planned = plan_adopt_run(session.operator, run, pod)
     session.agree(planned.plan)
@@ -157,7 +157,7 @@ def events(
 def stack(session: Session, run: RunArgument = None) -> None:
     """Show the stacks of all threads of a running trainer."""
     from nsa_ops.cli.render_runs import draw_stacks
-    from nsa_ops.runs.signals import dump_stacks
+    from nsa_ops.runs.halt import dump_stacks
 
     session.show(dump_stacks(session.operator, run), draw_stacks)
 
@@ -165,7 +165,7 @@ def stack(session: Session, run: RunArgument = None) -> None:
 def checkpoint(session: Session, run: RunArgument = None) -> None:
     """Have a run save a checkpoint now, and go on."""
     from nsa_ops.cli.render_runs import draw_saved
-    from nsa_ops.runs.signals import save_now
+    from nsa_ops.runs.halt import save_now
 
     session.show(save_now(session.operator, run), draw_saved)
 

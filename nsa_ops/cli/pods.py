@@ -60,7 +60,7 @@ def pod_add(
 ) -> None:
     """Add a pod: a machine behind ssh, whose host key is shown and pinned, or this one."""
     from nsa_ops.cli.render import draw_pod
-    from nsa_ops.pods.pods import execute_add, is_local, plan_add
+    from nsa_ops.pods.known import execute_add, is_local, plan_add
     from nsa_ops.pods.ssh_pods import (
         SshPodRequest,
         choose_address,
@@ -159,7 +159,7 @@ def pod_ls(session: Session) -> None:
 def pod_show(session: Session, pod: PodArgument = None) -> None:
     """Show a pod and the runs that were launched on it."""
     from nsa_ops.cli.render import draw_pod_details
-    from nsa_ops.pods.pods import show_pod
+    from nsa_ops.pods.known import show_pod
 
     session.show(show_pod(session.operator, pod), draw_pod_details)
 
@@ -173,7 +173,7 @@ def pod_rm(
 ) -> None:
     """Forget a pod; nothing on the pod is touched."""
     from nsa_ops.cli.render import draw_forgotten
-    from nsa_ops.pods.pods import execute_remove, plan_remove
+    from nsa_ops.pods.known import execute_remove, plan_remove
 
     pod, plan = plan_remove(session.operator.store, name)
     session.agree(plan, is_reversible=False)

@@ -13,7 +13,7 @@ from nsa_ops.printable import printable
 from nsa_ops.quantities import count_of, format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from nsa_ops.work import Work
+    from nsa_ops.context import Work
 
 #: Seconds between two lines off a terminal, and between two states of a bar.
 LINE_S = 10.0

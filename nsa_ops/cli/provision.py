@@ -26,7 +26,7 @@ def provision(
 ) -> None:
     """Install what a run needs on a pod; a second time, or after a cut, only what is missing."""
     from nsa_ops.cli.render_provision import draw_provisioned
-    from nsa_ops.provision.provision import execute_provision, plan_provision
+    from nsa_ops.provision.provisioning import execute_provision, plan_provision
 
     planned = plan_provision(session.operator, pod, profile or "", flash_attention)
     session.agree(planned.plan)

@@ -11,7 +11,7 @@ from nsa_core.config.profile import HardwareProfile
 from nsa_ops.configure import Checked, Value
 from nsa_ops.laptop.trust import TrustedFile
 from nsa_ops.plan import Plan
-from nsa_ops.pods.pods import PodDetails
+from nsa_ops.pods.known import PodDetails
 from nsa_ops.printable import printable
 from nsa_ops.quantities import format_time
 from nsa_ops.store import PodRecord, RunRecord

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from nsa_ops.cli.render import facts, line
 from nsa_ops.cli.render_checks import draw_checks
-from nsa_ops.provision.provision import Provisioned
+from nsa_ops.provision.provisioning import Provisioned
 
 
 def draw_provisioned(console: Console, found: Provisioned) -> None:

@@ -29,12 +29,11 @@ from nsa_ops.pod.messages import RunReport
 from nsa_ops.printable import PrintableStream
 from nsa_ops.quantities import count_of, format_time
 from nsa_ops.report.prove import ProvenResume
-from nsa_ops.runs.adopt_run import Adopted
-from nsa_ops.runs.halt import Halted
+from nsa_ops.runs.adopt import Adopted
+from nsa_ops.runs.halt import Halted, Saved, Stacks
 from nsa_ops.runs.launch import Launched
 from nsa_ops.runs.logs import Chunk
 from nsa_ops.runs.resume import Resumed
-from nsa_ops.runs.signals import Saved, Stacks
 from nsa_ops.runs.status import RunStatusLine, current_step
 from nsa_ops.runs.tunnel import Tunnel
 from nsa_ops.runs.watch import Frame

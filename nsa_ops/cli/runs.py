@@ -56,7 +56,7 @@ def preflight(
 ) -> None:
     """Check a pod, the configuration and the model's correctness on that very card."""
     from nsa_ops.cli.render_checks import draw_judgement, draw_preflight
-    from nsa_ops.configure import Choice
+    from nsa_ops.configure import RunChoice
     from nsa_ops.preflight.guardrails import parse_overrides
     from nsa_ops.preflight.judge_files import judge_files, refusal_by_evidence
     from nsa_ops.preflight.preflight import refusal_of, run_preflight
@@ -65,7 +65,7 @@ def preflight(
         judged = judge_files(evidence, profile or session.settings.values.profile, pod)
         session.show(judged, draw_judgement, failure=refusal_by_evidence(judged))
         return
-    choice = Choice(recipe or "", profile or "", tuple(sets or ()))
+    choice = RunChoice(recipe or "", profile or "", tuple(sets or ()))
     overrides = parse_overrides(override or ())
     if full and quick:
         message = "`--quick` and `--full` cannot go together"
@@ -96,13 +96,12 @@ def launch(
 ) -> None:
     """Launch a run; returns when it has opened its data and trains."""
     from nsa_ops.cli.render_runs import draw_launched
-    from nsa_ops.configure import Choice
+    from nsa_ops.configure import RunChoice
     from nsa_ops.preflight.guardrails import parse_overrides
-    from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
-    from nsa_ops.runs.make_ready import make_ready
-    from nsa_ops.runs.old_pod import OLD_POD
+    from nsa_ops.runs.launch import LaunchRequest, execute_launch, make_ready, plan_launch
+    from nsa_ops.runs.lease import OLD_POD
 
-    choice = Choice(recipe or "", profile or "", tuple(sets or ()))
+    choice = RunChoice(recipe or "", profile or "", tuple(sets or ()))
     overrides = parse_overrides(override or (), (OLD_POD,))
     request = LaunchRequest(choice, pod, run_id, resume_from, overrides, sys.argv, trainer)
     if provision:
@@ -219,8 +218,8 @@ def _move(
 ) -> None:
     from nsa_ops.cli.render_runs import draw_resumed
     from nsa_ops.preflight.guardrails import parse_overrides
+    from nsa_ops.runs.lease import OLD_POD
     from nsa_ops.runs.move import MoveRequest, execute_move, plan_move
-    from nsa_ops.runs.old_pod import OLD_POD
 
     if not is_plain:
         message = "A resume on another pod begins at the newest verified backup"

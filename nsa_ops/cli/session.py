@@ -17,10 +17,9 @@ from nsa_ops.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from nsa_ops.context import Operator
+    from nsa_ops.context import Operator, ShowWork
     from nsa_ops.plan import Plan
     from nsa_ops.settings import Settings
-    from nsa_ops.work import ShowWork
 
 ResultT = TypeVar("ResultT")
 _QUIET = -1
@@ -171,7 +170,7 @@ class Session:
 
     def _show_work(self, settings: "Settings") -> "ShowWork":
         """A bar on a terminal that can draw one, else lines; nothing with `-q`."""
-        from nsa_ops.work import show_nothing
+        from nsa_ops.context import show_nothing
 
         if self.options.verbosity <= _QUIET:
             return show_nothing

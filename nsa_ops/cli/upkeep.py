@@ -36,7 +36,7 @@ def audit(
     from nsa_ops.cli.render_upkeep import draw_audit
     from nsa_ops.context import AUDIT_NAME, audit_log
     from nsa_ops.laptop.audit_log import AuditQuery, is_pod_unseen, read_audit, refusal_of
-    from nsa_ops.pods.pods import choose_pod
+    from nsa_ops.pods.known import choose_pod
 
     session.close_state(session.settings)
     path = session.settings.state_dir / AUDIT_NAME

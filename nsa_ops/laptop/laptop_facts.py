@@ -14,8 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
-from nsa_ops.context import audit_log
-from nsa_ops.doors import SSH, ssh_settings, target_of
+from nsa_ops.context import SSH, audit_log, ssh_settings, target_of
 from nsa_ops.errors import OpsError
 from nsa_ops.private import list_open
 from nsa_ops.remote.audit_chain import Chain, read_chain

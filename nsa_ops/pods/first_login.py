@@ -4,8 +4,7 @@ import stat
 from pathlib import Path
 from typing import TextIO
 
-from nsa_ops.context import Operator, audit_log
-from nsa_ops.doors import target_of
+from nsa_ops.context import Operator, audit_log, target_of
 from nsa_ops.errors import (
     AuthenticationError,
     ConfigurationError,

@@ -6,8 +6,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nsa_ops.context import Operator
-from nsa_ops.doors import FABRIC, SSH, look_at_host, ssh_settings, target_of
+from nsa_ops.context import FABRIC, SSH, Operator, look_at_host, ssh_settings, target_of
 from nsa_ops.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -18,7 +17,7 @@ from nsa_ops.errors import (
 )
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pods.first_login import find_public_key, install_key
-from nsa_ops.pods.pods import check_name, check_profile, choose_pod, is_local, new_pod_id
+from nsa_ops.pods.known import check_name, check_profile, choose_pod, is_local, new_pod_id
 from nsa_ops.remote.openssh import forget_link, known_terminal, run_terminal
 from nsa_ops.remote.ssh.aliases import require_alias
 from nsa_ops.remote.ssh.host_keys import HostKey, pin, read_pin, unpin

@@ -8,7 +8,7 @@ from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.redaction import redact
 from nsa_core.rundir.report import CheckResult
-from nsa_ops.errors import ConfigurationError
+from nsa_ops.errors import ConfigurationError, RefusedError
 from nsa_ops.estimate import Estimate
 from nsa_ops.quantities import count_of, format_bytes
 
@@ -209,11 +209,25 @@ def apply_overrides(
         result.model_copy(
             update={"status": "warn", "message": f"{result.message}; overridden: {reason}"}
         )
-        if result.status == "fail" and (reason := overrides.get(_short(result)))
+        if result.status == "fail"
+        and (reason := overrides.get(result.name.removeprefix("guardrail.")))
         else result
         for result in results
     ]
 
 
-def _short(result: CheckResult) -> str:
-    return result.name.removeprefix("guardrail.")
+def require_guardrails(subject: Subject, overrides: Mapping[str, str]) -> list[CheckResult]:
+    """Every guardrail's word on a run, where none stands against it.
+
+    Raises:
+        RefusedError: With the first one's reason and override, and the names of the others.
+    """
+    results = apply_overrides(check_guardrails(subject), overrides)
+    failed = [result for result in results if result.status == "fail"]
+    if not failed:
+        return results
+    first, *others = failed
+    names = ", ".join(f"`{other.name}`" for other in others)
+    more = f" (also {names})" if others else ""
+    message = f"Refused by `{first.name}`: {first.message}{more}"
+    raise RefusedError(message, hint=first.hint)

@@ -6,11 +6,11 @@ from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.report import CheckResult, Status, checked
 from nsa_core.rundir.speed import CardSpeed, FirstBatch, MachineSpeed
+from nsa_ops.estimate import estimate_staging
 from nsa_ops.gpu.card import GPU
 from nsa_ops.gpu.condition import judge_throttle
 from nsa_ops.gpu.tool_output import parse_output
 from nsa_ops.quantities import count_of, format_bytes
-from nsa_ops.staging_need import estimate_staging
 
 COMMAND = "python -m nsa_core.checks.machine"
 #: Below this share of what the profile still accepts, the card is not the one it says it is.

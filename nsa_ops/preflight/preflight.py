@@ -1,42 +1,49 @@
 """Preflight: facts of a pod, guardrails and correctness probes on it; one report, one verdict."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
+from nsa_core.config.run import RunConfig
 from nsa_core.rundir.bounded_json import parse_model
-from nsa_core.rundir.report import CheckResult, Report
+from nsa_core.rundir.report import CheckResult, ProbeBegun, Report
 from nsa_core.rundir.speed import MachineSpeed
 from nsa_ops.clock import moment_of
-from nsa_ops.configure import Choice, all_hardware, load_hardware, require_profile, resolve_choice
-from nsa_ops.context import Operator, PodLink
+from nsa_ops.configure import (
+    RunChoice,
+    all_hardware,
+    load_hardware,
+    require_profile,
+    resolve_choice,
+)
+from nsa_ops.context import Operator, PodLink, Work
 from nsa_ops.errors import DeadlineError, RefusedError
 from nsa_ops.estimate import estimate_run
 from nsa_ops.machine.hardware import HardwareFacts, judge_hardware, read_hardware
 from nsa_ops.machine.host import HostFacts, PythonFacts, read_host, read_python
 from nsa_ops.machine.judge_host import judge_host, judge_python
-from nsa_ops.pods.pods import choose_pod
+from nsa_ops.pods.known import choose_pod
 from nsa_ops.preflight.guardrails import Subject, apply_overrides, check_guardrails
 from nsa_ops.preflight.judge_speed import COMMAND, judge_speed, judge_staging
-from nsa_ops.preflight.marked import clear_mark
-from nsa_ops.preflight.probe_lines import ProbeLines
-from nsa_ops.preflight.probed import PROBED, probed_sha256
-from nsa_ops.provision.judge import judge_environment
-from nsa_ops.provision.receipt import parse_receipt
+from nsa_ops.preflight.proof import (
+    PROBED,
+    blocking_checks,
+    clear_mark,
+    probed_sha256,
+    red_preflight,
+)
+from nsa_ops.provision.receipt import judge_environment, parse_receipt
 from nsa_ops.provision.want import known_lock_sha256
 from nsa_ops.remote.snapshot import Snapshot, ship, take_snapshot
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES
-from nsa_ops.store import PodRecord
 
 Tier = Literal["quick", "standard", "full"]
 PROBE_S: Mapping[Tier, float] = {"quick": 0.0, "standard": 300.0, "full": 1800.0}
 #: A card is used for three seconds; a hub may take a minute to answer, and several cards to sum.
 SPEED_S = 240.0
-#: The causality and parity probes have no second chance: they must pass, not merely not fail.
-CORRECTNESS = ("causality.", "parity.", "decode.")
 _MIB_PER_GIB = 1024
 
 
@@ -96,24 +103,22 @@ class Preflight:
     flags: str = ""
 
 
-def blocking_checks(checks: Sequence[CheckResult]) -> list[str]:
-    """Names of checks that forbid a launch: failures, and correctness that was not proven."""
-    names = [
-        check.name
-        for check in checks
-        if check.status == "fail"
-        or (check.status == "unknown" and check.name.startswith(CORRECTNESS))
-    ]
-    has_proof = any(
-        check.status == "pass" and check.name.startswith("causality.") for check in checks
-    )
-    return names if has_proof else [*names, "causality (no probe passed)"]
+@dataclass(frozen=True)
+class Trial:
+    """The code and the configuration that would train, on the pod where they would."""
+
+    operator: Operator
+    link: PodLink
+    snapshot: Snapshot
+    resolved: ResolvedConfig
+    hardware: HardwareProfile
+    facts: PodFacts
 
 
 def run_preflight(
     operator: Operator,
     pod_name: str | None,
-    choice: Choice,
+    choice: RunChoice,
     overrides: Mapping[str, str],
     tier: Tier = "standard",
 ) -> Preflight:
@@ -136,25 +141,14 @@ def run_preflight(
     operator.tell(f"reading pod {pod.name} ({link.transport.where})")
     facts = read_facts(operator, link)
     resolved = resolve_for(operator, choice, hardware, facts)
-    snapshot = take_snapshot()
-    checks = judge_facts(link, facts, hardware)
-    receipt = parse_receipt(operator.store.provision(pod.pod_id))
-    checks.append(judge_environment(receipt, pod, known_lock_sha256(snapshot)))
-    checks += apply_overrides(check_guardrails(subject_of(resolved, hardware, facts)), overrides)
-    if tier == "quick":
-        checks.append(_quick())
-    elif any(check.status == "fail" for check in checks if check.name.startswith("python.")):
-        checks.append(_not_probed("the interpreter above cannot run it"))
-    else:
-        _ship(operator, link, snapshot)
-        checks += measure_speed(operator, link, snapshot, resolved, hardware, facts.host)
-        checks += probe_correctness(operator, link, snapshot, resolved, tier)
+    trial = Trial(operator, link, take_snapshot(), resolved, hardware, facts)
+    checks = _all_checks(trial, overrides, tier)
     report = Report.model_validate(
         {
             "at": operator.clock.unix_s(),
             "tier": tier,
             "pod_id": pod.pod_id,
-            "code_id": snapshot.code_id,
+            "code_id": trial.snapshot.code_id,
             "profile": hardware.name,
             "checks": checks,
             "facts": facts.summary(),
@@ -162,43 +156,39 @@ def run_preflight(
         }
     )
     if tier == "quick":
-        return replace(_look_only(pod.name, report), flags=choice.flags)
-    found = replace(keep_report(operator, pod.name, report), flags=choice.flags)
-    if found.is_green and clear_mark(link):
-        operator.tell(f"pod {pod.name} was marked by a watchdog; the mark is taken away")
-    return found
-
-
-def _quick() -> CheckResult:
-    message = "a quick look uses no card and proves nothing of the kernels"
-    return CheckResult(name="causality.probe", status="skipped", message=message)
-
-
-def _look_only(pod: str, report: Report) -> Preflight:
-    """A quick look: green says that nothing stands against it so far."""
-    failed = [check.name for check in report.checks if check.status == "fail"]
-    return Preflight(pod, report, report.verdict, "", not failed, failed)
-
-
-def keep_report(operator: Operator, pod: str, report: Report) -> Preflight:
-    """Store a report under its hash and say what it allows."""
+        failed = [check.name for check in checks if check.status == "fail"]
+        return Preflight(pod.name, report, report.verdict, "", not failed, failed, choice.flags)
     sha256 = hashlib.sha256(report.model_dump_json().encode()).hexdigest()
     operator.store.save_report(sha256, report)
-    blocking = blocking_checks(report.checks)
-    return Preflight(pod, report, report.verdict, sha256, not blocking, blocking)
+    blocking = blocking_checks(checks)
+    if not blocking and clear_mark(link):
+        operator.tell(f"pod {pod.name} was marked by a watchdog; the mark is removed")
+    return Preflight(pod.name, report, report.verdict, sha256, not blocking, blocking, choice.flags)
+
+
+def _all_checks(trial: Trial, overrides: Mapping[str, str], tier: Tier) -> list[CheckResult]:
+    pod = trial.link.record
+    receipt = parse_receipt(trial.operator.store.provision(pod.pod_id))
+    guardrails = check_guardrails(subject_of(trial.resolved.config, trial.hardware, trial.facts))
+    checks = [
+        *judge_facts(trial.link, trial.facts, trial.hardware),
+        judge_environment(receipt, pod, known_lock_sha256(trial.snapshot)),
+        *apply_overrides(guardrails, overrides),
+    ]
+    if tier == "quick":
+        message = "a quick look uses no card and proves nothing of the kernels"
+        return [*checks, CheckResult(name="causality.probe", status="skipped", message=message)]
+    if any(check.status == "fail" for check in checks if check.name.startswith("python.")):
+        return [*checks, _not_probed("the interpreter above cannot run it")]
+    _ship(trial)
+    return [*checks, *measure_speed(trial), *probe_correctness(trial, tier)]
 
 
 def refusal_of(found: Preflight) -> RefusedError | None:
     """What a red preflight means for a launch; None if it is green."""
     if found.is_green:
         return None
-    return _red(found.pod, found.report.profile, found.flags, found.blocking)
-
-
-def _red(pod: str, profile: str, flags: str, blocking: Sequence[str]) -> RefusedError:
-    message = f"The preflight of pod `{pod}` is red: {', '.join(blocking)}"
-    hint = f"Fix it, then run `nsa-ops preflight {pod} --profile {profile}{flags}` again"
-    return RefusedError(message, hint=hint)
+    return red_preflight(found.pod, found.report.profile, found.flags, found.blocking)
 
 
 def read_facts(operator: Operator, link: PodLink) -> PodFacts:
@@ -214,7 +204,7 @@ def read_facts(operator: Operator, link: PodLink) -> PodFacts:
 
 
 def resolve_for(
-    operator: Operator, choice: Choice, hardware: HardwareProfile, facts: PodFacts
+    operator: Operator, choice: RunChoice, hardware: HardwareProfile, facts: PodFacts
 ) -> ResolvedConfig:
     """The configuration for this very card."""
     memory_mib = facts.card_memory_mib if hardware.needs_card else None
@@ -226,12 +216,12 @@ def resolve_for(
     )
 
 
-def subject_of(resolved: ResolvedConfig, hardware: HardwareProfile, facts: PodFacts) -> Subject:
+def subject_of(config: RunConfig, hardware: HardwareProfile, facts: PodFacts) -> Subject:
     """What the guardrails look at."""
     return Subject(
-        config=resolved.config,
+        config=config,
         profile=hardware,
-        estimate=estimate_run(resolved.config, hardware),
+        estimate=estimate_run(config, hardware),
         disk_free_bytes=facts.host.disk_free_bytes,
         card_memory_mib=facts.card_memory_mib,
     )
@@ -250,50 +240,20 @@ def judge_facts(link: PodLink, facts: PodFacts, hardware: HardwareProfile) -> li
     ]
 
 
-def probe_correctness(
-    operator: Operator, link: PodLink, snapshot: Snapshot, resolved: ResolvedConfig, tier: Tier
-) -> list[CheckResult]:
-    """Run the causality and parity probes on the pod, with the code and model that would train."""
-    operator.tell("probing causality and kernels")
-    device = resolved.config.runtime.device
-    words = ("--json", "--progress", "--tier", tier, "--device", device, "--config", "-")
-    argv = link.module(snapshot.code_id, "nsa_core.checks", *words)
-    stdin = resolved.config.model_dump_json().encode()
-    timeout_s = operator.deadline_s(PROBE_S[tier])
-    try:
-        with operator.work("probing", "probe") as work:
-            answer = ProbeLines(work)
-            done = link.transport.run_into(
-                argv, answer, stdin=stdin, timeout_s=timeout_s, max_bytes=MAX_OUTPUT_BYTES
-            )
-    except DeadlineError as error:
-        return [_not_probed(error.message)]
-    try:
-        return list(parse_model(Report, answer.last_line).checks)
-    except ValueError:
-        said = done.last_error_line or "nothing"
-        return [_not_probed(f"the probes gave no report (exit code {done.exit_code}): {said}")]
-
-
-def _ship(operator: Operator, link: PodLink, snapshot: Snapshot) -> None:
+def _ship(trial: Trial) -> None:
+    operator, link, snapshot = trial.operator, trial.link, trial.snapshot
     with operator.work("shipping code"):
         moved = ship(snapshot, link.transport, link.record.python, link.code(snapshot.code_id))
     operator.tell(f"code {snapshot.code_id} {'shipped' if moved else 'is there already'}")
 
 
-def measure_speed(
-    operator: Operator,
-    link: PodLink,
-    snapshot: Snapshot,
-    resolved: ResolvedConfig,
-    hardware: HardwareProfile,
-    host: HostFacts,
-) -> list[CheckResult]:
+def measure_speed(trial: Trial) -> list[CheckResult]:
     """Use the pod's cards, disk and data for a moment, and judge what they gave."""
+    operator, link, config = trial.operator, trial.link, trial.resolved.config
     operator.tell("using cards, disk and data")
     words = ("--folder", str(link.root), "--config", "-")
-    argv = link.module(snapshot.code_id, "nsa_core.checks.machine", *words)
-    stdin = resolved.config.model_dump_json().encode()
+    argv = link.module(trial.snapshot.code_id, "nsa_core.checks.machine", *words)
+    stdin = config.model_dump_json().encode()
     try:
         with operator.work("using cards, disk and data"):
             done = link.transport.run(argv, stdin=stdin, timeout_s=operator.deadline_s(SPEED_S))
@@ -304,11 +264,11 @@ def measure_speed(
     except (ValueError, IndexError):
         said = done.last_error_line or "nothing"
         return [_not_measured(f"no answer (exit code {done.exit_code}): {said}")]
-    estimate = estimate_run(resolved.config, hardware)
+    estimate = estimate_run(config, trial.hardware)
     beside = estimate.disk_bytes - (estimate.staging.shard_bytes or 0)
     return [
-        *judge_speed(found, hardware, estimate.checkpoint_bytes),
-        *judge_staging(found.first_batch, resolved.config, beside, host.disk_free_bytes),
+        *judge_speed(found, trial.hardware, estimate.checkpoint_bytes),
+        *judge_staging(found.first_batch, config, beside, trial.facts.host.disk_free_bytes),
     ]
 
 
@@ -322,31 +282,54 @@ def _not_measured(why: str) -> CheckResult:
     )
 
 
+def probe_correctness(trial: Trial, tier: Tier) -> list[CheckResult]:
+    """Run the causality and parity probes on the pod, with the code and model that would train."""
+    operator, config = trial.operator, trial.resolved.config
+    operator.tell("probing causality and kernels")
+    device = config.runtime.device
+    words = ("--json", "--progress", "--tier", tier, "--device", device, "--config", "-")
+    argv = trial.link.module(trial.snapshot.code_id, "nsa_core.checks", *words)
+    stdin = config.model_dump_json().encode()
+    timeout_s = operator.deadline_s(PROBE_S[tier])
+    try:
+        with operator.work("probing", "probe") as work:
+            answer = _ProbeLines(work)
+            done = trial.link.transport.run_into(
+                argv, answer, stdin=stdin, timeout_s=timeout_s, max_bytes=MAX_OUTPUT_BYTES
+            )
+    except DeadlineError as error:
+        return [_not_probed(error.message)]
+    try:
+        return list(parse_model(Report, answer.last_line).checks)
+    except ValueError:
+        said = done.last_error_line or "nothing"
+        return [_not_probed(f"the probes gave no report (exit code {done.exit_code}): {said}")]
+
+
 def _not_probed(why: str) -> CheckResult:
     return CheckResult(name="causality.probe", status="fail", message=f"not probed: {why}")
 
 
-def require_green(operator: Operator, pod: PodRecord, code_id: str, choice: Choice) -> str:
-    """Hash of the green report for a pod, code and profile.
+class _ProbeLines:
+    """The answer of the probes as it arrives: lines that say which one begins, the Report last."""
 
-    Args:
-        operator: Who asks.
-        pod: Pod that the run is to be on.
-        code_id: Version of the code.
-        choice: What is to run; its profile is named. The hint names the same choice.
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._rest = self._whole = b""
 
-    Raises:
-        RefusedError: If there is none; the hint names the command.
-    """
-    found = operator.store.newest_report(pod.pod_id, code_id, choice.profile)
-    if found is None:
-        message = (
-            f"Pod `{pod.name}` has no preflight for code {code_id} and profile {choice.profile}"
-        )
-        command = f"`nsa-ops preflight {pod.name} --profile {choice.profile}{choice.flags}`"
-        raise RefusedError(message, hint=f"Run {command}")
-    sha256, report = found
-    blocking = blocking_checks(report.checks)
-    if blocking:
-        raise _red(pod.name, choice.profile, choice.flags, blocking)
-    return sha256
+    @property
+    def last_line(self) -> bytes:
+        """The Report, once all has arrived: the last line that is not about a probe."""
+        return self._rest.strip() or self._whole
+
+    def __call__(self, piece: bytes) -> None:
+        """Take the next bytes."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            try:
+                begun = parse_model(ProbeBegun, line)
+            except ValueError:  # the Report, or what the pod's start-up files print
+                self._whole = line.strip() or self._whole
+                continue
+            self._work.done, self._work.total = begun.done, begun.total
+            self._work.detail = begun.probe

@@ -2,9 +2,11 @@
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.bounded_json import parse_json, parse_model
+from nsa_core.rundir.report import CheckResult, checked
 from nsa_ops.context import PodLink
 from nsa_ops.errors import VerificationError
 from nsa_ops.remote.transport import QUICK_S
+from nsa_ops.store import PodRecord
 
 #: The receipt, in the root of a pod.
 RECEIPT_NAME = "provision.json"
@@ -104,3 +106,24 @@ def read_installed(link: PodLink, python: str) -> Installed:
         message = f"The environment of `{python}` on {link.transport.where} holds no torch"
         raise VerificationError(message, hint="Remove its folder, then repeat `nsa-ops provision`")
     return found
+
+
+def judge_environment(receipt: ProvisionReceipt | None, pod: PodRecord, lock: str) -> CheckResult:
+    """Whether runs use an environment of ours, made from the packages this code is locked to.
+
+    Args:
+        receipt: Of the pod's provisioning; None if it never was.
+        pod: The pod.
+        lock: Hash of the locks of this code; empty if it has none.
+    """
+    name, hint = "python.environment", f"Run `nsa-ops provision {pod.name}`"
+    if receipt is None or receipt.python != pod.python:
+        message = f"`{pod.python}` was not made by `nsa-ops provision`: its versions are its own"
+        return checked(name, "skipped", message)
+    measured, limit = receipt.lock_sha256[:12], lock[:12]
+    if lock and receipt.lock_sha256 != lock:
+        message = "it was made from other locks than this code has"
+        return checked(name, "warn", message, measured=measured, limit=limit, hint=hint)
+    flash = receipt.flash_attention
+    message = f"made from these locks; torch {receipt.torch_build}; flash-attn {flash}"
+    return checked(name, "pass", message)

@@ -9,12 +9,15 @@ from hashlib import sha256
 
 from nsa_ops.machine.bare import FOLDERS, BareFacts, BasePython
 from nsa_ops.plan import Step
-from nsa_ops.provision.choose import (
+from nsa_ops.provision.needs import (
+    Need,
     choose_build,
     choose_python,
     environment_name,
+    find_needs,
+    install_command,
+    refuse_needs,
 )
-from nsa_ops.provision.needs import Need, find_needs, install_command, refuse_needs
 from nsa_ops.provision.receipt import ProvisionReceipt, parse_receipt
 from nsa_ops.provision.want import Wanted, lock_sha256
 from nsa_ops.quantities import count_of, format_bytes

@@ -1,6 +1,8 @@
-"""What a pod is to have when it is provisioned, and where each part of it lies there."""
+"""What a pod is to have when it is provisioned, where each part lies, and the pinned source."""
 
 import shlex
+import subprocess
+import tempfile
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -10,8 +12,7 @@ from nsa_core.env import COMPILER_CACHES
 from nsa_ops.errors import ConfigurationError, LocalResourceError
 from nsa_ops.machine.bare import LAUNCHER
 from nsa_ops.provision.receipt import RECEIPT_NAME
-from nsa_ops.provision.source import Source
-from nsa_ops.remote.snapshot import Snapshot
+from nsa_ops.remote.snapshot import SCOPE, Snapshot
 
 #: Needed by an environment that is still to be made: the CPU one took 1.3 GiB, a CUDA one and the
 #: wheels it is made from take about 10.
@@ -26,6 +27,25 @@ _CACHES = (
 )
 _LOCK = "requirements/train.lock"
 _SETUP = "tools/setup.sh"
+_GIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class PinnedSource:
+    """What the code was made from; `git clone` of the bundle and `git apply` give it again.
+
+    Attributes:
+        commit: Commit; empty outside a checkout, where there is nothing to pin.
+        diff: Uncommitted difference of the files that are shipped, new ones included.
+    """
+
+    commit: str
+    diff: bytes
+
+    @property
+    def diff_sha256(self) -> str:
+        """Hash of the difference; empty if there is none."""
+        return sha256(self.diff).hexdigest() if self.diff else ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +89,7 @@ class Wanted:
     python: str
     profile: HardwareProfile
     snapshot: Snapshot
-    source: Source
+    source: PinnedSource
     flash: FlashWheel | None = None
 
     @property
@@ -163,3 +183,64 @@ def read_wheel(path: Path | None) -> FlashWheel | None:
         hint = "Give a file `flash_attn-….whl` that fits the pod's torch, CUDA and Python"
         raise ConfigurationError(message, hint=hint)
     return FlashWheel(path, sha256(path.read_bytes()).hexdigest())
+
+
+def read_source(snapshot: Snapshot) -> PinnedSource:
+    """The source of a snapshot; empty outside a checkout.
+
+    Raises:
+        LocalResourceError: If git fails.
+    """
+    if snapshot.commit == "unknown":
+        return PinnedSource("", b"")
+    return PinnedSource(
+        snapshot.commit, _difference(snapshot.root) if snapshot.dirty_sha256 else b""
+    )
+
+
+def make_bundle(root: Path, commit: str) -> bytes:
+    """The commit with its history as one file.
+
+    Raises:
+        LocalResourceError: If git fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="nsa-bundle-") as folder:
+        path = Path(folder) / "source.bundle"
+        reference = f"refs/heads/nsa-{commit[:12]}"
+        # A bundle holds references, not bare commits; this one exists only in the bundle's index.
+        _git(Path(folder), "init", "--quiet", "--bare", "at.git")
+        bare = Path(folder) / "at.git"
+        _git(bare, "fetch", "--quiet", "--no-tags", str(root.absolute()), f"HEAD:{reference}")
+        _git(bare, "symbolic-ref", "HEAD", reference)
+        _git(bare, "bundle", "create", "--quiet", str(path), "HEAD", reference)
+        return path.read_bytes()
+
+
+def _difference(root: Path) -> bytes:
+    """What `git diff HEAD` says once new files count too; the checkout's index is left alone."""
+    scope = [name for name in SCOPE if (root / name).exists()]
+    objects = root / _git(root, "rev-parse", "--git-path", "objects").decode().strip()
+    with tempfile.TemporaryDirectory(prefix="nsa-index-") as folder:
+        Path(folder, "objects").mkdir()
+        own = (
+            f"GIT_INDEX_FILE={folder}/index",
+            f"GIT_OBJECT_DIRECTORY={folder}/objects",
+            f"GIT_ALTERNATE_OBJECT_DIRECTORIES={objects}",
+        )
+        _git(root, "read-tree", "HEAD", variables=own)
+        _git(root, "add", "--all", "--", *scope, variables=own)
+        return _git(root, "diff", "--cached", "--binary", "HEAD", variables=own)
+
+
+def _git(folder: Path, *words: str, variables: tuple[str, ...] = ()) -> bytes:
+    argv = ["env", *variables, "git", "-C", str(folder), *words]
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=_GIT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        message = f"`git {words[0]}` did not end within {_GIT_S:g} s in `{folder}`"
+        raise LocalResourceError(message) from error
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
+        message = f"`git {' '.join(words[:2])}` failed in `{folder}`: {said[-1]}"
+        raise LocalResourceError(message, hint="See `git status` in the checkout of nsa-ops")
+    return done.stdout

@@ -157,7 +157,7 @@ def await_replay(operator: Operator, planned: ResumePlan, resumed: Resumed) -> P
         return report.state in ENDED or (beat is not None and beat.step > last)
 
     deadline_s = operator.deadline_s(REPLAY_S)
-    report = poll(operator, link, run.code_id, run.run_id, has_passed, deadline_s, f"step {last}")
+    report = poll(operator, planned.found.run, has_passed, deadline_s, f"step {last}")
     run_dir = RunDir(Path(report.run_dir))
     before, again = (
         _read_text(link, file)

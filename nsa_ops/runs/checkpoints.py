@@ -5,29 +5,28 @@ from pathlib import PurePosixPath
 from nsa_core.rundir.lineage import find_foreign
 from nsa_core.rundir.manifest import Parent, RunManifest
 from nsa_ops.agents import verify
-from nsa_ops.context import PodLink
+from nsa_ops.context import PodLink, RunHandle
 from nsa_ops.errors import NotFoundError, VerificationError
 from nsa_ops.pod.verify import MISSING, VerifiedCheckpoint
 from nsa_ops.remote.snapshot import has_code
 from nsa_ops.remote.transport import QUICK_S
 
 
-def require_checkpoint(link: PodLink, code_id: str, path: str) -> VerifiedCheckpoint:
-    """A whole checkpoint on the pod, every hash checked.
+def require_checkpoint(run: RunHandle, path: str) -> VerifiedCheckpoint:
+    """A whole checkpoint on a run's pod, every hash checked.
 
     Args:
-        link: Pod.
-        code_id: Version of the code whose agent looks.
+        run: A run whose code looks; the checkpoint may be of another one.
         path: Its folder; a relative one is below the pod's root.
 
     Raises:
         NotFoundError: If it does not exist.
         VerificationError: If it is not whole.
     """
-    folder = str(link.root / path)
-    found = verify(link, code_id, checkpoint=folder).checkpoints[0]
+    folder = str(run.link.root / path)
+    found = verify(run, folder).checkpoints[0]
     if found.damage == MISSING:
-        raise _missing(link, folder)
+        raise _missing(run.link, folder)
     if found.damage:
         message = f"Checkpoint `{folder}` cannot be used: {found.damage}"
         raise VerificationError(message, hint="Leave the path out to use the newest whole one")
@@ -60,7 +59,8 @@ def with_parent(link: PodLink, manifest: RunManifest) -> RunManifest:
     """
     if manifest.resume == "auto" or manifest.parent is not None:
         return manifest
-    checkpoint = require_checkpoint(link, manifest.code_id, manifest.resume)
+    run = RunHandle(link, manifest.code_id, manifest.run_id)
+    checkpoint = require_checkpoint(run, manifest.resume)
     parent = Parent(
         run_id=checkpoint.run_id, step=checkpoint.step, attempt_id=checkpoint.attempt_id
     )

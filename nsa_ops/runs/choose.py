@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from nsa_core.rundir.layout import check_run_id
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.agents import probe, probe_run, read_run_manifest
-from nsa_ops.context import Operator, PodLink
+from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError
 from nsa_ops.pod.messages import RunReport
-from nsa_ops.pods.pods import choose_pod, how_to_add
+from nsa_ops.pods.known import choose_pod, how_to_add
 from nsa_ops.quantities import sentence_case
 from nsa_ops.store import PodRecord, RunRecord
 
@@ -23,11 +23,16 @@ RESUMABLE = frozenset({"planned", "halted", "preempted", "failed", "lost"})
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run, the open door to its pod, and what the pod shows of it."""
+    """A run, the transport to its pod, and what the pod shows of it."""
 
     record: RunRecord
     link: PodLink
     report: RunReport
+
+    @property
+    def run(self) -> RunHandle:
+        """The run as its pod's agent is asked about it."""
+        return handle_of(self.link, self.record)
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,13 @@ class PodRuns:
     problem: str = ""
 
 
+def handle_of(link: PodLink, record: RunRecord) -> RunHandle:
+    """A run of the registry as its pod's agent is asked about it."""
+    return RunHandle(link, record.code_id, record.run_id)
+
+
 def link_of(operator: Operator, run: RunRecord) -> PodLink:
-    """The door to the pod of a run.
+    """The transport to the pod of a run.
 
     Raises:
         NotFoundError: If its pod was forgotten.
@@ -83,7 +93,7 @@ def find_run(
     if pod is not None and record.pod != pod:
         return _find_on(operator, record.run_id, choose_pod(operator.store, pod))
     link = link_of(operator, record)
-    return FoundRun(record, link, probe_run(link, record.code_id, record.run_id))
+    return FoundRun(record, link, probe_run(handle_of(link, record)))
 
 
 def _find_on(operator: Operator, run_id: str, pod: PodRecord) -> FoundRun:
@@ -92,7 +102,7 @@ def _find_on(operator: Operator, run_id: str, pod: PodRecord) -> FoundRun:
     link = operator.link(pod)
     is_there = known is not None and known.pod == pod.name
     record = known if known and is_there else read_record(link, known.run_id if known else run_id)
-    return FoundRun(record, link, probe_run(link, record.code_id, record.run_id))
+    return FoundRun(record, link, probe_run(handle_of(link, record)))
 
 
 def read_record(link: PodLink, run_id: str) -> RunRecord:

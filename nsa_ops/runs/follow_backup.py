@@ -20,8 +20,9 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.pod.messages import RunReport
+from nsa_ops.runs.choose import handle_of
 from nsa_ops.runs.status import current_step, receipts_of_report
-from nsa_ops.runs.wait import ENDED, STORY_S
+from nsa_ops.runs.wait import ENDED, TELL_EVERY_S
 from nsa_ops.store import RunRecord
 
 INTERVAL_S = 2.0
@@ -107,7 +108,7 @@ class _Follower:
         """One look at the run, and a pull if there is something to bring."""
         run = self._asked.run
         try:
-            report = probe_run(self._link, run.code_id, run.run_id)
+            report = probe_run(handle_of(self._link, run))
             self._has_looked = True
             has_ended = report.state in ENDED
             self._tell(report)
@@ -153,7 +154,7 @@ class _Follower:
     def _tell(self, report: RunReport) -> None:
         """A line every 10 s: how far the run is, and what a lost pod would cost."""
         now_s = self._operator.clock.monotonic_s()
-        if now_s - self._told_s < STORY_S:
+        if now_s - self._told_s < TELL_EVERY_S:
             return
         self._told_s = now_s
         step = current_step(report)

@@ -1,22 +1,28 @@
-"""Halt: ask a run to stop, wait, and say which verified checkpoint it left."""
+"""Ask a trainer for something: to stop, to save a checkpoint now, or to show its stacks."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.redaction import redact
 from nsa_ops.agents import ask, verify
 from nsa_ops.context import Operator
-from nsa_ops.errors import DeadlineError, StateConflictError
+from nsa_ops.errors import DeadlineError, NotFoundError, StateConflictError
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.pod.messages import HaltAction, RunReport, SignalAction, SignalName
+from nsa_ops.pod.messages import CheckpointFact, HaltAction, RunReport, SignalAction, SignalName
 from nsa_ops.pod.verify import VerifiedCheckpoint
+from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.choose import LIVE, FoundRun, find_run
 from nsa_ops.runs.wait import ENDED, poll
 
 GRACE_S = 60.0
-#: What a trainer that does not answer the request is told, and how long each may take.
+#: Signals to a trainer that does not answer the request, and how long each may take.
 LADDER: tuple[tuple[SignalName, float], ...] = (("TERM", 45.0), ("KILL", 20.0))
 _GONE = frozenset({"planned", "lost", "preempted"})
+SAVE_S = 120.0
+STACK_S = 10.0
+_POLL_S = 0.2
+_MAX_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Halted:
         state: What it is now.
         why: The evidence for it.
         was_running: It ran when the halt was asked for, or was about to be restarted.
-        signals: What it had to be told beside the request: nothing, TERM, or TERM and KILL.
+        signals: Sent beside the request: nothing, TERM, or TERM and KILL.
         step: Optimizer steps done; None if no exit was recorded.
         checkpoint: Newest whole checkpoint, every hash checked; None if there is none.
         damaged: Newer checkpoints that are not whole, each in one line.
@@ -87,15 +93,15 @@ def execute_halt(
     Raises:
         DeadlineError: If it neither answers the request nor ends after TERM and KILL.
     """
-    run, link, report = found.record, found.link, found.report
+    run, report = found.run, found.report
     began_s = operator.clock.monotonic_s()
     if report.state in ENDED:
         return _outcome(operator, found, report, began_s, was_running=False, signals=[])
-    detail = {"reason": reason, "pod": link.record.name, "code_id": run.code_id}
+    detail = {"reason": reason, "pod": run.pod, "code_id": run.code_id}
     with operator.store.intent("halt", run.run_id, **detail):
         run_dir = Path(report.run_dir)  # whichever attempt is current by then: the run is meant
         action = HaltAction(run_dir=run_dir, reason=reason, grace_s=grace_s)
-        operator.tell(ask(link, run.code_id, action).message)
+        operator.tell(ask(run, action).message)
         ended, signals = _await_or_signal(operator, found, grace_s)
     return _outcome(operator, found, ended, began_s, was_running=True, signals=signals)
 
@@ -104,7 +110,7 @@ def _await_or_signal(
     operator: Operator, found: FoundRun, grace_s: float
 ) -> tuple[RunReport, list[str]]:
     """Wait for the end; when it does not come, TERM, then KILL, to the recorded trainer."""
-    run, run_dir = found.record, Path(found.report.run_dir)
+    run_dir = Path(found.report.run_dir)
     signals: list[str] = []
     wait_s = grace_s
     for name, next_wait_s in LADDER:
@@ -113,19 +119,14 @@ def _await_or_signal(
         except DeadlineError:
             operator.tell(f"no end within {wait_s:g} s; sending {name}")
             reason = "halt was not answered"
-            action = SignalAction(run_dir=run_dir, signal=name, reason=reason)
-            ask(found.link, run.code_id, action)
+            ask(found.run, SignalAction(run_dir=run_dir, signal=name, reason=reason))
             signals.append(name)
             wait_s = next_wait_s
     return _await_end(operator, found, wait_s), signals
 
 
 def _await_end(operator: Operator, found: FoundRun, deadline_s: float) -> RunReport:
-    run = found.record
-    return poll(
-        operator, found.link, run.code_id, run.run_id,
-        lambda report: report.state in ENDED, deadline_s, "the end",
-    )  # fmt: skip
+    return poll(operator, found.run, lambda report: report.state in ENDED, deadline_s, "the end")
 
 
 def _outcome(
@@ -137,7 +138,7 @@ def _outcome(
     was_running: bool,
     signals: list[str],
 ) -> Halted:
-    verification = verify(found.link, found.record.code_id, run_id=report.run_id)
+    verification = verify(found.run)
     checkpoint = verification.whole
     step = report.exit.step if report.exit else None
     known = checkpoint is not None and step is not None
@@ -154,3 +155,101 @@ def _outcome(
         lost_steps=max(0, step - checkpoint.step) if known and checkpoint and step else None,
         seconds=operator.clock.monotonic_s() - began_s,
     )
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was saved on request."""
+
+    run_id: str
+    checkpoint: CheckpointFact
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Stacks of all threads of a trainer."""
+
+    run_id: str
+    text: str
+
+
+def save_now(operator: Operator, run_id: str | None) -> Saved:
+    """Have a checkpoint saved at the next step boundary, and wait until it is whole.
+
+    Raises:
+        StateConflictError: If no trainer of the run is alive.
+        NotFoundError: If the trainer ended without saving.
+        DeadlineError: If none appears in time.
+    """
+    found = _find_live(operator, run_id)
+    before = {fact.name: fact.created_unix_s for fact in found.report.checkpoints if fact.whole}
+    began_s = operator.clock.monotonic_s()
+    operator.tell(_send(found, "USR2", "save now"))
+
+    def is_new(report: RunReport) -> bool:
+        return _newest_new(report, before) is not None or report.state in ENDED
+
+    deadline_s = operator.deadline_s(SAVE_S)
+    report = poll(operator, found.run, is_new, deadline_s, "a new checkpoint")
+    checkpoint = _newest_new(report, before)
+    if checkpoint is None:
+        message = f"Run `{report.run_id}` ended without saving: {report.why}"
+        raise NotFoundError(message, hint=f"See `nsa-ops status {report.run_id}`")
+    return Saved(report.run_id, checkpoint, operator.clock.monotonic_s() - began_s)
+
+
+def _newest_new(report: RunReport, before: dict[str, float | None]) -> CheckpointFact | None:
+    for fact in report.checkpoints:
+        if fact.whole and before.get(fact.name, "none") != fact.created_unix_s:
+            return fact
+    return None
+
+
+def dump_stacks(operator: Operator, run_id: str | None) -> Stacks:
+    """Have the trainer write the stacks of all its threads, and read them.
+
+    Raises:
+        StateConflictError: If no trainer of the run is alive.
+        DeadlineError: If nothing was written in time.
+    """
+    found = _find_live(operator, run_id)
+    path = str(RunDir(Path(found.report.run_dir)).stack_dump())
+    before = len(_read(found, path, 0))
+    operator.tell(_send(found, "USR1", "stacks"))
+    deadline_s = operator.clock.monotonic_s() + operator.deadline_s(STACK_S)
+    text = b""
+    while operator.clock.monotonic_s() < deadline_s:
+        operator.clock.sleep(_POLL_S)
+        latest = _read(found, path, before)
+        if latest and latest == text:
+            return Stacks(found.record.run_id, text.decode(errors="replace"))
+        text = latest
+    message = f"Run `{found.record.run_id}` wrote no stacks within {STACK_S:g} s"
+    raise DeadlineError(message, hint=f"See `nsa-ops status {found.record.run_id}`")
+
+
+def _find_live(operator: Operator, run_id: str | None) -> FoundRun:
+    found = find_run(operator, run_id, among=LIVE)
+    report = found.report
+    if report.state not in LIVE:
+        message = f"Run `{report.run_id}` has no trainer to ask: {report.state}, {report.why}"
+        raise StateConflictError(message, hint=f"See `nsa-ops status {report.run_id}`")
+    return found
+
+
+def _send(found: FoundRun, signal: SignalName, reason: str) -> str:
+    action = SignalAction(
+        run_dir=Path(found.report.run_dir),
+        attempt=found.report.manifest.attempt,
+        signal=signal,
+        reason=reason,
+    )
+    return ask(found.run, action).message
+
+
+def _read(found: FoundRun, path: str, offset: int) -> bytes:
+    try:
+        return found.link.transport.tail(path, offset, max_bytes=_MAX_BYTES, timeout_s=QUICK_S)
+    except NotFoundError:
+        return b""

@@ -1,6 +1,6 @@
 """Launch: resolve, refuse, plan, ship, prepare, start; done when the run is up."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -12,46 +12,46 @@ from nsa_core.rundir.attempt_id import new_attempt_id
 from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.layout import check_run_id, new_run_id
 from nsa_core.rundir.manifest import RunManifest
-from nsa_core.rundir.report import CheckResult
-from nsa_ops.agents import ask, probe_run, require_run
-from nsa_ops.configure import Choice, load_hardware, require_profile
-from nsa_ops.context import Operator, PodLink
-from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError
+from nsa_ops.agents import ask, require_run
+from nsa_ops.configure import RunChoice, load_hardware, require_profile
+from nsa_ops.context import Operator, PodLink, RunHandle
+from nsa_ops.errors import ConfigurationError, NotFoundError
+from nsa_ops.estimate import estimate_staging
 from nsa_ops.machine.hardware import HardwareFacts, read_cards
 from nsa_ops.machine.host import PythonFacts, read_host
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.pod.messages import PrepareRunAction, RunReport
-from nsa_ops.pods.pods import choose_pod
-from nsa_ops.preflight.guardrails import (
-    PREFLIGHT,
-    apply_overrides,
-    check_guardrails,
-)
-from nsa_ops.preflight.marked import refuse_marked
+from nsa_ops.pod.messages import PrepareRunAction
+from nsa_ops.pods.known import choose_pod
+from nsa_ops.preflight.guardrails import PREFLIGHT, require_guardrails
 from nsa_ops.preflight.preflight import (
     PodFacts,
+    refusal_of,
     resolve_for,
+    run_preflight,
     subject_of,
 )
-from nsa_ops.preflight.probed import note_another_probed
-from nsa_ops.preflight.proof import Proof, find_proof
+from nsa_ops.preflight.proof import (
+    Proof,
+    blocking_checks,
+    find_proof,
+    note_another_probed,
+    refuse_marked,
+)
+from nsa_ops.provision.provisioning import execute_provision, plan_provision
 from nsa_ops.quantities import count_of
-from nsa_ops.remote.snapshot import Snapshot, has_code, ship, take_snapshot
+from nsa_ops.remote.snapshot import Snapshot, has_code, take_snapshot
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
+from nsa_ops.runs.attempt import AttemptStart, FirstBeat, start_attempt
 from nsa_ops.runs.checkpoints import with_parent, with_parent_as_planned
-from nsa_ops.runs.choose import LIVE, record_of
-from nsa_ops.runs.lease import lease_held, plan_takeover, record_takeover
-from nsa_ops.runs.session import (
+from nsa_ops.runs.choose import record_of
+from nsa_ops.runs.lease import plan_takeover
+from nsa_ops.runs.windows import (
     TRAINER_MODULE,
     require_tmux,
-    start_session,
-    start_watchdog,
     train_command,
     watchdog_command,
 )
-from nsa_ops.runs.wait import await_first_beat
-from nsa_ops.staging_need import estimate_staging
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class LaunchRequest:
         trainer_module: Python module that trains.
     """
 
-    choice: Choice
+    choice: RunChoice
     pod: str | None = None
     run_id: str = ""
     resume_from: str = ""
@@ -79,21 +79,18 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """A launch that may be done.
-
-    Attributes:
-        link: Pod it goes to.
-        snapshot: Code it runs.
-        manifest: What will be written.
-        plan: What will be done.
-        trainer_module: Python module that trains.
-    """
+    """A launch that may be done."""
 
     link: PodLink
     snapshot: Snapshot
     manifest: RunManifest
     plan: Plan
     trainer_module: str
+
+    @property
+    def run(self) -> RunHandle:
+        """The run that it starts."""
+        return RunHandle(self.link, self.snapshot.code_id, self.manifest.run_id)
 
 
 @dataclass(frozen=True)
@@ -140,55 +137,37 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     known = operator.store.find_run(request.run_id)
     taken = plan_takeover(operator, known, link, request.overrides)
     hardware = load_hardware(require_profile(operator, request.choice, link.record.profile))
-    facts = read_live_facts(link, hardware)
-    require_tmux(link, facts.host)
-    refuse_marked(link, request.overrides)
+    facts = read_startable_pod(link, hardware, request.overrides)
     resolved = resolve_for(operator, request.choice, hardware, facts)
-    findings = check_guardrails(subject_of(resolved, hardware, facts))
-    findings = apply_overrides(findings, request.overrides)
-    refuse_failures(findings)
+    findings = require_guardrails(subject_of(resolved.config, hardware, facts), request.overrides)
     snapshot = take_snapshot()
-    proof = find_proof(
-        operator, link, snapshot.code_id,
-        replace(request.choice, profile=resolved.profile), resolved.config,
-        is_overridden=PREFLIGHT in request.overrides,
-    )  # fmt: skip
+    choice = replace(request.choice, profile=resolved.profile)
+    proof = find_proof(operator, link, snapshot.code_id, choice, resolved.config, request.overrides)
     require_data(link, resolved.config.data)
     manifest = _manifest(operator, request, link, resolved, snapshot, proof)
     manifest = with_parent_as_planned(link, manifest)
     notes = [*taken.notes, *resolved.notes, *note_another_probed(proof.report, resolved.config)]
     staging = estimate_staging(resolved.config)
     notes += [staging.sentence()] if staging.is_long else []
-    return LaunchPlan(
-        link=link,
-        snapshot=snapshot,
-        manifest=manifest,
-        plan=_plan(link, snapshot, manifest, request.trainer_module, findings, notes),
-        trainer_module=request.trainer_module,
-    )
+    notes += [f"{found.name}: {found.message}" for found in findings if found.status == "warn"]
+    plan = _plan(link, snapshot, manifest, request.trainer_module, notes)
+    return LaunchPlan(link, snapshot, manifest, plan, request.trainer_module)
 
 
-def read_live_facts(link: PodLink, hardware: HardwareProfile) -> PodFacts:
-    """What can change between preflight and launch: disk and cards."""
-    host = read_host(link.transport, link.record.python, link.record.root)
-    cards = read_cards(link.transport) if hardware.needs_card else HardwareFacts()
-    return PodFacts(host, PythonFacts(), cards)
-
-
-def refuse_failures(findings: Sequence[CheckResult]) -> None:
-    """Stop if a guardrail stands against the run.
+def read_startable_pod(
+    link: PodLink, hardware: HardwareProfile, overrides: Mapping[str, str]
+) -> PodFacts:
+    """What can change between preflight and launch: disk and cards.
 
     Raises:
-        RefusedError: With the first one's reason and override, and the names of the others.
+        LocalResourceError: If the pod lacks what a run is started with.
+        RefusedError: If a watchdog has marked it.
     """
-    failed = [finding for finding in findings if finding.status == "fail"]
-    if not failed:
-        return
-    first, *others = failed
-    names = ", ".join(f"`{other.name}`" for other in others)
-    more = f" (also {names})" if others else ""
-    message = f"Refused by `{first.name}`: {first.message}{more}"
-    raise RefusedError(message, hint=first.hint)
+    host = read_host(link.transport, link.record.python, link.record.root)
+    cards = read_cards(link.transport) if hardware.needs_card else HardwareFacts()
+    require_tmux(link, host)
+    refuse_marked(link, overrides)
+    return PodFacts(host, PythonFacts(), cards)
 
 
 def require_data(link: PodLink, data: DataConfig) -> None:
@@ -262,11 +241,10 @@ def _plan(
     snapshot: Snapshot,
     manifest: RunManifest,
     module: str,
-    findings: Sequence[CheckResult],
     notes: Sequence[str],
 ) -> Plan:
-    code, run_dir = link.code(snapshot.code_id), link.run_dir(manifest.run_id)
-    config, names = manifest.config, (snapshot.code_id, manifest.run_id, module)
+    run = RunHandle(link, snapshot.code_id, manifest.run_id)
+    code, config = link.code(snapshot.code_id), manifest.config
     shipped = has_code(link.transport, link.record.python, code)
     size = f"{count_of(len(snapshot.files), 'file')}, {snapshot.total_bytes // 1024} KiB"
     steps = [
@@ -279,17 +257,17 @@ def _plan(
         Step(
             "prepare run",
             f"configuration sha256 {manifest.config_sha256[:12]}",
-            files=(str(run_dir / "manifest.json"),),
+            files=(str(run.run_dir / "manifest.json"),),
         ),
         Step(
             "start training",
             f"tmux session {session_name(manifest.run_id)}, window train",
-            command=train_command(link, *names),
+            command=train_command(run, module),
         ),
         Step(
             "start watchdog",
             f"tmux session {session_name(manifest.run_id)}, window watchdog",
-            command=watchdog_command(link, *names),
+            command=watchdog_command(run, module),
         ),
     ]
     title = (
@@ -297,71 +275,87 @@ def _plan(
         f"{count_of(config.schedule.steps, 'step')} of "
         f"{count_of(config.batch.tokens_per_step(), 'token')}"
     )
-    warned = [f"{found.name}: {found.message}" for found in findings if found.status == "warn"]
-    return plan_of(title, steps, [*notes, *warned])
+    return plan_of(title, steps, notes)
 
 
 def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
-    """Carry out a plan; asking again after a cut goes on where it stopped.
+    """Carry out a plan; repeated after a cut, it continues where it stopped.
 
     Raises:
         StateConflictError: If another run has the id, its directory is not a run, or another
             command starts it or has started it on another pod.
         OpsError: If the run does not come up; the message is the trainer's own last word.
     """
-    with lease_held(operator, planned.manifest.run_id):
-        return _launch(operator, planned)
+    run, overrides = planned.run, planned.manifest.overrides
+
+    def begin() -> None:
+        manifest = with_parent(run.link, planned.manifest)
+        reply = ask(run, PrepareRunAction(run_dir=Path(run.run_dir), manifest=manifest))
+        written = reply.manifest or manifest
+        require_run(run.link, written, run.run_id)
+        operator.store.save_run(record_of(run.link, written))
+
+    start = AttemptStart(
+        act="launch",
+        run=run,
+        module=planned.trainer_module,
+        # It may have been started since the plan was shown, there or on a third pod.
+        take=lambda: plan_takeover(
+            operator, operator.store.find_run(run.run_id), run.link, overrides
+        ),
+        begin=begin,
+        snapshot=planned.snapshot,
+        overrides=overrides,
+        may_be_started=True,
+    )
+    return _launched(run, start_attempt(operator, start))
 
 
-def _launch(operator: Operator, planned: LaunchPlan) -> Launched:
-    link, manifest = planned.link, planned.manifest
-    code_id, run_id = planned.snapshot.code_id, manifest.run_id
-    overrides = manifest.overrides
-    # It may have been started since the plan was shown, there or on a third pod.
-    taken = plan_takeover(operator, operator.store.find_run(run_id), link, overrides)
-    detail = {"pod": link.record.name, "code_id": code_id, "module": planned.trainer_module}
-    detail |= {"moved_from": taken.left} if taken.left else {}
-    with operator.store.intent("launch", run_id, **detail):
-        record_takeover(operator, taken, overrides)
-        code = link.code(code_id)
-        if ship(planned.snapshot, link.transport, link.record.python, code):
-            operator.tell(f"code {code_id} shipped")
-        manifest = with_parent(link, manifest)
-        run_dir = Path(link.run_dir(run_id))
-        reply = ask(link, code_id, PrepareRunAction(run_dir=run_dir, manifest=manifest))
-        told = reply.manifest or manifest
-        require_run(link, told, run_id)
-        remember_run(operator, link, told)
-        before = probe_run(link, code_id, run_id)
-        if before.state != "planned":
-            operator.tell(f"{run_id} was launched before")
-            if before.state in LIVE and not before.watchdog_alive:
-                start_watchdog(link, code_id, run_id, planned.trainer_module)
-                operator.tell("nobody watched it; its watchdog is started")
-            return _launched(link, before, is_new=False)
-        started_s = operator.clock.monotonic_s()
-        start_session(link, code_id, run_id, planned.trainer_module)
-        operator.tell(f"started {run_id}; waiting until it has opened its data")
-        beat = await_first_beat(operator, link, code_id, run_id, started_s)
-    return _launched(link, beat.report, is_new=True, after_s=beat.after_s)
-
-
-def remember_run(operator: Operator, link: PodLink, manifest: RunManifest) -> None:
-    """Let the registry say what runs and on which pod."""
-    operator.store.save_run(record_of(link, manifest))
-
-
-def _launched(
-    link: PodLink, report: RunReport, *, is_new: bool, after_s: float | None = None
-) -> Launched:
+def _launched(run: RunHandle, beat: FirstBeat) -> Launched:
+    report = beat.report
     return Launched(
         run_id=report.run_id,
-        pod=link.record.name,
+        pod=run.pod,
         run_dir=report.run_dir,
         attempt=report.manifest.attempt,
-        is_new=is_new,
+        is_new=beat.after_s is not None,
         state=report.state,
         why=report.why,
-        first_beat_after_s=after_s,
+        first_beat_after_s=beat.after_s,
         data=report.data,
+    )
+
+
+def make_ready(operator: Operator, request: LaunchRequest, agree: Callable[[Plan], None]) -> None:
+    """Provision a pod and run its preflight, whichever of them was not done before.
+
+    Args:
+        operator: Who asks.
+        request: The launch that is to follow.
+        agree: Shows a plan that changes something; it raises unless the operator agrees.
+
+    Raises:
+        ConfigurationError: If the launch could not follow, as `check_request` says.
+        RefusedError: If the machine cannot become a pod, or its preflight is red.
+        OpsError: If a step fails.
+    """
+    check_request(request)
+    planned = plan_provision(operator, request.pod, request.choice.profile)
+    if planned.plan.changes:
+        agree(planned.plan)
+        execute_provision(operator, planned)
+    if PREFLIGHT in request.overrides:
+        return
+    pod = planned.link.record
+    hardware = load_hardware(require_profile(operator, request.choice, pod.profile))
+    code_id = take_snapshot().code_id
+    kept = operator.store.newest_report(pod.pod_id, code_id, hardware.name)
+    if kept is not None and not blocking_checks(kept[1].checks):
+        return
+    found = run_preflight(operator, pod.name, request.choice, request.overrides)
+    refusal = refusal_of(found)
+    if refusal is not None:
+        raise refusal
+    operator.tell(
+        f"preflight of {pod.name}: {found.verdict}, {count_of(len(found.report.checks), 'check')}"
     )

@@ -70,5 +70,4 @@ def _read(found: FoundRun, name: str, position: int) -> bytes:
 
 
 def _has_ended(found: FoundRun) -> bool:
-    report = probe_run(found.link, found.record.code_id, found.record.run_id)
-    return report.state in ENDED
+    return probe_run(found.run).state in ENDED

@@ -1,33 +1,49 @@
-"""Resume on another pod: the run goes on there from its newest verified backup."""
+"""Resume on another pod: the run continues there from its newest verified backup."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from nsa_core.config.recipe import list_recipes
 from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_core.rundir.manifest import Parent, RunManifest
 from nsa_ops.agents import ask, probe_run
 from nsa_ops.backup.folder import BackupFolder
 from nsa_ops.backup.lineage import receipts_of
 from nsa_ops.backup.receipts import newest_held
 from nsa_ops.backup.restore import RestorePlan, plan_restore, restore_to_pod
-from nsa_ops.context import Operator, PodLink
-from nsa_ops.errors import NotFoundError, StateConflictError, VerificationError
+from nsa_ops.configure import RunChoice, load_hardware, overlay, require_profile
+from nsa_ops.context import Operator, PodLink, RunHandle
+from nsa_ops.errors import NotFoundError, StateConflictError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import NextAttemptAction, RunReport
-from nsa_ops.pods.pods import choose_pod
-from nsa_ops.preflight.probed import note_another_probed
-from nsa_ops.remote.snapshot import Snapshot, has_code, ship, take_snapshot
+from nsa_ops.pods.known import choose_pod
+from nsa_ops.preflight.guardrails import require_guardrails
+from nsa_ops.preflight.preflight import subject_of
+from nsa_ops.preflight.proof import find_proof, note_another_probed
+from nsa_ops.remote.snapshot import Snapshot, has_code, take_snapshot
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
+from nsa_ops.runs.adopt import read_backed_up
+from nsa_ops.runs.attempt import AttemptStart, start_attempt
 from nsa_ops.runs.choose import LIVE, choose_record
-from nsa_ops.runs.lease import holding, lease_held, note_left, require_unmoved
-from nsa_ops.runs.moved_manifest import action_of, differences_of, next_manifest
-from nsa_ops.runs.old_pod import OLD_POD, OldPod, allow_leaving, look_at_old_pod
-from nsa_ops.runs.resume import Difference, Resumed
-from nsa_ops.runs.session import TRAINER_MODULE, list_windows, start_session, train_command
-from nsa_ops.runs.wait import FirstBeat, await_first_beat
+from nsa_ops.runs.launch import read_startable_pod, require_data
+from nsa_ops.runs.lease import (
+    OLD_POD,
+    OldPod,
+    Takeover,
+    allow_leaving,
+    look_at_old_pod,
+    require_unmoved,
+)
+from nsa_ops.runs.resume import ChangedValue, Resumed, changed_config, differing_values
+from nsa_ops.runs.windows import TRAINER_MODULE, list_windows, train_command
 from nsa_ops.store import RunRecord
+
+#: Fields of the manifest whose change an operator wants to read, in this order.
+_SHOWN = ("pod_id", "profile", "code_id", "code_commit", "dirty_sha256", "lock_sha256")
 
 
 @dataclass(frozen=True)
@@ -75,9 +91,14 @@ class MovePlan:
     next_attempt: NextAttemptAction | None
     manifest: RunManifest
     step: int
-    differences: list[Difference]
+    differences: list[ChangedValue]
     notes: list[str]
     trainer_module: str
+
+    @property
+    def target(self) -> RunHandle:
+        """The run as it will be on the new pod."""
+        return RunHandle(self.link, self.manifest.code_id, self.run.run_id)
 
     @property
     def plan(self) -> Plan:
@@ -104,10 +125,11 @@ def plan_move(operator: Operator, request: MoveRequest) -> MovePlan:
     run = choose_record(operator, request.run_id)
     link = operator.link(choose_pod(operator.store, request.pod))
     folder = newest_backup(operator, run.run_id)
-    old = _read_backed_up(folder)
+    old = read_backed_up(folder)
     code = _choose_code(link, old)
-    list_windows(link, run.run_id)  # refused here if a run of this id in another directory has it
-    there = _look_there(link, code.code_id if code else old.code_id, run.run_id)
+    target = RunHandle(link, code.code_id if code else old.code_id, run.run_id)
+    list_windows(target)  # refused here if a run of this id in another directory has it
+    there = _look_there(target)
     receipts = operator.store.receipts()
     restore = (
         plan_restore(folder, link.runs, link=link, receipts=receipts, newest_only=True)
@@ -159,14 +181,6 @@ def newest_backup(operator: Operator, run_id: str) -> BackupFolder:
     return BackupFolder(Path(receipt.path).parents[1])
 
 
-def _read_backed_up(folder: BackupFolder) -> RunManifest:
-    try:
-        return read_manifest(folder.run)
-    except ManifestError as error:
-        message = f"The backup `{folder.root}` cannot be used: {error}"
-        raise VerificationError(message, hint="Pull it again, or name no other pod") from error
-
-
 def _choose_code(link: PodLink, manifest: RunManifest) -> Snapshot | None:
     """The code of this checkout, unless the pod has the code that the run was made with."""
     if has_code(link.transport, link.record.python, link.code(manifest.code_id)):
@@ -174,24 +188,24 @@ def _choose_code(link: PodLink, manifest: RunManifest) -> Snapshot | None:
     return take_snapshot()
 
 
-def _look_there(link: PodLink, code_id: str, run_id: str) -> RunReport | None:
+def _look_there(run: RunHandle) -> RunReport | None:
     """The run on the new pod, where a cut move may have left it; None if it is not there.
 
     Raises:
-        StateConflictError: If it runs there, or stands there from earlier.
+        StateConflictError: If it runs there, or is there from earlier.
     """
-    run_dir = str(link.run_dir(run_id))
+    link, run_dir = run.link, str(run.run_dir)
     if link.transport.run(("test", "-e", run_dir), timeout_s=QUICK_S).exit_code != 0:
         return None
-    if not has_code(link.transport, link.record.python, link.code(code_id)):
-        message = f"`{run_dir}` exists on pod `{link.record.name}`, and no code to look at it"
+    if not has_code(link.transport, link.record.python, link.code(run.code_id)):
+        message = f"`{run_dir}` exists on pod `{run.pod}`, and no code to look at it"
         hint = "Move that directory away there, then repeat it"
         raise StateConflictError(message, hint=hint)
-    report = probe_run(link, code_id, run_id)
+    report = probe_run(run)
     begun_here = report.manifest.pod_id == link.record.pod_id
     if begun_here and report.state != "planned":
         is_live = report.state in LIVE
-        message = f"Run `{run_id}` is {report.state} on pod `{link.record.name}`: {report.why}"
+        message = f"Run `{run.run_id}` is {report.state} on pod `{run.pod}`: {report.why}"
         hint = (
             "Let the registry know of it with `nsa-ops reconcile`"
             if is_live
@@ -207,8 +221,8 @@ def _newest_step(report: RunReport | None) -> int:
 
 
 def _describe(planned: MovePlan) -> Plan:
-    link, run_id, restore, new = planned.link, planned.run.run_id, planned.restore, planned.manifest
-    run_dir, code = link.run_dir(run_id), str(link.code(new.code_id))
+    run, restore, new = planned.target, planned.restore, planned.manifest
+    run_dir, code = run.run_dir, str(run.link.code(new.code_id))
     copied = restore.plan.steps[0].detail if restore else f"`{run_dir}` is there already"
     steps = [
         Step("ship code", new.code_id, files=(code,), is_done=planned.snapshot is None),
@@ -221,14 +235,14 @@ def _describe(planned: MovePlan) -> Plan:
         ),
         Step(
             "start training",
-            f"tmux session {session_name(run_id)}, windows train and watchdog",
-            command=train_command(link, new.code_id, run_id, planned.trainer_module),
+            f"tmux session {session_name(run.run_id)}, windows train and watchdog",
+            command=train_command(run, planned.trainer_module),
         ),
     ]
-    told = [*planned.notes, *(restore.plan.notes if restore else ())]
-    told += [f"differs: {one.key} {one.before} -> {one.now}" for one in planned.differences]
-    where = f"on pod {link.record.name} from step {planned.step}, not on {planned.run.pod}"
-    return plan_of(f"Resume {run_id} {where}", steps, told)
+    notes = [*planned.notes, *(restore.plan.notes if restore else ())]
+    notes += [f"differs: {one.key} {one.before} -> {one.now}" for one in planned.differences]
+    where = f"on pod {run.pod} from step {planned.step}, not on {planned.run.pod}"
+    return plan_of(f"Resume {run.run_id} {where}", steps, notes)
 
 
 def execute_move(operator: Operator, planned: MovePlan) -> Resumed:
@@ -237,48 +251,127 @@ def execute_move(operator: Operator, planned: MovePlan) -> Resumed:
     Raises:
         StateConflictError: If another command starts or moves the run, or did since the plan was
             made.
-        OpsError: If a step fails; asking again goes on there.
+        OpsError: If a step fails; repeated, it continues there.
     """
-    with lease_held(operator, planned.run.run_id):
-        require_unmoved(operator, planned.run)
-        return _move(operator, planned)
+    run, manifest = planned.target, planned.manifest
 
-
-def _move(operator: Operator, planned: MovePlan) -> Resumed:
-    run, link, manifest = planned.run, planned.link, planned.manifest
-    run_id, code_id = run.run_id, manifest.code_id
-    detail = {
-        "pod": link.record.name, "moved_from": run.pod, "from_attempt": manifest.attempt - 1,
-        "code_id": code_id, "module": planned.trainer_module,
-    }  # fmt: skip
-    with operator.store.intent("resume", run_id, **detail):
-        if not planned.old.is_proven:
-            note_left(operator, run, planned.old, manifest.overrides.get(OLD_POD, ""))
-        if planned.snapshot is not None:
-            ship(planned.snapshot, link.transport, link.record.python, link.code(code_id))
+    def begin() -> None:
         if planned.restore is not None:
-            restore_to_pod(link, planned.restore, operator.tell)
+            restore_to_pod(run.link, planned.restore, operator.tell)
         if planned.next_attempt is not None:
-            operator.tell(ask(link, code_id, planned.next_attempt).message)
-        before = probe_run(link, code_id, run_id)
-        operator.store.save_run(holding(run, link, before.manifest))
-        started_s = operator.clock.monotonic_s()
-        start_session(link, code_id, run_id, planned.trainer_module)
-        beat = await_first_beat(operator, link, code_id, run_id, started_s, before.log_bytes)
-    return _resumed(planned, before, beat)
+            operator.tell(ask(run, planned.next_attempt).message)
 
-
-def _resumed(planned: MovePlan, before: RunReport, beat: FirstBeat) -> Resumed:
+    start = AttemptStart(
+        act="resume",
+        run=run,
+        module=planned.trainer_module,
+        take=lambda: require_unmoved(operator, Takeover(planned.run, planned.old)),
+        begin=begin,
+        snapshot=planned.snapshot,
+        known=planned.run,
+        detail={"from_attempt": manifest.attempt - 1},
+        overrides=manifest.overrides,
+    )
+    beat = start_attempt(operator, start)
     return Resumed(
-        run_id=planned.run.run_id,
+        run_id=run.run_id,
         attempt=beat.report.manifest.attempt,
         from_step=planned.step,
-        checkpoint=f"{RunDir(Path(before.run_dir)).checkpoint(planned.step)}",
+        checkpoint=f"{RunDir(Path(beat.report.run_dir)).checkpoint(planned.step)}",
         damaged=[],
         differences=planned.differences,
         state=beat.report.state,
         why=beat.report.why,
-        first_beat_after_s=beat.after_s,
-        pod=planned.link.record.name,
+        first_beat_after_s=beat.after_s or 0.0,
+        pod=run.pod,
         moved_from=planned.run.pod,
+    )
+
+
+def next_manifest(
+    operator: Operator,
+    link: PodLink,
+    old: RunManifest,
+    code: Snapshot | None,
+    *,
+    step: int,
+    sets: Sequence[str],
+    overrides: Mapping[str, str],
+) -> RunManifest:
+    """The manifest of the next attempt, once nothing on the new pod stands against it.
+
+    Args:
+        operator: Who asks.
+        link: The new pod.
+        old: Manifest in the backup.
+        code: Code that will be shipped; None where the pod has the run's own.
+        step: Step that it goes on from.
+        sets: Values to change.
+        overrides: Guardrails that may be passed, with the reason.
+
+    Raises:
+        RefusedError: If a guardrail or the preflight of the new pod stands against it.
+        LocalResourceError, NotFoundError: If the pod lacks tmux or the data.
+    """
+    pod = link.record
+    profile = require_profile(operator, RunChoice(), pod.profile or old.profile)
+    hardware = load_hardware(profile)
+    config = overlay(old.config, sets)
+    facts = read_startable_pod(link, hardware, overrides)
+    require_guardrails(subject_of(config, hardware, facts), {**old.overrides, **overrides})
+    require_data(link, config.data)
+    code_id = code.code_id if code else old.code_id
+    recipe = config.recipe if config.recipe in list_recipes() else ""  # a file is not on this disk
+    choice = RunChoice(recipe, hardware.name, tuple(sets))
+    proof = find_proof(operator, link, code_id, choice, config, overrides)
+    values: dict[str, Any] = {
+        "attempt": old.attempt + 1,
+        "parent": Parent(run_id=old.run_id, step=step),
+        "pod_id": pod.pod_id,
+        "pod_facts": proof.pod_facts,
+        "profile": hardware.name,
+        "preflight_sha256": proof.sha256,
+        "overrides": {**old.overrides, **overrides},
+        "resume": "auto",
+        "command": sys.argv,
+        **_code_fields(code),
+        **changed_config(old, config, differing_values(old.config, config)),
+        "kernels": proof.kernels,
+    }
+    return RunManifest.model_validate({**old.model_dump(mode="python"), **values})
+
+
+def _code_fields(code: Snapshot | None) -> dict[str, str]:
+    if code is None:
+        return {}
+    return {
+        "code_id": code.code_id,
+        "code_commit": code.commit,
+        "dirty_sha256": code.dirty_sha256,
+        "lock_sha256": code.lock_sha256,
+    }
+
+
+def differences_of(old: RunManifest, new: RunManifest) -> list[ChangedValue]:
+    """Pod, code, profile, facts and values that two attempts do not share; pure."""
+    fields = [
+        ChangedValue(name, getattr(old, name), getattr(new, name))
+        for name in _SHOWN
+        if getattr(old, name) != getattr(new, name)
+    ]
+    facts = [
+        ChangedValue(f"pod_facts.{name}", old.pod_facts.get(name), new.pod_facts.get(name))
+        for name in sorted(old.pod_facts.keys() | new.pod_facts.keys())
+        if old.pod_facts.get(name) != new.pod_facts.get(name)
+    ]
+    return [*fields, *facts, *differing_values(old.config, new.config)]
+
+
+def action_of(link: PodLink, old: RunManifest, new: RunManifest) -> NextAttemptAction:
+    """What the agent on the new pod is asked to change, field by field."""
+    fixed = {"attempt", "created_unix_s"}
+    now, before = new.model_dump(mode="json"), old.model_dump(mode="json")
+    changes = {key: now[key] for key in now if key not in fixed and now[key] != before[key]}
+    return NextAttemptAction(
+        run_dir=Path(link.run_dir(old.run_id)), from_attempt=old.attempt, changes=changes
     )

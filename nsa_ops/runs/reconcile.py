@@ -3,29 +3,60 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from nsa_ops.agents import ask, probe_run, read_run_manifest
-from nsa_ops.context import Operator, PodLink
-from nsa_ops.doors import target_of
+from nsa_ops.context import Operator, RunHandle, target_of
 from nsa_ops.errors import NotFoundError, OpsError, PartialError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import HaltAction, RunReport
 from nsa_ops.quantities import count_of, format_time
 from nsa_ops.remote.snapshot import has_code
 from nsa_ops.remote.ssh.host_keys import unpin
-from nsa_ops.runs.launch import remember_run
-from nsa_ops.runs.lease import holding, lease_held, require_unmoved
-from nsa_ops.runs.reconcile_decide import (
-    RUN_ACTS,
-    Decision,
-    Truth,
-    Way,
-    decide,
-    detail_of,
-)
-from nsa_ops.runs.session import TRAINER_MODULE, start_session
-from nsa_ops.store import Intent, PodRecord
+from nsa_ops.runs.choose import LIVE, record_of
+from nsa_ops.runs.lease import LEAVE_POD, Takeover, holding, lease_held, require_unmoved
+from nsa_ops.runs.windows import TRAINER_MODULE, start_session
+from nsa_ops.store import Intent, PodRecord, RunRecord
+
+#: `done`: it was done; `rolled back`: nothing of it is left, or what is left is removed;
+#: `adopt`: it was done, and the registry learns of it; `start`: the last step is done now;
+#: `halt`: a trainer that must not run is halted; `wait`: nobody can tell yet.
+Way = Literal["done", "rolled back", "adopt", "start", "halt", "wait"]
+
+_RUN_ACTS = frozenset({"launch", "resume", "halt", LEAVE_POD})
+_POD_ACTS = frozenset({"pod add", "pod rm", "pod trust"})
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is true about the subject of an act now.
+
+    Attributes:
+        is_held: The command that began it is still at work.
+        problem: Why its pod cannot be asked; empty if it could be, or need not be.
+        pod: Pod that the act is about, as the registry knows it; None if it does not.
+        run: Run that it is about, as the registry knows it.
+        report: What the pod shows of the run; None if it is not there.
+    """
+
+    is_held: bool = False
+    problem: str = ""
+    pod: PodRecord | None = None
+    run: RunRecord | None = None
+    report: RunReport | None = None
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What is done about one open intent.
+
+    Attributes:
+        way: What.
+        found: What is true, in one sentence.
+    """
+
+    way: Way
+    found: str
 
 
 @dataclass(frozen=True)
@@ -53,7 +84,7 @@ class Settled:
 class ReconcilePlan:
     """What will be done about each open intent."""
 
-    decided: list[tuple[Intent, Truth, Decision]]
+    decided: list[tuple[Intent, Truth, Remedy]]
 
     @property
     def plan(self) -> Plan:
@@ -85,10 +116,10 @@ def plan_reconcile(operator: Operator) -> ReconcilePlan:
 
 
 def _look(operator: Operator, intent: Intent) -> Truth:
-    store, detail = operator.store, detail_of(intent)
+    store, detail = operator.store, intent.details
     if store.is_held(intent):
         return Truth(is_held=True)
-    if intent.act not in RUN_ACTS:
+    if intent.act not in _RUN_ACTS:
         return Truth(pod=store.find_pod(intent.subject))
     run = store.find_run(intent.subject)
     name = detail.get("pod") or (run.pod if run else "")
@@ -97,18 +128,19 @@ def _look(operator: Operator, intent: Intent) -> Truth:
         return Truth(run=run)
     code_id = detail.get("code_id") or (run.code_id if run else "")
     try:
-        report = _report(operator.link(pod), code_id, intent.subject)
+        report = _report(RunHandle(operator.link(pod), code_id, intent.subject))
     except OpsError as error:
         return Truth(problem=error.message, pod=pod, run=run)
     return Truth(pod=pod, run=run, report=report)
 
 
-def _report(link: PodLink, code_id: str, run_id: str) -> RunReport | None:
+def _report(run: RunHandle) -> RunReport | None:
     """What the pod shows of a run; None if it has neither the run nor the code to look at it."""
+    link, code_id = run.link, run.code_id
     if not code_id or not has_code(link.transport, link.record.python, link.code(code_id)):
         return None
     try:
-        return probe_run(link, code_id, run_id)
+        return probe_run(run)
     except NotFoundError:
         return None
 
@@ -122,7 +154,7 @@ def execute_reconcile(operator: Operator, planned: ReconcilePlan) -> list[Settle
             try:
                 _act(operator, intent, truth, decision.way)
             except OpsError as error:  # the next ones are looked at all the same
-                found = Decision("wait", f"{decision.found}; {error.message}")
+                found = Remedy("wait", f"{decision.found}; {error.message}")
             else:
                 outcome = f"reconciled, {decision.way}: {decision.found}"
                 operator.store.end_intent(intent.id, outcome)
@@ -143,36 +175,34 @@ def unsettled(settled: Sequence[Settled]) -> PartialError | None:
 
 
 def _act(operator: Operator, intent: Intent, truth: Truth, way: Way) -> None:
-    detail = detail_of(intent)
-    if way in {"adopt", "start"} and truth.pod is not None:
-        link = operator.link(truth.pod)
+    pod, report = truth.pod, truth.report
+    if way in {"adopt", "start"} and pod is not None:
         with lease_held(operator, intent.subject):
-            if truth.run is not None:
-                require_unmoved(operator, truth.run)
-            code_id = _adopt(operator, link, truth, intent.subject)
+            require_unmoved(operator, Takeover(truth.run))
+            run = _adopt(operator, pod, truth.run, intent.subject)
             if way == "start":
-                module = detail.get("module") or TRAINER_MODULE
-                start_session(link, code_id, intent.subject, module)
-    elif way == "halt" and truth.pod is not None and truth.report is not None:
+                start_session(run, intent.details.get("module") or TRAINER_MODULE)
+    elif way == "halt" and pod is not None and report is not None:
         reason = "the run goes on on another pod"
-        action = HaltAction(run_dir=Path(truth.report.run_dir), reason=reason, by="reconcile")
-        ask(operator.link(truth.pod), str(detail.get("code_id")), action)
+        action = HaltAction(run_dir=Path(report.run_dir), reason=reason, by="reconcile")
+        code_id = str(intent.details.get("code_id"))
+        ask(RunHandle(operator.link(pod), code_id, intent.subject), action)
     elif way == "rolled back" and intent.act in {"pod add", "pod trust"}:
-        _unpin(operator, detail, truth.pod)
+        _unpin(operator, intent, pod)
 
 
-def _adopt(operator: Operator, link: PodLink, truth: Truth, run_id: str) -> str:
-    """Let the registry name the pod and the code that the run has there; the code's id."""
+def _adopt(operator: Operator, pod: PodRecord, known: RunRecord | None, run_id: str) -> RunHandle:
+    """Let the registry name the pod and the code that the run has there."""
+    link = operator.link(pod)
     manifest = read_run_manifest(link, run_id)
-    if truth.run is None:
-        remember_run(operator, link, manifest)
-    else:
-        operator.store.save_run(holding(truth.run, link, manifest))
-    return manifest.code_id
+    record = holding(known, link, manifest) if known else record_of(link, manifest)
+    operator.store.save_run(record)
+    return RunHandle(link, manifest.code_id, run_id)
 
 
-def _unpin(operator: Operator, detail: dict[str, Any], pod: PodRecord | None) -> None:
+def _unpin(operator: Operator, intent: Intent, pod: PodRecord | None) -> None:
     """Remove the host key that was pinned for a pod, or an identity, never registered."""
+    detail = intent.details
     pod_id, address = detail.get("pod_id"), detail.get("address") or (pod.address if pod else "")
     if not pod_id or not address:
         return
@@ -180,3 +210,95 @@ def _unpin(operator: Operator, detail: dict[str, Any], pod: PodRecord | None) ->
     target = target_of(stray, operator.settings)
     if target.known_hosts.is_file():
         unpin(target)
+
+
+def decide(intent: Intent, truth: Truth) -> Remedy:
+    """What becomes of one act; pure."""
+    if truth.is_held:
+        return Remedy("wait", "another nsa-ops is still at work on it")
+    if truth.problem:
+        return Remedy("wait", truth.problem)
+    if intent.act in _POD_ACTS:
+        return _decide_pod(intent, truth)
+    if intent.act not in _RUN_ACTS:
+        return Remedy("rolled back", "what was whole is kept; repeat it, and it goes on there")
+    if truth.pod is None:
+        return Remedy("rolled back", "its pod is no longer known, so nothing can be compared")
+    if intent.act == "halt":
+        return _decide_halt(truth.report)
+    if intent.act == LEAVE_POD:
+        return _decide_left(intent, truth.report)
+    return _decide_start(intent, truth)
+
+
+def _decide_pod(intent: Intent, truth: Truth) -> Remedy:
+    pod, wanted = truth.pod, intent.details.get("pod_id")
+    if intent.act == "pod rm":
+        if pod is None:
+            return Remedy("done", "the pod is forgotten")
+        return Remedy("rolled back", "the pod is still known; repeat `pod rm`")
+    if pod is not None and wanted in {None, pod.pod_id}:
+        return Remedy("done", "the registry knows the pod")
+    return Remedy("rolled back", "the registry does not know it; a key pinned for it is removed")
+
+
+def _decide_halt(report: RunReport | None) -> Remedy:
+    if report is None:
+        return Remedy("rolled back", "the run is not on its pod any more")
+    if report.state not in LIVE:
+        return Remedy("done", f"the run is {report.state}: {report.why}")
+    if report.halt is not None:
+        return Remedy("done", f"the stop request stands; the run is {report.state}")
+    return Remedy("rolled back", "no stop request was written and the run goes on; halt it again")
+
+
+def _decide_left(intent: Intent, report: RunReport | None) -> Remedy:
+    """A run that went on elsewhere while nobody answered here must not train here, too."""
+    if report is None or report.state not in LIVE - {"planned"}:
+        state = "not there" if report is None else report.state
+        return Remedy("done", f"the pod that `{intent.subject}` left answers; it is {state} there")
+    pod = intent.details.get("pod", "")
+    by_hand = f"`nsa-ops halt {intent.subject} --pod {pod}` halts it by hand"
+    return Remedy("halt", f"it also runs on pod `{pod}`, which it left: {report.why}; {by_hand}")
+
+
+def _decide_start(intent: Intent, truth: Truth) -> Remedy:
+    """A launch or a resume: was anything begun, and does it run?"""
+    report, detail = truth.report, intent.details
+    if report is None:
+        return Remedy("rolled back", "nothing of it is on the pod; repeat it")
+    elsewhere = _went_elsewhere(intent, truth)
+    if elsewhere:
+        return Remedy("rolled back", elsewhere)
+    attempt = report.manifest.attempt
+    begun = attempt > int(detail.get("from_attempt", 0))
+    is_restored_only = (
+        "moved_from" in detail
+        and truth.pod is not None
+        and (report.manifest.pod_id != truth.pod.pod_id)
+    )
+    if not begun or is_restored_only:
+        copy = "the restored copy is there, and " if is_restored_only else ""
+        return Remedy("rolled back", f"{copy}the next attempt was not begun; repeat it")
+    if report.state == "planned":
+        return Remedy("start", f"attempt {attempt} is prepared and was never started")
+    where = f"attempt {attempt} is {report.state}: {report.why}"
+    if _is_registered(intent, truth):
+        return Remedy("done", where)
+    return Remedy("adopt", f"{where}; the registry did not know")
+
+
+def _went_elsewhere(intent: Intent, truth: Truth) -> str:
+    """Why an act that was cut off is not finished: the run is on another pod since."""
+    detail, run = intent.details, truth.run
+    if run is None or "pod" not in detail or run.pod in {detail["pod"], detail.get("moved_from")}:
+        return ""
+    return (
+        f"the run is on pod `{run.pod}` since; what is left on `{detail['pod']}` is not touched: "
+        f"see `nsa-ops status {run.run_id} --pod {detail['pod']}`"
+    )
+
+
+def _is_registered(intent: Intent, truth: Truth) -> bool:
+    pod = intent.details.get("pod")
+    return truth.run is not None and pod in {None, truth.run.pod}

@@ -9,32 +9,31 @@ from nsa_core.config.recipe import config_sha256, leaves
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import AFRESH, AUTO, RunManifest
 from nsa_ops.agents import ask, read_run_manifest, verify
+from nsa_ops.configure import overlay
 from nsa_ops.context import Operator
 from nsa_ops.errors import NotFoundError, StateConflictError
 from nsa_ops.machine.host import read_host
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import NextAttemptAction
 from nsa_ops.pod.verify import VerifiedCheckpoint
-from nsa_ops.preflight.marked import refuse_marked
-from nsa_ops.preflight.overlay import overlay
+from nsa_ops.preflight.proof import refuse_marked
 from nsa_ops.remote.tmux import session_name
+from nsa_ops.runs.attempt import AttemptStart, start_attempt
 from nsa_ops.runs.checkpoints import refuse_foreign, require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.lease import (
-    holding,
+    OLD_POD,
+    Takeover,
     last_reason,
-    lease_held,
     other_lineage_notes,
     require_unmoved,
     unsettled_notes,
 )
-from nsa_ops.runs.old_pod import OLD_POD
-from nsa_ops.runs.session import TRAINER_MODULE, require_tmux, start_session, train_command
-from nsa_ops.runs.wait import await_first_beat
+from nsa_ops.runs.windows import TRAINER_MODULE, require_tmux, train_command
 
 
 @dataclass(frozen=True)
-class Difference:
+class ChangedValue:
     """A value that the new attempt does not share with the one before."""
 
     key: str
@@ -60,7 +59,7 @@ class ResumePlan:
     found: FoundRun
     checkpoint: VerifiedCheckpoint | None
     damaged: list[str]
-    differences: list[Difference]
+    differences: list[ChangedValue]
     changes: dict[str, Any]
     plan: Plan
     trainer_module: str
@@ -90,7 +89,7 @@ class Resumed:
     from_step: int
     checkpoint: str
     damaged: list[str]
-    differences: list[Difference]
+    differences: list[ChangedValue]
     state: str
     why: str
     first_beat_after_s: float
@@ -127,7 +126,7 @@ def plan_resume(
     pod = found.link.record
     _require_ended(found, changes_something=bool(sets))
     require_tmux(found.link, read_host(found.link.transport, pod.python, pod.root))
-    refuse_marked(found.link)
+    refuse_marked(found.link, {})
     manifest = read_run_manifest(found.link, found.record.run_id)
     processes = found.report.processes
     module = trainer_module or (processes.module if processes else TRAINER_MODULE)
@@ -178,10 +177,9 @@ def _require_ended(found: FoundRun, *, changes_something: bool) -> None:
 
 def _choose_checkpoint(found: FoundRun, path: str) -> tuple[VerifiedCheckpoint | None, list[str]]:
     """The checkpoint to go on from and the damaged ones that are passed over."""
-    link, code_id = found.link, found.record.code_id
     if path:
-        return require_checkpoint(link, code_id, path), []
-    verification = verify(link, code_id, run_id=found.record.run_id)
+        return require_checkpoint(found.run, path), []
+    verification = verify(found.run)
     if verification.whole is None and verification.checkpoints:
         damaged = "; ".join(verification.damaged)
         message = f"No checkpoint of `{found.record.run_id}` is whole: {damaged}"
@@ -200,7 +198,7 @@ def _choose_checkpoint(found: FoundRun, path: str) -> tuple[VerifiedCheckpoint |
 
 
 def changed_config(
-    manifest: RunManifest, config: RunConfig, differences: Sequence[Difference]
+    manifest: RunManifest, config: RunConfig, differences: Sequence[ChangedValue]
 ) -> dict[str, Any]:
     """Fields of the manifest that carry another configuration; none if nothing differs."""
     if not differences:
@@ -213,10 +211,10 @@ def changed_config(
     }
 
 
-def differing_values(before: RunConfig, now: RunConfig) -> list[Difference]:
+def differing_values(before: RunConfig, now: RunConfig) -> list[ChangedValue]:
     """Values of the configuration that two attempts do not share."""
     old, new = leaves(before), leaves(now)
-    return [Difference(key, old[key], new[key]) for key in old if old[key] != new[key]]
+    return [ChangedValue(key, old[key], new[key]) for key in old if old[key] != new[key]]
 
 
 def _plan(
@@ -244,13 +242,13 @@ def _plan(
         Step(
             "start training",
             f"tmux session {session_name(run_id)}, windows train and watchdog",
-            command=train_command(found.link, found.record.code_id, run_id, module),
+            command=train_command(found.run, module),
         ),
     ]
     return plan_of(f"Resume {run_id} {where}", steps, notes)
 
 
-def _notes(damaged: list[str], differences: list[Difference]) -> list[str]:
+def _notes(damaged: list[str], differences: list[ChangedValue]) -> list[str]:
     notes = [f"passed over a damaged checkpoint: {line}" for line in damaged]
     return notes + [f"differs: {one.key} {one.before} -> {one.now}" for one in differences]
 
@@ -273,29 +271,26 @@ def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
             moves it, or did since the plan was made.
         OpsError: If the attempt does not come up.
     """
-    with lease_held(operator, planned.found.record.run_id):
-        require_unmoved(operator, planned.found.record)
-        return _resume(operator, planned)
-
-
-def _resume(operator: Operator, planned: ResumePlan) -> Resumed:
-    found = planned.found
-    run, link = found.record, found.link
+    found, run = planned.found, planned.found.run
     attempt = found.report.manifest.attempt
-    begun_from = attempt - 1 if planned.is_begun else attempt
-    detail = {"pod": run.pod, "from_attempt": begun_from, "module": planned.trainer_module}
-    with operator.store.intent("resume", run.run_id, **detail):
+
+    def begin() -> None:
         if not planned.is_begun:
             action = NextAttemptAction(
                 run_dir=Path(found.report.run_dir), from_attempt=attempt, changes=planned.changes
             )
-            operator.tell(ask(link, run.code_id, action).message)
-        started_s = operator.clock.monotonic_s()
-        start_session(link, run.code_id, run.run_id, planned.trainer_module)
-        beat = await_first_beat(
-            operator, link, run.code_id, run.run_id, started_s, found.report.log_bytes
-        )
-        operator.store.save_run(holding(run, link, beat.report.manifest))
+            operator.tell(ask(run, action).message)
+
+    start = AttemptStart(
+        act="resume",
+        run=run,
+        module=planned.trainer_module,
+        take=lambda: require_unmoved(operator, Takeover(found.record)),
+        begin=begin,
+        known=found.record,
+        detail={"from_attempt": attempt - 1 if planned.is_begun else attempt},
+    )
+    beat = start_attempt(operator, start)
     return Resumed(
         run_id=run.run_id,
         attempt=beat.report.manifest.attempt,
@@ -305,6 +300,6 @@ def _resume(operator: Operator, planned: ResumePlan) -> Resumed:
         differences=planned.differences,
         state=beat.report.state,
         why=beat.report.why,
-        first_beat_after_s=beat.after_s,
-        pod=link.record.name,
+        first_beat_after_s=beat.after_s or 0.0,
+        pod=run.pod,
     )

@@ -11,7 +11,7 @@ from nsa_ops.backup.receipts import newest_held, still_ahead
 from nsa_ops.context import Operator
 from nsa_ops.errors import HaltVerdictError, VerificationError
 from nsa_ops.pod.messages import RunReport
-from nsa_ops.pods.pods import choose_pod
+from nsa_ops.pods.known import choose_pod
 from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.transport import QUICK_S, OversizeError
 from nsa_ops.runs.choose import PodRuns, find_run, look_at_pods

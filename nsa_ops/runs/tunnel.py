@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from nsa_ops.context import Operator, PodLink
-from nsa_ops.doors import LOCAL, SSH, open_door
+from nsa_ops.context import LOCAL, SSH, Operator, PodLink, open_transport
 from nsa_ops.errors import (
     ConfigurationError,
     LocalResourceError,
@@ -144,7 +143,7 @@ def open_tunnel(operator: Operator, planned: TunnelPlan) -> Iterator[Opened]:
         PodUnreachableError: If the pod does not answer.
     """
     link = planned.link
-    door = open_door(link.record, operator.settings, tell=operator.tell)
+    door = open_transport(link.record, operator.settings, tell=operator.tell)
     with ExitStack() as ends:
         if not isinstance(door, OpenSSHTransport):
             environment = operator.settings.login_environment

@@ -11,7 +11,7 @@ from nsa_ops.backup.loss import AtMostLost
 from nsa_ops.context import Operator
 from nsa_ops.errors import DeadlineError, PodUnreachableError
 from nsa_ops.pod.messages import Offsets, RunReport
-from nsa_ops.runs.choose import LIVE, choose_record, link_of
+from nsa_ops.runs.choose import LIVE, choose_record, handle_of, link_of
 from nsa_ops.runs.status import status_line
 from nsa_ops.runs.wait import ENDED
 
@@ -55,13 +55,13 @@ def watch(
         PodUnreachableError, DeadlineError: If the very first look fails.
     """
     record = choose_record(operator, run_id, among=LIVE)
-    link = link_of(operator, record)
+    run = handle_of(link_of(operator, record), record)
     offsets = Offsets(heartbeats=0, events=0) if from_start else Offsets()
     progress: deque[Heartbeat] = deque(maxlen=_HISTORY)
     is_first = True
     while True:
         try:
-            report = probe_run(link, record.code_id, record.run_id, offsets)
+            report = probe_run(run, offsets)
         except (PodUnreachableError, DeadlineError) as error:
             if is_first:
                 raise

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa_ops.bench.transport import bench_transport
-from nsa_ops.doors import open_door
+from nsa_ops.context import open_transport
 from nsa_ops.errors import PodUnreachableError
 from nsa_ops.pod.messages import ProbeDocument
 from nsa_ops.remote.openssh import OpenSSHTransport
@@ -142,7 +142,7 @@ def main() -> None:
         measured = bench_transport(operator, "here", num_rounds=ROUNDS)
         record = operator.store.find_pod("here")
         assert record is not None
-        door = open_door(record, operator.settings)
+        door = open_transport(record, operator.settings)
         assert isinstance(door, OpenSSHTransport)
         door.close()
         operator.store.close()

@@ -11,7 +11,7 @@ import pytest
 
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_records
-from nsa_ops.configure import Choice
+from nsa_ops.configure import RunChoice
 from nsa_ops.context import Operator, connect_audited
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import read_processes
@@ -58,7 +58,7 @@ class StoppedOnce:
 
 def launch(operator: Operator, run_id: str) -> Launched:
     request = LaunchRequest(
-        choice=Choice(sets=(LONG,)), run_id=run_id, trainer_module=STEADY,
+        choice=RunChoice(sets=(LONG,)), run_id=run_id, trainer_module=STEADY,
         overrides={"preflight": "a test"},
     )  # fmt: skip
     return execute_launch(operator, plan_launch(operator, request))

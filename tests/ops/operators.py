@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nsa_ops.context import Operator
+from nsa_ops.context import Operator, ShowWork, show_nothing
 from nsa_ops.settings import read_settings
 from nsa_ops.store import PodRecord, Store
-from nsa_ops.work import ShowWork, show_nothing
 from tests.ops.fakes import FakeClock, FakeTransport
 
 POD = PodRecord(

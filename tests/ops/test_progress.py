@@ -10,7 +10,7 @@ import pytest
 
 from nsa_ops.cli.progress import LINE_S, Display, work_line
 from nsa_ops.cli.session import Options, Session
-from nsa_ops.work import Work
+from nsa_ops.context import Work
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from nsa_core.config.run import RunConfig
 from nsa_ops.bench.run import BenchRequest, run_bench, run_validation
-from nsa_ops.configure import Choice
+from nsa_ops.configure import RunChoice
 from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError, VerificationError
 from tests.ops.bench.results import LONG_ROW, ROW, document
 from tests.ops.fakes import completed
@@ -66,7 +66,7 @@ def test_a_result_that_proves_something_wrong_comes_back_with_what_is_wrong(desk
 
 def test_the_matrix_gets_the_resolved_configuration_and_the_pods_own_folder(desk: Desk) -> None:
     bench_on(desk, stdout=document([], bench="validate"))
-    choice = Choice("tiny-cpu", "", ("batch.micro_batch=3",))
+    choice = RunChoice("tiny-cpu", "", ("batch.micro_batch=3",))
     run_validation(desk.operator, None, choice, ["--steps", "3"])
     words = " ".join(desk.transport.asked[-1])
     assert words.endswith("--config - --root /pod --steps 3")

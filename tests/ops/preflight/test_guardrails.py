@@ -12,8 +12,8 @@ from nsa_ops.preflight.guardrails import (
     apply_overrides,
     check_guardrails,
     parse_overrides,
+    require_guardrails,
 )
-from nsa_ops.runs.launch import refuse_failures
 
 
 def subject(*sets: str, recipe: str = "m7c-125m", profile: str = "a100") -> Subject:
@@ -116,9 +116,9 @@ def test_what_is_unknown_does_not_pass() -> None:
 
 
 def test_a_refusal_names_the_reason_the_override_and_the_others() -> None:
-    results = check_guardrails(subject("checkpoint.save_every=0", "evaluation.eval_every=0"))
+    unwatched = subject("checkpoint.save_every=0", "evaluation.eval_every=0")
     with pytest.raises(RefusedError) as refused:
-        refuse_failures(results)
+        require_guardrails(unwatched, {})
     assert refused.value.message == (
         "Refused by `guardrail.checkpoints`: save_every is 0: a crash loses the whole run "
         "(also `guardrail.validation`)"

@@ -5,8 +5,7 @@ from pathlib import Path, PurePosixPath
 
 from nsa_core.config.profile import HardwareProfile, load_profile
 from nsa_ops.machine.bare import FOLDERS, BareFacts, BasePython, MadeEnvironment
-from nsa_ops.provision.source import Source
-from nsa_ops.provision.want import Wanted
+from nsa_ops.provision.want import PinnedSource, Wanted
 from nsa_ops.remote.snapshot import Snapshot, code_root
 
 DEBIAN = BasePython("/usr/bin/python3", "3.11.2", has_venv=True, has_headers=True)
@@ -37,7 +36,7 @@ def wanted(profile: HardwareProfile | str = "cpu", **fields: object) -> Wanted:
     hardware = load_profile(profile) if isinstance(profile, str) else profile
     plain = Wanted(
         pod="bare", pod_id="pod-1", root=ROOT, is_local=False, python="", profile=hardware,
-        snapshot=SNAPSHOT, source=Source("a" * 40, b"diff"),
+        snapshot=SNAPSHOT, source=PinnedSource("a" * 40, b"diff"),
     )  # fmt: skip
     return replace(plain, **fields)  # type: ignore[arg-type]
 

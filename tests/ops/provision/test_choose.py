@@ -5,7 +5,7 @@ import pytest
 from nsa_core.config.profile import load_profile
 from nsa_ops.errors import RefusedError
 from nsa_ops.machine.bare import BasePython
-from nsa_ops.provision.choose import (
+from nsa_ops.provision.needs import (
     TOO_NEW_PYTHON,
     choose_build,
     choose_python,

@@ -18,7 +18,7 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.machine.bare import read_bare
-from nsa_ops.provision.provision import Provisioned, execute_provision, plan_provision
+from nsa_ops.provision.provisioning import Provisioned, execute_provision, plan_provision
 from nsa_ops.remote.local import LocalTransport
 from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed

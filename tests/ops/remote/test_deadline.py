@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from nsa_ops.doors import open_door
+from nsa_ops.context import open_transport
 from nsa_ops.errors import DeadlineError
 from nsa_ops.remote.local import LocalTransport
 from nsa_ops.settings import read_settings
@@ -21,5 +21,5 @@ def test_no_call_takes_longer_than_the_door_allows() -> None:
 def test_a_door_is_opened_with_the_deadline(tmp_path, kind: str, address: str) -> None:
     settings = read_settings({"NSA_OPS_STATE_DIR": str(tmp_path)}, folder=tmp_path)
     pod = PodRecord("p", "id", kind, "/pod", "python3", "cpu", 1.0, address)
-    door = open_door(pod, settings, longest_s=3.0)
+    door = open_transport(pod, settings, longest_s=3.0)
     assert door.longest_s == 3.0  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.provision.receipt import ProvisionReceipt
-from nsa_ops.runs.adopt_run import execute_adopt_run, plan_adopt_run
+from nsa_ops.runs.adopt import execute_adopt_run, plan_adopt_run
 from nsa_ops.runs.choose import choose_record
 from tests.ops.fakes import completed
 from tests.ops.operators import POD, Desk

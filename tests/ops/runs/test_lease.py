@@ -12,7 +12,7 @@ import pytest
 
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import RunManifest, read_manifest
-from nsa_ops.configure import Choice
+from nsa_ops.configure import RunChoice
 from nsa_ops.errors import (
     ConfigurationError,
     NotFoundError,
@@ -24,14 +24,18 @@ from nsa_ops.pod.processes import take_lock
 from nsa_ops.runs.choose import find_run
 from nsa_ops.runs.launch import LaunchRequest, plan_launch
 from nsa_ops.runs.lease import (
+    OLD_POD,
+    OldPod,
+    allow_leaving,
+    allow_taking,
     left_pods,
+    look_at_old_pod,
     other_lineage_notes,
     plan_takeover,
     record_takeover,
     unsettled_notes,
 )
-from nsa_ops.runs.old_pod import OLD_POD, OldPod, allow_leaving, allow_taking, look_at_old_pod
-from nsa_ops.runs.reconcile_decide import Truth, decide
+from nsa_ops.runs.reconcile import Truth, decide
 from nsa_ops.runs.resume import plan_resume
 from nsa_ops.store import Intent, PodRecord, RunRecord, Store
 from tests.ops.backup.case import RUN_ID, Case
@@ -145,7 +149,7 @@ def test_the_watchdog_of_an_ended_run_is_waited_for(desk: Desk) -> None:
 
 
 def launch_on_b(desk: Desk, **overrides: str) -> Any:
-    request = LaunchRequest(Choice(), pod="b", run_id="r1", overrides=overrides)
+    request = LaunchRequest(RunChoice(), pod="b", run_id="r1", overrides=overrides)
     return plan_launch(desk.operator, request)
 
 

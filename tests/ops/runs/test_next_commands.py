@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from nsa_ops.agents import ask
-from nsa_ops.configure import Choice
+from nsa_ops.configure import RunChoice
+from nsa_ops.context import RunHandle
 from nsa_ops.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -17,14 +18,13 @@ from nsa_ops.errors import (
 )
 from nsa_ops.plan import Step, plan_of
 from nsa_ops.pod.messages import HaltAction, Reply, ReplyCode
-from nsa_ops.pods.pods import choose_pod
+from nsa_ops.pods.known import choose_pod
 from nsa_ops.pods.ssh_pods import KeyPlan, execute_add_ssh
-from nsa_ops.preflight.preflight import require_green
+from nsa_ops.preflight.proof import require_green
 from nsa_ops.remote.ssh.errors import explain_ssh
 from nsa_ops.remote.ssh.host_keys import HostKey
 from nsa_ops.runs.choose import link_of
-from nsa_ops.runs.launch import LaunchRequest, plan_launch
-from nsa_ops.runs.make_ready import make_ready
+from nsa_ops.runs.launch import LaunchRequest, make_ready, plan_launch
 from nsa_ops.settings import read_settings
 from nsa_ops.store import Store
 from tests.ops.fakes import FakeTransport, completed
@@ -84,13 +84,13 @@ def test_an_unknown_pod_may_be_one_behind_ssh(tmp_path: Path, desk: Desk) -> Non
 
 
 def test_a_choice_can_be_made_again_from_its_flags() -> None:
-    choice = Choice("my recipe.yaml", "cpu", ("a.b=1", "c=x y"))
+    choice = RunChoice("my recipe.yaml", "cpu", ("a.b=1", "c=x y"))
     assert choice.flags == " --recipe 'my recipe.yaml' --set a.b=1 --set 'c=x y'"
-    assert Choice().flags == ""
+    assert RunChoice().flags == ""
 
 
 def test_a_missing_preflight_names_the_recipe_and_values_that_were_asked_for(desk: Desk) -> None:
-    choice = Choice("tiny-cpu", "cpu", ("model.dim=8",))
+    choice = RunChoice("tiny-cpu", "cpu", ("model.dim=8",))
     with pytest.raises(RefusedError) as refused:
         require_green(desk.operator, POD, "code-1", choice)
     wanted = "nsa-ops preflight a100-1 --profile cpu --recipe tiny-cpu --set model.dim=8"
@@ -100,7 +100,7 @@ def test_a_missing_preflight_names_the_recipe_and_values_that_were_asked_for(des
 @pytest.mark.parametrize("start", [plan_launch, lambda who, asked: make_ready(who, asked, print)])
 def test_a_run_id_that_cannot_be_used_is_refused_before_a_pod_is_asked(desk: Desk, start) -> None:
     with pytest.raises(ConfigurationError, match="Run id `a b/c` cannot be used"):
-        start(desk.operator, LaunchRequest(Choice(), run_id="a b/c"))
+        start(desk.operator, LaunchRequest(RunChoice(), run_id="a b/c"))
     assert desk.transport.asked == []
 
 
@@ -111,4 +111,4 @@ def test_the_name_of_a_run_in_front_of_an_agents_words_keeps_its_case(desk: Desk
     desk.transport.answers = {"nsa_ops.pod.act": completed(refused.model_dump_json())}
     action = HaltAction(run_dir=Path("/pod/runs/demo"), reason="x")
     with pytest.raises(OpsError, match=r"^demo has ended$"):
-        ask(desk.operator.link(POD), "code-1", action)
+        ask(RunHandle(desk.operator.link(POD), "code-1", "demo"), action)

@@ -6,7 +6,7 @@ import pytest
 
 from nsa_ops.errors import RefusedError, StateConflictError
 from nsa_ops.pod.messages import CheckpointFact
-from nsa_ops.runs.old_pod import OLD_POD, OldPod, allow_leaving
+from nsa_ops.runs.lease import OLD_POD, OldPod, allow_leaving
 from tests.ops.runs.documents import report
 
 CHECKPOINTS = [CheckpointFact(name="step_000040", step=40, size_bytes=1, whole=True)]

@@ -6,7 +6,7 @@ import pytest
 
 from nsa_core.config.recipe import resolve
 from nsa_core.rundir.manifest import RunManifest
-from nsa_ops.configure import Choice
+from nsa_ops.configure import RunChoice
 from nsa_ops.errors import VerificationError
 from nsa_ops.pod.messages import Reply, ReplyCode
 from nsa_ops.runs.choose import find_run
@@ -42,7 +42,7 @@ def liar(pod: Desk) -> Desk:
 def test_a_launch_does_not_remember_another_run_than_it_began(liar: Desk) -> None:
     said = Reply(action="x", code=ReplyCode.OK, outcome="done", message="done", manifest=LYING)
     liar.transport.answers["nsa_ops.pod.act"] = completed(said.model_dump_json())
-    request = LaunchRequest(Choice(), run_id="r1", overrides={"preflight": "trial"})
+    request = LaunchRequest(RunChoice(), run_id="r1", overrides={"preflight": "trial"})
     planned = plan_launch(liar.operator, request)
     with pytest.raises(VerificationError, match="the manifest of run `victim` for `r1`"):
         execute_launch(liar.operator, planned)

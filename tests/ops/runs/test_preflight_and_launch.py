@@ -7,7 +7,8 @@ import pytest
 
 from nsa_core.rundir.manifest import Parent
 from nsa_core.rundir.report import CheckResult, ProbeBegun, Report
-from nsa_ops.configure import Choice
+from nsa_ops.configure import RunChoice
+from nsa_ops.context import Work
 from nsa_ops.errors import (
     ConfigurationError,
     DeadlineError,
@@ -26,7 +27,6 @@ from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.remote.transport import Completed
 from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
 from nsa_ops.runs.resume import execute_resume, plan_resume
-from nsa_ops.work import Work
 from tests.ops.fakes import completed
 from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import RUN, Sequence, answer, beat, ended, report
@@ -62,7 +62,7 @@ def pod(desk: Desk) -> Desk:
 
 
 def preflight(desk: Desk) -> Preflight:
-    return run_preflight(desk.operator, None, Choice(), {})
+    return run_preflight(desk.operator, None, RunChoice(), {})
 
 
 def test_a_good_pod_is_green_and_its_report_is_kept(pod: Desk) -> None:
@@ -122,7 +122,7 @@ def test_the_probes_say_how_far_they_are_while_they_run(pod: Desk) -> None:
         return nullcontext()
 
     operator = replace(pod.operator, show_work=show)
-    assert run_preflight(operator, None, Choice(), {}).is_green
+    assert run_preflight(operator, None, RunChoice(), {}).is_green
     assert shown[-1] == Work("probing", "probe", 4, 10, "gradients")
     titles = [work.title for work in shown]
     assert titles[-3:] == ["shipping code", "using cards, disk and data", "probing"]
@@ -137,7 +137,7 @@ def test_a_leak_or_a_wrong_kernel_makes_it_red_and_forbids_the_launch(pod: Desk,
     found = preflight(pod)
     assert (found.is_green, found.blocking[0]) == (False, name.replace("_", ".", 1))
     with pytest.raises(RefusedError, match="is red: "):
-        plan_launch(pod.operator, LaunchRequest(Choice()))
+        plan_launch(pod.operator, LaunchRequest(RunChoice()))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_an_interpreter_without_torch_is_not_probed(pod: Desk) -> None:
 
 
 RESUMING = LaunchRequest(
-    Choice(), run_id="r1", resume_from="step_000140", overrides={"preflight": "trial"}
+    RunChoice(), run_id="r1", resume_from="step_000140", overrides={"preflight": "trial"}
 )
 
 
@@ -218,7 +218,7 @@ def test_a_pod_without_tmux_is_refused_before_anything_is_written(pod: Desk, ask
         "nsa_ops.pod.probe": answer(report("halted")),
     }
     pod.store.save_run(RUN)
-    request = LaunchRequest(Choice(), overrides={"preflight": "trial"})
+    request = LaunchRequest(RunChoice(), overrides={"preflight": "trial"})
     with pytest.raises(LocalResourceError, match="Pod `a100-1` has no tmux on its PATH"):
         if asked == "launch":
             plan_launch(pod.operator, request)
@@ -228,12 +228,12 @@ def test_a_pod_without_tmux_is_refused_before_anything_is_written(pod: Desk, ask
 
 def test_launch_without_a_preflight_names_the_command(pod: Desk) -> None:
     with pytest.raises(RefusedError) as refused:
-        plan_launch(pod.operator, LaunchRequest(Choice()))
+        plan_launch(pod.operator, LaunchRequest(RunChoice()))
     assert refused.value.hint == "Run `nsa-ops preflight a100-1 --profile cpu`"
 
 
 def launch_plan(desk: Desk) -> Plan:
-    return plan_launch(desk.operator, LaunchRequest(Choice(), run_id="r1")).plan
+    return plan_launch(desk.operator, LaunchRequest(RunChoice(), run_id="r1")).plan
 
 
 def test_a_plan_names_every_file_and_command_and_changes_nothing(pod: Desk) -> None:
@@ -257,18 +257,18 @@ def test_a_pod_whose_cards_failed_a_run_is_refused_until_a_preflight_is_green(po
     with pytest.raises(RefusedError, match="marked by the watchdog of `r0`: Xid 79") as refused:
         launch_plan(pod)
     assert "nsa-ops preflight a100-1" in refused.value.hint
-    overridden = LaunchRequest(Choice(), run_id="r1", overrides={"preflight": "a test"})
+    overridden = LaunchRequest(RunChoice(), run_id="r1", overrides={"preflight": "a test"})
     assert plan_launch(pod.operator, overridden).plan.changes
     pod.transport.answers["rm -f -- /pod/suspect.json"] = completed()
     preflight(pod)
     assert ("rm", "-f", "--", "/pod/suspect.json") in pod.transport.asked
-    assert "the mark is taken away" in pod.story[-1]
+    assert "the mark is removed" in pod.story[-1]
 
 
 def test_a_plan_says_that_another_model_was_proven(pod: Desk) -> None:
     preflight(pod)
     assert not [note for note in launch_plan(pod).notes if "proved another model" in note]
-    choice = Choice("tiny-cpu", "", ("model.num_layers=3",))
+    choice = RunChoice("tiny-cpu", "", ("model.num_layers=3",))
     planned = plan_launch(pod.operator, LaunchRequest(choice, run_id="r1"))
     assert [note for note in planned.plan.notes if "proved another model" in note]
 
@@ -280,7 +280,7 @@ def test_two_plans_of_one_launch_are_the_same_but_for_the_time(pod: Desk) -> Non
 
 def test_a_new_run_id_can_be_sorted_and_read(pod: Desk) -> None:
     preflight(pod)
-    manifest = plan_launch(pod.operator, LaunchRequest(Choice())).manifest
+    manifest = plan_launch(pod.operator, LaunchRequest(RunChoice())).manifest
     assert re.fullmatch(r"\d{8}-\d{4}-tiny-cpu-[0-9a-f]{4}", manifest.run_id)
     assert manifest.preflight_sha256 != ""
     assert manifest.pod_facts["torch"] == "2.13.0"
@@ -289,11 +289,11 @@ def test_a_new_run_id_can_be_sorted_and_read(pod: Desk) -> None:
 def test_a_run_id_that_cannot_be_a_folder_is_refused(pod: Desk) -> None:
     preflight(pod)
     with pytest.raises(ConfigurationError, match=r"Run id `\.\./x` cannot be used"):
-        plan_launch(pod.operator, LaunchRequest(Choice(), run_id="../x"))
+        plan_launch(pod.operator, LaunchRequest(RunChoice(), run_id="../x"))
 
 
 def test_an_override_is_recorded_with_its_reason(pod: Desk) -> None:
-    request = LaunchRequest(Choice(), overrides={"preflight": "trial"})
+    request = LaunchRequest(RunChoice(), overrides={"preflight": "trial"})
     manifest = plan_launch(pod.operator, request).manifest
     assert manifest.overrides == {"preflight": "trial"}
     assert manifest.preflight_sha256 == ""
@@ -317,7 +317,7 @@ def test_a_launch_that_was_cut_before_the_start_is_started_by_the_next_one(pod: 
         "new-session": completed(),
         "new-window": completed(),
     }
-    request = LaunchRequest(Choice(), run_id="r1", overrides={"preflight": "trial"})
+    request = LaunchRequest(RunChoice(), run_id="r1", overrides={"preflight": "trial"})
     launched = execute_launch(pod.operator, plan_launch(pod.operator, request))
     assert launched.is_new
     assert pod.store.open_intents() == []
@@ -325,7 +325,7 @@ def test_a_launch_that_was_cut_before_the_start_is_started_by_the_next_one(pod: 
 
 
 def test_a_resume_that_was_cut_before_the_start_only_starts(pod: Desk) -> None:
-    request = LaunchRequest(Choice(), run_id="r1", overrides={"preflight": "trial"})
+    request = LaunchRequest(RunChoice(), run_id="r1", overrides={"preflight": "trial"})
     manifest = plan_launch(pod.operator, request).manifest
     pod.transport.files["/pod/runs/r1/manifest.json"] = manifest.model_dump_json().encode()
     pod.transport.answers |= {
@@ -344,7 +344,7 @@ def test_a_resume_that_was_cut_before_the_start_only_starts(pod: Desk) -> None:
 
 
 def test_a_resume_says_which_damaged_checkpoint_it_passed_over(pod: Desk) -> None:
-    request = LaunchRequest(Choice(), run_id="r1", overrides={"preflight": "trial"})
+    request = LaunchRequest(RunChoice(), run_id="r1", overrides={"preflight": "trial"})
     manifest = plan_launch(pod.operator, request).manifest
     pod.transport.files["/pod/runs/r1/manifest.json"] = manifest.model_dump_json().encode()
     pod.transport.answers |= {
@@ -367,7 +367,7 @@ def test_a_resume_says_which_damaged_checkpoint_it_passed_over(pod: Desk) -> Non
 
 
 def test_a_run_whose_checkpoints_are_gone_begins_again_only_when_told_to(pod: Desk) -> None:
-    request = LaunchRequest(Choice(), run_id="r1", overrides={"preflight": "trial"})
+    request = LaunchRequest(RunChoice(), run_id="r1", overrides={"preflight": "trial"})
     manifest = plan_launch(pod.operator, request).manifest
     pod.transport.files["/pod/runs/r1/manifest.json"] = manifest.model_dump_json().encode()
     gone = ended(75, "stopped").model_copy(update={"checkpoint_step": 76})

@@ -11,8 +11,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.rundir.halt import HaltRequest
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.errors import PodUnreachableError
-from nsa_ops.runs.reconcile import execute_reconcile, plan_reconcile, unsettled
-from nsa_ops.runs.reconcile_decide import Truth, decide
+from nsa_ops.runs.reconcile import Truth, decide, execute_reconcile, plan_reconcile, unsettled
 from nsa_ops.store import Intent
 from tests.ops.cli_case import CommandLine
 from tests.ops.fakes import completed

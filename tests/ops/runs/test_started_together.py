@@ -2,35 +2,58 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from nsa_ops.configure import Choice
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.configure import RunChoice
 from nsa_ops.errors import OpsError, PodUnreachableError, StateConflictError
+from nsa_ops.plan import Plan
+from nsa_ops.runs.choose import FoundRun
 from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
-from nsa_ops.runs.lease import lease_held
-from nsa_ops.runs.move import execute_move
+from nsa_ops.runs.lease import OldPod, lease_held
+from nsa_ops.runs.move import MovePlan, execute_move
 from nsa_ops.runs.reconcile import execute_reconcile, plan_reconcile
-from nsa_ops.runs.resume import execute_resume
+from nsa_ops.runs.resume import ResumePlan, execute_resume
 from nsa_ops.store import PodRecord
 from tests.ops.fakes import completed
-from tests.ops.operators import Desk
+from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import RUN, answer, report
 from tests.ops.runs.test_preflight_and_launch import pod, reply
 
 __all__ = ["pod"]
-GOES_ON = [
-    (execute_resume, SimpleNamespace(found=SimpleNamespace(record=RUN))),
-    (execute_move, SimpleNamespace(run=RUN)),
-]
+
+
+def resume(desk: Desk) -> object:
+    found = FoundRun(RUN, desk.operator.link(POD), report("halted"))
+    planned = ResumePlan(found, None, [], [], {}, Plan("Resume", ()), "a.trainer")
+    return execute_resume(desk.operator, planned)
+
+
+def move(desk: Desk) -> object:
+    planned = MovePlan(
+        run=RUN,
+        old=OldPod(RUN.pod, report("halted"), is_gone=False),
+        link=desk.operator.link(POD),
+        snapshot=None,
+        restore=None,
+        next_attempt=None,
+        manifest=RunManifest(
+            run_id="r1", config=RunConfig(), config_sha256="s", code_id="c", created_unix_s=1.0
+        ),
+        step=1,
+        differences=[],
+        notes=[],
+        trainer_module="a.trainer",
+    )
+    return execute_move(desk.operator, planned)
 
 
 @pytest.fixture
 def launch(pod: Desk) -> Callable[[], object]:
     """A launch of `r1` that was planned while no other was known."""
-    request = LaunchRequest(Choice(), run_id="r1", overrides={"preflight": "trial"})
+    request = LaunchRequest(RunChoice(), run_id="r1", overrides={"preflight": "trial"})
     planned = plan_launch(pod.operator, request)
     pod.store.add_pod(PodRecord("b", "pod-b", "local", "/b", "python3", "cpu", 0.0))
     return lambda: execute_launch(pod.operator, planned)
@@ -59,27 +82,27 @@ def test_a_launch_is_refused_while_another_command_starts_the_run(
         launch()
 
 
-@pytest.mark.parametrize(("execute", "planned"), GOES_ON)
+@pytest.mark.parametrize("execute", [resume, move])
 def test_a_resume_is_refused_where_another_command_has_moved_the_run_since_its_plan(
-    desk: Desk, execute: Callable[..., Any], planned: Any
+    desk: Desk, execute: Callable[[Desk], object]
 ) -> None:
     desk.store.save_run(replace(RUN, pod="b", pod_id="pod-b", attempt=2))
     with pytest.raises(StateConflictError, match="attempt 2 on pod `b` since") as caught:
-        execute(desk.operator, planned)
+        execute(desk)
     assert "nsa-ops status r1" in caught.value.hint
     assert desk.transport.asked == []
 
 
-@pytest.mark.parametrize(("execute", "planned"), GOES_ON)
+@pytest.mark.parametrize("execute", [resume, move])
 def test_a_resume_is_refused_while_another_command_starts_the_run(
-    desk: Desk, execute: Callable[..., Any], planned: Any
+    desk: Desk, execute: Callable[[Desk], object]
 ) -> None:
     desk.store.save_run(RUN)
     with (
         lease_held(desk.operator, "r1"),
         pytest.raises(StateConflictError, match="Another command is starting or moving"),
     ):
-        execute(desk.operator, planned)
+        execute(desk)
     assert desk.transport.asked == []
 
 

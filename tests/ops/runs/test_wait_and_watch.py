@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 
 from nsa_core.rundir.events import Event
+from nsa_ops.context import RunHandle, Work
 from nsa_ops.errors import (
     ConfigurationError,
     DeadlineError,
@@ -12,19 +13,19 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.pod.messages import RunFigures
+from nsa_ops.runs.attempt import await_first_beat
 from nsa_ops.runs.choose import find_run
 from nsa_ops.runs.status import exit_code_of, list_runs
-from nsa_ops.runs.wait import POLL_S, await_first_beat, describe_progress
+from nsa_ops.runs.wait import POLL_S, describe_progress
 from nsa_ops.runs.watch import watch
-from nsa_ops.work import Work
 from tests.ops.fakes import completed
 from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import RUN, Sequence, answer, beat, ended, report
 
 
 def _await(desk: Desk) -> float:
-    link = desk.operator.link(POD)
-    return await_first_beat(desk.operator, link, "code-1", "r1", desk.clock.now_s).after_s
+    run = RunHandle(desk.operator.link(POD), "code-1", "r1")
+    return await_first_beat(desk.operator, run, desk.clock.now_s).after_s or 0.0
 
 
 def _shown(desk: Desk) -> list[Work]:

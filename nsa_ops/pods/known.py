@@ -9,8 +9,7 @@ from shlex import quote
 
 from nsa_core.config.base import ConfigError
 from nsa_core.config.profile import load_profile
-from nsa_ops.context import Operator
-from nsa_ops.doors import LOCAL, target_of
+from nsa_ops.context import LOCAL, Operator, target_of
 from nsa_ops.errors import ConfigurationError, NotFoundError, StateConflictError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import count_of

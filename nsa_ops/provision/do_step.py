@@ -10,11 +10,9 @@ from nsa_ops.errors import LocalResourceError, VerificationError
 from nsa_ops.machine.bare import BareFacts, BasePython
 from nsa_ops.plan import Step
 from nsa_ops.provision import steps as names
-from nsa_ops.provision.choose import choose_python
-from nsa_ops.provision.needs import find_needs
+from nsa_ops.provision.needs import choose_python, find_needs
 from nsa_ops.provision.receipt import ProvisionReceipt, parse_receipt, read_installed
-from nsa_ops.provision.source import make_bundle
-from nsa_ops.provision.want import Wanted
+from nsa_ops.provision.want import Wanted, make_bundle
 from nsa_ops.remote.snapshot import ship
 from nsa_ops.remote.transport import QUICK_S, Completed
 

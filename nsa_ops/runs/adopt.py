@@ -1,11 +1,14 @@
-"""Adopt: let this laptop know a run that another one has launched; nothing on its pod changes."""
+"""Adopt: let this laptop know a run that another one launched, or that was restored to a pod."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nsa_core.rundir.layout import RUN_ID
 from nsa_core.rundir.lineage import lineage_of
-from nsa_core.rundir.manifest import RunManifest
+from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_ops.agents import probe_run
+from nsa_ops.backup.folder import BackupFolder
+from nsa_ops.backup.restore import RestorePlan
 from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import (
     ConfigurationError,
@@ -14,12 +17,18 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.pod.messages import RunReport
-from nsa_ops.pods.pods import choose_pod
+from nsa_ops.pods.known import choose_pod
 from nsa_ops.provision.receipt import RECEIPT_NAME, parse_receipt
+from nsa_ops.remote.snapshot import has_code, ship, take_snapshot
 from nsa_ops.remote.transport import MAX_ANSWER_BYTES, QUICK_S
-from nsa_ops.runs.choose import read_named_manifest, record_of
-from nsa_ops.runs.lease import lease_held
+from nsa_ops.runs.choose import handle_of, read_named_manifest, record_of
+from nsa_ops.runs.lease import (
+    OLD_POD,
+    Takeover,
+    lease_held,
+    plan_takeover,
+    record_takeover,
+)
 from nsa_ops.store import PodRecord, RunRecord
 
 #: Prints a name a line of the run directories that have a manifest.
@@ -164,9 +173,10 @@ def execute_adopt_run(operator: Operator, planned: AdoptionPlan) -> Adopted:
     """
     record, pod = planned.record, planned.pod
     with lease_held(operator, record.run_id):
-        _require_as_planned(operator, planned)
-        link = operator.link(pod)
-        report: RunReport = probe_run(link, record.code_id, record.run_id)
+        if operator.store.find_run(record.run_id) != planned.known:
+            message = f"Run `{record.run_id}` became known here since this was planned"
+            raise StateConflictError(message, hint="Repeat it if it is still wanted")
+        report = probe_run(handle_of(operator.link(pod), record))
         if planned.plan.changes:
             with operator.store.intent("run adopt", record.run_id, pod=pod.name):
                 if operator.store.find_pod(pod.name) != pod:
@@ -177,7 +187,78 @@ def execute_adopt_run(operator: Operator, planned: AdoptionPlan) -> Adopted:
     )
 
 
-def _require_as_planned(operator: Operator, planned: AdoptionPlan) -> None:
-    if operator.store.find_run(planned.record.run_id) != planned.known:
-        message = f"Run `{planned.record.run_id}` became known here since this was planned"
-        raise StateConflictError(message, hint="Repeat it if it is still wanted")
+def plan_adoption(
+    operator: Operator, link: PodLink, folder: BackupFolder, overrides: Mapping[str, str]
+) -> Takeover:
+    """Prove that the pod that a backup came from does not run the run, before it is restored.
+
+    Raises:
+        StateConflictError: If it runs there, or nobody can tell and no reason is given.
+        VerificationError: If the backup has no manifest that can be used.
+    """
+    manifest = read_backed_up(folder)
+    known = operator.store.find_run(manifest.run_id) or _origin_of(operator, link, manifest)
+    return plan_takeover(operator, known, link, overrides)
+
+
+def read_backed_up(folder: BackupFolder) -> RunManifest:
+    """The manifest of a backed-up run.
+
+    Raises:
+        VerificationError: If it cannot be used.
+    """
+    try:
+        return read_manifest(folder.run)
+    except ManifestError as error:
+        message = f"The backup `{folder.root}` cannot be used: {error}"
+        raise VerificationError(message, hint="Pull it again") from error
+
+
+def _origin_of(operator: Operator, link: PodLink, manifest: RunManifest) -> RunRecord | None:
+    """The run as it would be known here, had it been launched from here; None if on this pod."""
+    if manifest.pod_id in {"", link.record.pod_id}:
+        return None
+    named = {pod.pod_id: pod.name for pod in operator.store.pods()}
+    pod = named.get(manifest.pod_id, manifest.pod_id)
+    return replace(record_of(link, manifest), pod=pod, pod_id="", attempt=0, attempt_id="")
+
+
+def adopt_restored(
+    operator: Operator, link: PodLink, planned: RestorePlan, overrides: Mapping[str, str]
+) -> None:
+    """Let the registry name the pod that a run was restored to, and ship its code if it is ours.
+
+    Raises:
+        StateConflictError: If the run was started on its old pod meanwhile, or another command is
+            starting or moving it.
+    """
+    folder = BackupFolder(planned.source)
+    manifest = read_manifest(folder.run)
+    with lease_held(operator, manifest.run_id):
+        taken = plan_adoption(operator, link, folder, overrides)
+        before = operator.store.find_run(manifest.run_id)
+        reason = overrides.get(OLD_POD, "")
+        detail = {"pod": link.record.name, "moved_from": taken.left, "override": reason}
+        with operator.store.intent("backup adopt", manifest.run_id, **detail):
+            record_takeover(operator, taken, overrides)
+            operator.store.save_run(record_of(link, manifest))
+            _ship_code(operator, link, manifest)
+    if before is not None and before.pod != link.record.name:
+        operator.tell(
+            f"`{manifest.run_id}` is looked for on pod `{link.record.name}` from now on, "
+            f"and not on `{before.pod}`"
+        )
+
+
+def _ship_code(operator: Operator, link: PodLink, manifest: RunManifest) -> None:
+    target = link.code(manifest.code_id)
+    if has_code(link.transport, link.record.python, target):
+        return
+    snapshot = take_snapshot()
+    if snapshot.code_id == manifest.code_id:
+        ship(snapshot, link.transport, link.record.python, target)
+        return
+    operator.tell(
+        f"pod `{link.record.name}` does not have the code `{manifest.code_id}` of this run: check "
+        f"out commit {manifest.code_commit} here and restore or launch from there to ship it"
+    )

@@ -1,5 +1,7 @@
 """What a preflight proves of the kernels is what the manifest records, and nothing else."""
 
+from typing import Any
+
 import pytest
 
 from nsa_core.config.backend_policy import policy_text
@@ -8,7 +10,13 @@ from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import KernelChoice
 from nsa_core.rundir.report import CheckResult, Report
 from nsa_ops.errors import RefusedError
-from nsa_ops.preflight.kernels import proven_kernels, require_proven, unproven_branches
+from nsa_ops.preflight.proof import (
+    PROBED,
+    note_another_probed,
+    probed_sha256,
+    proven_kernels,
+    require_proven,
+)
 
 
 def config(*sets: str, recipe: str = "m7c-125m") -> RunConfig:
@@ -66,7 +74,7 @@ def test_kernels_that_are_named_and_unproven_are_refused_with_the_next_command(
 ) -> None:
     named = config(f"runtime.backend_sliding={backend}")
     proven = proven_kernels(named, report_for(config(), *NSA))
-    assert unproven_branches(named, proven) == ["sliding"]
+    assert "sliding" not in proven
     with pytest.raises(RefusedError, match=f"{backend} for the sliding branch") as caught:
         require_proven(named, proven)
     assert "nsa-ops preflight" in caught.value.hint
@@ -79,3 +87,33 @@ def test_named_kernels_that_were_proven_and_sdpa_may_be_launched() -> None:
     require_proven(sdpa, proven_kernels(sdpa, None))
     dense = config(recipe="dense-125m")
     require_proven(dense, proven_kernels(dense, report_for(config(), *NSA)))
+
+
+def changed(**changes: Any) -> RunConfig:
+    return RunConfig.model_validate(changes)
+
+
+def report_of(proven: RunConfig | None) -> Report:
+    extra = {PROBED: probed_sha256(proven)} if proven else {}
+    return Report.model_validate({"at": 1.0, "checks": [], **extra})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": {"num_layers": 3}},
+        {"runtime": {"precision": "fp32"}},
+        {"runtime": {"backend_selected": "sdpa"}},
+        {"runtime": {"compile": True}},
+    ],
+)
+def test_another_model_or_kernel_is_noticed(other: dict[str, Any]) -> None:
+    (note,) = note_another_probed(report_of(changed()), changed(**other))
+    assert "nsa-ops preflight --recipe" in note
+
+
+def test_a_change_that_leaves_the_mathematics_alone_is_not_noticed() -> None:
+    other = changed(schedule={"steps": 7, "warmup_steps": 1}, seed=9)
+    assert note_another_probed(report_of(changed()), other) == []
+    assert note_another_probed(report_of(None), other) == []
+    assert note_another_probed(None, other) == []

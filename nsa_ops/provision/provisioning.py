@@ -3,24 +3,32 @@
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from nsa_core.rundir.report import CheckResult
+from nsa_core.rundir.report import CheckResult, Status, checked
 from nsa_ops.clock import moment_of
-from nsa_ops.configure import Choice, load_hardware, require_profile
-from nsa_ops.context import Operator, PodLink
-from nsa_ops.doors import LOCAL
+from nsa_ops.configure import RunChoice, load_hardware, require_profile
+from nsa_ops.context import LOCAL, Operator, PodLink
 from nsa_ops.errors import PartialError, RefusedError, VerificationError
 from nsa_ops.machine.bare import BareFacts, read_bare
+from nsa_ops.machine.judge_host import judge_limits
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.pods.pods import choose_pod
-from nsa_ops.provision.act import Site, do_step
-from nsa_ops.provision.choose import choose_build
-from nsa_ops.provision.judge import judge_bare
+from nsa_ops.pods.known import choose_pod
+from nsa_ops.provision.do_step import Site, do_step
+from nsa_ops.provision.needs import choose_build
 from nsa_ops.provision.receipt import ProvisionReceipt, parse_receipt
-from nsa_ops.provision.source import read_source
 from nsa_ops.provision.steps import plan_steps
-from nsa_ops.provision.want import Wanted, read_wheel
+from nsa_ops.provision.want import (
+    CUDA_ENVIRONMENT_BYTES,
+    ENVIRONMENT_BYTES,
+    Wanted,
+    read_source,
+    read_wheel,
+)
+from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.store import PodRecord
+
+#: What is always kept free: code, receipt, logs.
+_LITTLE_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ def plan_provision(
     """
     pod = choose_pod(operator.store, pod_name or operator.settings.values.pod or None)
     link = operator.link(pod)
-    hardware = load_hardware(require_profile(operator, Choice(profile=profile), pod.profile))
+    hardware = load_hardware(require_profile(operator, RunChoice(profile=profile), pod.profile))
     snapshot = take_snapshot(code)
     kept = parse_receipt(operator.store.provision(pod.pod_id))
     is_ours = kept is not None and pod.python == kept.python
@@ -133,6 +141,56 @@ def _judge(
         message = f"Refused by `{first.name}`: {first.message} (needs {first.limit})"
         raise RefusedError(message, hint=first.hint)
     return tuple(checks)
+
+
+def judge_bare(
+    facts: BareFacts, *, build: str, has_environment: bool, is_local: bool, laptop_unix_s: float
+) -> list[CheckResult]:
+    """Every check on the machine itself.
+
+    Args:
+        facts: What it said.
+        build: Torch build of the environment.
+        has_environment: The environment is made already, so it needs no more space.
+        is_local: It is the operator's own machine: no second clock to compare.
+        laptop_unix_s: The operator's clock when it was asked.
+    """
+    need = ENVIRONMENT_BYTES.get(build, CUDA_ENVIRONMENT_BYTES)
+    return [
+        _disk(facts, _LITTLE_BYTES if has_environment else need),
+        *judge_limits(facts.as_host("0.0"), is_local=is_local, laptop_unix_s=laptop_unix_s),
+        _time(facts),
+    ]
+
+
+def _disk(facts: BareFacts, need: int) -> CheckResult:
+    name, command = "host.disk", f"df -h {facts.disk_path}"
+    limit, hint = f">= {format_bytes(need)}", "Free space, or name another root with `pod add`"
+    if not facts.disk_writable:
+        message = f"this login cannot write in {facts.disk_path}"
+        return checked(name, "fail", message, limit=limit, command=command, hint=hint)
+    free = facts.disk_free_bytes
+    if free is None:
+        message = f"free space in {facts.disk_path} cannot be told"
+        return checked(name, "unknown", message, limit=limit, command=command, hint=hint)
+    message = f"{format_bytes(free)} free in {facts.disk_path}"
+    status: Status = "pass" if free >= need else "fail"
+    return checked(
+        name, status, message, measured=format_bytes(free), limit=limit, command=command, hint=hint
+    )
+
+
+def _time(facts: BareFacts) -> CheckResult:
+    """A container cannot ask its host, so unknown is common; the offset is judged beside it."""
+    name, command = "host.time_sync", "timedatectl show --property NTPSynchronized"
+    hint = "Start time synchronisation there (`timedatectl set-ntp true`)"
+    if facts.is_synchronised is None:
+        message = "no service tells whether the clock is kept (a container cannot see its host's)"
+        return checked(name, "unknown", message, command=command, hint=hint)
+    if facts.is_synchronised:
+        return checked(name, "pass", "the clock is kept by a time server", command=command)
+    message = "the clock is not kept by a time server"
+    return checked(name, "warn", message, command=command, hint=hint)
 
 
 def _notes(checks: tuple[CheckResult, ...]) -> list[str]:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from nsa_ops.context import RunHandle
 from nsa_ops.errors import StateConflictError, VerificationError
-from nsa_ops.runs.session import start_session
+from nsa_ops.runs.windows import start_session
 from tests.ops.fakes import completed
 from tests.ops.operators import POD, Desk
 
@@ -26,7 +27,7 @@ def started(desk: Desk) -> list[str]:
 def test_a_session_that_somebody_made_meanwhile_is_listed_again_and_completed(desk: Desk) -> None:
     windows(desk, "", "nsa-r1|train|7|0|/pod/runs/r1\n")
     desk.transport.answers |= {"new-session": DUPLICATE, "new-window": completed()}
-    start_session(desk.operator.link(POD), "code", "r1")
+    start_session(RunHandle(desk.operator.link(POD), "code", "r1"))
     assert started(desk) == ["new-session", "new-window"]
 
 
@@ -34,13 +35,13 @@ def test_a_session_that_is_refused_and_never_listed_is_an_error(desk: Desk) -> N
     windows(desk, "")
     desk.transport.answers["new-session"] = DUPLICATE
     with pytest.raises(StateConflictError, match="refuses a session of `r1` and lists none"):
-        start_session(desk.operator.link(POD), "code", "r1")
+        start_session(RunHandle(desk.operator.link(POD), "code", "r1"))
 
 
 def test_a_session_of_another_directory_is_not_taken_for_this_run(desk: Desk) -> None:
     windows(desk, "nsa-r1|train|7|0|/other/runs/r1\nnsa-r1|watchdog|8|0|/other/runs/r1\n")
     with pytest.raises(StateConflictError, match="session `nsa-r1` of `/other/runs/r1`") as no:
-        start_session(desk.operator.link(POD), "code", "r1")
+        start_session(RunHandle(desk.operator.link(POD), "code", "r1"))
     assert "kill-session -t =nsa-r1" in no.value.hint
     assert started(desk) == []
 
@@ -54,5 +55,5 @@ def test_a_runner_that_ends_at_once_is_told_in_the_words_of_its_log(desk: Desk) 
         "tail": completed("Traceback\nImportError: libpython3.11.so.1.0: cannot open\n\n"),
     }
     with pytest.raises(VerificationError, match=r"ended as soon as .*libpython3.11.so") as ended:
-        start_session(desk.operator.link(POD), "code", "r1")
+        start_session(RunHandle(desk.operator.link(POD), "code", "r1"))
     assert POD.python in ended.value.hint

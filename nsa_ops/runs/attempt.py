@@ -1,0 +1,241 @@
+"""Start an attempt of a run, and wait until it is up: the one way for launch, resume and move."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from nsa_core.rundir.exit import TrainerExit
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.agents import probe_run
+from nsa_ops.context import Operator, RunHandle
+from nsa_ops.errors import ConfigurationError, OpsError, VerificationError
+from nsa_ops.pod.messages import RunReport
+from nsa_ops.remote.snapshot import Snapshot, ship
+from nsa_ops.runs.choose import LIVE
+from nsa_ops.runs.lease import Takeover, holding, lease_held, record_takeover
+from nsa_ops.runs.wait import ENDED, TELL_EVERY_S, poll
+from nsa_ops.runs.windows import TRAIN, list_windows, runner_ended, start_session, start_watchdog
+from nsa_ops.store import RunRecord
+
+FIRST_BEAT_S = 300.0
+#: After the data was opened: a full card shows within seconds.
+SETTLE_S = 6.0
+#: After the data phase began: data that cannot be used shows by then; good data may take hours.
+STAGING_S = 60.0
+_LOG_TAIL_BYTES = 16_384
+_LOG_LINES = 15
+#: A resumed attempt gives the step of its checkpoint already here.
+_BEFORE_TRAINING = frozenset({"init", "data"})
+_OPERATORS_FAULT = {TrainerExit.CONFIGURATION, TrainerExit.DATA, TrainerExit.CHECKPOINT}
+
+
+@dataclass(frozen=True)
+class AttemptStart:
+    """An attempt that was planned; launch, resume and move differ in nothing else.
+
+    Attributes:
+        act: Name of the intent in the registry.
+        run: The run on the pod where it is to train, with the code that it will use.
+        module: Python module that trains.
+        take: Checks, under the lease, that the plan still holds; what it takes from another pod.
+        begin: Makes the run directory, or its next attempt; what was done before is left alone.
+        snapshot: Code to ship; None where the pod has it.
+        known: The run as the registry knows it; None where `begin` registers it.
+        detail: What the intent remembers beside pod, code and module.
+        overrides: Reasons by name.
+        may_be_started: An earlier command may have started this attempt; then only its watchdog is
+            started if it is gone.
+    """
+
+    act: Literal["launch", "resume"]
+    run: RunHandle
+    module: str
+    take: Callable[[], Takeover]
+    begin: Callable[[], None]
+    snapshot: Snapshot | None = None
+    known: RunRecord | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    may_be_started: bool = False
+
+
+@dataclass(frozen=True)
+class FirstBeat:
+    """A run that came up.
+
+    Attributes:
+        report: What the pod showed.
+        after_s: Seconds from the start to the first heartbeat; None if it was started before.
+    """
+
+    report: RunReport
+    after_s: float | None
+
+
+def start_attempt(operator: Operator, start: AttemptStart) -> FirstBeat:
+    """Start what was planned; repeated after a cut, it continues where it stopped.
+
+    Raises:
+        StateConflictError: If another command starts or moves the run, or did since the plan.
+        OpsError: If a step fails or the run does not come up; see `await_first_beat`.
+    """
+    run, store = start.run, operator.store
+    with lease_held(operator, run.run_id):
+        taken = start.take()
+        detail = {"pod": run.pod, "code_id": run.code_id, "module": start.module, **start.detail}
+        detail |= {"moved_from": taken.left} if taken.left else {}
+        with store.intent(start.act, run.run_id, **detail):
+            record_takeover(operator, taken, start.overrides)
+            _ship(operator, start)
+            start.begin()
+            before = probe_run(run)
+            if start.known is not None:
+                store.save_run(holding(start.known, run.link, before.manifest))
+            if start.may_be_started and before.state != "planned":
+                return _started_before(operator, start, before)
+            started_s = operator.clock.monotonic_s()
+            start_session(run, start.module)
+            operator.tell(f"started {run.run_id}; waiting until it has opened its data")
+            return await_first_beat(operator, run, started_s, before.log_bytes)
+
+
+def _ship(operator: Operator, start: AttemptStart) -> None:
+    link, snapshot = start.run.link, start.snapshot
+    if snapshot is None:
+        return
+    if ship(snapshot, link.transport, link.record.python, link.code(snapshot.code_id)):
+        operator.tell(f"code {snapshot.code_id} shipped")
+
+
+def _started_before(operator: Operator, start: AttemptStart, report: RunReport) -> FirstBeat:
+    operator.tell(f"{report.run_id} was launched before")
+    if report.state in LIVE and not report.watchdog_alive:
+        start_watchdog(start.run, start.module)
+        operator.tell("its watchdog was gone and is started again")
+    return FirstBeat(report, None)
+
+
+def await_first_beat(
+    operator: Operator, run: RunHandle, started_s: float, log_offset: int = 0
+) -> FirstBeat:
+    """Wait until the current attempt trains, or has its data and settled, or stages for a while.
+
+    The first heartbeat alone proves little: it comes before torch is loaded, which takes from
+    seconds to minutes, and before anybody has looked at the data.
+
+    Args:
+        operator: Who waits.
+        run: Run.
+        started_s: Monotonic time of the start.
+        log_offset: Where the log of this attempt begins.
+
+    Raises:
+        ConfigurationError: If the trainer ended because of its configuration, data or checkpoint.
+        VerificationError: If it or its runner ended for any other reason; the end of its log is
+            shown.
+        DeadlineError: If it did not come so far in time; the run is left as it is.
+    """
+    rise = _Rise()
+    runner = _Runner(operator.clock.monotonic_s())
+
+    def is_up(report: RunReport) -> bool:
+        now_s = operator.clock.monotonic_s()
+        if runner.is_gone(run, report, now_s):
+            raise runner_ended(run)
+        rise.look(report.last_beat, now_s)
+        return rise.has_settled(now_s) or _is_training(report) or report.state in ENDED
+
+    report = poll(operator, run, is_up, operator.deadline_s(FIRST_BEAT_S), "the start")
+    if report.state in ENDED and report.state != "finished":
+        raise _did_not_come_up(operator, run, report, log_offset)
+    first_s = operator.clock.monotonic_s() if rise.beat_s is None else rise.beat_s
+    return FirstBeat(report, first_s - started_s)
+
+
+@dataclass
+class _Runner:
+    """Whether the runner that was started is there, though it has not recorded itself.
+
+    Attributes:
+        looked_s: When its window was looked for last, in monotonic seconds.
+        is_missing: It was not there then; it may have come and gone since the report before.
+    """
+
+    looked_s: float
+    is_missing: bool = False
+
+    def is_gone(self, run: RunHandle, report: RunReport, now_s: float) -> bool:
+        """Whether it was missing at the last look and has recorded nothing since."""
+        if report.state != "planned":
+            return False
+        if self.is_missing:
+            return True
+        if now_s - self.looked_s >= TELL_EVERY_S:
+            self.looked_s = now_s
+            names = {window.name for window in list_windows(run)}
+            self.is_missing = TRAIN not in names
+        return False
+
+
+@dataclass
+class _Rise:
+    """When an attempt was first seen to come so far, in monotonic seconds; None before that.
+
+    Attributes:
+        beat_s: It wrote a heartbeat.
+        staging_s: It looked at its data.
+        opened_s: It had its data. A short data phase may fall between two looks; the phase `init`
+            alone therefore proves nothing, because it comes before the data as well as after.
+    """
+
+    beat_s: float | None = None
+    staging_s: float | None = None
+    opened_s: float | None = None
+
+    def look(self, beat: Heartbeat | None, now_s: float) -> None:
+        """Note what the newest heartbeat shows."""
+        if beat is None:
+            return
+        if self.beat_s is None:
+            self.beat_s = now_s
+        if beat.phase == "data":
+            self.staging_s = now_s if self.staging_s is None else self.staging_s
+        elif self.opened_s is None and (beat.phase != "init" or self.staging_s is not None):
+            self.opened_s = now_s
+
+    def has_settled(self, now_s: float) -> bool:
+        """Whether it has stood long enough where bad data and a full card would have ended it."""
+        if self.opened_s is not None:
+            return now_s - self.opened_s >= SETTLE_S
+        return self.staging_s is not None and now_s - self.staging_s >= STAGING_S
+
+
+def _is_training(report: RunReport) -> bool:
+    beat = report.last_beat
+    return beat is not None and beat.step > 0 and beat.phase not in _BEFORE_TRAINING
+
+
+def _did_not_come_up(
+    operator: Operator, run: RunHandle, report: RunReport, log_offset: int
+) -> OpsError:
+    """The trainer's own last word as an error; the end of its log is shown as progress."""
+    for line in _log_tail(run, report, log_offset):
+        operator.tell(f"log: {line}")
+    hint = f"See it all with `nsa-ops logs {report.run_id}`"
+    ended = report.exit
+    if ended is None:
+        message = f"Run `{report.run_id}` is {report.state}: {report.why}"
+        return VerificationError(message, hint=hint)
+    message = f"Run `{report.run_id}` ended with code {ended.code}: {ended.reason}"
+    kind = ConfigurationError if ended.code in _OPERATORS_FAULT else VerificationError
+    return kind(message, hint=hint)
+
+
+def _log_tail(run: RunHandle, report: RunReport, log_offset: int) -> list[str]:
+    """Last lines of a run's log after an offset; none if it has not written any."""
+    if report.log_bytes <= log_offset:
+        return []
+    start = max(log_offset, report.log_bytes - _LOG_TAIL_BYTES)
+    path = f"{report.run_dir}/training.log"
+    content = run.link.transport.tail(path, start, max_bytes=_LOG_TAIL_BYTES, timeout_s=30.0)
+    return content.decode(errors="replace").splitlines()[-_LOG_LINES:]
