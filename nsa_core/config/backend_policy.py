@@ -24,15 +24,10 @@ MAX_DECODE_HEADS = 16  # of a group: decode puts them into one product
 
 @dataclass(frozen=True)
 class RowLayout:
-    """What a run feeds its attention.
+    """What a run feeds its attention."""
 
-    Attributes:
-        seq_len: Tokens of a row.
-        is_packed: Rows are cut at document borders.
-    """
-
-    seq_len: int
-    is_packed: bool
+    seq_len: int  # tokens of a row
+    is_packed: bool  # rows are cut at document borders
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
@@ -42,19 +37,13 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class BranchPolicy:
-    """What the configuration says about one branch.
-
-    Attributes:
-        branch: Which one.
-        backends: What may run it, best first; one that is named must run or the run is refused.
-        reason: Why others are not among them.
-        is_named: The configuration names the one backend.
-    """
+    """What the configuration says about one branch."""
 
     branch: Branch
+    #: What may run it, best first; one that is named must run or the run is refused.
     backends: tuple[Backend, ...]
-    reason: str
-    is_named: bool = False
+    reason: str  # why others are not among them
+    is_named: bool = False  # the configuration names the one backend
 
 
 def branches_of(attention: Literal["nsa", "dense"]) -> tuple[Branch, ...]:
@@ -108,7 +97,7 @@ def _flash_word(runtime: RuntimeConfig, branch: Branch, rows: RowLayout | None) 
 def policy_text(config: RunConfig, branch: Branch) -> str:
     """What decides a branch's backend on a given machine, in one line: equal lines, equal choice.
 
-    A preflight proves a choice; the line tells whether a later launch would make the same one.
+    A preflight proves a choice; equal lines mean that a later launch makes the same one.
     """
     policy = branch_policy(config.runtime, branch, RowLayout.of(config))
     how = "named" if policy.is_named else "auto"

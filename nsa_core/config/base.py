@@ -58,7 +58,7 @@ class TolerantModel(BaseModel):
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key that stands twice in one mapping."""
+    """SafeLoader that refuses a key that is in one mapping twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - PyYAML's signature
         seen: set[Hashable] = set()
@@ -66,7 +66,7 @@ class _StrictLoader(yaml.SafeLoader):
             key: Hashable = self.construct_object(key_node, deep=True)
             if key in seen:
                 line = key_node.start_mark.line + 1
-                problem = f"key {key!r} stands twice (line {line}); keep one"
+                problem = f"key {key!r} is there twice (line {line}); keep one"
                 raise yaml.constructor.ConstructorError(problem=problem)
             seen.add(key)
         return super().construct_mapping(node, deep)

@@ -77,19 +77,12 @@ def _gate_parameters(config: ModelConfig) -> int:
 
 @dataclass(frozen=True)
 class FlopCounts:
-    """FLOPs of one token in the forward pass, averaged over a sequence (2 per multiply-add).
+    """FLOPs of one token in the forward pass, averaged over a sequence (2 per multiply-add)."""
 
-    Attributes:
-        matrices: Projections, MLPs, gates and the head.
-        compression: phi.
-        attention: Scores and weighted sums over the keys that are visible; no masked work.
-        scoring: The second pass over compressed scores that chooses the blocks; never trained.
-    """
-
-    matrices: float
-    compression: float
-    attention: float
-    scoring: float
+    matrices: float  # projections, MLPs, gates and the head
+    compression: float  # phi
+    attention: float  # scores and weighted sums over the keys that are visible; no masked work
+    scoring: float  # the second pass over compressed scores that chooses the blocks; never trained
 
     @property
     def forward(self) -> float:
@@ -164,22 +157,14 @@ def _compression_flops(config: ModelConfig, seq_len: int) -> float:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """MiB (2^20 bytes) of device memory at the peak of a step, by part; an estimate.
+    """MiB (2^20 bytes) of device memory at the peak of a step, by part; an estimate."""
 
-    Attributes:
-        weights: float32 master weights.
-        gradients: float32 gradients, as far as they are there at the peak.
-        optimizer: Moments of AdamW, or the momentum of Muon where it applies.
-        autocast: Half-precision copies of the weights.
-        activations: Tensors kept for the backward pass.
-        logits: The loss: its chunk, hidden states with their gradient, the gradient of the head.
-    """
-
-    weights: float
-    gradients: float
-    optimizer: float
-    autocast: float
-    activations: float
+    weights: float  # float32 master weights
+    gradients: float  # float32 gradients, as far as they are there at the peak
+    optimizer: float  # moments of AdamW, or the momentum of Muon where it applies
+    autocast: float  # half-precision copies of the weights
+    activations: float  # tensors kept for the backward pass
+    #: The loss: its chunk, hidden states with their gradient, the gradient of the head.
     logits: float
 
     @property
@@ -190,18 +175,13 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class StepShape:
-    """How a step is computed, as far as its memory depends on it.
+    """How a step is computed, as far as its memory depends on it."""
 
-    Attributes:
-        tokens: Tokens of one micro-batch: micro_batch * seq_len.
-        accumulation: Micro-batches of a step; from the second on, gradients lie there already.
-        activation_checkpointing: As in `RuntimeConfig`.
-        is_compiled: The compiler makes again in the backward pass what is no matrix product.
-    """
-
-    tokens: int
+    tokens: int  # of one micro-batch: micro_batch * seq_len
+    #: Micro-batches of a step; from the second on, gradients are in memory already.
     accumulation: int = 1
-    activation_checkpointing: str = "none"
+    activation_checkpointing: str = "none"  # as in `RuntimeConfig`
+    #: The compiler recomputes in the backward pass everything but matrix products.
     is_compiled: bool = False
 
 

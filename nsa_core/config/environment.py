@@ -16,15 +16,11 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable.
+    """One variable."""
 
-    Attributes:
-        meaning: What it does, in one line for the reference table.
-        fields: Turns its value into configuration values by dotted key; None if something else
-            replaced it, and `meaning` then says what.
-    """
-
-    meaning: str
+    meaning: str  # what it does, in one line for the reference table
+    #: Turns its value into configuration values by dotted key; None if something else replaced it,
+    #: and `meaning` then says what.
     fields: Callable[[str], Values] | None = None
 
 
@@ -162,17 +158,11 @@ VARIABLES: Mapping[str, Variable] = dict(
 
 @dataclass(frozen=True)
 class EnvironmentValues:
-    """What the variables say.
+    """What the variables say."""
 
-    Attributes:
-        values: Configuration values by dotted key.
-        origins: Variable that each one comes from.
-        notes: One line for every variable that was accepted without effect.
-    """
-
-    values: Values
-    origins: dict[str, str]
-    notes: list[str]
+    values: Values  # configuration values by dotted key
+    origins: dict[str, str]  # variable that each one comes from
+    notes: list[str]  # one line for every variable that was accepted without effect
 
 
 def read_variables(environment: Mapping[str, str]) -> EnvironmentValues:

@@ -38,22 +38,17 @@ def check_block_sizes(compress_block: int, compress_stride: int, select_block: i
 
 
 class NSAConfig(FrozenModel):
-    """Sizes in tokens of the three branches; the defaults are the paper's section 4.1.
+    """Sizes in tokens of the three branches; the defaults are the paper's section 4.1."""
 
-    Attributes:
-        compress_block: Tokens pooled into one compressed key (paper: l).
-        compress_stride: Tokens between the starts of two compressed blocks (paper: d).
-        select_block: Tokens of one selectable block (paper: l').
-        num_selected: Blocks a token attends to, forced ones included (paper: n).
-        window: Keys of the sliding branch, the token itself included (paper: w).
-        phi: How a block becomes one key: its mean, one matrix, or its mean plus a small MLP.
-    """
-
-    compress_block: int = Field(32, ge=1)
+    compress_block: int = Field(32, ge=1)  # tokens pooled into one compressed key (paper: l)
+    #: Tokens between the starts of two compressed blocks (paper: d).
     compress_stride: int = Field(16, ge=1)
-    select_block: int = Field(64, ge=1)
+    select_block: int = Field(64, ge=1)  # tokens of one selectable block (paper: l')
+    #: Blocks a token attends to, forced ones included (paper: n).
     num_selected: int = Field(16, ge=NUM_FORCED)
+    #: Keys of the sliding branch, the token itself included (paper: w).
     window: int = Field(512, ge=1)
+    #: How a block becomes one key: its mean, one matrix, or its mean plus a small MLP.
     phi: Literal["avg", "linear", "mlp"] = "mlp"
 
     @model_validator(mode="after")
@@ -69,18 +64,14 @@ class NSAConfig(FrozenModel):
 
 
 class GateConfig(FrozenModel):
-    """How the three branches are mixed (paper Eq. 5).
+    """How the three branches are mixed (paper Eq. 5)."""
 
-    Attributes:
-        kind: `linear` is sigmoid(W x + b); `mlp` puts one hidden layer before it; `softmax` makes
-            the three shares sum to one.
-        temperature: Divides the logits of `softmax`; 1 for the other kinds, which have none.
-        per: One gate per query head, or one per key/value group.
-    """
-
+    #: `linear` is sigmoid(W x + b); `mlp` puts one hidden layer before it; `softmax` makes the
+    #: three shares sum to one.
     kind: Literal["linear", "mlp", "softmax"] = "linear"
+    #: Divides the logits of `softmax`; 1 for the other kinds, which have none.
     temperature: float = Field(1.0, gt=0)
-    per: Literal["head", "group"] = "head"
+    per: Literal["head", "group"] = "head"  # one gate per query head, or one per key/value group
 
     @model_validator(mode="after")
     def _check_temperature(self, info: ValidationInfo) -> Self:
@@ -102,19 +93,15 @@ class GateConfig(FrozenModel):
 
 
 class RopeConfig(FrozenModel):
-    """Rotary position embedding: base frequency and how it is stretched for longer contexts.
+    """Rotary position embedding: base frequency and how it is stretched for longer contexts."""
 
-    Attributes:
-        base: Base of the geometric series of wavelengths.
-        scaling: `none`, `linear` (positions divided by `scale`) or `yarn` (arXiv 2309.00071).
-        scale: Target context over trained context; 1 changes nothing, more needs a `scaling`.
-        trained_context: Tokens the model was trained with; `yarn` needs it.
-    """
-
+    #: Base of the geometric series of wavelengths.
     base: float = Field(10_000.0, gt=1, allow_inf_nan=False)
+    #: `none`, `linear` (positions divided by `scale`) or `yarn` (arXiv 2309.00071).
     scaling: Literal["none", "linear", "yarn"] = "none"
+    #: Target context over trained context; 1 changes nothing, more needs a `scaling`.
     scale: float = Field(1.0, ge=1, allow_inf_nan=False)
-    trained_context: int = Field(2048, ge=1)
+    trained_context: int = Field(2048, ge=1)  # tokens the model was trained with; `yarn` needs it
 
     @model_validator(mode="after")
     def _check_scale(self) -> Self:

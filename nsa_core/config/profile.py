@@ -11,80 +11,52 @@ from nsa_core.config.training import Precision
 
 
 class BatchTier(FrozenModel):
-    """Batch of one optimizer step for cards with at least this much memory.
+    """Batch of one optimizer step for cards with at least this much memory."""
 
-    Attributes:
-        min_memory_gib: Smallest card of the tier, as nvidia-smi counts (base 2).
-        micro_batch: Sequences a micro-step, by sequence length: the longest that is not shorter
-            than the run's decides.
-        tokens_per_step: What accumulation fills up to.
-    """
-
-    min_memory_gib: float = Field(ge=0)
+    min_memory_gib: float = Field(ge=0)  # smallest card of the tier, as nvidia-smi counts (base 2)
+    #: Sequences a micro-step by sequence length: the shortest one that the run fits into counts.
     micro_batch: dict[int, int]
-    tokens_per_step: int = Field(ge=1)
+    tokens_per_step: int = Field(ge=1)  # what accumulation fills up to
 
 
 class Expected(FrozenModel):
-    """What a healthy card reaches, from the vendor's datasheet unless `source` says measured.
+    """What a healthy card reaches, from the vendor's datasheet unless `source` says measured."""
 
-    Attributes:
-        gemm_tflops: Dense matrix product in the profile's precision; None where unknown.
-        bandwidth_gb_s: Memory bandwidth in GB/s (base 10).
-        host_to_device_gb_s: From pinned memory to the card in GB/s, one direction.
-        all_reduce_gb_s: Bus bandwidth of a sum over the cards of one machine, if they are joined
-            by NVLink; None where nothing is known.
-        min_fraction: Share of these below which preflight warns.
-        tokens_per_s: Of a launched run of each recipe as this profile resolves it, changed in
-            nothing but its data; a recipe that was not measured is absent.
-        source: Where the figures are from.
-    """
-
+    #: Dense matrix product in the profile's precision; None where unknown.
     gemm_tflops: float | None = None
-    bandwidth_gb_s: float | None = None
+    bandwidth_gb_s: float | None = None  # memory bandwidth in GB/s (base 10)
+    #: From pinned memory to the card in GB/s, one direction.
     host_to_device_gb_s: float | None = None
+    #: Bus bandwidth of a sum over the cards of one machine, if they are joined by NVLink; None
+    #: where nothing is known.
     all_reduce_gb_s: float | None = None
-    min_fraction: float = Field(0.6, gt=0, le=1)
+    min_fraction: float = Field(0.6, gt=0, le=1)  # share of these below which preflight warns
+    #: Of a launched run of each recipe as this profile resolves it, changed in nothing but its
+    #: data; a recipe that was not measured is absent.
     tokens_per_s: dict[str, PositiveFloat] = {}
-    source: str
+    source: str  # where the figures are from
 
 
 class HardwareProfile(FrozenModel):
-    """One file of profiles/.
-
-    Attributes:
-        name: Name of the file.
-        description: One line.
-        card_pattern: Regular expression that the card's name must match; empty for no card at all.
-        compute_capability: Such as 8.0; None for no card.
-        memory_gib: Memory sizes the card is sold with.
-        shared_memory_kib: Shared memory a block may use; decides which kernels fit.
-        precisions: Allowed precisions, best first.
-        triton: Triton kernels may be used.
-        flash_attention: flash-attn 2 can run; whether it does is the configuration's word.
-        torch_requirement: Which torch to install.
-        torch_backend: CUDA build of it, or `cpu`.
-        expected: What a healthy card reaches.
-        batch_tiers: Batches by memory.
-        config: Values of the run's configuration that this hardware decides.
-        reasons: Why, by dotted key; shown by `nsa-ops profile explain`.
-    """
+    """One file of profiles/."""
 
     name: str
     description: str
+    #: Regular expression that the card's name must match; empty for no card at all.
     card_pattern: str = ""
-    compute_capability: float | None = None
-    memory_gib: list[float] = []
-    shared_memory_kib: int | None = None
+    compute_capability: float | None = None  # such as 8.0; None for no card
+    memory_gib: list[float] = []  # memory sizes the card is sold with
+    shared_memory_kib: int | None = None  # shared memory a block may use; decides which kernels fit
     precisions: list[Precision]
     triton: bool = False
+    #: flash-attn 2 can run; the configuration decides whether it does.
     flash_attention: bool = False
-    torch_requirement: str
-    torch_backend: str
-    expected: Expected
-    batch_tiers: list[BatchTier] = []
-    config: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
+    torch_requirement: str  # which torch to install
+    torch_backend: str  # CUDA build of it, or `cpu`
+    expected: Expected  # what a healthy card reaches
+    batch_tiers: list[BatchTier] = []  # batches by memory
+    config: dict[str, Any] = {}  # values of the run's configuration that this hardware decides
+    reasons: dict[str, str] = {}  # why, by dotted key; shown by `nsa-ops profile explain`
 
     @property
     def needs_card(self) -> bool:

@@ -24,22 +24,15 @@ from nsa_core.config.run import RunConfig
 
 
 class ResolvedConfig(FrozenModel):
-    """A whole configuration.
-
-    Attributes:
-        config: The values.
-        origins: By dotted key, who set it: `--set`, a variable, `profile a100`, `recipe tiny-cpu`;
-            a key that is absent has its default.
-        sha256: Hash of the values.
-        profile: Name of the profile; `none` without one.
-        notes: Lines that people should see, such as variables without effect.
-    """
+    """A whole configuration."""
 
     config: RunConfig
+    #: By dotted key, who set it: `--set`, a variable, `profile a100`, `recipe tiny-cpu`; a key that
+    #: is absent has its default.
     origins: dict[str, str]
     sha256: str
-    profile: str
-    notes: list[str]
+    profile: str  # name of the profile; `none` without one
+    notes: list[str]  # lines that people should see, such as variables without effect
 
     def origin(self, key: str) -> str:
         """Who set a dotted key."""
@@ -225,7 +218,7 @@ def _validate(flat: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfig:
 def _check_profile(
     config: RunConfig, origins: Mapping[str, str], hardware: HardwareProfile
 ) -> None:
-    """Refuse what the hardware cannot do; the profile's own word is never overruled in silence."""
+    """Refuse what the hardware cannot do; a profile is never overruled silently."""
     runtime = config.runtime
     if runtime.precision not in hardware.precisions:
         origin = origins.get("runtime.precision", "default")

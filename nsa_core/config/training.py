@@ -17,48 +17,36 @@ NOT_BY_FLASH = {
 
 
 class DataConfig(FrozenModel):
-    """Where the text comes from and how it becomes batches.
+    """Where the text comes from and how it becomes batches."""
 
-    Attributes:
-        source: `stdlib` is the text of the machine's Python library; `synthetic` is for smoke runs.
-        path: File or folder of `fineweb_edu_local`; a dataset name for `fineweb_edu`.
-        subset: Subset of `fineweb_edu` on the hub.
-        text_key: Field of a JSON or Parquet record that holds the text.
-        cache_dir: Folder of the token shards; relative paths are below the pod's root.
-        tokenizer: `byte`, `gpt2`, or `bpe` (trained on the run's own text).
-        tokenizer_path: Local vocabulary folder for `gpt2`; saved tokenizer for `bpe`.
-        bpe_vocab_size: Vocabulary of a `bpe` trained here, special tokens included.
-        max_tokens: Stop staging after this many tokens; 0 means all.
-        validation_fraction: Share of documents, chosen by content hash, kept out of training.
-        loader_timeout_s: Deadline of the first batch and of every later one.
-        prefetch: Batches kept ready by the loader's thread, and never fewer than a step takes; 0
-            fetches in the loop.
-        warmup_batches: Batches fetched before the first step is timed.
-        document_batch: Documents tokenised at a time while staging.
-        pack_documents: Cut attention at document borders.
-        max_dropped: Largest share of the documents that may be dropped; more refuses the staging.
-        max_dropped_files: Most files of which nothing can be used; more refuses the staging.
-        synthetic_on_fail: Smoke runs only: random tokens when the data cannot be opened.
-    """
-
+    #: `stdlib` is the text of the machine's Python library; `synthetic` is for smoke runs.
     source: Literal["stdlib", "fineweb_edu_local", "fineweb_edu", "synthetic"] = "fineweb_edu"
-    path: str = ""
-    subset: str = "sample-10BT"
-    text_key: str = "text"
+    path: str = ""  # file or folder of `fineweb_edu_local`; a dataset name for `fineweb_edu`
+    subset: str = "sample-10BT"  # subset of `fineweb_edu` on the hub
+    text_key: str = "text"  # field of a JSON or Parquet record that holds the text
+    #: Folder of the token shards; relative paths are below the pod's root.
     cache_dir: Path = Path("data")
+    #: `byte`, `gpt2`, or `bpe` (trained on the run's own text).
     tokenizer: Literal["byte", "gpt2", "bpe"] = "gpt2"
-    tokenizer_path: str = ""
+    tokenizer_path: str = ""  # local vocabulary folder for `gpt2`; saved tokenizer for `bpe`
+    #: Vocabulary of a `bpe` trained here, special tokens included.
     bpe_vocab_size: int = Field(8192, ge=300, le=65536)
-    max_tokens: int = Field(0, ge=0)
+    max_tokens: int = Field(0, ge=0)  # stop staging after this many tokens; 0 means all
+    #: Share of documents, chosen by content hash, kept out of training.
     validation_fraction: float = Field(0.01, gt=0, lt=1)
+    #: Deadline of the first batch and of every later one.
     loader_timeout_s: float = Field(120.0, gt=0)
+    #: Batches kept ready by the loader's thread, and never fewer than a step takes; 0 fetches in
+    #: the loop.
     prefetch: int = Field(4, ge=0)
-    warmup_batches: int = Field(0, ge=0)
-    document_batch: int = Field(64, ge=1)
-    pack_documents: bool = True
+    warmup_batches: int = Field(0, ge=0)  # batches fetched before the first step is timed
+    document_batch: int = Field(64, ge=1)  # documents tokenised at a time while staging
+    pack_documents: bool = True  # cut attention at document borders
+    #: Largest share of the documents that may be dropped; more refuses the staging.
     max_dropped: float = Field(0.01, ge=0, le=1)
+    #: Most files of which nothing can be used; more refuses the staging.
     max_dropped_files: int = Field(0, ge=0)
-    synthetic_on_fail: bool = False
+    synthetic_on_fail: bool = False  # smoke runs only: random tokens when the data cannot be opened
 
     @model_validator(mode="after")
     def _check_path(self) -> Self:
@@ -83,21 +71,14 @@ class BatchConfig(FrozenModel):
 
 
 class ScheduleConfig(FrozenModel):
-    """Learning rate as a pure function of the optimizer step.
+    """Learning rate as a pure function of the optimizer step."""
 
-    Attributes:
-        steps: Optimizer steps of the whole run; the schedule ends there.
-        kind: `cosine` to `min_ratio`, `wsd` (warm-up, stable, linear decay) or `constant`.
-        warmup_steps: Steps of linear warm-up.
-        decay_fraction: Share of the steps that `wsd` decays over.
-        min_ratio: Final learning rate over the peak.
-    """
-
-    steps: int = Field(50_000, ge=1)
+    steps: int = Field(50_000, ge=1)  # optimizer steps of the whole run; the schedule ends there
+    #: `cosine` to `min_ratio`, `wsd` (warm-up, stable, linear decay) or `constant`.
     kind: Literal["cosine", "wsd", "constant"] = "cosine"
-    warmup_steps: int = Field(1000, ge=0)
-    decay_fraction: float = Field(0.2, gt=0, le=1)
-    min_ratio: float = Field(0.1, ge=0, le=1)
+    warmup_steps: int = Field(1000, ge=0)  # steps of linear warm-up
+    decay_fraction: float = Field(0.2, gt=0, le=1)  # share of the steps that `wsd` decays over
+    min_ratio: float = Field(0.1, ge=0, le=1)  # final learning rate over the peak
 
 
 class OptimizerConfig(FrozenModel):
@@ -114,19 +95,14 @@ class OptimizerConfig(FrozenModel):
 
 
 class CheckpointConfig(FrozenModel):
-    """When a checkpoint is saved and which ones are kept.
+    """When a checkpoint is saved and which ones are kept."""
 
-    Attributes:
-        save_every: Optimizer steps between checkpoints; 0 saves only at the end or at a stop.
-        keep_last: Newest checkpoints that are kept.
-        keep_every: Every checkpoint at a multiple of this step is kept for good; 0 for none.
-        background: Write from a snapshot in a thread instead of stalling the loop.
-    """
-
+    #: Optimizer steps between checkpoints; 0 saves only at the end or at a stop.
     save_every: int = Field(1000, ge=0)
-    keep_last: int = Field(3, ge=1)
+    keep_last: int = Field(3, ge=1)  # newest checkpoints that are kept
+    #: Every checkpoint at a multiple of this step is kept for good; 0 for none.
     keep_every: int = Field(0, ge=0)
-    background: bool = True
+    background: bool = True  # write from a snapshot in a thread instead of stalling the loop
 
 
 class TelemetryConfig(FrozenModel):
@@ -148,36 +124,27 @@ class EvaluationConfig(FrozenModel):
 
 
 class RuntimeConfig(FrozenModel):
-    """Which device, precision and kernels the run uses; speed only, never the mathematics.
+    """Which device, precision and kernels the run uses; speed only, never the mathematics."""
 
-    Attributes:
-        device: `auto` is CUDA where there is a card.
-        backend: Default attention backend; `auto` asks the profile and the card.
-        backend_compressed: Overrides `backend` for one branch; likewise the next two.
-        backend_dense: Overrides `backend` for the attention of the dense control.
-        flash_min_len_compressed: Tokens from which flash-attn may serve this branch, where it is
-            installed; -1 is off. Likewise for the sliding branch.
-        compile: Use torch.compile.
-        activation_checkpointing: Recompute none, all or the attention of the blocks in backward.
-        deterministic: Bit-equal repeats on a GPU at the price of speed.
-        allocator: Value of PYTORCH_CUDA_ALLOC_CONF.
-        threads: CPU threads of torch; 0 leaves its own choice.
-    """
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # `auto` is CUDA where there is a card
     precision: Precision = "bf16"
-    backend: BackendName = "auto"
+    backend: BackendName = "auto"  # default attention backend; `auto` asks the profile and the card
+    #: Overrides `backend` for one branch; likewise the next two.
     backend_compressed: BackendName = "auto"
     backend_selected: BackendName = "auto"
     backend_sliding: BackendName = "auto"
+    #: Overrides `backend` for the attention of the dense control.
     backend_dense: BackendName = "auto"
+    #: Tokens from which flash-attn may serve this branch, where it is installed; -1 is off.
+    #: Likewise for the sliding branch.
     flash_min_len_compressed: int = Field(-1, ge=-1)
     flash_min_len_sliding: int = Field(-1, ge=-1)
     compile: bool = False
+    #: Recompute none, all or the attention of the blocks in backward.
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
-    deterministic: bool = False
-    allocator: str = "expandable_segments:True"
-    threads: int = Field(0, ge=0)
+    deterministic: bool = False  # bit-equal repeats on a GPU at the price of speed
+    allocator: str = "expandable_segments:True"  # value of PYTORCH_CUDA_ALLOC_CONF
+    threads: int = Field(0, ge=0)  # CPU threads of torch; 0 leaves its own choice
     num_gpus: int = Field(1, ge=0)
 
 
@@ -186,82 +153,48 @@ class WatchdogLimits(FrozenModel):
 
     Losses are in nats per token, shares and fractions are 0 to 1. A record is one progress line of
     the heartbeat.
-
-    Attributes:
-        interval_s: Seconds between two looks at the run.
-        cards_every_s: Seconds between two looks at the cards.
-        stale_warn_s: `alive_seq` has not moved for so long.
-        stale_halt_s: The same, given up.
-        first_beat_limit_s: Longest time from the start of the process to its first heartbeat.
-        stall_min_s: Least patience with a training step.
-        stall_step_factor: Patience with a step in medians of the run's own step time.
-        compile_limit_s: Patience with the phases init and compile.
-        phase_limit_s: Least patience with evaluation, checkpoint and shutdown.
-        phase_factor: Patience with evaluation and checkpoint in durations of the last one.
-        data_wait_warn_s: The loop has waited so long for a batch.
-        data_wait_halt_s: The same, given up.
-        nonfinite_in_row: Bad losses or gradients in a row that halt.
-        nonfinite_in_100: Bad ones among 100 records that halt.
-        jump_nats: Least rise over the median that counts as a jump.
-        jump_noise_factor: A jump is also so many times the run's own noise (median deviation).
-        jump_in_row: Jumped records in a row that halt if gradients or the loss scale agree.
-        jump_patience: Jumped records in a row that halt without any other sign.
-        grad_spike_factor: A gradient norm so many medians high is a spike.
-        leak_bits_per_byte: A loss below this early in training is no language modelling.
-        leak_steps: How long `early` is.
-        leak_fall_nats: Fall of the 20-record median that is suspicious after `leak_steps`.
-        leak_fall_steps: Steps in which it fell.
-        leak_fall_share: A loss that stood still and then fell to this share of its level is as
-            suspicious, at any step.
-        validation_nats: A validation so far above the best one warns at once.
-        validation_in_row: Validations in a row above the best by more than their noise that warn.
-        validation_halt_in_row: The same, and the run is halted; 0 never halts for it.
-        gate_records: New records in a row that must agree before the gates are judged.
-        throughput_fraction: Share of the run's own median that is too slow.
-        throughput_window_s: It has been too slow for so long; half of it at half the share.
-        expected_tokens_per_s: What the profile expects of this recipe; 0 where it was not measured.
-        expected_fraction: Share of it below which the run's own median is too slow.
-        fetch_warn_s: Fetching a batch takes so long, record after record.
-        fetch_p95_warn_ms: 95th percentile of the fetch that is too long.
-        zero_in_row: Records in a row with a learning rate or gradient norm of exactly 0.
-        skipped_in_row: Steps in a row that were skipped for a falling loss scale.
-        memory_creep_fraction: Growth of the memory in use after the first records.
-        disk_checkpoints: Free disk in checkpoints of the size of the largest.
-        host_memory_fraction: Share of the pod's memory in use.
-        plateau_steps: Least number of steps without a better 20-record median of the loss.
-        plateau_share: The same as a share of the steps done.
-        ack_grace_s: Time for the trainer to acknowledge `.HALT`.
-        term_grace_s: Time from TERM to KILL.
-        restart_budget: Restarts without progress after which the watchdog stops.
     """
 
-    interval_s: float = Field(5.0, gt=0)
-    cards_every_s: float = Field(30.0, gt=0)
-    stale_warn_s: float = Field(60.0, gt=0)
-    stale_halt_s: float = Field(180.0, gt=0)
+    interval_s: float = Field(5.0, gt=0)  # seconds between two looks at the run
+    cards_every_s: float = Field(30.0, gt=0)  # seconds between two looks at the cards
+    stale_warn_s: float = Field(60.0, gt=0)  # `alive_seq` has not moved for so long
+    stale_halt_s: float = Field(180.0, gt=0)  # the same, and the run is halted
+    #: Longest time from the start of the process to its first heartbeat.
     first_beat_limit_s: float = Field(900.0, gt=0)
-    stall_min_s: float = Field(180.0, gt=0)
+    stall_min_s: float = Field(180.0, gt=0)  # shortest time before a step counts as stalled
+    #: A step counts as stalled after so many medians of the run's own step time.
     stall_step_factor: float = Field(10.0, ge=1)
-    compile_limit_s: float = Field(1800.0, gt=0)
+    compile_limit_s: float = Field(1800.0, gt=0)  # longest time in the phases init and compile
+    #: Shortest limit for evaluation, checkpoint and shutdown.
     phase_limit_s: float = Field(300.0, gt=0)
+    #: Limit for evaluation and checkpoint in durations of the last one.
     phase_factor: float = Field(5.0, ge=1)
-    data_wait_warn_s: float = Field(30.0, gt=0)
-    data_wait_halt_s: float = Field(600.0, gt=0)
-    nonfinite_in_row: int = Field(2, ge=1)
-    nonfinite_in_100: int = Field(3, ge=1)
-    jump_nats: float = Field(0.5, gt=0)
+    data_wait_warn_s: float = Field(30.0, gt=0)  # the loop has waited so long for a batch
+    data_wait_halt_s: float = Field(600.0, gt=0)  # the same, and the run is halted
+    nonfinite_in_row: int = Field(2, ge=1)  # bad losses or gradients in a row that halt
+    nonfinite_in_100: int = Field(3, ge=1)  # bad ones among 100 records that halt
+    jump_nats: float = Field(0.5, gt=0)  # least rise over the median that counts as a jump
+    #: A jump is also so many times the run's own noise (median deviation).
     jump_noise_factor: float = Field(5.0, ge=1)
+    #: Jumped records in a row that halt if gradients or the loss scale agree.
     jump_in_row: int = Field(3, ge=1)
-    jump_patience: int = Field(30, ge=1)
-    grad_spike_factor: float = Field(10.0, gt=1)
+    jump_patience: int = Field(30, ge=1)  # jumped records in a row that halt without any other sign
+    grad_spike_factor: float = Field(10.0, gt=1)  # a gradient norm of so many medians is a spike
+    #: A loss below this early in training means that the model sees the answers.
     leak_bits_per_byte: float = Field(0.6, ge=0)
-    leak_steps: int = Field(1000, ge=0)
+    leak_steps: int = Field(1000, ge=0)  # steps that count as early
+    #: Fall of the 20-record median that is suspicious after `leak_steps`.
     leak_fall_nats: float = Field(0.5, gt=0)
-    leak_fall_steps: int = Field(100, ge=1)
+    leak_fall_steps: int = Field(100, ge=1)  # steps in which it may fall by that much
+    #: A loss that was flat and then fell to this share of its level is suspicious at any step.
     leak_fall_share: float = Field(0.8, gt=0, lt=1)
+    #: A validation so far above the best one warns at once.
     validation_nats: float = Field(0.5, gt=0)
+    #: Validations in a row above the best by more than their noise that warn.
     validation_in_row: int = Field(3, ge=1)
+    #: The same, and the run is halted; 0 never halts for it.
     validation_halt_in_row: int = Field(0, ge=0)
+    #: New records in a row that must agree before the gates are judged.
     gate_records: int = Field(3, ge=1)
     gate_entropy_warn: float = 0.5
     gate_entropy_halt: float = 0.2
@@ -269,19 +202,28 @@ class WatchdogLimits(FrozenModel):
     gate_collapse_halt: float = 0.5
     gate_max_warn: float = 0.85
     gate_max_halt: float = 0.9
+    #: Share of the run's own median that is too slow.
     throughput_fraction: float = Field(0.5, gt=0, lt=1)
+    #: Time after which a slow run is reported; half of it at half the share.
     throughput_window_s: float = Field(600.0, gt=0)
+    #: What the profile expects of this recipe; 0 where it was not measured.
     expected_tokens_per_s: float = Field(0.0, ge=0)
+    #: Share of it below which the run's own median is too slow.
     expected_fraction: float = Field(0.8, gt=0, le=1)
-    fetch_warn_s: float = Field(2.0, gt=0)
-    fetch_p95_warn_ms: float = Field(100.0, gt=0)
+    fetch_warn_s: float = Field(2.0, gt=0)  # fetching a batch takes longer, record after record
+    fetch_p95_warn_ms: float = Field(100.0, gt=0)  # 95th percentile of the fetch that is too long
+    #: Records in a row with a learning rate or gradient norm of exactly 0.
     zero_in_row: int = Field(3, ge=1)
+    #: Steps in a row that were skipped for a falling loss scale.
     skipped_in_row: int = Field(5, ge=1)
+    #: Growth of the memory in use after the first records.
     memory_creep_fraction: float = Field(0.1, gt=0)
+    #: Free disk in checkpoints of the size of the largest.
     disk_checkpoints: float = Field(2.0, ge=0)
-    host_memory_fraction: float = Field(0.9, gt=0, le=1)
+    host_memory_fraction: float = Field(0.9, gt=0, le=1)  # share of the pod's memory in use
+    #: Least number of steps without a better 20-record median of the loss.
     plateau_steps: int = Field(1000, ge=1)
-    plateau_share: float = Field(0.2, ge=0, le=1)
-    ack_grace_s: float = Field(60.0, gt=0)
-    term_grace_s: float = Field(30.0, gt=0)
-    restart_budget: int = Field(3, ge=0)
+    plateau_share: float = Field(0.2, ge=0, le=1)  # the same as a share of the steps done
+    ack_grace_s: float = Field(60.0, gt=0)  # time for the trainer to acknowledge `.HALT`
+    term_grace_s: float = Field(30.0, gt=0)  # time from TERM to KILL
+    restart_budget: int = Field(3, ge=0)  # restarts without progress after which the watchdog stops

@@ -51,7 +51,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class GPU:
-    """One card; None, or an empty word, means that the source cannot tell, which is not zero."""
+    """One card; None, or an empty word, is a value that the source does not know: that is not zero."""
 
     index: int | None = None  # as nvidia-smi counts
     bus: str = ""  # PCI address, such as `0000:9b:00`
@@ -109,7 +109,7 @@ class GPU:
     processes: tuple[Process, ...] = ()
     #: Names of fields that the source has a place for, known or not.
     reported: frozenset[str] = field(default=frozenset(), compare=False)
-    #: Names, in the source's words, of values that it could not tell.
+    #: Names, in the source's words, of values that it does not know.
     unknown: tuple[str, ...] = ()
 
     @property

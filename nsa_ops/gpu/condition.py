@@ -113,7 +113,7 @@ def _pages(gpu: GPU) -> Iterator[CheckResult]:
 
 
 def judge_throttle(gpu: GPU) -> Iterator[CheckResult]:
-    """Why the card is slowed down now; nothing where it cannot tell."""
+    """Why the card is slowed down now; nothing where that is unknown."""
     known = {reason: getattr(gpu, reason) for reason in _SLOWED}
     if all(value is None for value in known.values()):
         return

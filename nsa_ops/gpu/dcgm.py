@@ -87,7 +87,7 @@ def _with_reason(one: Diagnosis, words: Sequence[str], found: Sequence[Diagnosis
     text = " ".join(" ".join(words).split())
     if not text:
         return one
-    # The reason stands below the last result of a test, and may be about an earlier one.
+    # The reason is printed below the last result of a test, and may be about an earlier one.
     if one.status == "pass" and any(o.test == one.test and o.status != "pass" for o in found):
         return one
     return Diagnosis(one.test, one.status, one.gpus or _named(text), text)

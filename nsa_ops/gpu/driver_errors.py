@@ -197,7 +197,7 @@ class ErrorText:
 
 @dataclass(frozen=True)
 class DriverVersions:
-    """The driver's library and its kernel module; empty where a text does not tell."""
+    """The driver's library and its kernel module; empty where a text does not say."""
 
     library: str = ""
     module: str = ""

@@ -28,7 +28,7 @@ _OTHER_CARD = "Take a card that the profile names, or a profile that names this 
 def judge_card(
     gpu: GPU, profile: HardwareProfile | None, others: Sequence[HardwareProfile] = ()
 ) -> list[CheckResult]:
-    """Every check that what is known of a card allows; a value it could not tell is unknown.
+    """Every check for which the card has a value, or a place for one: then it is unknown.
 
     Args:
         gpu: The card.

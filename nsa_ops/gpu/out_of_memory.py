@@ -23,7 +23,7 @@ _COMMAND = "nvidia-smi --query-compute-apps=pid,process_name,used_memory --forma
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """A failed allocation, in MiB; None where the message does not tell."""
+    """A failed allocation, in MiB; None where the message does not say."""
 
     gpu: int = 0
     tried_mib: float | None = None

@@ -1,6 +1,6 @@
 """Where nvidia-smi keeps each value of a card, for its text, XML and CSV alike, and how to read it.
 
-A value that a tool cannot tell is None, or an empty word, in whatever way the tool says so.
+A value that a tool does not know is None, or an empty word, however the tool says so.
 """
 
 import re
@@ -56,7 +56,7 @@ def parse_text(cell: str) -> str:
 
 
 def is_unknown(cell: str) -> bool:
-    """Whether a cell says that the tool cannot tell: N/A, [Not Supported], ERR!, nothing at all."""
+    """Whether a cell says that the value is unknown: N/A, [Not Supported], ERR!, nothing at all."""
     bare = cell.strip().strip("[]").strip().lower()
     return bare in _UNKNOWN or bare.startswith(_UNKNOWN_STARTS)
 
@@ -226,7 +226,7 @@ def _slowed(places: Mapping[str, str]) -> dict[str, bool | None]:
 
 
 def _ecc(leaves: Sequence[Leaf]) -> dict[str, int | None]:
-    """Sums of memory errors; a total stands for its parts, and if it is unknown so are they."""
+    """Sums of memory errors; a total replaces its parts, and if it is unknown so is the sum."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for path, value in leaves:
         group = _ecc_group(path)

@@ -30,9 +30,9 @@ _MIN_LINES = 3
 _ATTACHED = re.compile(r"^\s*Attached GPUs\s* : *(\d+)|<attached_gpus>\s*(\d+)", re.MULTILINE)
 _QUERY = re.compile(r"--query-(gpu|compute-apps|remapped-rows|retired-pages)[= ]([\w.,]+)")
 _KNOWN = {place for _, places in FIELDS.values() for place in places} | {"pid", "process_name"}
-#: Fields that are summed over, whatever stands behind.
+#: Groups of fields that are summed, whatever their ending.
 _FAMILIES = ("ecc.errors.", "clocks_throttle_reasons.", "clocks_event_reasons.")
-#: Each answers for two columns at least, so that a line of prose is not taken for a header.
+#: A header has two known columns at least, so that a line of prose is not taken for one.
 _MIN_COLUMNS = 2
 
 
@@ -43,7 +43,7 @@ def parse_num_attached(text: str) -> int | None:
 
 
 def parse_query_text(text: str) -> tuple[GPU, ...]:
-    """Cards from the text of `nvidia-smi -q`; whatever stands around it is skipped."""
+    """Cards from the text of `nvidia-smi -q`; whatever is around it is skipped."""
     header: dict[str, str] = {}
     cards: list[list[Leaf]] = []
     path: list[tuple[int, str]] = []

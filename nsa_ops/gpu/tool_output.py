@@ -20,7 +20,7 @@ Kind = Literal[
     "nvidia-smi mig", "CUDA devices", "nvidia-smi topo", "nvidia-smi nvlink", "kernel log",
     "dcgmi diag", "failure", "out of memory", "driver version", "system", "lspci",
 ]  # fmt: skip
-#: Empty where nothing tells, as on plain Linux.
+#: Empty where nothing says so, as on plain Linux.
 System = Literal["", "wsl", "windows", "macos"]
 #: One parser for each form in which a tool prints cards; each gives what it finds as `GPU`.
 CARD_PARSERS: Mapping[Kind, Callable[[str], tuple[GPU, ...]]] = {
@@ -70,7 +70,7 @@ class ToolOutput:
     source: str  # a file's name, or a command
     kinds: tuple[Kind, ...] = ()  # forms that it holds; empty if none is known
     cards: tuple[GPU, ...] = ()  # joined over all forms in the text
-    num_attached: int | None = None  # cards of the machine, where the text tells
+    num_attached: int | None = None  # cards of the machine, where the text says
     topology: Topology | None = None
     no_peers: tuple[tuple[int, int], ...] = ()  # pairs that cannot reach each other's memory
     nvlinks: tuple[NVLinks, ...] = ()
@@ -160,7 +160,7 @@ def _parse_pci_cards(text: str) -> tuple[str, ...]:
 
 
 def parse_system(text: str) -> System:
-    """Which system a text is from, by its first line that tells; WSL before the Windows below."""
+    """Which system a text is from, by its first line that says so; WSL before the Windows below."""
     lines = [line[:_MAX_SHORT_LINE].strip() for line in text.splitlines()]
     return next(
         (system for system, words in _SYSTEMS for line in lines if words.search(line)),

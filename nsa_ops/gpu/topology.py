@@ -35,36 +35,23 @@ _UNEVEN = (
 
 @dataclass(frozen=True)
 class Topology:
-    """How each pair of cards is connected.
+    """How each pair of cards is connected."""
 
-    Attributes:
-        cards: Their numbers.
-        pairs: `NV12`, `PIX`, `PHB`, `SYS` and so on, by the two numbers, lower first.
-    """
-
-    cards: tuple[int, ...]
+    cards: tuple[int, ...]  # their numbers
+    #: `NV12`, `PIX`, `PHB`, `SYS` and so on, by the two numbers, lower first.
     pairs: Mapping[tuple[int, int], str]
 
 
 @dataclass(frozen=True)
 class NVLinks:
-    """NVLink of one card.
+    """NVLink of one card."""
 
-    Attributes:
-        index: The card.
-        name: Its product.
-        active: Numbers of links that are up.
-        inactive: Numbers of links that are not.
-        num_errors: Replays, recoveries and checksum errors on them.
-        is_off: The tool says that none is up, without a list.
-    """
-
-    index: int
-    name: str
-    active: tuple[int, ...] = ()
-    inactive: tuple[int, ...] = ()
-    num_errors: int = 0
-    is_off: bool = False
+    index: int  # the card
+    name: str  # its product
+    active: tuple[int, ...] = ()  # numbers of links that are up
+    inactive: tuple[int, ...] = ()  # numbers of links that are not
+    num_errors: int = 0  # replays, recoveries and checksum errors on them
+    is_off: bool = False  # the tool says that none is up, without a list
 
 
 def parse_topology(text: str) -> Topology | None:

@@ -1,4 +1,4 @@
-"""One line of another trainer's log in, the figures it tells out; generic by the kind of line.
+"""The figures in one line of another trainer's log, found by the kind of line.
 
 The spellings are those of nanoGPT and its speed runs, llm.c, Megatron and DeepSpeed, Hugging Face
 trainers, OLMo, fairseq, MXNet and plain `step … loss …` lines.
@@ -72,7 +72,7 @@ _FIGURES = {
 
 @dataclass(frozen=True)
 class LineFigures:
-    """What one line tells; None is what it does not tell.
+    """Figures of one line; None is what it does not have.
 
     A `_unit` is that of the last printed place: a figure of 0 says that the value is below it.
     """
@@ -101,9 +101,9 @@ class LineFigures:
 
     @property
     def is_record(self) -> bool:
-        """Whether the line tells of training steps.
+        """Whether the line is a record of training steps.
 
-        A line that lost its loss still is one if what stands around the loss is there; a line that
+        A line without a loss still is one if what is usually around the loss is there; a line that
         was cut before it is not.
         """
         around = (self.grad_norm, self.loss_scale, self.lr)
@@ -115,8 +115,8 @@ class LineFigures:
             return any(value is not None for value in around)
         if self.step is None:
             return False
-        told = self.loss is not None or self.rate is not None
-        return told or self.loss_scale is not None or self.grad_norm is not None
+        figures = (self.loss, self.rate, self.loss_scale, self.grad_norm)
+        return any(value is not None for value in figures)
 
 
 def clean(line: str) -> str:
@@ -176,9 +176,9 @@ def _find_step_s(line: str) -> float | None:
     found = _TIME.search(line)
     if found:
         return number(found[2]) / (1000 if found[1].lower() == "ms" else 1)
-    told = _search(_FIGURES["step_s"], line)
-    if told is not None:
-        return told
+    step_s = _search(_FIGURES["step_s"], line)
+    if step_s is not None:
+        return step_s
     bar = _search(_BAR_TIME, line)
     if bar is not None:
         return bar

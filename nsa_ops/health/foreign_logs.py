@@ -1,6 +1,6 @@
 """Logs of other trainers as heartbeats, so that the same judge can be tried on them.
 
-`parse_log(text)` is pure. What a log does not tell is left out; where it tells the time of a step
+`parse_log(text)` is pure. What a log does not hold is left out; where it has the time of a step
 but no rate, the rate is in steps a second, which serves as well for the run's own median.
 """
 
@@ -146,9 +146,9 @@ def _take_figures(reader: LogReader, lines: list[str]) -> None:
     if figures.is_record:
         reader.progress(figures, val_loss=figures.evaluation_loss)
     elif reader.also == "evaluations" and figures.evaluation_loss is not None:
-        told = figures.loss is None  # else the line has both losses
-        loss = figures.evaluation_loss if told else figures.loss
-        validation = None if told else figures.evaluation_loss
+        is_only = figures.loss is None  # else the line has both losses
+        loss = figures.evaluation_loss if is_only else figures.loss
+        validation = None if is_only else figures.evaluation_loss
         reader.progress(replace(figures, loss=loss), val_loss=validation)
     elif reader.also == "bars" and is_bar and (figures.rate or figures.step_s):
         reader.progress(figures)
@@ -234,11 +234,11 @@ def _take_row(reader: LogReader, cells: dict[str | None, str]) -> None:
     step = figures.pop("step", None)
     if step is None or not isfinite(step[0]):
         return
-    told: dict[str, Any] = {name: value for name, (value, _) in figures.items()}
-    told |= {
+    values: dict[str, Any] = {name: value for name, (value, _) in figures.items()}
+    values |= {
         f"{name}_unit": figures[name][1] for name in ("loss", "lr", "grad_norm") if name in figures
     }
-    record = LineFigures(step=int(step[0]), **told)
+    record = LineFigures(step=int(step[0]), **values)
     reader.progress(record, val_loss=record.evaluation_loss)
 
 

@@ -14,7 +14,7 @@ from nsa_ops.pod.tracker import RunFacts
 _MOST_NATS = 15.0
 #: What a token of an unknown tokenizer is taken for: little, so that the leak rule is slow to act.
 _CAUTIOUS_BYTES_PER_TOKEN = 1.2
-#: Time between two records of a log that tells no times at all: three of them fill the window of
+#: Time between two records of a log without any times: three of them fill the window of
 #: `throughput_low`, fewer would let a single slow one speak.
 _GUESSED_RECORD_S = 200.0
 #: A figure that fell to a printed 0 from so many units of its last place did not fade out.
@@ -29,33 +29,21 @@ Ending = Literal["", "crashed", "out_of_memory", "stopped"]
 
 @dataclass(frozen=True)
 class ForeignLog:
-    """A log as the judge can read it.
+    """A log as the judge can read it."""
 
-    Attributes:
-        beats: Heartbeats in order; a resume in the log begins a new attempt.
-        facts: What could be told about the run.
-        error: The line by which the log says that the run ended after its last record.
-        ending: How it did.
-        num_unread: Lines of one shape with figures, the most frequent one, of which no figure was
-            understood.
-    """
-
-    beats: list[Heartbeat]
-    facts: RunFacts
-    error: str = ""
-    ending: Ending = ""
+    beats: list[Heartbeat]  # heartbeats in order; a resume in the log begins a new attempt
+    facts: RunFacts  # of the run, as far as the log has them
+    error: str = ""  # the line by which the log says that the run ended after its last record
+    ending: Ending = ""  # how it did
+    #: Lines of one shape with figures, the most frequent one, of which no figure was understood.
     num_unread: int = 0
 
 
 @dataclass
 class LogReader:
-    """State while a log is read line by line.
+    """State while a log is read line by line."""
 
-    Attributes:
-        also: Lines that count as records besides those of training: `evaluations` or `bars`.
-    """
-
-    also: str = ""
+    also: str = ""  # lines that count as records besides those of training: `evaluations` or `bars`
     beats: list[Heartbeat] = field(default_factory=list)
     attempt: int = 1
     clock_s: float = 0.0
@@ -178,7 +166,7 @@ class LogReader:
         self.beat(msg="beat")
 
     def overflow(self, scale: float | None) -> None:
-        """A step that a loss scaler skipped; a record of its own if no record stands between."""
+        """A step that a loss scaler skipped; a record of its own if no other record is between."""
         self.skipped += 1
         self.overflows += 1
         self.loss_scale = self.loss_scale if scale is None else scale
@@ -206,7 +194,7 @@ class LogReader:
 
 
 def facts_of_log(reader: LogReader) -> RunFacts:
-    """What could be told about the run that a log is of."""
+    """Facts of the run, as far as its log has them."""
     losses = [beat.loss for beat in reader.beats if beat.loss is not None]
     language = not reader.is_policy and bool(losses) and losses[0] < _MOST_NATS
     objective: Literal["language", "other"] = "other" if reader.is_policy else "language"

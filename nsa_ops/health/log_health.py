@@ -56,20 +56,14 @@ class LogReplay:
 
 @dataclass(frozen=True)
 class LogHealth:
-    """What the rules find in a log.
-
-    Attributes:
-        path: The file.
-        level: The worst level that any rule gave; `unknown` where no rule found anything in a log
-            that was read in part only.
-        num_unread: Lines with figures that were not understood, all of one shape.
-        replay: Number of records, and the first alarm of each rule and level.
-    """
+    """What the rules find in a log."""
 
     path: Path
+    #: The worst level that any rule gave; `unknown` where no rule found anything in a log that was
+    #: read in part only.
     level: Literal["healthy", "warn", "halt", "unknown"]
-    num_unread: int
-    replay: LogReplay
+    num_unread: int  # lines with figures that were not understood, all of one shape
+    replay: LogReplay  # number of records, and the first alarm of each rule and level
 
 
 def replay(log: ForeignLog, limits: WatchdogLimits) -> LogReplay:

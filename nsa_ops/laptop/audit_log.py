@@ -21,44 +21,26 @@ _CUT_OFF = "cut off"
 
 @dataclass(frozen=True)
 class AuditQuery:
-    """Which entries are wanted.
+    """Which entries are wanted."""
 
-    Attributes:
-        pod: Of this pod; empty for all.
-        call: One of `CALLS`; empty for all.
-        text: With this text in what was done; empty for all.
-        failed_only: Only what failed, or ended with another code than 0.
-        last: The newest ones of these; 0 for all.
-    """
-
-    pod: str = ""
-    call: str = ""
-    text: str = ""
-    failed_only: bool = False
-    last: int = 0
+    pod: str = ""  # of this pod; empty for all
+    call: str = ""  # one of `CALLS`; empty for all
+    text: str = ""  # with this text in what was done; empty for all
+    failed_only: bool = False  # only what failed, or ended with another code than 0
+    last: int = 0  # the newest ones of these; 0 for all
 
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """One call, as the log has it.
+    """One call, as the log has it."""
 
-    Attributes:
-        line: Number of its last line; a call has one when it begins and one when it ended.
-        at: Unix seconds.
-        pod: Pod.
-        call: Which of the door's calls.
-        what: Command or path, in one line.
-        outcome: Exit code, size, or the error.
-        seconds: How long it took.
-    """
-
-    line: int
+    line: int  # number of its last line; a call has one when it begins and one when it ended
     at: float
     pod: str
-    call: str
-    what: str
-    outcome: str
-    seconds: float
+    call: str  # one of `CALLS`
+    what: str  # command or path, in one line
+    outcome: str  # exit code, size, or the error
+    seconds: float  # how long it took
 
     @property
     def has_failed(self) -> bool:
@@ -70,25 +52,15 @@ class AuditEntry:
 
 @dataclass(frozen=True)
 class AuditView:
-    """What was asked for, and the state of the whole log.
-
-    Attributes:
-        path: The log.
-        num_lines: Lines in all.
-        num_entries: Calls in all.
-        num_cut_off: Calls that began and never ended, because their command was killed.
-        broken_line: First line whose hash or predecessor does not agree; None if all do.
-        missing: What was written and is not there any more, in words; empty if nothing.
-        entries: Entries that were asked for, oldest first.
-    """
+    """What was asked for, and the state of the whole log."""
 
     path: Path
     num_lines: int
     num_entries: int
-    num_cut_off: int
-    broken_line: int | None
-    missing: str
-    entries: list[AuditEntry]
+    num_cut_off: int  # calls that began and never ended, because their command was killed
+    broken_line: int | None  # first line whose hash or predecessor does not agree; None if all do
+    missing: str  # what was written and is not there any more, in words; empty if nothing
+    entries: list[AuditEntry]  # entries that were asked for, oldest first
 
     @property
     def is_whole(self) -> bool:
@@ -138,7 +110,9 @@ def refusal_of(view: AuditView) -> VerificationError | None:
     """What a log that is not whole means; None if it is."""
     if view.missing:
         message = f"`{view.path}` lacks {view.missing}"
-        hint = "Look for a copy of the log; the next command goes on in it, and the gap stays known"
+        hint = (
+            "Look for a copy of the log; the next command continues it, and the gap stays on record"
+        )
         return VerificationError(message, hint=hint)
     if view.broken_line is None:
         return None
@@ -146,7 +120,7 @@ def refusal_of(view: AuditView) -> VerificationError | None:
         f"Line {view.broken_line} of `{view.path}` is not what was written: its hash, or that of "
         "the line before it, does not agree"
     )
-    hint = "What stands before it is as it was written; compare the rest with a copy of the log"
+    hint = "Everything before it is as it was written; compare the rest with a copy of the log"
     return VerificationError(message, hint=hint)
 
 
@@ -184,7 +158,7 @@ def _documents(lines: list[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             document = json.loads(line)
         except (ValueError, RecursionError):
-            continue  # the chain tells of it
+            continue  # the chain of hashes reports it
         if isinstance(document, dict):
             yield number, document
 
@@ -222,7 +196,7 @@ def _without_end(begun_by: object) -> str:
         return "under way, or its command was killed"
     if is_alive(identity):
         return f"under way in process {identity.pid}"
-    return f"{_CUT_OFF}: process {identity.pid} was killed, and what it began may go on there"
+    return f"{_CUT_OFF}: process {identity.pid} was killed, and what it began may still run there"
 
 
 def _fits(entry: AuditEntry, query: AuditQuery) -> bool:

@@ -29,7 +29,7 @@ from nsa_ops.store.tables import describe_newer, read_version
 
 TOOL_S = 10.0
 _SOCKET_NAME = re.compile(r"[0-9a-f]{16}")
-#: How each program tells its version.
+#: How each program is asked for its version.
 VERSIONS = {
     "ssh": ("ssh", "-V"),
     "git": ("git", "--version"),
@@ -229,7 +229,7 @@ def _nearest(folder: Path) -> Path:
 
 
 def _read_audit(settings: Settings) -> tuple[Chain | None, str]:
-    """State of the audit log, and why it cannot be told."""
+    """State of the audit log, or why it is unknown."""
     log = audit_log(settings)
     try:
         head = log.head.read() if log.head is not None else None

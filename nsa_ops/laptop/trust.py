@@ -20,32 +20,20 @@ from nsa_ops.settings import Settings, SettingsError, parse_project
 
 @dataclass(frozen=True)
 class TrustedFile:
-    """A project file that is trusted.
-
-    Attributes:
-        path: Where it is.
-        sha256: Of the content that was trusted.
-        state: `read`, or why it is not.
-    """
+    """A project file that is trusted."""
 
     path: str
-    sha256: str
-    state: str
+    sha256: str  # of the content that was trusted
+    state: str  # `read`, or why it is not
 
 
 @dataclass(frozen=True)
 class TrustPlan:
-    """What is to be trusted or forgotten.
-
-    Attributes:
-        path: The file.
-        sha256: Of its content; empty to forget it.
-        plan: What is done, for people.
-    """
+    """What is to be trusted or forgotten."""
 
     path: Path
-    sha256: str
-    plan: Plan
+    sha256: str  # of its content; empty to forget it
+    plan: Plan  # what is done, for people
 
 
 def plan_trust_file(settings: Settings, file: Path | None, *, is_forgotten: bool) -> TrustPlan:

@@ -1,7 +1,7 @@
 """What a bare machine has and what was made on it already, asked with nothing but its `sh`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from nsa_ops.errors import VerificationError
@@ -77,19 +77,12 @@ Rights = Literal["root", "sudo", "none"]
 
 @dataclass(frozen=True)
 class BasePython:
-    """An interpreter that was there before us.
-
-    Attributes:
-        path: Absolute path.
-        version: Such as 3.11.2.
-        has_venv: It can make virtual environments by itself.
-        has_headers: Its C headers are there; Triton compiles its launchers against them.
-    """
+    """An interpreter that was there before us."""
 
     path: str
-    version: str
-    has_venv: bool
-    has_headers: bool
+    version: str  # such as 3.11.2
+    has_venv: bool  # it can make virtual environments by itself
+    has_headers: bool  # its C headers are there; Triton compiles its launchers against them
 
     @property
     def pair(self) -> tuple[int, int]:
@@ -100,63 +93,38 @@ class BasePython:
 
 @dataclass(frozen=True)
 class MadeEnvironment:
-    """An environment of ours that is whole.
+    """An environment of ours that is whole."""
 
-    Attributes:
-        name: Its folder, which says what it was made from.
-        launcher_sha256: Hash of its launcher; empty if there is none.
-        flash_attention: Wheel that was installed into it, as `NAME SHA256`; empty if none was.
-    """
-
-    name: str
-    launcher_sha256: str = ""
+    name: str  # its folder, which says what it was made from
+    launcher_sha256: str = ""  # hash of its launcher; empty if there is none
+    #: Wheel that was installed into it, as `NAME SHA256`; empty if none was.
     flash_attention: str = ""
 
 
 @dataclass(frozen=True)
 class BareFacts:
-    """A machine before, during and after its set-up; None and empty where it cannot tell.
-
-    Attributes:
-        uid: User id of the login.
-        rights: How packages can be installed: as root, by a sudo that asks nothing, or not at all.
-        tools: Path of each tool that is there.
-        pythons: Interpreters, the one that was asked for first.
-        disk_path, disk_writable, disk_free_bytes: Where the root is or will be.
-        shm_free_bytes: Free in /dev/shm.
-        memory_free_bytes: Memory that could be used now.
-        open_files_limit: Soft limit of open files; -1 for none.
-        unix_s: Its clock.
-        is_synchronised: Whether its clock is kept by a time server.
-        card: Name of the first card.
-        driver: Version of the card's driver.
-        folders: Folders of ours that are there.
-        has_code: This version of the code is there.
-        bundle_sha256, diff_sha256: Of the pinned source; empty if it is not there.
-        environments: Environments that are whole.
-        receipt: The receipt of the last provisioning, unread; empty if there is none.
-    """
+    """A machine before, during and after its set-up; None and empty where unknown."""
 
     uid: int
-    rights: Rights
-    tools: dict[str, str]
-    pythons: tuple[BasePython, ...]
-    disk_path: str
+    rights: Rights  # how packages can be installed: as root, by a sudo without password, or not
+    tools: dict[str, str]  # path of each that is there
+    pythons: tuple[BasePython, ...]  # the one that was asked for first
+    disk_path: str  # where the root is or will be
     disk_writable: bool
     unix_s: float
     disk_free_bytes: int | None = None
     shm_free_bytes: int | None = None
     memory_free_bytes: int | None = None
-    open_files_limit: int | None = None
-    is_synchronised: bool | None = None
-    card: str = ""
+    open_files_limit: int | None = None  # soft limit; -1 for none
+    is_synchronised: bool | None = None  # its clock, with a time server
+    card: str = ""  # name of the first one
     driver: str = ""
-    folders: frozenset[str] = frozenset()
-    has_code: bool = False
-    bundle_sha256: str = ""
+    folders: frozenset[str] = frozenset()  # of ours that are there
+    has_code: bool = False  # this version of the code is there
+    bundle_sha256: str = ""  # of the pinned source; empty if it is not there
     diff_sha256: str = ""
-    environments: tuple[MadeEnvironment, ...] = field(default=())
-    receipt: str = ""
+    environments: tuple[MadeEnvironment, ...] = ()  # that are whole
+    receipt: str = ""  # of the last provisioning, unread
 
     def environment(self, name: str) -> MadeEnvironment | None:
         """A whole environment by name."""
@@ -181,7 +149,7 @@ def parse_bare(stdout: str) -> BareFacts:
     """Facts from the script's answer; lines of another form are passed over.
 
     Raises:
-        ValueError: If what every machine can tell is not there.
+        ValueError: If a value is missing that every machine has.
     """
     said: dict[str, list[list[str]]] = {}
     for line in stdout.splitlines():
@@ -242,7 +210,7 @@ def read_bare(
     """Ask a machine everything that provisioning decides on, in one round trip.
 
     Args:
-        transport: Door to the pod.
+        transport: Of the pod.
         root: Folder of ours there.
         code_id: Version of the code that is to be there.
         commit: Commit whose bundle is to be there.

@@ -9,7 +9,7 @@ from nsa_ops.remote.transport import QUICK_S, Transport
 
 #: Tools that our scripts on a pod call by name; `sh` itself answers the first call.
 NEEDED = ("tmux", "find", "dd", "head", "stat", "sha256sum")
-#: Tools that some commands use, and that tell what the machine has.
+#: Those, and tools that some commands use.
 TOOLS = (*NEEDED, "rsync", "git", "nvidia-smi")
 #: Asks the interpreter that will train, in one round trip; runs on Python 3.8 and later.
 SCRIPT = """
@@ -92,7 +92,7 @@ for tool; do command -v "$tool" >/dev/null || printf '%s\\n' "$tool"; done
 
 
 class HostFacts(TolerantModel):
-    """A machine; None where it cannot tell."""
+    """A machine; None where a value is unknown."""
 
     system: str = ""  # name and release of its kernel
     python_version: str  # of the interpreter that trains

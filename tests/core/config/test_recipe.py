@@ -203,7 +203,7 @@ def test_bf16_and_triton_are_refused_on_cards_without_them(profile):
 def test_a_duplicate_yaml_key_is_refused_with_its_line(tmp_path):
     recipe = tmp_path / "twice.yaml"
     recipe.write_text("seed: 1\nbatch: {seq_len: 64}\nseed: 2\n")
-    with pytest.raises(ConfigError, match=r"'seed' stands twice \(line 3\)"):
+    with pytest.raises(ConfigError, match=r"'seed' is there twice \(line 3\)"):
         resolve(str(recipe))
 
 
