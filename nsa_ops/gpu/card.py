@@ -51,7 +51,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class GPU:
-    """One card; None, or an empty word, is a value that the source does not know: that is not zero."""
+    """One card; None, or an empty word, is a value that the source does not know, not zero."""
 
     index: int | None = None  # as nvidia-smi counts
     bus: str = ""  # PCI address, such as `0000:9b:00`
