@@ -143,7 +143,7 @@ class Enforcer:
 
     def stop(self, verdict: Verdict) -> StopOutcome:
         """Go down the ladder until the trainer has ended."""
-        write_evidence(self._run, verdict, self._manifest.attempt)
+        write_anomaly(self._run, verdict, self._manifest.attempt)
         if verdict.rule in HANG_RULES:
             report_hang(
                 self._run, self._trainer, attempt=self._manifest.attempt, rule=verdict.rule,
@@ -235,7 +235,7 @@ class Enforcer:
         return "unkillable"
 
 
-def write_evidence(run: RunDir, verdict: Verdict, attempt: int) -> None:
+def write_anomaly(run: RunDir, verdict: Verdict, attempt: int) -> None:
     """Leave `.anomaly_type`, and the figures of a gate collapse, for people and runbooks."""
     with suppress(OSError):  # a full disk must not keep a run from being stopped
         write_text(run.anomaly, verdict.rule + "\n")

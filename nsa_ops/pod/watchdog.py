@@ -32,7 +32,7 @@ from nsa_ops.pod.ending import (
     decide_after,
     write_missing_exit,
 )
-from nsa_ops.pod.enforce import Enforcer, StopOutcome, write_evidence
+from nsa_ops.pod.enforce import Enforcer, StopOutcome, write_anomaly
 from nsa_ops.pod.journal import WATCHDOG_ENDED, Journal, read_watchdog
 from nsa_ops.pod.leak import CHECKS_MODULE, SUSPICIONS, CausalityProbe
 from nsa_ops.pod.messages import Doing, NextAttemptAction, ReplyCode
@@ -274,7 +274,7 @@ class Watchdog:
         if not self._run.anomaly.exists():
             sentence = f"ended with code {ended.code}: {ended.reason}"
             verdict = Verdict(level="halt", rule="process_gone", sentence=sentence)
-            write_evidence(self._run, verdict, self._manifest.attempt)
+            write_anomaly(self._run, verdict, self._manifest.attempt)
 
     def _restart(self, decision: RestartDecision) -> str:
         """Begin the next attempt and start a runner for it; why that failed, or nothing."""

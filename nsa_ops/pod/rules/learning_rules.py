@@ -51,7 +51,7 @@ def loss_too_good(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding |
     )
 
 
-def causality_broken(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
+def causality_broken(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
     """The probe changed the future, and an output of the past moved: the model sees its targets."""
     if evidence.machine.causality != "broken":
         return None

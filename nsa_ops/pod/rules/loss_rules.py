@@ -129,7 +129,7 @@ def last_good_checkpoint(evidence: HealthEvidence) -> str:
     return "" if process.trainer_alive is None else "; no checkpoint exists"
 
 
-def loss_missing(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
+def loss_missing(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
     """A loss that the record before had and the newest lacks, though it has the other figures.
 
     Some trainers leave the field out when the loss is NaN and count no NaN at all.
@@ -209,7 +209,7 @@ def loss_climbing(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding |
     )
 
 
-def loss_exploded(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
+def loss_exploded(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
     """A loss from which no run that had learnt comes back, whatever came before.
 
     It needs no calm records before it, so it also works right after a resume.

@@ -163,7 +163,7 @@ def host_memory_high(evidence: HealthEvidence, limits: WatchdogLimits) -> Findin
 _ANOTHER_POD = "; continue on another pod: `nsa-ops resume --pod OTHER`"
 
 
-def card_lost(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
+def card_lost(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
     """A card that was there when the attempt began, and is not any more."""
     cards = evidence.machine.cards
     if cards is None or not cards.lost:
@@ -179,7 +179,7 @@ def card_lost(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | Non
     )
 
 
-def card_ecc(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
+def card_ecc(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
     """Memory errors that could not be corrected: weights or gradients may be wrong."""
     cards = evidence.machine.cards
     if cards is None or not cards.ecc:
@@ -196,7 +196,7 @@ def card_ecc(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None
     )
 
 
-def card_xid(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
+def card_xid(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
     """Driver errors; those after which a card needs a reset or service halt."""
     cards = evidence.machine.cards
     if cards is None or not cards.xids:
@@ -212,7 +212,7 @@ def card_xid(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None
     )
 
 
-def card_unread(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
+def card_unread(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
     """A tool that does not answer: the driver may hang, and the state of the cards is unknown."""
     cards = evidence.machine.cards
     if cards is None or not cards.problem:

@@ -11,7 +11,7 @@ _GOOD_ENDS = {TrainerExit.FINISHED, TrainerExit.HALTED, TrainerExit.RESUMABLE}
 _SLOWEST_RECORDS = 50
 
 
-def process_gone(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:  # noqa: ARG001 -- every rule is called alike
+def process_gone(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
     """A trainer that is gone without exit.json, or that ended on an error."""
     record = evidence.process.exit
     if record is not None:
