@@ -4,10 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from nsa_ops.printable import printable_lines
-from nsa_ops.quantities import format_duration
 from nsa_ops.report import summary
 from nsa_ops.report.record import RecordedRun
-from nsa_ops.report.timeline import events_for_table
 
 #: First words of every twin; a file that begins otherwise is not ours and is not replaced.
 OPENING = "# Training run "
@@ -67,24 +65,10 @@ def _validation(record: RecordedRun) -> list[str]:
 def _time(record: RecordedRun) -> list[str]:
     parts = ["## Time"] if record.goodput_s or record.events else []
     if record.goodput_s:
-        wall_s = sum(record.goodput_s.values())
-        rows = [
-            (name, format_duration(seconds), f"{100 * seconds / wall_s:.1f} %")
-            for name, seconds in record.goodput_s.items()
-        ]
+        rows = summary.goodput_rows(record.goodput_s)
         parts.append(_table(("bucket", "time", "share"), rows))
     if record.events:
-        start = summary.began_unix_s(record)
-        happened = [
-            (
-                format_duration(event.ts - start),
-                str(event.attempt),
-                event.kind,
-                event.by,
-                event.message,
-            )
-            for event in events_for_table(record.events)
-        ]
+        happened = [cells for _, cells in summary.event_rows(record)]
         parts.append(_table(("after", "attempt", "event", "by", "message"), happened))
     remark = summary.replay_remark(record)
     return [*parts, remark] if remark else parts

@@ -13,7 +13,6 @@ from nsa_ops.report.timeline import (
     draw_goodput,
     draw_shape,
     draw_timeline,
-    events_for_table,
     look_of,
 )
 
@@ -105,32 +104,23 @@ def _time(record: RecordedRun) -> str:
 
 
 def _goodput(goodput_s: dict[str, float]) -> str:
-    wall_s = sum(goodput_s.values())
     legend = "".join(
         f'<li><i class="b-{name}"></i>{name.replace("_", " ")} '
-        f"<b>{format_duration(seconds)}</b> <small>{100 * seconds / wall_s:.1f} %</small></li>"
-        for name, seconds in goodput_s.items()
+        f"<b>{time}</b> <small>{share}</small></li>"
+        for name, time, share in summary.goodput_rows(goodput_s)
     )
     return (
-        f"<h3>Where {format_duration(wall_s)} of wall time went</h3>"
+        f"<h3>Where {format_duration(sum(goodput_s.values()))} of wall time went</h3>"
         f'<div class="scroll">{draw_goodput(goodput_s)}</div><ul class="legend wide">{legend}</ul>'
     )
 
 
 def _events(record: RecordedRun) -> str:
-    start = summary.began_unix_s(record)
     rows = []
-    for event in events_for_table(record.events):
+    for event, cells in summary.event_rows(record):
         tone, shape = look_of(event.kind)
         outline = f'<path d="{draw_shape(shape, 8, 8)}"/>'
         mark = f'<svg class="mini mark {tone}" viewBox="0 0 16 16">{outline}</svg>'
-        cells = (
-            format_duration(event.ts - start),
-            str(event.attempt),
-            event.kind,
-            event.by,
-            event.message,
-        )
         rows.append(
             f"<tr><td>{mark}</td>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import ExitRecord, TrainerExit
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.quantities import count_of, format_bytes, format_count, format_duration, format_time
@@ -189,6 +190,28 @@ def began_unix_s(record: RecordedRun) -> float:
     """
     launches = [a.manifest.created_unix_s for a in record.attempts if a.manifest is not None]
     return min([event.ts for event in record.events] or launches, default=math.nan)
+
+
+def event_rows(record: RecordedRun) -> list[tuple[Event, tuple[str, ...]]]:
+    """Each event with its cells: after, attempt, kind, by, message.
+
+    They are in order of time; a clock that was set back does not reorder attempts.
+    """
+    start = began_unix_s(record)
+    ordered = sorted(record.events, key=lambda event: (event.attempt, event.ts))
+    return [
+        (one, (format_duration(one.ts - start), str(one.attempt), one.kind, one.by, one.message))
+        for one in ordered
+    ]
+
+
+def goodput_rows(goodput_s: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    """Each bucket of wall time with its length and its share."""
+    wall_s = sum(goodput_s.values())
+    return [
+        (name, format_duration(seconds), f"{100 * seconds / wall_s:.1f} %")
+        for name, seconds in goodput_s.items()
+    ]
 
 
 def replay_remark(record: RecordedRun) -> str:

@@ -1,7 +1,6 @@
 """When things happened: attempts as bars, checkpoints and events as marks, wall time as one bar."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -214,8 +213,3 @@ def draw_goodput(goodput_s: dict[str, float]) -> str:
         )
         x += width
     return "".join([*parts, "</svg>"])
-
-
-def events_for_table(events: Sequence[Event]) -> list[Event]:
-    """Events in order of time; a clock that was set back does not reorder attempts."""
-    return sorted(events, key=lambda event: (event.attempt, event.ts))
