@@ -69,14 +69,17 @@ def write_exit(run: RunDir, record: ExitRecord) -> None:
     write_text(run.exit, record.model_dump_json(indent=2) + "\n")
 
 
-def read_exit(run: RunDir) -> ExitRecord | None:
+def read_exit(run: RunDir, attempt: int | None = None) -> ExitRecord | None:
     """The exit record of the current attempt; None while it runs or if it cannot be read.
 
     A record of an earlier attempt than the manifest's is what a kill left behind while the next
-    attempt was begun: it is no end of the current one.
+    attempt was begun: it is no end of the current one. With `attempt`, one of another attempt is
+    None as well.
     """
     record = _read_record(run)
-    return None if record is None or _is_earlier(run, record) else record
+    if record is None or attempt not in {None, record.attempt}:
+        return None
+    return None if _is_earlier(run, record) else record
 
 
 def keep_exit(run: RunDir, kept: RunDir) -> None:

@@ -151,8 +151,8 @@ def _refuse_other(run: RunDir, action: str, asked: int | None, current: int) -> 
 
 
 def _refuse_ended(run: RunDir, action: str, current: int) -> Reply | None:
-    ended = read_exit(run)
-    if ended is None or ended.attempt != current:
+    ended = read_exit(run, current)
+    if ended is None:
         return None
     return Reply(
         action=action, code=ReplyCode.OK, outcome="already", attempt=current,

@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.events import Event, find_events
@@ -25,8 +24,6 @@ _MEMORY_EVENTS = (
     Path("/sys/fs/cgroup/memory.events"),
     Path("/sys/fs/cgroup/memory/memory.oom_control"),
 )
-#: Code of a trainer whose runner was gone too, so that no process could read the real one.
-UNKNOWN_CODE = 1
 _STOP_SIGNALS = {"TERM", "KILL", "INT"}
 #: Kinds of events that `asked_to_stop` judges.
 STOP_KINDS = ("halt_asked", "signal")
@@ -93,54 +90,44 @@ def _code_of(code: int, asked: Event | None) -> int:
     return code if code else TrainerExit.CRASHED
 
 
-def write_missing_exit(
-    run: RunDir,
-    manifest: RunManifest,
-    code: int,
-    *,
-    memory_kills: int,
-    by: Literal["runner", "watchdog"] = "runner",
+def write_missing_exit(run: RunDir, missing: ExitRecord) -> ExitRecord:
+    """The exit record of the trainer, or the one given here, written now, if it left none."""
+    written = read_exit(run, missing.attempt)
+    if written is None:
+        write_exit(run, missing)
+    return written or missing
+
+
+def missing_exit(
+    run: RunDir, manifest: RunManifest, code: int | None = None, memory_kills: int = 0
 ) -> ExitRecord:
-    """The trainer's exit record, or one made here if it left none.
+    """The record of an attempt whose trainer left none.
 
     A trainer that ends with 0 without having written a record has not finished: code 1. One that
     the watchdog had to end because nothing moved gets the code of a hang; its reason names the
     signal.
 
-    `code`: exit code of the process, negative for a signal.
-    `by`: who writes; the watchdog where the runner is gone and the exit code is unknown.
+    Args:
+        run: Run directory.
+        manifest: Manifest of the attempt.
+        code: Exit code of the process, negative for a signal; None where the runner is gone too,
+            so that the watchdog writes and the code is unknown.
+        memory_kills: Processes that the kernel killed for memory while it ran.
     """
-    written = read_exit(run)
-    if written is not None and written.attempt == manifest.attempt:
-        return written
-    record = missing_exit(run, manifest, code, memory_kills=memory_kills, by=by)
-    write_exit(run, record)
-    return record
-
-
-def missing_exit(
-    run: RunDir,
-    manifest: RunManifest,
-    code: int,
-    *,
-    memory_kills: int,
-    by: Literal["runner", "watchdog"] = "runner",
-) -> ExitRecord:
-    """The record that `write_missing_exit` writes for a trainer that left none."""
     checkpoints = list_checkpoints(run)
     asked = asked_to_stop(find_events(run, *STOP_KINDS), manifest.attempt)
     reason = "the trainer and its runner are gone; the exit code is unknown"
-    if by == "runner":
+    if code is not None:
         reason = explain_code(code, asked=asked, memory_kills=memory_kills)
     return ExitRecord(
         run_id=manifest.run_id,
         attempt=manifest.attempt,
-        code=_code_of(code, asked),
+        code=_code_of(code or 0, asked),
         reason=reason,
         step=last_step(run, manifest.attempt),
         checkpoint_step=checkpoints[0].step if checkpoints else None,
         at=time.time(),
-        by=by,
+        by="watchdog" if code is None else "runner",
     )
 
 
@@ -253,12 +240,12 @@ def foresee_restart(run: RunDir, manifest: RunManifest) -> str:
 
 def _read_end(run: RunDir, manifest: RunManifest) -> ExitRecord | None:
     """How the current attempt ended, also if the record is not written yet; None if it runs."""
-    ended = read_exit(run)
-    if ended is not None and ended.attempt == manifest.attempt:
+    ended = read_exit(run, manifest.attempt)
+    if ended is not None:
         return ended
     record = read_processes(run, manifest.attempt)
     if record is None or record.trainer is None or not is_this_boot(record):
         return None
     if is_running(record.trainer) or is_running(record.runner):
         return None
-    return missing_exit(run, manifest, UNKNOWN_CODE, memory_kills=0, by="watchdog")
+    return missing_exit(run, manifest)

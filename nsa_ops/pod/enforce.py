@@ -181,9 +181,8 @@ class Enforcer:
         return True
 
     def _has_ended(self) -> bool:
-        ended = read_exit(self._run)
-        recorded = ended is not None and ended.attempt == self._manifest.attempt
-        return recorded or not is_alive(self._trainer)
+        ended = read_exit(self._run, self._manifest.attempt)
+        return ended is not None or not is_alive(self._trainer)
 
     def _is_acknowledged(self) -> bool:
         beats = read_last_records(self._run.heartbeat(), Heartbeat).records

@@ -123,13 +123,12 @@ def read_process_evidence(
     checkpoints: list[CheckpointFact],
 ) -> ProcessEvidence:
     """Whether the recorded trainer lives, how old it is, and how the attempt ended."""
-    ended = read_exit(run)
     trainer = record.trainer if record else None
     alive = is_running(trainer)
     return ProcessEvidence(
         trainer_alive=alive,
         age_s=age_s(trainer) if trainer and alive else 0.0,
-        exit=ended if ended and ended.attempt == manifest.attempt else None,
+        exit=read_exit(run, manifest.attempt),
         checkpoint_step=newest_whole(checkpoints),
         known_good_step=_read_known_good(run, checkpoints),
     )

@@ -27,9 +27,9 @@ from nsa_ops.pod.attempts import next_attempt_in_turn
 from nsa_ops.pod.card_watch import CardWatch, mark_pod
 from nsa_ops.pod.ending import (
     RESTARTED,
-    UNKNOWN_CODE,
     RestartDecision,
     decide_after,
+    missing_exit,
     write_missing_exit,
 )
 from nsa_ops.pod.enforce import Enforcer, StopOutcome, write_anomaly
@@ -176,8 +176,8 @@ class Watchdog:
         """No trainer was started yet: wait for the runner, but not for ever."""
         limit_s = self._manifest.config.watchdog.first_beat_limit_s
         waited_s = time.monotonic() - self._begun_at
-        ended = read_exit(self._run)
-        if ended is not None and ended.attempt == self._manifest.attempt:
+        ended = read_exit(self._run, self._manifest.attempt)
+        if ended is not None:
             return self._after_end(ended)
         if waited_s > limit_s and not (record and is_running(record.runner)):
             return f"no trainer was started within {limit_s:.0f} s"
@@ -192,17 +192,15 @@ class Watchdog:
         while is_running(record.runner) and time.monotonic() < end:
             time.sleep(_POLL_S)
         try:
-            return write_missing_exit(
-                self._run, self._manifest, UNKNOWN_CODE, memory_kills=0, by="watchdog"
-            )
+            return write_missing_exit(self._run, missing_exit(self._run, self._manifest))
         except OSError as error:  # tried again at the next look
             self._show("watching", f"the trainer is gone; its end cannot be written: {error}")
             return None
 
     def _is_leaving(self, record: RunProcesses) -> bool:
         """The trainer has written its exit and still runs; one that will not go is ended."""
-        ended = read_exit(self._run)
-        if ended is None or ended.attempt != self._manifest.attempt:
+        ended = read_exit(self._run, self._manifest.attempt)
+        if ended is None:
             return False
         self._show("watching", f"the trainer ends: {ended.reason}")
         limit_s = self._manifest.config.watchdog.phase_limit_s
