@@ -224,28 +224,17 @@ class RunReport(RunEvidence):
     """Everything one probe says about one run: the records of the pod as they are, and a verdict.
 
     Attributes:
-        run_dir: Its directory on the pod.
-        state: Derived from the evidence.
-        why: The evidence for it in one sentence.
+        why: The evidence for the state in one sentence.
         flags: `stale`, `unwatched`, and a line for each file that cannot be read.
-        processes: Recorded runner and trainer of this attempt.
-        verdict: What the rules say now.
-        watchdog: What the watchdog wrote last.
         beats: Heartbeats since the offset, of all attempts.
         beats_offset: Where the next probe continues.
-        beats_more: There was more than one probe may carry.
         beats_torn: Lines that did not parse.
         events: Events since the offset.
         events_begin: Byte at which they begin in the file; 0 if nothing lies before them.
-        events_offset: Where the next probe continues.
-        events_more: There was more.
-        log_bytes: Size of training.log.
-        checkpoints: Folders under checkpoints/, newest step first.
-        disk_free_bytes: Free on the file system of the run.
         anomaly: Rule of the last anomaly; empty if there was none.
         figures: What people look at first; empty from an agent of an older version.
         data: What was dropped of the data, and why, in brief; None before it was opened.
-        beginnings: Where attempts went on; empty from an agent of an older version.
+        beginnings: Steps from which attempts continued; empty from an agent of an older version.
     """
 
     run_id: str
@@ -285,7 +274,6 @@ class ProbeDocument(TolerantModel):
     """Answer of `python -m nsa_ops.pod.probe`.
 
     Attributes:
-        pod_unix_s: The pod's clock.
         boot_id: The kernel's random id of this boot.
         runs: One report a run, newest run id first.
         problems: Runs that were asked for, or directories that were found, and cannot be read.

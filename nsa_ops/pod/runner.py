@@ -251,7 +251,7 @@ def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
     _end_left_over(run, manifest.attempt)
     memory_kills = count_memory_kills() - memory_kills
     record = write_missing_exit(run, missing_exit(run, manifest, code, memory_kills))
-    if not _has_told_its_end(run, manifest.attempt):
+    if not _has_recorded_its_end(run, manifest.attempt):
         events.record(
             run, kind="ended", by="runner", attempt=manifest.attempt,
             message=f"code {record.code}: {record.reason}",
@@ -263,7 +263,7 @@ def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
     return code
 
 
-def _has_told_its_end(run: RunDir, attempt: int) -> bool:
+def _has_recorded_its_end(run: RunDir, attempt: int) -> bool:
     """Whether the trainer recorded its end itself; one end is one event."""
     return any(event.attempt == attempt for event in events.find_events(run, "ended"))
 

@@ -34,7 +34,7 @@ def test_the_runner_keeps_the_trainers_own_exit_record_and_code(tmp_path):
     assert [e.kind for e in read_events(run)] == ["started", "ended"]
 
 
-def test_an_end_that_the_trainer_told_is_not_told_twice(tmp_path):
+def test_an_end_that_the_trainer_recorded_is_not_recorded_twice(tmp_path):
     run = make_run(tmp_path, [["tell_end", "all steps done"], ["exit_record", 0]])
     assert start("runner", run).wait(20) == 0
     assert [(e.kind, e.by) for e in read_events(run)] == [

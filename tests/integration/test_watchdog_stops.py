@@ -131,7 +131,7 @@ def test_the_watchdog_survives_a_hangup(tmp_path, both):
     assert watchdog.wait(15) == 0
 
 
-def test_a_preempted_attempt_goes_on_as_the_next_one(tmp_path, both):
+def test_a_preempted_attempt_continues_as_the_next_one(tmp_path, both):
     run = make_run(
         tmp_path, [["beat", 3], ["exit_record", 75]], [["beat", 3], ["exit_record", 0]],
         limits=QUICK,

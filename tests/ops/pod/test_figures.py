@@ -36,14 +36,14 @@ def test_each_figure_comes_from_the_newest_record_that_has_it() -> None:
     assert found.usual_tokens_per_s == pytest.approx(100.0)
 
 
-def test_the_phase_tells_how_much_of_its_patience_is_used() -> None:
+def test_the_phase_shows_how_much_of_its_patience_is_used() -> None:
     phase = figures_of(evidence_of(record(10, 40.0)), LIMITS).phase
     assert phase == PhaseUse(
         phase="train", still_s=60.0, limit_s=LIMITS.stall_min_s, warn_s=LIMITS.stall_min_s
     )
 
 
-def test_an_ended_attempt_has_no_phase_and_an_unborn_one_has_nothing() -> None:
+def test_an_ended_attempt_has_no_phase_and_one_that_has_not_begun_has_nothing() -> None:
     ended = ExitRecord(
         run_id="r", attempt=1, code=0, reason="", step=1, checkpoint_step=None, at=1.0, by="trainer"
     )

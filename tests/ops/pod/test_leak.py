@@ -55,7 +55,7 @@ def test_a_probe_runs_once_and_its_report_stays_in_the_run(run, manifest):
     assert not CausalityProbe(run, manifest, "tests.integration.fake_checks").start()
 
 
-def test_a_probe_that_gives_no_word_is_unknown_and_a_slow_one_is_ended(run, manifest, monkeypatch):
+def test_a_probe_without_a_result_is_unknown_and_a_slow_one_is_ended(run, manifest, monkeypatch):
     probe = CausalityProbe(run, manifest, "no.such.module")
     probe.start()
     wait_for(lambda: probe.read() == "unknown")

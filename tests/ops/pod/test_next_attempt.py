@@ -126,7 +126,7 @@ def test_the_end_of_the_next_attempt_replaces_a_record_that_a_kill_left_behind(r
 
 
 @pytest.mark.parametrize("by", ["operator", "watchdog"])
-def test_whoever_begins_an_attempt_it_has_an_identity_and_the_chain_of_the_earlier_ones(run, by):
+def test_each_new_attempt_has_an_identity_and_the_chain_of_the_earlier_ones(run, by):
     first = read_manifest(run).model_copy(update={"attempt_id": "a" * 32})
     write_manifest(run, first)
     asked = NextAttemptAction(run_dir=run.root, from_attempt=1, by=by)
@@ -136,7 +136,7 @@ def test_whoever_begins_an_attempt_it_has_an_identity_and_the_chain_of_the_earli
 
 
 @pytest.mark.parametrize("field", ["attempt_id", "earlier_attempts"])
-def test_nobody_chooses_the_identity_of_an_attempt(run, field):
+def test_the_identity_of_an_attempt_cannot_be_chosen(run, field):
     changes = {field: "b" * 32 if field == "attempt_id" else {}}
     asked = NextAttemptAction(run_dir=run.root, from_attempt=1, changes=changes)
     reply = act(asked.model_dump_json().encode())

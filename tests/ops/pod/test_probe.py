@@ -135,7 +135,7 @@ def test_a_resumed_run_is_held_against_what_its_watchdog_remembers(run):
     assert (report.verdict.rule, report.watchdog.best_tokens_per_s) == ("throughput_low", 1000.0)
 
 
-def test_a_planned_run_tells_how_the_log_of_its_attempt_ends(run):
+def test_a_planned_run_shows_how_the_log_of_its_attempt_ends(run):
     """Its runner has recorded nothing: the interpreter died at its start."""
     run.log.write_text("step 7\n")
     os.utime(run.log, (5.0, 5.0))  # of the attempt before

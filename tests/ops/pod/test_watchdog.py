@@ -51,7 +51,7 @@ def keeper(run):
     return WatchdogKeeper(run, 1, "a.trainer", lambda *given: started.append(given)), started
 
 
-def test_a_dead_watchdog_is_started_again_so_often_and_each_start_is_told(run, keeper):
+def test_a_dead_watchdog_is_started_again_a_few_times_and_each_start_is_recorded(run, keeper):
     made, started = keeper
     record(run, DEAD)
     for _ in range(MAX_STARTS + 2):
@@ -90,7 +90,7 @@ def look(run):
 
 
 @pytest.mark.parametrize("code", [75, 10])
-def test_an_end_together_with_the_watchdog_is_told_as_the_end_of_all_processes(run, code):
+def test_an_end_together_with_the_watchdog_is_reported_as_the_end_of_all_processes(run, code):
     with pytest.raises(SystemExit):
         Watchdog(run).end_by_signal(signal.SIGTERM, None)
     ended = ExitRecord(

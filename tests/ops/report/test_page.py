@@ -60,7 +60,7 @@ def test_the_page_shows_every_part_of_the_run(tmp_path: Path) -> None:
     assert "| schedule.steps | 400 | flag --set |" in twin.replace("\\", "")
 
 
-def test_the_page_asks_nobody_for_anything(tmp_path: Path) -> None:
+def test_the_page_makes_no_request(tmp_path: Path) -> None:
     written = write_report(
         two_attempts(tmp_path / "runs").root, out=tmp_path, now_unix_s=1_795_800_000.0
     )

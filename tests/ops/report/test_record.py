@@ -42,7 +42,7 @@ def test_an_attempt_that_died_early_takes_the_lost_steps_with_it(tmp_path: Path)
     assert rows.column("loss") == [(10, 5), (20, 4.1)]
 
 
-def test_attempts_are_told_apart_without_an_attempt_column(tmp_path: Path) -> None:
+def test_attempts_are_distinguished_without_an_attempt_column(tmp_path: Path) -> None:
     rows = read_rows(_write(tmp_path / "t.csv", "step,loss\n10,5\n20,4\n10,5\n20,3\n"))
     assert rows is not None
     assert [(row.attempt, row.step) for row in rows.rows] == [(2, 10), (2, 20)]

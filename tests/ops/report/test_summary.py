@@ -143,7 +143,7 @@ def test_the_kernels_that_were_proven_stand_in_the_report_with_their_reason(
     assert (found.value, found.remark) == ("triton", "flash-attn is not installed")
 
 
-def test_what_was_dropped_of_the_data_stands_in_the_report(tmp_path: Path) -> None:
+def test_the_report_has_what_was_dropped_of_the_data(tmp_path: Path) -> None:
     builder = _builder(tmp_path).launch()
     builder.run.data.mkdir()
     account = DataAccount(num_documents=3, num_lost=1, rejected={"malformed JSON": Count(count=1)})
@@ -154,7 +154,7 @@ def test_what_was_dropped_of_the_data_stands_in_the_report(tmp_path: Path) -> No
     assert any("account.json cannot be read" in line for line in read_record(builder.run).missing)
 
 
-def test_the_speed_stands_beside_what_the_profile_expects(tmp_path: Path) -> None:
+def test_the_speed_is_beside_what_the_profile_expects(tmp_path: Path) -> None:
     builder = _builder(tmp_path).launch()
     builder.train(1, 20)
     record = read_record(builder.run)

@@ -66,7 +66,7 @@ def _label(svg: str) -> tuple[float, float]:
     return float(note.get("x", "nan")), float(note.get("y", "nan"))
 
 
-def test_the_label_of_a_threshold_stands_at_the_right_above_it_if_that_is_free() -> None:
+def test_the_label_of_a_threshold_is_at_the_right_above_it_if_that_is_free() -> None:
     rules = [Marker(0.5, "a mean below this halts", "bad")]
     chart = _chart([(0, 1), (100, 1)], thresholds=rules, y_low=0)
     assert _label(draw_chart(chart)) == (546.0, 121.0)

@@ -229,7 +229,7 @@ def test_one_record_said_three_times_is_not_three_new_ones():
     assert found(judged([*beats(20), *same])) == {}
 
 
-def test_a_slow_run_is_told_after_ten_minutes_with_its_cause():
+def test_a_slow_run_is_reported_after_ten_minutes_with_its_cause():
     fast = beats(30, tokens_per_s=1000.0, data_s=0.01)
     slow = beats(59, first=31, tokens_per_s=400.0, data_s=0.01)
     assert found(judged([*fast, *slow])) == {}
@@ -240,7 +240,7 @@ def test_a_slow_run_is_told_after_ten_minutes_with_its_cause():
     assert "power cap" in judged([*fast, *slow, held]).sentence
 
 
-def test_a_run_that_is_slower_than_its_profile_expects_is_told():
+def test_a_run_that_is_slower_than_its_profile_expects_is_reported():
     expecting = LIMITS.model_copy(update={"expected_tokens_per_s": 1000.0})
 
     def told(rate, count=30):
@@ -275,12 +275,12 @@ def test_the_rate_of_earlier_attempts_is_what_a_resumed_run_is_held_against(plac
     ("fields", "level"),
     [({"dt_fetch_s": 3.0}, "warn"), ({"fetch_p95_ms": 150.0}, "warn"), ({"dt_fetch_s": 1.0}, None)],
 )
-def test_slow_data_is_told_when_it_is_slow_each_time(fields, level):
+def test_slow_data_is_reported_when_it_is_slow_each_time(fields, level):
     assert found(judged([*beats(20), *beats(3, first=21, **fields)])).get("data_slow") == level
     assert "data_slow" not in found(judged([*beats(20), *beats(2, first=21, **fields)]))
 
 
-def test_memory_that_grows_and_grows_is_told():
+def test_memory_that_keeps_growing_is_reported():
     def growing(slope):
         return found(judged([beat(n, gpu_mem_alloc=20_000 + slope * n) for n in range(1, 100)]))
 
@@ -288,7 +288,7 @@ def test_memory_that_grows_and_grows_is_told():
     assert growing(50) == {"memory_creep": "warn"}
 
 
-def test_what_the_machine_has_left_is_told():
+def test_low_disk_and_memory_are_reported():
     few = {"disk_free_bytes": 3 * GIB, "checkpoint_bytes": 2 * GIB}
     assert found(judged(beats(5), **few)) == {"disk_low": "warn"}
     small = judged(beats(5), disk_free_bytes=3 * 2**20, checkpoint_bytes=2 * 2**20)
@@ -297,7 +297,7 @@ def test_what_the_machine_has_left_is_told():
     assert found(judged(beats(5), host_memory_fraction=0.95)) == {"host_memory_high": "warn"}
 
 
-def test_a_fall_of_the_loss_is_told_over_the_distance_that_its_limit_names():
+def test_a_fall_of_the_loss_is_reported_over_the_distance_that_its_limit_names():
     def fall(every, within):
         high = beats(40, first=2000, every=every, loss=3.0)
         first = high[-1].step + every
@@ -334,13 +334,13 @@ def test_a_new_attempt_is_judged_on_its_own():
     assert tracker.evidence(0.0, ALIVE, MachineEvidence()).records == ()
 
 
-def test_the_configuration_says_what_a_token_is_worth():
+def test_bytes_per_token_come_from_the_configuration():
     assert facts_of(RunConfig(), fresh=True).bytes_per_token > 4
     synthetic = RunConfig.model_validate({"data": {"source": "synthetic"}})
     assert facts_of(synthetic, fresh=True).bytes_per_token is None
 
 
-def test_the_worst_finding_speaks_and_the_others_stay_behind_it():
+def test_the_worst_finding_is_the_verdict_and_the_others_follow():
     verdict = judged([*beats(20), *beats(2, first=21, loss=math.nan, dt_fetch_s=50.0)])
     assert (verdict.level, verdict.rule) == ("halt", "loss_nonfinite")
     assert {"loss_nonfinite", "data_slow"} == found(verdict).keys()
@@ -375,7 +375,7 @@ def test_the_loss_of_random_weights_is_that_of_the_vocabulary():
 
 
 @pytest.mark.parametrize(("height", "level"), [(0.3, None), (0.7, "warn"), (1.3, "halt")])
-def test_a_loss_that_climbs_too_slowly_to_jump_is_told_and_then_halted(height, level):
+def test_a_loss_that_climbs_too_slowly_to_jump_warns_and_then_halts(height, level):
     climbing = [
         beat(step, loss=2.8 + min(height, 0.002 * max(0, step - 2000)), grad_norm=None)
         for step in range(10, 2900, 10)
@@ -425,7 +425,7 @@ def validations(*losses):
         ([2.3, 2.2, 2.8, 2.8, 2.2], None),
     ],
 )
-def test_a_validation_above_the_best_is_told_of_when_it_is_high_or_goes_on(losses, level):
+def test_a_validation_above_the_best_warns_when_it_is_high_or_lasts(losses, level):
     assert found(judged(validations(*losses))).get("validation_rising") == level
 
 

@@ -24,7 +24,7 @@ def test_what_is_found_all_day_long_is_a_handful_of_lines_with_sums():
 
 
 @pytest.mark.parametrize("changes", [{"level": "halt"}, {"stage": 1}, {"subject": "gpu1"}])
-def test_what_is_worse_or_about_something_else_is_told_at_once(changes):
+def test_what_is_worse_or_about_something_else_is_reported_at_once(changes):
     telling = ReportedFindings()
     assert telling.take([warning()], 0.0) == [warning()]
     worse = warning(**changes)
@@ -32,7 +32,7 @@ def test_what_is_worse_or_about_something_else_is_told_at_once(changes):
     assert telling.take([worse], 10.0) == []
 
 
-def test_a_rule_that_was_silent_for_long_speaks_anew():
+def test_a_rule_that_found_nothing_for_long_is_reported_anew():
     telling = ReportedFindings()
     telling.take([warning()], 0.0)
     assert telling.take([warning()], 7 * 3600.0) == [warning()]
