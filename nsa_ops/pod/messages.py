@@ -220,17 +220,33 @@ class RunFigures(TolerantModel):
     phase: PhaseUse | None = None
 
 
-class RunReport(RunEvidence):
+class RunNews(TolerantModel):
+    """The lines that are new since the last probe; both offsets are -1 where none are wanted.
+
+    Attributes:
+        beats: Heartbeats of all attempts.
+        beats_offset: Where the next probe continues.
+        beats_more: There was more than one probe may carry.
+        beats_torn: Lines that did not parse.
+        events_begin: Byte at which the events begin in the file; 0 if nothing lies before them.
+    """
+
+    beats: list[Heartbeat] = []
+    beats_offset: int = 0
+    beats_more: bool = False
+    beats_torn: int = 0
+    events: list[Event] = []
+    events_begin: int = 0
+    events_offset: int = 0
+    events_more: bool = False
+
+
+class RunReport(RunEvidence, RunNews):
     """Everything one probe says about one run: the records of the pod as they are, and a verdict.
 
     Attributes:
         why: The evidence for the state in one sentence.
         flags: `stale`, `unwatched`, and a line for each file that cannot be read.
-        beats: Heartbeats since the offset, of all attempts.
-        beats_offset: Where the next probe continues.
-        beats_torn: Lines that did not parse.
-        events: Events since the offset.
-        events_begin: Byte at which they begin in the file; 0 if nothing lies before them.
         anomaly: Rule of the last anomaly; empty if there was none.
         figures: What people look at first; empty from an agent of an older version.
         data: What was dropped of the data, and why, in brief; None before it was opened.
@@ -246,14 +262,6 @@ class RunReport(RunEvidence):
     processes: RunProcesses | None = None
     verdict: Verdict
     watchdog: WatchdogRecord | None = None
-    beats: list[Heartbeat] = []
-    beats_offset: int = 0
-    beats_more: bool = False
-    beats_torn: int = 0
-    events: list[Event] = []
-    events_begin: int = 0
-    events_offset: int = 0
-    events_more: bool = False
     log_bytes: int = 0
     checkpoints: list[CheckpointFact] = []
     disk_free_bytes: int | None = None

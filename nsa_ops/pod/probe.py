@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -37,6 +36,7 @@ from nsa_ops.pod.messages import (
     PhaseUse,
     ProbeDocument,
     RunFigures,
+    RunNews,
     RunProblem,
     RunReport,
 )
@@ -64,15 +64,6 @@ _ALL_ENDED = (
     "down, or ends them at logout (`host.logout` of the preflight)"
 )
 USAGE = 2
-
-
-class _News(NamedTuple):
-    """New lines since the offsets."""
-
-    beats: Records[Heartbeat]
-    events: Records[Event]
-    beats_more: bool
-    events_more: bool
 
 
 def summarize(manifest: RunManifest) -> ManifestSummary:
@@ -134,12 +125,23 @@ def _new_records(path: Path, kind: type[RecordT], offset: int) -> tuple[Records[
     return read_records(path, kind, offset, MAX_BYTES), _size(path) - offset > MAX_BYTES
 
 
-def _read_news(run: RunDir, offsets: Offsets | None) -> _News:
+def _read_news(run: RunDir, offsets: Offsets | None) -> tuple[RunNews, str]:
+    """New lines since the offsets, and why the events cannot be read; empty if they can."""
     if offsets is None:
-        return _News(Records([], -1, 0), Records([], -1, 0), beats_more=False, events_more=False)
+        return RunNews(beats_offset=-1, events_offset=-1), ""
     beats, beats_more = _new_records(run.heartbeat(), Heartbeat, offsets.heartbeats)
     events, events_more = _new_records(run.events, Event, offsets.events)
-    return _News(beats, events, beats_more=beats_more, events_more=events_more)
+    news = RunNews(
+        beats=beats.records,
+        beats_offset=beats.offset,
+        beats_more=beats_more,
+        beats_torn=beats.torn,
+        events=events.records,
+        events_begin=events.begin,
+        events_offset=events.offset,
+        events_more=events_more,
+    )
+    return news, events.problem
 
 
 def _size(path: Path) -> int:
@@ -192,7 +194,7 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         halt=read_halt(run, run_id=manifest.run_id, attempt=manifest.attempt),
     )
     status = derive_status(evidence, manifest.attempt, foresee_restart(run, manifest))
-    news = _read_news(run, offsets)
+    news, unread_events = _read_news(run, offsets)
     cards = read_card_evidence(run, manifest.attempt)
     causality = read_causality(report_file(run, manifest.attempt))
     machine = read_machine_evidence(run, checkpoints, cards, causality)
@@ -202,23 +204,16 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
     health, limits = tracker.evidence(now_unix_s, process, machine), manifest.config.watchdog
     return RunReport(
         **dict(evidence),
+        **dict(news),
         run_id=run.run_id,
         run_dir=str(run.root),
         manifest=summarize(manifest),
         state=status.state,
         why=status.why + _explain(run, status.state, process.exit),
-        flags=[*status.flags, *filter(None, (past.problem, news.events.problem))],
+        flags=[*status.flags, *filter(None, (past.problem, unread_events))],
         processes=processes,
         verdict=judge(health, limits),
         watchdog=watchdog,
-        beats=news.beats.records,
-        beats_offset=news.beats.offset,
-        beats_more=news.beats_more,
-        beats_torn=news.beats.torn,
-        events=news.events.records,
-        events_begin=news.events.begin,
-        events_offset=news.events.offset,
-        events_more=news.events_more,
         log_bytes=_size(run.log),
         checkpoints=checkpoints[:MAX_CHECKPOINTS],
         disk_free_bytes=machine.disk_free_bytes,
