@@ -106,7 +106,7 @@ def logs(
 ) -> None:
     """Print a run's log; control characters are shown as escapes."""
     from nsa_ops.cli.render_runs import write_log
-    from nsa_ops.runs.logs import read_log
+    from nsa_ops.runs.watch import read_log
 
     if raw and session.options.json:
         message = "`--raw` and `--json` cannot go together"

@@ -32,11 +32,10 @@ from nsa_ops.report.prove import ProvenResume
 from nsa_ops.runs.adopt import Adopted
 from nsa_ops.runs.halt import Halted, Saved, Stacks
 from nsa_ops.runs.launch import Launched
-from nsa_ops.runs.logs import Chunk
 from nsa_ops.runs.resume import Resumed
 from nsa_ops.runs.status import RunStatusLine, current_step
 from nsa_ops.runs.tunnel import Tunnel
-from nsa_ops.runs.watch import Frame
+from nsa_ops.runs.watch import Chunk, Frame
 
 #: Off a terminal the state of a run without news is reported every 10 s.
 _SILENT_FRAMES = 5

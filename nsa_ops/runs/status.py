@@ -73,12 +73,16 @@ def _line_among(operator: Operator, run: RunRecord, looked: Sequence[PodRuns]) -
 
 def status_line(operator: Operator, run: RunRecord, report: RunReport) -> RunStatusLine:
     """A run with what a loss of its pod would cost."""
-    at_risk = at_most_lost(
+    return RunStatusLine(run, report, "", at_risk_of(operator, report))
+
+
+def at_risk_of(operator: Operator, report: RunReport) -> AtMostLost:
+    """What a loss of its pod would cost a run."""
+    return at_most_lost(
         last_step=current_step(report),
         saved=newest_held(receipts_of_report(operator, report)),
         step_s=report.last_beat.step_s if report.last_beat else None,
     )
-    return RunStatusLine(run, report, "", at_risk)
 
 
 def receipts_of_report(operator: Operator, report: RunReport) -> list[Receipt]:
