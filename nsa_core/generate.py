@@ -11,17 +11,15 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa_core.env import set_before_torch
-from nsa_core.reader import run_to_exit_code
 from nsa_core.rundir.exit import TrainerExit
-from nsa_core.rundir.layout import RunDir
+from nsa_core.terminal import add_run_flags, run_to_exit_code, tell
 
 if TYPE_CHECKING:
-    from nsa_core.evaluate.generate import Sampling
     from nsa_core.evaluate.run_model import RunModel
+    from nsa_core.evaluate.sampling import Sampling
     from nsa_core.model.transformer import LanguageModel
 
 #: Memory of the decode cache is reserved for all of them at once.
@@ -36,22 +34,14 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--run", type=Path, required=True, metavar="DIR", help="run directory")
+    add_run_flags(parser)
     add("--prompt", required=True, help="text to continue; empty begins a document, `-` is stdin")
     add("--max-new-tokens", type=int, default=128, metavar="N")
     add("--temperature", type=float, default=0.0, help="0, the default, takes the likeliest token")
     add("--top-p", type=float, default=1.0, help="draw from the likeliest tokens up to this share")
     add("--seed", type=int, default=0, help="of the draws")
-    add("--step", type=int, help="take the checkpoint of this step instead of the newest")
-    add("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    add("--tokenizer", type=Path, metavar="DIR", help="staged data folder that holds the tokenizer")
     add("--json", action="store_true", help="print one JSON object instead of the text")
     return parser.parse_args(argv)
-
-
-def tell(line: str) -> None:
-    """One line of the story, on stderr."""
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,19 +49,11 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     set_before_torch("OMP_WAIT_POLICY", "PASSIVE")
     # torch reads the variable when it is imported, so it is imported after it.
-    from nsa_core.evaluate.device import choose_device
-    from nsa_core.evaluate.run_model import RunModelError, open_run_model
+    from nsa_core.evaluate.run_model import RunModelError, open_by_flags
 
     try:
         sampling = read_sampling(arguments)
-        opened = open_run_model(
-            RunDir(arguments.run.resolve()),
-            choose_device(arguments.device),
-            tell=tell,
-            step=arguments.step,
-            tokenizer_folder=arguments.tokenizer,
-        )
-        tell(f"weights: {opened.weights.path} on {opened.device}")
+        opened = open_by_flags(arguments)
         prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
         written = write(opened, prompt, sampling, arguments.max_new_tokens, is_quiet=arguments.json)
     except RunModelError as error:
@@ -88,12 +70,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_sampling(arguments: argparse.Namespace) -> "Sampling":
-    """How to draw, once the flags have been found usable.
-
-    Raises:
-        ValueError: If one is not; the message names it.
-    """
-    from nsa_core.evaluate.generate import Sampling
+    """How to draw, once the flags have been found usable."""
+    from nsa_core.evaluate.sampling import Sampling
 
     if not 1 <= arguments.max_new_tokens <= MAX_NEW_TOKENS:
         message = (
@@ -110,15 +88,12 @@ def read_sampling(arguments: argparse.Namespace) -> "Sampling":
 
 
 @dataclass(frozen=True)
-class Written:
+class GeneratedText:
     """What the model wrote; it ended by itself if it drew the end token before the limit.
 
     Attributes:
-        text: All of it.
-        num_tokens: New ids.
         tokens_per_s: From the first id to the last, so without the prompt and the graph's capture;
             None for fewer than two ids.
-        decode: How it was computed.
     """
 
     text: str
@@ -128,11 +103,7 @@ class Written:
 
 
 def check_memory(model: "LanguageModel", num_tokens: int) -> None:
-    """Refuse a text whose decode cache this machine or its card could never hold.
-
-    Raises:
-        ValueError: If so; the message has both sizes.
-    """
+    """Refuse a text whose decode cache this machine or its card could never hold."""
     from nsa_core.evaluate.device import memory_bytes
     from nsa_core.model.cache import DecodeCache
 
@@ -151,11 +122,10 @@ def check_memory(model: "LanguageModel", num_tokens: int) -> None:
 
 def write(
     opened: "RunModel", prompt: str, sampling: "Sampling", max_new_tokens: int, *, is_quiet: bool
-) -> Written:
+) -> GeneratedText:
     """Continue the prompt, printing each piece of text as soon as it is whole."""
-    from nsa_core.evaluate.generate import stream
-    from nsa_core.evaluate.text_stream import pieces
-    from nsa_core.model.decode_loop import describe_decode
+    from nsa_core.evaluate.sampling import pieces, stream
+    from nsa_core.model.decode_step import describe_decode
 
     tokenizer = opened.tokenizer
     ids = [int(token) for token in tokenizer.encode(prompt)]
@@ -181,7 +151,7 @@ def write(
             print(piece, end="", flush=True)  # noqa: T201 - the result
     if not is_quiet:
         print()  # noqa: T201 - the result ends with a line break
-    return Written(
+    return GeneratedText(
         "".join(texts), len(arrived_s), rate_of(arrived_s), describe_decode(opened.model)
     )
 
@@ -194,7 +164,7 @@ def rate_of(arrived_s: Sequence[float]) -> float | None:
 
 
 def describe(
-    opened: "RunModel", arguments: argparse.Namespace, prompt: str, written: Written
+    opened: "RunModel", arguments: argparse.Namespace, prompt: str, written: GeneratedText
 ) -> dict[str, object]:
     """The JSON object: the fields of samples.json, and which weights wrote it."""
     return {

@@ -19,10 +19,10 @@ from pydantic import ValidationError
 from nsa_core.bench.command import Bench, tell
 from nsa_core.config.base import ConfigError, disk_advice, one_line
 from nsa_core.env import set_before_torch
-from nsa_core.reader import run_to_exit_code
 from nsa_core.rundir.atomic import check_place, write_text
 from nsa_core.rundir.bench_result import BenchResult, Machine
 from nsa_core.rundir.redaction import redact
+from nsa_core.terminal import run_to_exit_code
 
 #: Where each bench lives; only the one that is asked for is imported.
 BENCHES: Mapping[str, str] = {
@@ -31,7 +31,7 @@ BENCHES: Mapping[str, str] = {
     "kernels": "nsa_core.bench.kernels",
     "model": "nsa_core.bench.model",
     "validate": "nsa_core.bench.validate",
-    "recall": "nsa_core.bench.recall",
+    "recall": "nsa_core.recall.bench",
 }
 EXIT_USAGE, EXIT_FAILED, EXIT_LACKING = 2, 9, 11
 _PROGRAM = "python -m nsa_core.bench"

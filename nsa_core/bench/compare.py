@@ -17,7 +17,7 @@ from nsa_core.bench.run_row import RunRow, read_data_facts, read_run_row
 from nsa_core.config.base import ConfigError
 from nsa_core.config.recipe import ResolvedConfig, parse_set, resolve
 from nsa_core.config.run import RunConfig
-from nsa_core.data.errors import DataError
+from nsa_core.data.reporting import DataError
 from nsa_core.data.staging import stage
 from nsa_core.env import trainer_environment
 from nsa_core.rundir.bench_result import Machine

@@ -21,7 +21,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.config.training import BatchConfig, Precision, ScheduleConfig
 from nsa_core.data.loader import Loader, LoaderPlan
 from nsa_core.data.staging import StagedData, stage
-from nsa_core.evaluate.forward import COMPUTE_DTYPE
+from nsa_core.evaluate.device import COMPUTE_DTYPE
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.dispatch import device_facts
 from nsa_core.train.learner import choose_device, choose_kernels, make_learner, set_up_torch

@@ -14,8 +14,8 @@ from nsa_core.config.base import ConfigError, one_line
 from nsa_core.config.recipe import resolve
 from nsa_core.config.run import RunConfig
 from nsa_core.env import set_before_torch
-from nsa_core.reader import run_to_exit_code
 from nsa_core.rundir.report import CheckResult, ProbeBegun
+from nsa_core.terminal import run_to_exit_code, tell
 
 EXIT_FAILED = 9
 EXIT_USAGE = 2
@@ -77,19 +77,10 @@ def say(check: CheckResult) -> None:
     print(describe(check), flush=True)  # noqa: T201 - the tool's result
 
 
-def say_nothing(check: CheckResult) -> None:
-    """Leave the check to the one JSON document."""
-
-
 def say_begun(done: int, total: int, probe: str) -> None:
     """Print which probe begins, for who waits on the other end."""
     line = ProbeBegun(done=done, total=total, probe=probe).model_dump_json()
     print(line, flush=True)  # noqa: T201 - the tool's progress
-
-
-def begin_quietly(done: int, total: int, probe: str) -> None:
-    """Say nothing before a probe."""
-    del done, total, probe
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -103,11 +94,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         device = choose_device(arguments.device).type
         config = read_config(arguments.config, device)
-        tell = say_nothing if arguments.json else say
-        begin = say_begun if arguments.json and arguments.progress else begin_quietly
-        report = run_probes(config, device, arguments.tier, tell, begin)
+        show = None if arguments.json else say
+        begin = say_begun if arguments.json and arguments.progress else None
+        report = run_probes(config, device, arguments.tier, show, begin)
     except (ConfigError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the tool's own story
+        tell(f"error: {error}")
         return EXIT_USAGE
     if arguments.json:
         print(report.model_dump_json(indent=None if arguments.progress else 2))  # noqa: T201 - the tool's result

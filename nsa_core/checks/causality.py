@@ -6,13 +6,13 @@ Legend: B batch, T tokens of a row, N = B * T, W model width, V vocabulary.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from nsa_core.kernels.packing import Packing
 from nsa_core.model.loss import LossSum
-from nsa_core.model.transformer import LanguageModel
 
 #: Tokens and documents in, logits [B, T, V] out.
 Forward = Callable[[Tensor, Packing | None], Tensor]
@@ -50,12 +50,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class PerturbationResult:
-    """What the perturbation probe found.
-
-    Attributes:
-        num_cases: Pairs of runs compared.
-        leaks: One entry for each pair that leaked.
-    """
+    """What the perturbation probe found."""
 
     num_cases: int
     leaks: tuple[Leak, ...]
@@ -95,12 +90,7 @@ def perturbation_probe(
 ) -> PerturbationResult:
     """Change tokens and demand that every output that cannot see them keeps every bit.
 
-    Args:
-        forward: Usually a `LanguageModel`.
-        vocab_size: V, at least 2.
-        lengths: Choose some below, at and above the window, and no multiples of the block sizes.
-        device: Where the tokens are made.
-        seed: Of the tokens.
+    Choose lengths below, at and above the window, and no multiples of the block sizes.
     """
     generator = torch.Generator().manual_seed(seed)
     leaks: list[Leak] = []
@@ -133,50 +123,6 @@ def _find_leak(length: int, change: Change, before_TV: Tensor, after_TV: Tensor)
 
 
 @dataclass(frozen=True)
-class GradientResult:
-    """Whether the gradient of one output reaches later inputs.
-
-    Attributes:
-        num_outputs: Outputs that were differentiated.
-        leaks: Pairs (output, earliest later input with a gradient that is not exactly 0).
-    """
-
-    num_outputs: int
-    leaks: tuple[tuple[int, int], ...]
-
-    @property
-    def is_causal(self) -> bool:
-        """Every d out[t] / d x[> t] is exactly 0."""
-        return not self.leaks
-
-
-def gradient_probe(
-    model: LanguageModel, *, length: int, outputs: Sequence[int], seed: int = 0
-) -> GradientResult:
-    """Demand that d out[t] / d x[> t] == 0 for embeddings x and some outputs t of one document."""
-    device = model.embedding.weight.device
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(model.config.vocab_size, (1, length), generator=generator).to(device)
-    kept: list[Tensor] = []
-
-    def replace(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-        kept.append(output.detach().requires_grad_())
-        return kept[-1]
-
-    handle = model.embedding.register_forward_hook(replace)
-    try:
-        hidden_NW = model.hidden(tokens)
-    finally:
-        handle.remove()
-    leaks = []
-    for token in outputs:
-        (grad_NW,) = torch.autograd.grad(hidden_NW[token].sum(), kept[-1], retain_graph=True)
-        later = torch.nonzero((grad_NW[token + 1 :] != 0).any(dim=-1)).flatten().tolist()
-        leaks += [(token, token + 1 + later[0])] if later else []
-    return GradientResult(len(outputs), tuple(leaks))
-
-
-@dataclass(frozen=True)
 class SentinelSettings:
     """Size of the random-token sentinel; the defaults are the bar of the specification.
 
@@ -195,6 +141,11 @@ class SentinelSettings:
     learning_rate: float = 3e-3
     seed: int = 0
 
+    @classmethod
+    def on(cls, device: torch.device) -> Self:
+        """The specification's size on a card; elsewhere the least that the margin allows."""
+        return cls() if device.type == "cuda" else cls(steps=80, batch=4, seq_len=128)
+
     @property
     def limit(self) -> float:
         """The mean loss of the judged steps must not be below this, in nats."""
@@ -203,13 +154,7 @@ class SentinelSettings:
 
 @dataclass(frozen=True)
 class SentinelResult:
-    """Losses of a model trained on tokens that nobody can predict.
-
-    Attributes:
-        losses: Nats per token of each step.
-        mean_loss: Mean of the last steps.
-        limit: ln V minus the margin.
-    """
+    """Losses of a model trained on tokens that nobody can predict."""
 
     losses: tuple[float, ...]
     mean_loss: float
@@ -227,14 +172,7 @@ def sentinel_probe(
     settings: SentinelSettings,
     device: torch.device | str = "cpu",
 ) -> SentinelResult:
-    """Train on fresh uniform random tokens; a loss clearly below ln V means a view of the future.
-
-    Args:
-        parameters: What AdamW trains; they are changed.
-        loss: Usually `LanguageModel.loss`.
-        settings: Sizes, bar and seed.
-        device: Where the tokens are made.
-    """
+    """Train on fresh random tokens; a loss clearly below ln V means a view of the future."""
     generator = torch.Generator().manual_seed(settings.seed)
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=0.0)
     losses = []

@@ -12,12 +12,11 @@ from itertools import islice
 from pathlib import Path
 
 from nsa_core.config.run import RunConfig
-from nsa_core.data.documents import Document
-from nsa_core.data.dropped import MIN_RECORDS, require_text
-from nsa_core.data.errors import DataError
-from nsa_core.data.sources.base import SourcePosition
+from nsa_core.data.documents import MIN_RECORDS, Document, require_text
+from nsa_core.data.reporting import DataError
 from nsa_core.data.sources.local import LocalSource
 from nsa_core.data.sources.make import make_source
+from nsa_core.data.sources.source import SourcePosition
 from nsa_core.rundir.data_account import DataAccount, find_excess
 from nsa_core.rundir.speed import DiskSpeed, FirstBatch
 
@@ -60,9 +59,6 @@ def measure_disk(folder: Path, size_mib: int = DISK_MIB) -> DiskSpeed:
     Args:
         folder: Folder of the runs.
         size_mib: How much; less if that takes longer than `DISK_S`.
-
-    Raises:
-        OSError: If it cannot be written.
     """
     block = os.urandom(_BLOCK_MIB * _MIB)
     written = 0

@@ -1,6 +1,6 @@
 """Probe that a whole attention layer is the paper's: written out in float64 from its weights alone.
 
-What stands around the branches is judged here: how a fused projection is split, what is rotated,
+Everything around the branches is judged here: how a fused projection is split, what is rotated,
 how blocks are compressed, which gate weighs which branch. Branches are judged by `numerics.py`.
 Legend: T tokens, W model width, H query heads, G groups, D key width, E value width, C compressed
 blocks, L tokens of a compressed block.

@@ -78,12 +78,8 @@ def long_context_probe(
 ) -> LongContextResult:
     """Change the last quarter of a long row; measure the memory of it and of half of it, forward.
 
-    No gradient is made: what training takes is measured by `python -m nsa_core.bench model`.
-
-    Args:
-        model: Under the caller's autocast.
-        num_tokens: Tokens of the row, even.
-        seed: Of the tokens.
+    Under the caller's autocast and without gradients: `python -m nsa_core.bench model` measures
+    what training takes. `num_tokens` is even.
     """
     device = model.embedding.weight.device
     generator = torch.Generator().manual_seed(seed)
@@ -120,14 +116,7 @@ def _memory(model: LanguageModel, tokens_1T: Tensor) -> int:
 
 
 def angle_error(rotary: Rotary, config: RopeConfig, width: int, device: torch.device) -> float:
-    """Largest error of a cosine or sine at positions 32,768 .. 65,535, in units of the amplitude.
-
-    Args:
-        rotary: What the model turns its heads with; nothing of it enters the truth.
-        config: Gives the exact angles, in float64.
-        width: Of a head.
-        device: Where the tables are made.
-    """
+    """Largest error of a cosine or sine at positions 32,768 .. 65,535, over the amplitude."""
     position_R = torch.arange(2**15, 2**16, device=device)
     exact = position_R.double()[:, None] * exact_frequencies(config, width).to(device)
     wanted = (exact.cos(), exact.sin())

@@ -17,8 +17,8 @@ from nsa_core.checks.__main__ import read_config
 from nsa_core.config.base import ConfigError
 from nsa_core.config.run import RunConfig
 from nsa_core.env import set_before_torch
-from nsa_core.reader import run_to_exit_code
 from nsa_core.rundir.speed import MachineSpeed
+from nsa_core.terminal import run_to_exit_code
 
 EXIT_USAGE = 2
 _MAX_SAID = 300
@@ -46,12 +46,7 @@ class _Measuring:
 
 
 def measure_machine(config: RunConfig, folder: Path) -> MachineSpeed:
-    """Measure everything that this configuration would use.
-
-    Args:
-        config: Device, precision and data of the run.
-        folder: Where runs are written.
-    """
+    """Measure everything that this configuration would use."""
     import torch
 
     from nsa_core.checks.host_speed import measure_disk, read_first_batch, try_debugger
@@ -74,14 +69,13 @@ def measure_machine(config: RunConfig, folder: Path) -> MachineSpeed:
 def _measure_cards(config: RunConfig, measuring: _Measuring) -> dict[str, Any]:
     import torch
 
-    from nsa_core.checks.all_reduce import measure_all_reduce
-    from nsa_core.checks.card_speed import measure_card
-    from nsa_core.checks.probes import DTYPES
+    from nsa_core.checks.card_speed import measure_all_reduce, measure_card
+    from nsa_core.evaluate.device import COMPUTE_DTYPE
 
     if not torch.cuda.is_available():
         measuring.problems["cards"] = "torch finds no card"
         return {}
-    dtype, count = DTYPES[config.runtime.precision], torch.cuda.device_count()
+    dtype, count = COMPUTE_DTYPE[config.runtime.precision], torch.cuda.device_count()
     cards = [
         measuring.part(f"gpu{index}", partial(measure_card, index, dtype)) for index in range(count)
     ]

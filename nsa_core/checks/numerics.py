@@ -41,11 +41,8 @@ class Parity:
     """Error of one branch against the reference.
 
     Attributes:
-        branch: Branch that was compared.
-        backend: Backend that computed it.
         error: Largest relative L2 error over the output and the gradients of q, k and v.
         worst: Which of them it was.
-        limit: What the error may be.
     """
 
     branch: str
@@ -154,9 +151,7 @@ class _Visible:
     Attributes:
         geometry: Block sizes.
         num_heads: H.
-        device: Of the masks.
         ids_NGS: Chosen blocks of the selected branch; None for the others.
-        is_compressed: Keys are compressed blocks.
     """
 
     geometry: BlockGeometry
@@ -220,15 +215,7 @@ def parity_probe(
     """Compare every branch of the model with the reference at its own widths and block sizes.
 
     The selected branch gets random blocks, the forced ones among them; the choice itself is judged
-    by `choice_regret`.
-
-    Args:
-        config: Widths and block sizes.
-        backends: The backends that would train.
-        device: Where they run.
-        dtype: In which q, k and v arrive.
-        num_tokens: Of the longer document; `short_length` if left out.
-        seed: Of the inputs.
+    by `choice_regret`. The longer document has `num_tokens`, or `short_length`.
     """
     x = _draw(config, device, dtype, num_tokens, seed)
     ids_NGS = _random_choice(x, config.num_kv_groups, seed)
@@ -293,15 +280,7 @@ def choice_regret(
     """Judge a backend's choice of blocks by the exact scores.
 
     Forced blocks, and tokens that take every block there is, are held to the rules and left out of
-    the scores: they would hide a poor choice.
-
-    Args:
-        config: Widths and block sizes.
-        backend: What chooses.
-        device: Where it runs.
-        dtype: In which q and k arrive.
-        num_tokens: Of the longer document; `short_length` if left out.
-        seed: Of the inputs.
+    the scores: they would hide a poor choice. Documents are those of `parity_probe`.
     """
     x = _draw(config, device, dtype, num_tokens, seed)
     q_NHD, k_CGD = x.q_NHD.float(), x.k_CGD.float()
@@ -362,3 +341,27 @@ def chosen_scores(score_XGJ: Tensor, ids_XGS: Tensor) -> Tensor:
     """Scores [X, G, S] of chosen blocks; 0 for padding and for what is no block."""
     index_XGS = ids_XGS.long().clamp(0, score_XGJ.shape[-1] - 1)
     return score_XGJ.gather(-1, index_XGS) * (ids_XGS >= 0)
+
+
+def trained_rows(parameter: torch.nn.Parameter) -> Tensor:
+    """Bool [rows]: which rows of a matrix, or numbers of a vector, have a usable gradient.
+
+    A row is what the last axis holds; one number of it must not be 0, and all must be finite.
+    """
+    grad = parameter.grad
+    shape = parameter.shape[:-1] if parameter.ndim > 1 else parameter.shape
+    if grad is None:
+        return torch.zeros(shape.numel(), dtype=torch.bool)
+    row_RX = grad.reshape(shape.numel(), -1)
+    return (row_RX.isfinite().all(dim=1) & (row_RX != 0).any(dim=1)).cpu()
+
+
+def describe_dead_rows(name: str, is_trained_R: Tensor) -> str:
+    """Name of a parameter with the first range of its rows that no gradient reaches."""
+    dead = torch.nonzero(~is_trained_R).flatten().tolist()
+    if len(dead) == len(is_trained_R):
+        return name
+    stop = next(
+        (row for row in range(dead[0], len(is_trained_R)) if is_trained_R[row]), len(is_trained_R)
+    )
+    return f"{name}, rows {dead[0]} to {stop - 1}"

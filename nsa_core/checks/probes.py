@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from nsa_core.checks.causality import SentinelSettings, perturbation_probe, sentinel_probe
-from nsa_core.checks.decode_kernels import DecodeKernelsResult, decode_kernels_probe
-from nsa_core.checks.decoding import DecodeResult, decode_probe
+from nsa_core.checks.decoding import (
+    DecodeKernelsResult,
+    DecodeResult,
+    decode_kernels_probe,
+    decode_probe,
+)
 from nsa_core.checks.layer import EXACT_LIMIT, layer_probe
 from nsa_core.checks.long_context import (
     ANGLE_LIMIT,
@@ -22,13 +24,14 @@ from nsa_core.checks.numerics import (
     LIMITS,
     REGRET_LIMIT,
     choice_regret,
+    describe_dead_rows,
     parity_probe,
     short_length,
+    trained_rows,
 )
 from nsa_core.config.backend_policy import policy_text
-from nsa_core.config.model import ModelConfig
 from nsa_core.config.run import RunConfig
-from nsa_core.config.training import Precision
+from nsa_core.evaluate.device import COMPUTE_DTYPE
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.decode import choose_decode_attention
 from nsa_core.kernels.dispatch import choose_backends, device_facts
@@ -36,12 +39,7 @@ from nsa_core.kernels.gathered_backend import MASKED_LENGTH_FACTOR, GatheredBack
 from nsa_core.model.transformer import LanguageModel
 from nsa_core.rundir.report import CheckResult, Report
 
-DTYPES: dict[Precision, torch.dtype] = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp32": torch.float32,
-}
-_PRECISIONS = {dtype: name for name, dtype in DTYPES.items()}
+_PRECISIONS = {dtype: name for name, dtype in COMPUTE_DTYPE.items()}
 _ALSO = "python -m nsa_core.checks"
 _LEAK_HINT = "do not train with this code: a token sees its future; compare the kernels' masks"
 _DECODE_HINT = "generated text would differ from the trained model"
@@ -62,11 +60,10 @@ class _Probes:
         self.is_full = tier == "full"
         self.config = config
         self.device = torch.device(device)
-        self.dtype = DTYPES[config.runtime.precision if device == "cuda" else "fp32"]
+        self.dtype = COMPUTE_DTYPE[config.runtime.precision if device == "cuda" else "fp32"]
         facts = device_facts(self.device, self.dtype, config)
-        attention = config.model.attention
-        self.backends: BranchBackends = choose_backends(config.runtime, facts, attention)
-        self.model_config: ModelConfig = config.model.model_copy(update=_PROBE_SIZE)
+        self.backends = choose_backends(config.runtime, facts, config.model.attention)
+        self.model_config = config.model.model_copy(update=_PROBE_SIZE)
 
     def model(self) -> LanguageModel:
         """A fresh model on the device; its gates are drawn wide so that every branch counts."""
@@ -112,13 +109,13 @@ class _Probes:
     def _parity(self, suffix: str, num_tokens: int | None) -> Iterator[CheckResult]:
         config, length = self.model_config, num_tokens or short_length(self.model_config)
         for found in parity_probe(config, self.backends, self.device, self.dtype, num_tokens):
-            yield CheckResult(
+            yield _judged(
                 name=f"parity.{found.branch}{suffix}",
-                status="pass" if found.is_close else "fail",
+                is_good=found.is_close,
                 message=f"{found.backend} in {self.dtype}, {length} tokens: worst is {found.worst}",
                 measured=f"{found.error:.1e} relative L2",
                 limit=f"{found.limit:.0e}",
-                hint="" if found.is_close else "choose another backend for this branch",
+                hint="choose another backend for this branch",
             )
 
     def choice(self) -> Iterator[CheckResult]:
@@ -127,13 +124,13 @@ class _Probes:
         found = choice_regret(
             self.model_config, self.backends.compressed, self.device, self.dtype, length
         )
-        yield CheckResult(
+        yield _judged(
             name="parity.choice",
-            status="pass" if found.is_good else "fail",
+            is_good=found.is_good,
             message=f"free blocks of {found.num_choices} choices against the exact ones",
             measured=f"{found.regret:.1e} of their score lost",
             limit=f"{REGRET_LIMIT:.0e}",
-            hint="" if found.is_good else "use runtime.backend_compressed=sdpa",
+            hint="use runtime.backend_compressed=sdpa",
         )
 
     def layer(self) -> Iterator[CheckResult]:
@@ -144,14 +141,14 @@ class _Probes:
         )
         limit = LIMITS[self.dtype]
         is_good = found.exact <= EXACT_LIMIT and found.kernels <= limit
-        yield CheckResult(
+        yield _judged(
             name="parity.layer",
-            status="pass" if is_good else "fail",
+            is_good=is_good,
             message=f"attention of layer 0, {length} tokens, {sizes.num_selected} blocks chosen",
             measured=f"{found.exact:.1e} from the paper in float64, {found.kernels:.1e} from "
             f"plain PyTorch in {self.dtype}",
             limit=f"{EXACT_LIMIT:.0e} and {limit:.0e}",
-            hint="" if is_good else "the layer is not what decode and the paper compute",
+            hint="the layer is not what decode and the paper compute",
         )
 
     def perturbation(self) -> Iterator[CheckResult]:
@@ -162,23 +159,21 @@ class _Probes:
             lengths.append(16 * window + 9)
         model = self.model()
         with self.autocast():
+            vocab_size = self.model_config.vocab_size
             found = perturbation_probe(
-                model,
-                vocab_size=self.model_config.vocab_size,
-                lengths=lengths,
-                device=self.device,
+                model, vocab_size=vocab_size, lengths=lengths, device=self.device
             )
-        leak = found.leaks[0] if found.leaks else None
-        where = (
-            f"token {leak.token} of {leak.length} moved by {leak.difference:.1e}" if leak else ""
-        )
-        yield CheckResult(
+        message = "no output moved when tokens it cannot see were changed"
+        if found.leaks:
+            leak = found.leaks[0]
+            message = f"token {leak.token} of {leak.length} moved by {leak.difference:.1e}"
+        yield _judged(
             name="causality.perturbation",
-            status="fail" if leak else "pass",
-            message=where or "no output moved when tokens it cannot see were changed",
+            is_good=found.is_causal,
+            message=message,
             measured=f"{len(found.leaks)} leaks in {found.num_cases} cases",
             limit="0 leaks",
-            hint=_LEAK_HINT if leak else "",
+            hint=_LEAK_HINT,
         )
 
     def gradients(self) -> Iterator[CheckResult]:
@@ -190,23 +185,22 @@ class _Probes:
         model = self.model()
         generator = torch.Generator().manual_seed(0)
         length = max(self.reach(), self.model_config.vocab_size) + 1
-        row = torch.randperm(length, generator=generator) % self.model_config.vocab_size
-        row = row[None].to(self.device)
+        ids = torch.randperm(length, generator=generator) % self.model_config.vocab_size
+        row = ids[None].to(self.device)
         with self.autocast():
             loss = model.loss(row[:, :-1], row[:, 1:])
         scale = _FP16_SCALE if self.dtype == torch.float16 else 1.0
         torch.autograd.backward(loss.sum * (scale / loss.count))
-        trained = {name: _trained_rows(one) for name, one in model.named_parameters()}
+        trained = {name: trained_rows(one) for name, one in model.named_parameters()}
         dead = [describe_dead_rows(name, rows) for name, rows in trained.items() if not rows.all()]
-        num_rows = sum(len(rows) for rows in trained.values())
-        num_trained = sum(int(rows.sum()) for rows in trained.values())
-        yield CheckResult(
+        all_rows = torch.cat(list(trained.values()))
+        yield _judged(
             name="gradients.reach",
-            status="fail" if dead else "pass",
+            is_good=not dead,
             message=f"no gradient reaches {dead[0]}" if dead else "every parameter is trained",
-            measured=f"{num_trained} of {num_rows} rows of {len(trained)} parameters",
+            measured=f"{int(all_rows.sum())} of {len(all_rows)} rows of {len(trained)} parameters",
             limit="all, finite and not zero",
-            hint="a branch or its compression is cut off from the loss" if dead else "",
+            hint="a branch or its compression is cut off from the loss",
         )
 
     def statistics(self) -> Iterator[CheckResult]:
@@ -217,13 +211,13 @@ class _Probes:
         expected = self._recorded_blocks(self._plain_model())
         gap = max(abs(a - b) for a, b in zip(found, expected, strict=True))
         is_same = gap <= _BLOCKS_LIMIT
-        yield CheckResult(
+        yield _judged(
             name="statistics",
-            status="pass" if is_same else "fail",
+            is_good=is_same,
             message=f"chosen blocks a token in layer 0: {found[0]:.2f}, recorded with the gates",
             measured=f"{gap:.1e} blocks from plain PyTorch",
             limit=f"{_BLOCKS_LIMIT:.0e}",
-            hint="" if is_same else "what the heartbeat says of gates and choice is not so",
+            hint="what the heartbeat says of gates and choice is not so",
         )
 
     def _recorded_blocks(self, model: LanguageModel) -> list[float]:
@@ -236,31 +230,28 @@ class _Probes:
 
     def sentinel(self) -> Iterator[CheckResult]:
         """Random tokens cannot be predicted by a model that sees only the past."""
-        settings = SentinelSettings() if self.is_full else _sentinel_settings(self.device)
+        settings = SentinelSettings() if self.is_full else SentinelSettings.on(self.device)
         model = self.model()
         with self.autocast():
             found = sentinel_probe(list(model.parameters()), model.loss, settings, self.device)
-        yield CheckResult(
+        yield _judged(
             name="causality.sentinel",
-            status="pass" if found.is_causal else "fail",
+            is_good=found.is_causal,
             message=f"{settings.steps} steps on random tokens",
             measured=f"mean loss {found.mean_loss:.4f} nats",
             limit=f">= {found.limit:.4f} nats (ln {settings.vocab_size} - {settings.margin})",
-            hint="" if found.is_causal else _LEAK_HINT,
+            hint=_LEAK_HINT,
         )
 
     def decode(self) -> Iterator[CheckResult]:
-        """Prefill and token-by-token decode must agree, in float32 with plain PyTorch throughout.
-
-        What a card decodes with is held against plain PyTorch by `decode_kernels`.
-        """
+        """Prefill and token-by-token decode must agree, in float32 with plain PyTorch."""
         yield _judge_decode("decode.prefill", "", self._decode(self._plain_model()))
 
     def decode_kernels(self) -> Iterator[CheckResult]:
         """The kernels that generation decodes with; nothing where it decodes with plain PyTorch.
 
-        Layer by layer in float32, in which weights and caches are loaded, and in the precision of
-        the run; then whole steps as generation makes them, through one CUDA graph on a card.
+        Layer by layer in float32 and in the precision of the run; then whole steps as generation
+        makes them, through one CUDA graph on a card.
         """
         kernels = choose_decode_attention(self.backends)
         if kernels.name != "triton":
@@ -268,12 +259,12 @@ class _Probes:
         model = self.model()
         for dtype in dict.fromkeys((torch.float32, self.dtype)):
             yield _judge_kernels(decode_kernels_probe(model, kernels, dtype))
-        steps = self._decode(model, one_pass=self._plain_model())
+        steps = self._decode(model, self._plain_model())
         yield _judge_decode("decode.steps", f" with {kernels.name} kernels", steps)
 
     def _plain_model(self) -> LanguageModel:
-        plain = LanguageModel(self.model_config, BranchBackends.of(GatheredBackend()), seed=1)
-        return plain.to(self.device)
+        plain = BranchBackends.of(GatheredBackend())
+        return LanguageModel(self.model_config, plain, seed=1).to(self.device)
 
     def _decode(self, model: LanguageModel, one_pass: LanguageModel | None = None) -> DecodeResult:
         """Steps from beyond the window and the first blocks on, where a token has a choice."""
@@ -289,14 +280,14 @@ class _Probes:
         with self.autocast():
             found = long_context_probe(model, num_tokens=num_tokens)
         moved = found.moved_token
-        yield CheckResult(
+        yield _judged(
             name="long_context",
-            status="pass" if found.is_good else "fail",
+            is_good=found.is_good,
             message=f"{num_tokens} tokens forward in {found.memory_mib:.0f} MiB, last quarter new"
             + ("" if moved is None else f": token {moved} moved"),
             measured=f"forward memory grew {found.growth:.2f} x linear, first moved output {moved}",
             limit=f"{GROWTH_LIMIT} x linear from half the row, none moved",
-            hint="" if found.is_good else "train with shorter rows, or choose another backend",
+            hint="train with shorter rows, or choose another backend",
         )
 
     def angles(self) -> Iterator[CheckResult]:
@@ -306,13 +297,13 @@ class _Probes:
             error = angle_error(rotary, config.rope, config.head_dim_k, self.device)
         table = rotary.frequency.dtype
         is_exact = error <= ANGLE_LIMIT and table == torch.float32
-        yield CheckResult(
+        yield _judged(
             name="rope.angles",
-            status="pass" if is_exact else "fail",
+            is_good=is_exact,
             message=f"positions 32,768 to 65,535 under {self.dtype} against float64",
             measured=f"{error:.1e} max abs, frequencies in {table}",
             limit=f"{ANGLE_LIMIT:.0e}, frequencies in torch.float32",
-            hint="" if is_exact else "positions beyond a few thousand are not told apart",
+            hint="positions beyond a few thousand get the same angles",
         )
 
     def packing(self) -> Iterator[CheckResult]:
@@ -323,113 +314,81 @@ class _Probes:
         with self.autocast():
             error = packing_error(model, lengths)
         limit = LIMITS[self.dtype]
-        yield CheckResult(
+        yield _judged(
             name="packing",
-            status="pass" if error <= limit else "fail",
+            is_good=error <= limit,
             message=f"documents of {lengths} tokens packed and one by one in {self.dtype}",
             measured=f"{error:.1e} relative L2",
             limit=f"{limit:.0e}",
-            hint="" if error <= limit else "set data.pack_documents=false",
+            hint="set data.pack_documents=false",
         )
 
 
-def _judge_decode(name: str, with_what: str, found: DecodeResult) -> CheckResult:
+def _judged(
+    *, name: str, is_good: bool, message: str, measured: str, limit: str, hint: str
+) -> CheckResult:
+    """A check that passed or failed; the hint is for the failure."""
     return CheckResult(
+        name=name, status="pass" if is_good else "fail", message=message, measured=measured,
+        limit=limit, hint="" if is_good else hint,
+    )  # fmt: skip
+
+
+def _judge_decode(name: str, with_what: str, found: DecodeResult) -> CheckResult:
+    return _judged(
         name=name,
-        status="pass" if found.is_equal else "fail",
+        is_good=found.is_equal,
         message=f"{found.num_tokens} tokens one by one{with_what} against one prefill, in float32",
         measured=f"{found.difference:.1e} max abs",
         limit=f"{found.limit:.0e}",
-        hint="" if found.is_equal else _DECODE_HINT,
+        hint=_DECODE_HINT,
     )
 
 
 def _judge_kernels(found: DecodeKernelsResult) -> CheckResult:
-    return CheckResult(
+    return _judged(
         name=f"decode.kernels.{_PRECISIONS[found.dtype]}",
-        status="pass" if found.is_equal else "fail",
+        is_good=found.is_equal,
         message=f"{found.num_steps} tokens decoded by the kernels against plain PyTorch in float64",
         measured=f"{found.error:.1e} relative L2, {found.wrong_choices} wrong choices "
         f"({found.ties} ties), {found.wrong_reads} wrong counts of keys",
         limit=f"{found.limit:.0e}, 0 wrong",
-        hint="" if found.is_equal else _DECODE_HINT,
+        hint=_DECODE_HINT,
     )
-
-
-def _trained_rows(parameter: torch.nn.Parameter) -> Tensor:
-    """Bool [rows]: which rows of a matrix, or numbers of a vector, have a usable gradient.
-
-    A row is what the last axis holds; one number of it must not be 0, and all must be finite.
-    """
-    grad = parameter.grad
-    shape = parameter.shape[:-1] if parameter.ndim > 1 else parameter.shape
-    if grad is None:
-        return torch.zeros(shape.numel(), dtype=torch.bool)
-    row_RX = grad.reshape(shape.numel(), -1)
-    return (row_RX.isfinite().all(dim=1) & (row_RX != 0).any(dim=1)).cpu()
-
-
-def describe_dead_rows(name: str, is_trained_R: Tensor) -> str:
-    """Name of a parameter with the first range of its rows that no gradient reaches."""
-    dead = torch.nonzero(~is_trained_R).flatten().tolist()
-    if len(dead) == len(is_trained_R):
-        return name
-    stop = next(
-        (row for row in range(dead[0], len(is_trained_R)) if is_trained_R[row]), len(is_trained_R)
-    )
-    return f"{name}, rows {dead[0]} to {stop - 1}"
-
-
-def _sentinel_settings(device: torch.device) -> SentinelSettings:
-    """The specification's size on a card; elsewhere the least for which its margin is derived."""
-    full = SentinelSettings()
-    if device.type == "cuda":
-        return full
-    return replace(full, steps=80, batch=4, seq_len=128)
 
 
 def run_probes(
     config: RunConfig,
     device: str,
     tier: str,
-    tell: Callable[[CheckResult], None] = lambda _: None,
-    begin: Callable[[int, int, str], None] = lambda _done, _total, _name: None,
+    tell: Callable[[CheckResult], None] | None = None,
+    begin: Callable[[int, int, str], None] | None = None,
 ) -> Report:
     """Run the probes of a tier.
 
     `quick` leaves out the sentinel, which takes longest; `full` runs it at the specification's
-    size on every device, perturbs a row of 16 windows as well, compares every branch and the choice
-    beyond the length at which backends change their path, and adds a long row, far angles and
-    packed documents.
+    size on every device, perturbs a row of 16 windows, compares branches and choice beyond the
+    length at which backends change their path, and adds a long row, far angles and packing.
 
-    Args:
-        config: The run's configuration: widths, block sizes, precision and backends are its own.
-        device: `cpu` or `cuda`.
-        tier: `quick`, `standard` or `full`.
-        tell: Gets each check as soon as its probe has ended.
-        begin: Gets, before each probe, how many are done, how many there are, and its name.
+    `tell` gets each check as soon as its probe has ended; `begin`, before each probe, how many are
+    done, how many there are, and its name.
     """
     probes = _Probes(config, device, tier)
     wanted = [
-        probes.kernels,
-        probes.parity,
-        probes.choice,
-        probes.layer,
-        probes.gradients,
-        probes.statistics,
-        probes.perturbation,
-        probes.decode,
-        probes.decode_kernels,
-    ]
+        probes.kernels, probes.parity, probes.choice, probes.layer, probes.gradients,
+        probes.statistics, probes.perturbation, probes.decode, probes.decode_kernels,
+    ]  # fmt: skip
     if tier != "quick":
         wanted.append(probes.sentinel)
     if tier == "full":
         wanted += [probes.angles, probes.packing, probes.long_context]
     checks = []
     for done, probe in enumerate(wanted):
-        begin(done, len(wanted), probe.__name__)
+        if begin is not None:
+            begin(done, len(wanted), probe.__name__)
         for check in _timed(probe):
-            tell(check)
+            if tell is not None:
+                tell(check)
             checks.append(check)
     return Report(at=time.time(), tier=tier, checks=checks)
 

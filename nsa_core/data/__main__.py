@@ -10,13 +10,12 @@ from pydantic import ValidationError
 
 from nsa_core.config.base import one_line
 from nsa_core.config.training import DataConfig
-from nsa_core.data.errors import DataError
-from nsa_core.data.progress import StageProgress
+from nsa_core.data.reporting import DataError, StageProgress
 from nsa_core.data.staging import StagedData, stage
-from nsa_core.reader import run_to_exit_code
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, read_manifest
+from nsa_core.terminal import run_to_exit_code, tell
 
 PROGRESS_EVERY_S = 2.0
 
@@ -36,16 +35,16 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config, seed = _read_config(parsed.run_dir, parsed.seed)
     except (ManifestError, OSError) as error:
-        _complain(f"{one_line(error)}; `nsa-ops run show` names the directory of a run")
+        tell(f"error: {one_line(error)}; `nsa-ops run show` names the directory of a run")
         return TrainerExit.CONFIGURATION
     except ValidationError as error:
-        _complain(f"data.{one_line(error)}; `nsa-ops config show` lists the keys of data")
+        tell(f"error: data.{one_line(error)}; `nsa-ops config show` lists the keys of data")
         return TrainerExit.CONFIGURATION
     try:
         root = parsed.root or Path.cwd()
         staged = stage(config, root, seed, _Printer(), is_rehashed=parsed.verify)
     except DataError as error:
-        _complain(f"{error.message}; {error.hint}")
+        tell(f"error: {error.message}; {error.hint}")
         return TrainerExit.DATA
     print(json.dumps(summary(staged)))  # noqa: T201 - the result
     return TrainerExit.FINISHED
@@ -81,7 +80,7 @@ class _Printer:
         if progress.doing == self._doing and now_s - self._printed_s < PROGRESS_EVERY_S:
             return
         self._doing, self._printed_s = progress.doing, now_s
-        print(progress.line(), file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal
+        tell(progress.line())
 
 
 def _read_config(run_dir: Path | None, seed: int) -> tuple[DataConfig, int]:
@@ -89,10 +88,6 @@ def _read_config(run_dir: Path | None, seed: int) -> tuple[DataConfig, int]:
         return DataConfig.model_validate_json(sys.stdin.buffer.read()), seed
     config = read_manifest(RunDir(run_dir)).config
     return config.data, config.seed
-
-
-def _complain(sentence: str) -> None:
-    print(f"error: {sentence}", file=sys.stderr)  # noqa: T201 - this is the terminal
 
 
 if __name__ == "__main__":

@@ -18,14 +18,11 @@ IGNORED = -1
 
 
 class LoaderState(FrozenModel):
-    """Where in the data a run stands: goes into a checkpoint as JSON.
+    """The position of a run in its data, as a checkpoint holds it in JSON.
 
     Attributes:
         epoch: Passes over the training samples that are complete.
         global_sample: Samples that all ranks together have consumed since the run began.
-        manifest_sha256: The staged data that the position belongs to.
-        seq_len: Tokens of a sample; another length gives other samples.
-        seed: Seed of the order.
     """
 
     epoch: int
@@ -40,15 +37,12 @@ class TokenBatch:
     """One micro-batch of one rank.
 
     Attributes:
-        tokens_BT: Input ids, int64.
         targets_BT: The id to predict at each position, int64; -1 is ignored. An end token is
             predicted by its document; the first token of the next document is not predicted from
             it, and neither is anything after the end of the data.
         cu_seqlens: int32 [M+1]: borders of the M attention segments in the flattened B*T row, 0
             first and B*T last. A segment is a document's part in a row, or a whole row where
             documents are not packed.
-        max_seqlen: Tokens of the longest segment.
-        num_targets: Targets that are not ignored.
         num_text_bytes: Bytes of text that these targets stand for, for bits per byte.
         state: The loader's state after this batch; None for validation.
     """
@@ -73,14 +67,7 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class BatchShape:
-    """How rows are made.
-
-    Attributes:
-        seq_len: Tokens of a row.
-        pack_documents: Cut attention at document borders.
-        end_id: The end-of-document token.
-        token_num_bytes: Bytes of text of each id [vocab_size].
-    """
+    """How rows are made."""
 
     seq_len: int
     pack_documents: bool
@@ -93,11 +80,8 @@ def make_batch(
 ) -> TokenBatch:
     """Put samples into a batch.
 
-    Args:
-        rows: Up to `seq_len + 1` tokens each, the last one only a target; a shorter row is filled
-            with end tokens that nothing is predicted from. An empty row is filled wholly.
-        shape: How rows are made.
-        state: State after the batch.
+    A row has up to `seq_len + 1` tokens, the last one only a target; a shorter row, also an empty
+    one, is filled with end tokens that nothing is predicted from.
     """
     tokens_BT = np.full((len(rows), shape.seq_len), shape.end_id, dtype=np.int64)
     targets_BT = np.full((len(rows), shape.seq_len), IGNORED, dtype=np.int64)

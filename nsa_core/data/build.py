@@ -1,5 +1,6 @@
 """Build token shards in a partial folder with a journal, then publish it by a rename."""
 
+import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,30 +10,32 @@ import numpy as np
 from pydantic import ValidationError
 
 from nsa_core.config.training import DataConfig
-from nsa_core.data.documents import Document, Tallies
-from nsa_core.data.dropped import (
-    ACCOUNT_NAME,
+from nsa_core.data.documents import (
     MIN_RECORDS,
-    older_account,
+    Document,
+    Tallies,
     require_text,
     require_within_limits,
 )
-from nsa_core.data.manifest import (
+from nsa_core.data.reporting import DataError, OnProgress, StageProgress
+from nsa_core.data.shards import (
+    ACCOUNT_NAME,
     JOURNAL_NAME,
+    SHARD_TOKENS,
+    ShardBuffer,
     ShardRecord,
     Split,
     StagedManifest,
     StagingJournal,
     StagingPlan,
+    dtype_name,
+    older_account,
+    read_hashes,
     write_manifest,
 )
-from nsa_core.data.progress import OnProgress, StageProgress
-from nsa_core.data.shards import SHARD_TOKENS, ShardBuffer, dtype_name, read_hashes
-from nsa_core.data.sources.base import SourcePosition
 from nsa_core.data.sources.make import make_source
-from nsa_core.data.split import content_hash, first_threshold, is_validation, moved_threshold
-from nsa_core.data.tokenizer import Ids
-from nsa_core.data.vocabulary import describe_tokenizer, load_tokenizer, make_tokenizer
+from nsa_core.data.sources.source import SourcePosition
+from nsa_core.data.tokenizer import Ids, describe_tokenizer, load_tokenizer, make_tokenizer
 from nsa_core.rundir.atomic import fsync_dir, write_text
 from nsa_core.rundir.data_account import DataAccount
 
@@ -41,6 +44,7 @@ MAX_BATCH_CHARACTERS = 4 * 2**20
 SPLITS: tuple[Split, ...] = ("train", "validation")
 #: Records after which too much dropped ends a staging that no shard interrupts: some seconds.
 JUDGED_EVERY = 100_000
+HASH_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class BuildJob:
 
 
 def build_folder(job: BuildJob) -> None:
-    """Stage all documents of a source; go on with a partial folder of the same plan.
+    """Stage all documents of a source; continue a partial folder of the same plan.
 
     Raises:
         DataError: If the source holds no text, or stops at something it cannot pass over.
@@ -144,7 +148,7 @@ class _Stager:
             num_documents=self._num_documents,
             rejected=self._source.tallies.rejected.freeze(),
             repaired=self._source.tallies.repaired.freeze(),
-            remote=self._source.remote_state(),
+            remote=self._source.remote_place(),
             account=self._source.tallies.account(),
         )
         update = {"shards": tuple(shards), "position": position}
@@ -217,11 +221,7 @@ def _write_journal(job: BuildJob, journal: StagingJournal) -> None:
 
 
 def _missing_split(job: BuildJob, journal: StagingJournal) -> bytes | None:
-    """A threshold that gives both splits a document, where one has none; None where both have.
-
-    Raises:
-        DataError: If all documents are equal.
-    """
+    """A threshold that gives both splits a document, where one has none; None where both have."""
     present = {shard.split for shard in journal.shards}
     if len(present) == len(SPLITS):
         return None
@@ -250,14 +250,14 @@ def _publish(job: BuildJob, journal: StagingJournal) -> None:
 
 
 def _look(job: BuildJob, tallies: Tallies, report: Callable[[], None]) -> None:
-    """Say that a source goes on, and end it where too much of it is dropped."""
+    """Report progress, and stop where too much of the source is dropped."""
     report()
     if tallies.num_seen % JUDGED_EVERY == 0:
         _refuse_early(job, tallies)
 
 
 def _refuse_early(job: BuildJob, tallies: Tallies) -> None:
-    """Stop a long staging of which too much is dropped; a file that goes on is not judged whole."""
+    """Stop a long staging that drops too much; a file that is still read is not judged whole."""
     if tallies.num_documents + tallies.num_lost >= MIN_RECORDS:
         require_within_limits(job.name, tallies.account(goes_on=True), job.config)
 
@@ -274,3 +274,33 @@ def _remove_leftovers(folder: Path) -> None:
 
 def _count(shards: list[ShardRecord], split: Split) -> int:
     return sum(shard.split == split for shard in shards)
+
+
+def content_hash(text: str) -> tuple[bytes, int]:
+    """SHA-256 of a text in UTF-8, and its length in bytes."""
+    content = text.encode()
+    return hashlib.sha256(content).digest(), len(content)
+
+
+def first_threshold(validation_fraction: float) -> bytes:
+    """The bound below which this share of all hashes lies."""
+    return int(validation_fraction * 2**64).to_bytes(8, "big") + bytes(HASH_BYTES - 8)
+
+
+def is_validation(document_hash: bytes, threshold: bytes) -> bool:
+    """Equal texts have equal hashes, so they never stand on both sides."""
+    return document_hash < threshold
+
+
+def moved_threshold(lowest: bytes, highest: bytes, *, has_validation: bool) -> bytes:
+    """A bound with documents on both sides, where a small corpus fell wholly to one.
+
+    Raises:
+        DataError: If all documents are equal, so that none can be held out.
+    """
+    if lowest == highest:
+        message = "the data holds 1 distinct document, and validation needs one of its own"
+        raise DataError(message, "add documents, or cut the text into several")
+    if has_validation:
+        return highest
+    return (int.from_bytes(lowest, "big") + 1).to_bytes(HASH_BYTES, "big")

@@ -1,13 +1,15 @@
-"""Document and Tallies: one text with its origin, and what was not taken and why."""
+"""Document and Tallies: a text with its origin, what was not taken and why, and how much may be."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from nsa_core.config.base import FrozenModel
-from nsa_core.rundir.data_account import Count, DataAccount, FileAccount
+from nsa_core.config.training import DataConfig
+from nsa_core.data.reporting import DataError
+from nsa_core.rundir.data_account import Count, DataAccount, FileAccount, find_excess
 
-#: Origins kept by name for each reason; the count goes on beyond it, so memory stays bounded.
+#: Origins kept by name for each reason; more are only counted, so that memory stays bounded.
 MAX_NAMED_ORIGINS = 20
 #: Files that are kept by name with what they lost; beyond it they are only counted.
 MAX_LOSSY_FILES = 1000
@@ -16,12 +18,21 @@ MAX_KEYS = 12
 MAX_KEY_LENGTH = 60
 #: Records between two calls of `Tallies.look`: hundredths of a second.
 LOOK_EVERY = 1000
+#: Before this many records the share that is dropped says little about the rest.
+MIN_RECORDS = 1000
+#: What to do about a reason, by words in it.
+ADVICE = (
+    (("UTF-16", "UTF-32"), "convert it with `iconv -f UTF-16 -t UTF-8` (or UTF-32)"),
+    (("packed with",), "unpack it, or pack it with gzip or zstd"),
+    (("no key",), "name the key of the text with data.text_key"),
+    (("not UTF-8",), "convert it, for example with `iconv -f WINDOWS-1252 -t UTF-8`"),
+)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a record stands: a file (or data set) and its line, row or piece, counted from 1."""
+class RecordOrigin:
+    """Where a record is: a file (or data set) and its line, row or piece, counted from 1."""
 
     file: str
     line: int
@@ -35,7 +46,7 @@ class Document:
     """A text as it is trained on: valid Unicode, newlines as line ends, not empty."""
 
     text: str
-    origin: Origin
+    origin: RecordOrigin
 
 
 class RejectCount(FrozenModel):
@@ -52,7 +63,7 @@ class RejectTally:
     counts: dict[str, int] = field(default_factory=dict)
     origins: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, reason: str, origin: Origin, count: int = 1) -> None:
+    def add(self, reason: str, origin: RecordOrigin, count: int = 1) -> None:
         """Count a record, or what is at one place, under a reason."""
         self.counts[reason] = self.counts.get(reason, 0) + count
         named = self.origins.setdefault(reason, [])
@@ -90,8 +101,7 @@ class Tallies:
 
     Attributes:
         look: Called after every `LOOK_EVERY` records, also where none of them gives a document, so
-            that whoever waits for one sees that the source goes on; what it raises ends it.
-        num_seen: Records so far.
+            that whoever waits for one sees progress; what it raises ends the reading.
     """
 
     rejected: RejectTally = field(default_factory=RejectTally)
@@ -107,20 +117,16 @@ class Tallies:
     _name: str = ""
     _file: _FileCount = field(default_factory=_FileCount)
 
-    def take(self, origin: Origin) -> None:
+    def take(self, origin: RecordOrigin) -> None:
         """Count a document that is trained on."""
         self._file_of(origin).num_documents += 1
         self.num_documents += 1
         self._see()
 
-    def reject(self, reason: str, origin: Origin, num_lost: float = 1.0) -> None:
-        """Count a record that is dropped.
+    def reject(self, reason: str, origin: RecordOrigin, num_lost: float = 1.0) -> None:
+        """Count a record that is dropped, and the documents that are lost by it.
 
-        Args:
-            reason: Why.
-            origin: Where it stands.
-            num_lost: Documents that are lost by it: 0 for what holds no text, such as an empty
-                line; a part of one for a part of a text.
+        An empty line, for example, loses none; a part of a text loses a part of one.
         """
         self.rejected.add(reason, origin)
         file = self._file_of(origin)
@@ -134,8 +140,8 @@ class Tallies:
         if self.look is not None and self.num_seen % LOOK_EVERY == 0:
             self.look()
 
-    def note_keys(self, keys: Iterable[str], origin: Origin) -> None:
-        """Remember keys of a record without the text's key; they are words of a stranger."""
+    def note_keys(self, keys: Iterable[str], origin: RecordOrigin) -> None:
+        """Remember keys of a record without the text's key, escaped: the data may be hostile."""
         known = self._file_of(origin).keys
         for key in keys:
             if len(known) >= MAX_KEYS:
@@ -170,7 +176,7 @@ class Tallies:
         self._name = file
         self._file = _FileCount(account.num_documents, account.num_lost, dict(known.reasons))
 
-    def _file_of(self, origin: Origin) -> _FileCount:
+    def _file_of(self, origin: RecordOrigin) -> _FileCount:
         if origin.file != self._name:
             self._close()
             self._name = origin.file
@@ -208,18 +214,13 @@ def _counts(tally: RejectTally) -> dict[str, Count]:
 
 
 def take_text(
-    text: str, origin: Origin, tallies: Tallies, num_lost_if_empty: float = 1.0
+    text: str, origin: RecordOrigin, tallies: Tallies, num_lost_if_empty: float = 1.0
 ) -> Iterator[Document]:
     """Yield the text as a document, or count why it is none.
 
     Line ends become newlines (no carriage return is left), a byte-order mark at the start goes
     away, and a lone surrogate, which has no UTF-8 form, becomes U+FFFD and is counted as repaired.
-
-    Args:
-        text: What a record holds.
-        origin: Where it stands.
-        tallies: Counts it.
-        num_lost_if_empty: Documents that an empty text loses: 0 where it is a whole file.
+    An empty text loses `num_lost_if_empty` documents: none where it is a whole file.
     """
     clean = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     if not clean.strip():
@@ -233,3 +234,43 @@ def take_text(
         tallies.repaired.add("lone surrogate replaced by U+FFFD", origin)
     tallies.take(origin)
     yield Document(whole, origin)
+
+
+def require_text(name: str, account: DataAccount) -> None:
+    """Refuse data without a document."""
+    if account.num_documents:
+        return
+    message = f"{name} holds no text that can be used: {account.sentence()}"
+    raise DataError(message, _advice(account) or "correct data.path or data.text_key")
+
+
+def require_within_limits(name: str, account: DataAccount, config: DataConfig) -> None:
+    """Refuse data of which more is dropped than the configuration allows."""
+    excess = find_excess(account, config.max_dropped, config.max_dropped_files)
+    if excess is None:
+        return
+    allowed = []
+    if account.lost_share > config.max_dropped:
+        allowed.append(f"`--set data.max_dropped={_rounded_up(account.lost_share)}`")
+    if account.num_whole_files > config.max_dropped_files:
+        allowed.append(f"`--set data.max_dropped_files={account.num_whole_files}`")
+    allow = " and ".join(allowed)
+    advice = _advice(account) or "repair or remove what is named"
+    message = f"{name}: {excess}"
+    raise DataError(message, f"{advice}, or allow it with {allow}")
+
+
+def _advice(account: DataAccount) -> str:
+    """What to do about the worst file, or the most frequent reason."""
+    reasons = dict(account.files[0].reasons) if account.files else {}
+    reasons = reasons or {reason: n.count for reason, n in account.rejected.items()}
+    for reason in sorted(reasons, key=lambda one: -reasons[one]):
+        for words, advice in ADVICE:
+            if any(word in reason for word in words):
+                return advice
+    return ""
+
+
+def _rounded_up(share: float) -> float:
+    """The share with two digits, not below it."""
+    return min(1.0, (int(share * 100) + 1) / 100)

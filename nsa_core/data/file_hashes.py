@@ -1,9 +1,10 @@
 """SHA-256 of files, remembered by size, change time and inode: a start hashes only what is new."""
 
+import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
@@ -11,8 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from nsa_core.config.base import FrozenModel
-from nsa_core.data.progress import OnProgress, StageProgress, ignore_progress
-from nsa_core.data.sources.base import hash_file
+from nsa_core.data.reporting import OnProgress, StageProgress, ignore_progress
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.bounded_json import JsonError, read_bounded
 
@@ -31,6 +31,19 @@ POLL_S = 0.1
 Facts = tuple[int, int, int]
 
 
+HASH_BYTES = 2**20
+
+
+def hash_watched(path: Path, on_bytes: Callable[[int], None]) -> str:
+    """SHA-256 of a file in hexadecimal; `on_bytes` gets the size of each piece and may raise."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(HASH_BYTES):
+            digest.update(piece)
+            on_bytes(len(piece))
+    return digest.hexdigest()
+
+
 class KnownHashes(FrozenModel):
     """Content of the memory: size, change time, inode and hash by absolute path."""
 
@@ -46,11 +59,6 @@ class FileHashes:
 
     A file whose content changes while size, change time and inode stay the same is not noticed;
     `is_forgetful` reads everything again.
-
-    Args:
-        memory: File of what is remembered; shared by all data of a cache.
-        progress: Called often; what it raises ends the hashing.
-        is_forgetful: Believe nothing that is remembered.
     """
 
     def __init__(
@@ -68,11 +76,7 @@ class FileHashes:
         self._num_known = 0
 
     def __call__(self, path: Path) -> str:
-        """SHA-256 of a file.
-
-        Raises:
-            OSError: If it cannot be read.
-        """
+        """SHA-256 of a file."""
         known = self.recall(path)
         if known is not None:
             self._num_known += 1
@@ -80,16 +84,14 @@ class FileHashes:
                 self._progress(StageProgress("hash", detail=str(path)))
             return known
         before = _facts(path)
-        sha256 = hash_file(path, lambda _: self._progress(StageProgress("hash", detail=str(path))))
+        sha256 = hash_watched(
+            path, lambda _: self._progress(StageProgress("hash", detail=str(path)))
+        )
         self._remember(path, before, sha256)
         return sha256
 
     def recall(self, path: Path) -> str | None:
-        """The hash of a file that is as it was when it was hashed; None if it is not known.
-
-        Raises:
-            OSError: If it cannot be looked at.
-        """
+        """The hash of a file that is as it was when it was hashed; None if it is not known."""
         known = self._known.get(str(path.absolute()))
         return known[3] if known is not None and known[:3] == _facts(path) else None
 
@@ -111,11 +113,7 @@ class FileHashes:
                 is_stopped.set()
 
     def save(self) -> None:
-        """Write down what is new.
-
-        Raises:
-            OSError: If the disk is full or not writable.
-        """
+        """Write down what is new."""
         if not self._is_changed:
             return
         write_text(self._memory, KnownHashes(files=self._known).model_dump_json() + "\n")
@@ -135,7 +133,7 @@ class FileHashes:
         except OSError:
             known, before = None, None
         if known is None:
-            return before, pool.submit(hash_file, path, stop)
+            return before, pool.submit(hash_watched, path, stop)
         done: Future[str] = Future()
         done.set_result(known)
         return before, done

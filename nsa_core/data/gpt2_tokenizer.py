@@ -13,7 +13,7 @@ import numpy as np
 import tiktoken
 from numpy.typing import NDArray
 
-from nsa_core.data.errors import DataError
+from nsa_core.data.reporting import DataError
 from nsa_core.data.tokenizer import Ids
 from nsa_core.rundir.atomic import write_bytes
 

@@ -5,11 +5,11 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import zstandard
 
-from nsa_core.data.errors import DataError
+from nsa_core.data.reporting import DataError
 
 #: Longer lines are not read into memory; they are passed over and reported with their number.
 MAX_LINE_BYTES = 16 * 2**20
@@ -42,7 +42,7 @@ ZERO_SHARE = 0.6
 
 
 @dataclass(frozen=True)
-class Line:
+class TextLine:
     """One line without its line end; `content` is None where it is longer than the limit."""
 
     number: int
@@ -50,7 +50,7 @@ class Line:
     num_bytes: int
 
 
-def read_lines(path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Line]:
+def read_lines(path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[TextLine]:
     """Yield the lines of a file, plain, gzip or zstd by its first bytes.
 
     Whole lines before a damaged place are yielded first.
@@ -58,7 +58,6 @@ def read_lines(path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[
     Raises:
         UnreadableFile: If it is text in another encoding than UTF-8, or packed in another way.
         DataError: If compressed data is damaged or ends early; names file, byte and line.
-        OSError: If the file cannot be read.
     """
     splitter = _LineSplitter(max_line_bytes)
     try:
@@ -75,7 +74,6 @@ def read_text_chunks(path: Path) -> Iterator[bytes]:
     Raises:
         UnreadableFile: If it is text in another encoding than UTF-8, or packed in another way.
         DamagedStream: If compressed data is damaged or ends early.
-        OSError: If the file cannot be read.
     """
     is_known = False
     for chunk in _read_chunks(path):
@@ -90,10 +88,8 @@ def read_text_chunks(path: Path) -> Iterator[bytes]:
 
 def _read_chunks(path: Path) -> Iterator[bytes]:
     packing = find_packing(path)
-    if packing == "gzip":
-        yield from _inflate(path)
-    elif packing == "zstd":
-        yield from _decompress_zstd(path)
+    if packing is not None and packing in PACKINGS.values():
+        yield from _unpack(path, packing)
     elif packing is not None:
         message = f"packed with {packing}, which is not read here"
         raise UnreadableFile(message)
@@ -175,7 +171,7 @@ class _LineSplitter:
         self._num_bytes = 0
         self._at_start = True
 
-    def feed(self, chunk: bytes) -> Iterator[Line]:
+    def feed(self, chunk: bytes) -> Iterator[TextLine]:
         if self._at_start and chunk:
             chunk = chunk.removeprefix(b"\xef\xbb\xbf")
             self._at_start = False
@@ -185,7 +181,7 @@ class _LineSplitter:
             yield self._close()
         self._hold(rest)
 
-    def finish(self) -> Iterator[Line]:
+    def finish(self) -> Iterator[TextLine]:
         if self._num_bytes:
             yield self._close()
 
@@ -196,72 +192,41 @@ class _LineSplitter:
         elif piece:
             self._held.append(piece)
 
-    def _close(self) -> Line:
+    def _close(self) -> TextLine:
         self.num_lines += 1
         fits = self._num_bytes <= self._max
         content = b"".join(self._held).removesuffix(b"\r") if fits else None
-        line = Line(self.num_lines, content, self._num_bytes)
+        line = TextLine(self.num_lines, content, self._num_bytes)
         self._held.clear()
         self._num_bytes = 0
         return line
 
 
-def _inflate(path: Path) -> Iterator[bytes]:
-    inflater = zlib.decompressobj(GZIP_WBITS)
-    position, is_fresh = 0, True
+def _unpack(path: Path, packing: str) -> Iterator[bytes]:
+    """Decompress gzip or zstd data, which may be several streams one after another."""
+    is_gzip = packing == "gzip"
+    stream, is_fresh, position = _new_stream(is_gzip=is_gzip), True, 0
     with path.open("rb") as file:
-        while block := file.read(READ_BYTES):
+        while block := file.read(READ_BYTES if is_gzip else ZSTD_READ_BYTES):
             position += len(block)
             while block:
                 try:
-                    yield inflater.decompress(block, READ_BYTES * 4)
-                except zlib.error as error:
-                    message = f"is damaged gzip data before byte {position} ({error})"
+                    yield stream.decompress(block, *([4 * READ_BYTES] if is_gzip else []))
+                except (zlib.error, zstandard.ZstdError) as error:
+                    message = f"is damaged {packing} data before byte {position} ({error})"
                     raise DamagedStream(message) from error
-                is_fresh = False
-                block = inflater.unconsumed_tail
-                if inflater.eof:
-                    block = inflater.unused_data.lstrip(b"\0")
-                    inflater, is_fresh = zlib.decompressobj(GZIP_WBITS), True
+                is_fresh, block = False, stream.unconsumed_tail
+                if stream.eof:
+                    block = stream.unused_data.lstrip(b"\0" if is_gzip else b"")
+                    stream, is_fresh = _new_stream(is_gzip=is_gzip), True
     if not is_fresh:
-        yield inflater.flush()
-        message = f"ends at byte {position} in the middle of its gzip data"
+        yield stream.flush()
+        message = f"ends at byte {position} in the middle of its {packing} data"
         raise DamagedStream(message)
 
 
-class _ZstdFrame(Protocol):
-    """What is used of zstandard's decompression object."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes) -> bytes: ...
-
-
-def _new_zstd_frame() -> _ZstdFrame:
-    frame: _ZstdFrame = zstandard.ZstdDecompressor().decompressobj()
-    return frame
-
-
-def _decompress_zstd(path: Path) -> Iterator[bytes]:
-    frame, is_fresh, position = _new_zstd_frame(), True, 0
-    with path.open("rb") as file:
-        while block := file.read(ZSTD_READ_BYTES):
-            position += len(block)
-            while block:
-                try:
-                    yield frame.decompress(block)
-                except zstandard.ZstdError as error:
-                    message = f"is damaged zstd data before byte {position} ({error})"
-                    raise DamagedStream(message) from error
-                is_fresh = False
-                block = b""
-                if frame.eof:
-                    block = frame.unused_data
-                    frame, is_fresh = _new_zstd_frame(), True
-    if not is_fresh:
-        message = f"ends at byte {position} in the middle of its zstd data"
-        raise DamagedStream(message)
+def _new_stream(*, is_gzip: bool) -> Any:
+    """Both have `decompress`, `eof`, `unused_data`, `unconsumed_tail` and `flush`."""
+    if is_gzip:
+        return zlib.decompressobj(GZIP_WBITS)
+    return zstandard.ZstdDecompressor().decompressobj()

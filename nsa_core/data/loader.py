@@ -1,8 +1,8 @@
-"""Loader: training batches of one rank in a seeded order, with exact resume for any world size."""
+"""Batches of one rank: training in a seeded order with exact resume, and validation."""
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,13 +11,53 @@ from numpy.typing import NDArray
 
 from nsa_core.config.training import DataConfig
 from nsa_core.data.batch import BatchShape, LoaderState, TokenBatch, make_batch
-from nsa_core.data.errors import DataError
-from nsa_core.data.order import Permutation
 from nsa_core.data.prefetch import Prefetcher, do_nothing
+from nsa_core.data.reporting import DataError
 from nsa_core.data.staging import StagedData
 
+_MASK_64 = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+NUM_ROUNDS = 6
 #: Waits that the fetch statistics look back on.
 NUM_WAITS = 512
+#: The choice of validation samples does not depend on a run's seed, so that runs can be compared.
+VALIDATION_SEED = 0
+
+
+def mix(value: int) -> int:
+    """Scramble 64 bits (the finalizer of SplitMix64; Steele, Lea and Flood, OOPSLA 2014)."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return value ^ (value >> 31)
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A bijection of 0 … size-1 that needs no table: a Feistel network with cycle walking."""
+
+    size: int
+    seed: int
+    epoch: int
+
+    def __call__(self, place: int) -> int:
+        """The number at a place."""
+        if not 0 <= place < self.size:
+            message = f"place {place} is outside the permutation of {self.size}"
+            raise IndexError(message)
+        half_bits = max(1, ((self.size - 1).bit_length() + 1) // 2)
+        number = self._shuffle(place, half_bits)
+        while number >= self.size:  # the network permutes a power of 4; walk until inside
+            number = self._shuffle(number, half_bits)
+        return number
+
+    def _shuffle(self, number: int, half_bits: int) -> int:
+        low_mask = (1 << half_bits) - 1
+        left, right = number >> half_bits, number & low_mask
+        key = mix((mix((self.seed + _GOLDEN) & _MASK_64) + self.epoch) & _MASK_64)
+        for round_number in range(NUM_ROUNDS):
+            scrambled = mix((key + _GOLDEN * (round_number + 1) ^ right) & _MASK_64)
+            left, right = right, left ^ (scrambled & low_mask)
+        return left << half_bits | right
 
 
 class TokenRow(Protocol):
@@ -98,13 +138,6 @@ def batch_shape(staged: StagedData, seq_len: int, *, pack_documents: bool) -> Ba
 class Loader:
     """Hands out the training batches of one rank, prefetched in a thread.
 
-    Args:
-        staged: The data.
-        config: Prefetch depth, warm-up, deadline, packing.
-        plan: Which samples this rank takes.
-        state: Where to go on; None begins.
-        row: The tokens, if not `staged.train`.
-
     Raises:
         DataError: If the state belongs to other data, another length or another seed.
     """
@@ -139,10 +172,6 @@ class Loader:
 
         Args:
             poll: Called about ten times a second while waiting; it may raise.
-
-        Raises:
-            LoaderStalled: If no batch arrives before the deadline.
-            DataError: If the data cannot be read.
         """
         started_s = time.monotonic()
         batch = self._prefetcher.next(poll)
@@ -192,3 +221,26 @@ class Loader:
                 message = f"the checkpoint's data position is for {name} {old}, and this is {new}"
                 raise DataError(message, f"resume with the same {name}, or begin a new run")
         return state.global_sample
+
+
+def validation_batches(
+    staged: StagedData, plan: LoaderPlan, num_batches: int, *, pack_documents: bool
+) -> Iterator[TokenBatch]:
+    """Yield this rank's validation batches.
+
+    All ranks together see `num_batches * micro_batch` samples, fewer where the split is smaller:
+    the same ones for every world size, seed and call. Each rank yields the same number of batches;
+    rows that are left over have no targets.
+    """
+    shape = batch_shape(staged, plan.seq_len, pack_documents=pack_documents)
+    num_samples = count_samples(len(staged.validation), plan.seq_len)
+    num_used = min(num_samples, num_batches * plan.micro_batch)
+    order = Permutation(num_samples, VALIDATION_SEED, 0)
+    for call in range(-(-num_used // plan.samples_per_call)):
+        rows = [
+            read_sample(staged.validation, order(place), plan.seq_len)
+            if place < num_used
+            else np.empty(0, dtype=np.int64)
+            for place in plan.places(0, call)
+        ]
+        yield make_batch(rows, shape)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from nsa_core.data.errors import DataError, LoaderStalled
+from nsa_core.data.reporting import DataError
 
 Item = TypeVar("Item")
 #: How often a waiting caller gets to look at its signals.
@@ -15,6 +15,10 @@ POLL_S = 0.1
 STALL_HINT = (
     "look at the disk and the data folder, then resume; data.loader_timeout_s sets the deadline"
 )
+
+
+class LoaderStalled(DataError):  # noqa: N818 - the name says a state; it is a DataError
+    """No batch arrived before the deadline, or the loader's thread died."""
 
 
 def do_nothing() -> None:
@@ -25,9 +29,7 @@ class Prefetcher(Generic[Item]):
     """Runs `build(0)`, `build(1)`, … in one daemon thread and returns the results in that order.
 
     Args:
-        build: Makes an item from its number; called in the thread.
         depth: Items kept ready; 0 builds each one when it is asked for, under the same deadline.
-        timeout_s: Longest wait for an item.
     """
 
     def __init__(self, build: Callable[[int], Item], depth: int, timeout_s: float) -> None:
@@ -45,11 +47,7 @@ class Prefetcher(Generic[Item]):
         self._ask(depth)
 
     def warm_up(self, count: int, poll: Callable[[], None] = do_nothing) -> None:
-        """Wait until `count` items are built; they are handed out afterwards.
-
-        Raises:
-            LoaderStalled: If one is not built before the deadline.
-        """
+        """Wait until `count` items are built; they are handed out afterwards."""
         self._ask(max(count, self._depth) - len(self._ready))
         while len(self._ready) < count:
             self._ready.append(self._receive(poll))
@@ -104,7 +102,7 @@ class Prefetcher(Generic[Item]):
     def _check(self, deadline_s: float) -> None:
         if not self._thread.is_alive() and self._built.empty():
             message = "the reading thread has died"
-            raise LoaderStalled(message, "its traceback is in the log; resume when that is mended")
+            raise LoaderStalled(message, "its traceback is in the log; resume when that is fixed")
         if time.monotonic() >= deadline_s:
             message = f"nothing was read for {self._timeout_s:g} s"
             raise LoaderStalled(message, STALL_HINT)

@@ -1,26 +1,42 @@
 """Stage a source into token shards once, crash-safe and resumable, and open what was staged."""
 
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_core.config.base import disk_advice
 from nsa_core.config.training import DataConfig
 from nsa_core.data.build import BuildJob, build_folder
-from nsa_core.data.dropped import ACCOUNT_NAME, older_account, require_within_limits
-from nsa_core.data.errors import DataError
+from nsa_core.data.documents import require_within_limits
 from nsa_core.data.file_hashes import FileHashes
-from nsa_core.data.folder_lock import folder_lock
-from nsa_core.data.manifest import MANIFEST_NAME, StagedManifest, StagingPlan, read_manifest
-from nsa_core.data.progress import OnProgress, StageProgress, ignore_progress
-from nsa_core.data.shards import SplitTokens, verify_shards
-from nsa_core.data.sources.base import HashOf, hash_file
+from nsa_core.data.reporting import DataError, OnProgress, StageProgress, ignore_progress
+from nsa_core.data.shards import (
+    ACCOUNT_NAME,
+    MANIFEST_NAME,
+    SplitTokens,
+    StagedManifest,
+    StagingPlan,
+    older_account,
+    read_manifest,
+    verify_shards,
+)
 from nsa_core.data.sources.make import make_source
+from nsa_core.data.sources.source import HashOf
 from nsa_core.data.staged_before import StagedBefore, find_staged, note_path
-from nsa_core.data.tokenizer import Tokenizer
-from nsa_core.data.vocabulary import describe_tokenizer, load_tokenizer, tokenizer_identity
+from nsa_core.data.tokenizer import (
+    Tokenizer,
+    describe_tokenizer,
+    load_tokenizer,
+    tokenizer_identity,
+)
+from nsa_core.rundir.checkpoint import hash_file
 from nsa_core.rundir.data_account import DataAccount, read_account
 
 HASHES_NAME = ".file_hashes.json"
+POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -28,12 +44,8 @@ class StagedData:
     """Staged tokens, ready to be read.
 
     Attributes:
-        folder: Folder of the shards.
-        manifest: What they hold.
         manifest_sha256: Names exactly these tokens; a loader's state is bound to it.
-        tokenizer: The tokenizer that made them.
         train: Training tokens as one row; every document ends with `tokenizer.end_id`.
-        validation: Tokens of the held-out documents.
         account: What was dropped of the data, and why.
         notes: What a run should say about where these tokens come from.
         substituted_synthetic: The configured data could not be opened, and these are random words.
@@ -63,15 +75,12 @@ def stage(
 ) -> StagedData:
     """Open the tokens of a configuration, staging them first where that was not done before.
 
-    Args:
-        config: Which data and tokenizer.
-        root: A relative `config.cache_dir` lies below it.
-        seed: Decides the text of the `synthetic` source and nothing else.
-        progress: Called often; what it raises stops the staging, and the next call goes on.
-        expected: Manifest hash of the tokens that a run trained on so far. Where they are whole
-            and of this configuration, they are opened, whatever became of the data they were
-            made of: that is only looked at, and a difference is a note.
-        is_rehashed: Hash every file again, whatever is remembered of it.
+    A relative `config.cache_dir` lies below `root`; `seed` decides the text of the `synthetic`
+    source alone. What `progress` raises stops the staging, and the next call continues it.
+
+    `expected` is the manifest hash of the tokens that a run trained on so far. Where they are whole
+    and of this configuration, they are opened, whatever became of the data they were made of: a
+    difference is only noted. `is_rehashed` hashes every file again, whatever is remembered of it.
 
     Raises:
         DataError: If the data cannot be used, or more of it would be dropped than the
@@ -92,26 +101,18 @@ def stage(
 def open_staged(
     folder: Path,
     *,
-    is_verified: bool = True,
     progress: OnProgress = ignore_progress,
     hashes: FileHashes | None = None,
 ) -> StagedData:
-    """Open a staged folder.
-
-    Args:
-        folder: A folder that `stage` made.
-        is_verified: Compare every shard with its SHA-256 first.
-        progress: Called while shards are verified.
-        hashes: Knows the shards that were verified before; by default all are hashed.
+    """Open a folder that `stage` made; `hashes` spares the shards that it knows.
 
     Raises:
         DataError: If it is missing, damaged, or its tokenizer has changed.
     """
     manifest, sha256 = read_manifest(folder)
-    if is_verified:
-        progress(StageProgress("verify", detail=folder.name))
-        known = hashes or FileHashes(folder.parent / HASHES_NAME, progress, is_forgetful=True)
-        verify_shards(folder, manifest.shards, known)
+    progress(StageProgress("verify", detail=folder.name))
+    known = hashes or FileHashes(folder.parent / HASHES_NAME, progress, is_forgetful=True)
+    verify_shards(folder, manifest.shards, known)
     tokenizer = load_tokenizer(manifest.tokenizer.name, folder)
     if describe_tokenizer(tokenizer) != manifest.tokenizer:
         message = f"the tokenizer in {folder} is not the one its shards were made with"
@@ -180,7 +181,7 @@ class _Request:
             return None
         staged = open_staged(folder, progress=self.progress, hashes=hashes)
         changes = before.describe_changes(hashes)
-        note = f"the run goes on with the shards it was begun with; since then {changes}"
+        note = f"the run continues with the shards that it began with; since then {changes}"
         return replace(staged, notes=(note,)) if changes else staged
 
     def _begin(self, hashes: FileHashes) -> StagedData:
@@ -193,17 +194,13 @@ class _Request:
                 build_folder(BuildJob(config, self.seed, plan, folder, self.progress))
             note_path(folder, config)
         staged = open_staged(folder, progress=self.progress, hashes=hashes)
-        if staged.manifest_sha256 != self.expected:  # a run goes on with what it was begun with
+        if staged.manifest_sha256 != self.expected:  # a run keeps what it began with
             require_within_limits(config.path or config.source, staged.account, config)
         return staged
 
 
 def _refuse_cache_inside(config: DataConfig, cache: Path) -> None:
-    """Refuse a folder of text that shards are written into: the next start would read them, too.
-
-    Raises:
-        DataError: If it is one.
-    """
+    """Refuse a folder of text that shards are written into: the next start would read them, too."""
     if config.source != "fineweb_edu_local":
         return
     path = Path(config.path)
@@ -225,16 +222,7 @@ def _saved(hashes: FileHashes, staged: StagedData) -> StagedData:
 
 
 def plan_staging(config: DataConfig, seed: int, hash_of: HashOf = hash_file) -> StagingPlan:
-    """What a staging would be made of.
-
-    Args:
-        config: Which data and tokenizer.
-        seed: Seed of the synthetic source.
-        hash_of: SHA-256 of a file of the source.
-
-    Raises:
-        DataError: If there is nothing to stage.
-    """
+    """What a staging would be made of."""
     return StagingPlan(
         source=make_source(config, seed).record(hash_of),
         tokenizer=tokenizer_identity(config),
@@ -242,3 +230,21 @@ def plan_staging(config: DataConfig, seed: int, hash_of: HashOf = hash_file) -> 
         validation_fraction=config.validation_fraction,
         read_ahead=config.document_batch if config.max_tokens else 0,
     )
+
+
+@contextmanager
+def folder_lock(path: Path, progress: OnProgress) -> Iterator[None]:
+    """Hold an advisory lock; the kernel lets it go when the process ends, however it ends."""
+    with path.open("ab") as file:
+        while not _try_lock(file.fileno()):
+            progress(StageProgress("wait", detail=f"another process stages; it holds {path.name}"))
+            time.sleep(POLL_S)
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -6,16 +6,14 @@ cannot be used, 14 without the run's tokenizer, 15 without whole weights.
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa_core.config.base import one_line
 from nsa_core.env import set_before_torch
-from nsa_core.reader import run_to_exit_code
 from nsa_core.rundir.atomic import check_place, write_text
 from nsa_core.rundir.exit import TrainerExit
-from nsa_core.rundir.layout import RunDir
+from nsa_core.terminal import add_run_flags, run_to_exit_code, tell
 
 if TYPE_CHECKING:
     from nsa_core.evaluate.needle import NeedleCell, NeedleTable
@@ -31,21 +29,13 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "needle", help="hide a number at several depths of long texts and ask for it at the end"
     )
     add = needle.add_argument
-    add("--run", type=Path, required=True, metavar="DIR", help="run directory")
+    add_run_flags(needle)
     add("--lengths", type=int, nargs="+", metavar="N", help="tokens of the texts")
     add("--trials", type=int, default=8, metavar="N", help="texts for each cell")
-    add("--step", type=int, help="take the checkpoint of this step instead of the newest")
-    add("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    add("--tokenizer", type=Path, metavar="DIR", help="staged data folder that holds the tokenizer")
     add("--cut", action="store_true", help="evaluate with the gate of the selected branch at 0")
     add("--picture", type=Path, metavar="FILE", help="write a heat map as SVG")
     add("--json", action="store_true", help="print JSON instead of the table")
     return parser.parse_args(argv)
-
-
-def tell(line: str) -> None:
-    """One line of the story, on stderr."""
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -81,19 +71,11 @@ def measure(arguments: argparse.Namespace) -> "tuple[NeedleTable, str]":
     from contextlib import ExitStack
 
     from nsa_core.evaluate.ablation import cut_branches
-    from nsa_core.evaluate.device import choose_device
     from nsa_core.evaluate.needle import measure_needles
-    from nsa_core.evaluate.run_model import open_run_model
+    from nsa_core.evaluate.run_model import open_by_flags
 
     check_sizes(arguments)
-    opened = open_run_model(
-        RunDir(arguments.run.resolve()),
-        choose_device(arguments.device),
-        tell=tell,
-        step=arguments.step,
-        tokenizer_folder=arguments.tokenizer,
-    )
-    tell(f"weights: {opened.weights.path} on {opened.device}")
+    opened = open_by_flags(arguments)
     config = opened.weights.config
     lengths = arguments.lengths or default_lengths(config.batch.seq_len)
     with ExitStack() as stack:

@@ -17,11 +17,6 @@ class HeatMap:
     """What is drawn.
 
     Attributes:
-        title: One line above.
-        row_title: What the rows are.
-        column_title: What the columns are.
-        rows: Labels from top to bottom.
-        columns: Labels from left to right.
         shares: By row and column, 0 to 1: how dark.
         labels: By row and column: what is written in the square.
     """

@@ -1,8 +1,8 @@
-"""Needle in a haystack: is a sentence told early in a long text still known at its end?
+"""Needle in a haystack: does a model still know an early sentence at the end of a long text?
 
 The text is plain and the same for every tokenizer: a haystack of sentences, one sentence with a
 number at some depth, and at the end the beginning of that sentence again. The answer is scored in
-one pass. Beside the share of right answers stands how many nats the needle saves on the answer:
+one pass. Beside the share of right answers it shows how many nats the needle saves on the answer:
 a small language model that cannot spell a whole number may still be seen to use it.
 """
 
@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from nsa_core.config.training import Precision
 from nsa_core.data.tokenizer import Tokenizer
-from nsa_core.evaluate.forward import autocast
+from nsa_core.evaluate.device import autocast
 from nsa_core.model.transformer import LanguageModel
 
-#: Where the needle stands: 0 is the beginning of the text.
+#: Where the needle is: 0 is the beginning of the text.
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _PLACES = ("harbour", "mill", "chapel", "station", "library", "bakery", "quarry", "lighthouse")
 _HAY = (
@@ -42,7 +42,6 @@ class NeedleCell:
         accuracy: Share of answers whose every token was the likeliest.
         nats_with: Mean nats per answer token.
         nats_without: The same with the needle replaced by hay of as many tokens.
-        num_trials: Texts.
         is_beyond_window: In no text can the windows alone carry the needle to the question. Each
             layer hands on what stands up to `window - 1` tokens before, and the question's own
             tokens may read the needle for its last one, so it ends before the first token of the
@@ -80,11 +79,7 @@ class NeedleTable:
         return tuple(sorted({cell.depth for cell in self.cells}))
 
     def cell(self, num_tokens: int, depth: float) -> NeedleCell:
-        """The cell of a length and depth.
-
-        Raises:
-            KeyError: If it was not measured.
-        """
+        """The cell of a length and depth."""
         for cell in self.cells:
             if (cell.num_tokens, cell.depth) == (num_tokens, depth):
                 return cell
@@ -100,11 +95,8 @@ class NeedleText:
     """Ids of one text with the needle and of its twin without; both end with the answer.
 
     Attributes:
-        with_needle: The needle stands at its depth.
-        without: The same hay all through.
         num_question: Ids of the question, before the answer.
         num_answer: Ids of the answer, at the end.
-        needle_end: Position after the needle.
     """
 
     with_needle: list[int]
@@ -164,18 +156,9 @@ def measure_needles(
     num_trials: int = 8,
     poll: Callable[[NeedleCell], None] = lambda _: None,
 ) -> NeedleTable:
-    """Ask at every length and depth.
+    """Ask at every length and depth, with the same numbers and hay at each depth.
 
-    Args:
-        model: In eval mode on its device.
-        tokenizer: Its own.
-        precision: As in training.
-        lengths: Tokens of the texts.
-        num_trials: Texts for each cell, the same numbers and hay for each depth.
-        poll: Called with each cell; it may raise.
-
-    Raises:
-        ValueError: If a length is too short for needle and question.
+    The model is in eval mode. `poll` gets each cell, and may raise.
     """
     cells = []
     for num_tokens in lengths:

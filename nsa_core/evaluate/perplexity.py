@@ -8,7 +8,7 @@ import torch
 
 from nsa_core.config.training import Precision
 from nsa_core.data.batch import TokenBatch
-from nsa_core.evaluate.forward import autocast, move
+from nsa_core.evaluate.device import autocast, move
 from nsa_core.model.transformer import LanguageModel
 
 
@@ -18,7 +18,6 @@ class Perplexity:
 
     Attributes:
         loss: Mean nats per target token.
-        num_tokens: Target tokens.
         num_bytes: Bytes of text that they stand for.
     """
 
@@ -28,7 +27,7 @@ class Perplexity:
 
     @property
     def bits_per_byte(self) -> float:
-        """Comparable between tokenizers; an end token costs bits and stands for no byte."""
+        """Comparable between tokenizers; an end token costs bits and is no byte of text."""
         return self.loss * self.num_tokens / math.log(2) / max(1, self.num_bytes)
 
     @property
@@ -45,12 +44,6 @@ def measure_perplexity(
     poll: Callable[[], None],
 ) -> Perplexity:
     """Mean over all targets of all batches, in eval mode; the model's mode is restored.
-
-    Args:
-        model: Any language model.
-        batches: The same ones each time.
-        precision: As in training.
-        poll: Called before every batch; it may raise.
 
     Raises:
         ValueError: If no batch has a target.

@@ -1,5 +1,6 @@
 """Open the trained model of a run directory: verified weights, its configuration, its tokenizer."""
 
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,11 @@ from torch import Tensor
 from nsa_core.config.backend_policy import ALL_BRANCHES
 from nsa_core.config.base import one_line
 from nsa_core.config.run import RunConfig
-from nsa_core.data.errors import DataError
-from nsa_core.data.manifest import MANIFEST_NAME as STAGED_NAME
-from nsa_core.data.manifest import read_manifest as read_staged
-from nsa_core.data.tokenizer import ByteTokenizer, Tokenizer
-from nsa_core.data.vocabulary import load_tokenizer
-from nsa_core.evaluate.forward import COMPUTE_DTYPE
+from nsa_core.data.reporting import DataError
+from nsa_core.data.shards import MANIFEST_NAME as STAGED_NAME
+from nsa_core.data.shards import read_manifest as read_staged
+from nsa_core.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from nsa_core.evaluate.device import COMPUTE_DTYPE, choose_device
 from nsa_core.kernels.dispatch import choose_backends, device_facts
 from nsa_core.model.transformer import LanguageModel
 from nsa_core.model.weights import load_model_tensors
@@ -32,17 +32,14 @@ from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.lineage import find_not_own
 from nsa_core.rundir.manifest import ManifestError, read_manifest
+from nsa_core.terminal import tell as tell_on_stderr
 
 #: Takes one line about what was passed over.
 Tell = Callable[[str], None]
 
 
 class RunModelError(ValueError):
-    """The model of a run cannot be opened.
-
-    Attributes:
-        code: Exit code of a command that needed it.
-    """
+    """The model of a run cannot be opened."""
 
     def __init__(self, message: str, code: TrainerExit) -> None:
         super().__init__(message)
@@ -54,8 +51,6 @@ class WeightsFile:
     """Weights on the disk and what belongs to them.
 
     Attributes:
-        path: The safetensors file.
-        config: Configuration that they were trained with.
         step: Optimizer steps done; None for the final weights, which do not say it.
         tokenizer_fingerprint: Tokenizer of the checkpoint; empty where it was not recorded.
     """
@@ -74,6 +69,24 @@ class RunModel:
     tokenizer: Tokenizer
     weights: WeightsFile
     device: torch.device
+
+
+def open_by_flags(arguments: Namespace) -> RunModel:
+    """Open the model that `terminal.add_run_flags` asked for, and print on stderr which it is.
+
+    Raises:
+        RunModelError: As `open_run_model`.
+        ValueError: If CUDA is asked for and there is no card.
+    """
+    opened = open_run_model(
+        RunDir(arguments.run.resolve()),
+        choose_device(arguments.device),
+        tell=tell_on_stderr,
+        step=arguments.step,
+        tokenizer_folder=arguments.tokenizer,
+    )
+    tell_on_stderr(f"weights: {opened.weights.path} on {opened.device}")
+    return opened
 
 
 def open_run_model(

@@ -43,9 +43,6 @@ class AttentionContext:
     """What all layers of one forward pass have in common.
 
     Attributes:
-        geometry: Block sizes.
-        packing: The documents.
-        slots: Where compressed blocks lie.
         token_tables: Rotary tables of the tokens.
         slot_tables: Rotary tables of the compressed keys, at the first position of their block.
     """
@@ -91,8 +88,6 @@ class Projected:
     """What a layer makes of its input, before rotation.
 
     Attributes:
-        q_NHD: Queries.
-        pairs: Keys and values of the branches.
         gate_NY: The gate's product with x; None where the gate has a hidden layer.
     """
 

@@ -21,7 +21,6 @@ class CacheSizes:
     """Rows of the buffers.
 
     Attributes:
-        capacity: Tokens of the longest sequence.
         chunk: Most new tokens of one step.
         ring: Rows of the window: w - 1 old ones and a chunk of new ones.
         compressed: Compressed blocks of the longest sequence, and one that is not complete.
@@ -124,15 +123,7 @@ class DecodeCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Self:
-        """Reserve everything that `capacity` tokens need, once.
-
-        Args:
-            config: The model.
-            batch: Sequences.
-            capacity: Most tokens of a sequence, prompt and new ones together.
-            chunk: Most tokens added in one step: prompts are taken in chunks of this size.
-            dtype: Of keys and values.
-            device: Of the buffers.
+        """Reserve everything that `capacity` tokens need, once; prompts are taken by the `chunk`.
 
         Raises:
             ValueError: If a count is below 1, there are more positions than rotary angles tell

@@ -1,11 +1,14 @@
 """Extend cached sequences by new tokens: prefill in chunks and decode are one function.
 
-Legend: B sequences, m new tokens of each, W model width, H heads, G groups, h = H / G, D key width,
-E value width, C compressed blocks, J selection blocks, S = num_selected, R keys a query reads.
+Legend: B sequences, m new tokens of each, N = B * m, W model width, H heads, G groups, h = H / G,
+D key width, E value width, C compressed blocks, J selection blocks, S = num_selected, R keys a
+query reads.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +23,54 @@ from nsa_core.kernels.gathered import (
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.selection import choose_blocks, select_scores
 from nsa_core.model.attention import DenseAttention, KeysValues, NSAAttention
-from nsa_core.model.cache import DecodeCache, DenseLayerCache, NSALayerCache, PairBuffer
-from nsa_core.model.cached_layers import CachedPass
+from nsa_core.model.cache import DecodeCache, DenseLayerCache, LayerCache, NSALayerCache, PairBuffer
 from nsa_core.model.decode_plans import CachedBlocksPlan, CachedPlan, Positions
 from nsa_core.model.rotary import Rotary, rotate
-from nsa_core.model.transformer import LanguageModel, check_tokens
+from nsa_core.model.transformer import Block, LanguageModel, check_tokens
+
+Reads = TypeVar("Reads")
+#: A layer, its normed input [N, W] and its cache in; what it adds [N, W], its chosen blocks and the
+#: keys it read out.
+AttendNSA = Callable[[NSAAttention, Tensor, NSALayerCache], tuple[Tensor, Tensor, Reads]]
+#: As `AttendNSA`, without blocks.
+AttendDense = Callable[[DenseAttention, Tensor, DenseLayerCache], tuple[Tensor, Reads]]
+
+
+@dataclass(eq=False)
+class CachedPass(Generic[Reads]):
+    """One pass of new tokens through all layers.
+
+    Attributes:
+        ids: Chosen blocks of each NSA layer.
+        reads: Keys read in each layer.
+    """
+
+    attend_nsa: AttendNSA[Reads]
+    attend_dense: AttendDense[Reads]
+    ids: list[Tensor] = field(default_factory=list)
+    reads: list[Reads] = field(default_factory=list)
+
+    def run(self, model: LanguageModel, cache: DecodeCache, token_N: Tensor) -> Tensor:
+        """Hidden states [N, W] after the last norm."""
+
+        def through(index: int, block: Block, x_NW: Tensor) -> Tensor:
+            layer = cache.layers[index]
+            return block.add(x_NW, lambda normed_NW: self._attend(block, normed_NW, layer))
+
+        return model.through_blocks(token_N, through)
+
+    def _attend(self, block: Block, x_NW: Tensor, layer: LayerCache) -> Tensor:
+        attention = block.attention
+        if isinstance(attention, NSAAttention) and isinstance(layer, NSALayerCache):
+            attended, ids, reads = self.attend_nsa(attention, x_NW, layer)
+            self.ids.append(ids)
+        elif isinstance(attention, DenseAttention) and isinstance(layer, DenseLayerCache):
+            attended, reads = self.attend_dense(attention, x_NW, layer)
+        else:
+            message = f"a cache made for {type(layer).__name__} cannot serve {type(attention)}"
+            raise TypeError(message)
+        self.reads.append(reads)
+        return attended
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +98,6 @@ class DecodeStep:
     Attributes:
         hidden_BmW: Hidden states of the new tokens after the last norm.
         ids: Chosen blocks [B, m, G, S] of each NSA layer.
-        reads: Keys read in each layer.
     """
 
     hidden_BmW: Tensor
@@ -91,11 +136,7 @@ def extend(model: LanguageModel, cache: DecodeCache, tokens_Bm: Tensor) -> Decod
 
 
 def prefill(model: LanguageModel, cache: DecodeCache, tokens_BT: Tensor) -> DecodeStep:
-    """Take a prompt in chunks; returns the step of the last chunk.
-
-    Raises:
-        ValueError: As `extend`, or if the prompt has no tokens.
-    """
+    """Take a prompt in chunks; returns the step of the last chunk."""
     check_tokens(tokens_BT)
     first, *rest = torch.split(tokens_BT, cache.sizes.chunk, dim=1)
     step = extend(model, cache, first)

@@ -22,12 +22,9 @@ class LayerStatistics:
     """Gate and selection figures of one layer, over all tokens and heads.
 
     Attributes:
-        layer: Index from 0.
         entropy_mean: Mean entropy of the normalised branch shares, in nats (at most ln 3).
-        entropy_min: The lowest one of any (token, head).
         max_gate: Mean of the largest share.
         collapse_frac: Share of (token, head) that uses one branch only.
-        branch_shares: Mean share of compressed, selected, sliding.
         selected_blocks: Mean number of blocks chosen per token and group.
         free_block_share: Share of chosen blocks that were not forced.
     """

@@ -18,11 +18,11 @@ from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.model.attention import AttentionContext, DenseAttention, NSAAttention, make_context
-from nsa_core.model.initialise import initialise
 from nsa_core.model.layers import MLP, RMSNorm
 from nsa_core.model.loss import LossSum, loss_sum
 from nsa_core.model.rotary import Rotary
 from nsa_core.model.statistics import AttentionStatistics, read_statistics
+from nsa_core.model.weights import initialise
 
 ActivationCheckpointing = Literal["none", "full", "selective"]
 #: The Triton kernel needs a card and half precision; speed and memory only.
@@ -39,8 +39,6 @@ class ParameterInfo:
     """A parameter and how the optimizer should treat it.
 
     Attributes:
-        name: As in the state dict.
-        parameter: The tensor.
         is_decayed: Weight decay applies: matrices do, norms, biases and embeddings do not.
         is_block_matrix: A two-dimensional weight inside a block, gates left out, which Muon
             may take.
@@ -90,10 +88,7 @@ class LanguageModel(nn.Module):
     ) -> None:
         """Make the model on the current default device, the same weights for the same seed.
 
-        Args:
-            config: Sizes.
-            backends: Attention backend of each branch; plain PyTorch if left out.
-            seed: Of the initial weights; no global random state is used or changed.
+        Without `backends` it is plain PyTorch. No global random state is used or changed.
         """
         super().__init__()
         self.config = config

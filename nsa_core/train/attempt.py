@@ -134,7 +134,7 @@ class Attempt:
             return self._classify(error)
 
     def _classify(self, error: Exception) -> tuple[TrainerExit, str]:
-        from nsa_core.data.errors import DataError
+        from nsa_core.data.reporting import DataError
         from nsa_core.train.checkpoint import is_disk_full
         from nsa_core.train.run import is_out_of_memory
 

@@ -6,7 +6,7 @@ import torch
 from torch.utils import deterministic
 
 from nsa_core.config.run import RunConfig
-from nsa_core.evaluate.forward import COMPUTE_DTYPE
+from nsa_core.evaluate.device import COMPUTE_DTYPE
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.dispatch import choose_backends, device_facts, refusal
 from nsa_core.model.transformer import LanguageModel, LossKernel

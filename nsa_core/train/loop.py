@@ -5,7 +5,7 @@ import time
 import torch
 
 from nsa_core.data.batch import TokenBatch
-from nsa_core.data.errors import DataError
+from nsa_core.data.reporting import DataError
 from nsa_core.evaluate.perplexity import measure_perplexity
 from nsa_core.train.failure import NonFiniteError
 from nsa_core.train.gates import gates_are_due, record_gates

@@ -7,9 +7,8 @@ import torch
 from nsa_core.config.counts import count_flops
 from nsa_core.config.run import RunConfig
 from nsa_core.data.batch import LoaderState, TokenBatch
-from nsa_core.data.loader import Loader, LoaderPlan
+from nsa_core.data.loader import Loader, LoaderPlan, validation_batches
 from nsa_core.data.staging import StagedData
-from nsa_core.data.validation import validation_batches
 from nsa_core.train.card import CardSampler, peak_flops_per_s
 from nsa_core.train.checkpoint import Origin
 from nsa_core.train.context import AttemptContext

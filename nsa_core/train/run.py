@@ -6,8 +6,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from nsa_core.evaluate.recall import measure_recall
 from nsa_core.model.weights import model_tensors
+from nsa_core.recall.by_depth import measure_recall
 from nsa_core.rundir.atomic import fsync_dir, fsync_file
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import TrainerExit

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 
 from nsa_core.data.batch import LoaderState
-from nsa_core.data.changes import describe_changes
-from nsa_core.data.errors import DataError
-from nsa_core.data.manifest import MANIFEST_NAME, StagedManifest, read_manifest, write_manifest
-from nsa_core.data.progress import StageProgress
+from nsa_core.data.reporting import DataError, StageProgress
+from nsa_core.data.shards import MANIFEST_NAME, StagedManifest, read_manifest, write_manifest
+from nsa_core.data.staged_before import describe_changes
 from nsa_core.data.staging import StagedData, stage
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.data_account import DataAccount, read_account

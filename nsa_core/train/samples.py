@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from nsa_core.evaluate.generate import Sampling, generate
+from nsa_core.evaluate.sampling import Sampling, stream
 from nsa_core.rundir.atomic import write_text
 from nsa_core.train.session import Session
 
@@ -25,12 +25,14 @@ def write_samples(session: Session) -> None:
 def _sample(session: Session, sampling: Sampling) -> dict[str, Any]:
     evaluation, tokenizer = session.config.evaluation, session.tokenizer
     prompt = [int(token) for token in tokenizer.encode(evaluation.sample_prompt)]
-    new = generate(
-        session.model,
-        prompt or [tokenizer.end_id],  # an empty prompt asks for the beginning of a document
-        max_new_tokens=evaluation.sample_tokens,
-        sampling=sampling,
-        stop_token=tokenizer.end_id,
+    new = list(
+        stream(
+            session.model,
+            prompt or [tokenizer.end_id],  # an empty prompt asks for the beginning of a document
+            max_new_tokens=evaluation.sample_tokens,
+            sampling=sampling,
+            stop_token=tokenizer.end_id,
+        )
     )
     return {
         "step": session.step,

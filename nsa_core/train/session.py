@@ -10,10 +10,10 @@ from nsa_core.config.run import RunConfig
 from nsa_core.data.batch import TokenBatch
 from nsa_core.data.loader import Loader
 from nsa_core.data.tokenizer import Tokenizer
-from nsa_core.evaluate.recall import Recall
 from nsa_core.kernels.backend import BackendChoice
 from nsa_core.model.transformer import LanguageModel
 from nsa_core.model.weights import model_tensors
+from nsa_core.recall.by_depth import Recall
 from nsa_core.train.card import CardSampler
 from nsa_core.train.checkpoint import Snapshot, TrainingState, to_host
 from nsa_core.train.context import AttemptContext

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from nsa_core.config.training import Precision
 from nsa_core.data.batch import TokenBatch
-from nsa_core.evaluate.forward import autocast, move
+from nsa_core.evaluate.device import autocast, move
 from nsa_core.kernels.packing import Packing
 from nsa_core.model.loss import LossSum
 from nsa_core.train.judgement import find_fault

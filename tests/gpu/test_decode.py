@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from nsa_core.config.model import ModelConfig, NSAConfig
-from nsa_core.evaluate.generate import Sampling, generate
+from nsa_core.evaluate.sampling import Sampling, stream
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.decode import CachedPairs, GatheredDecode
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.model.cache import DecodeCache
 from nsa_core.model.decode import extend, prefill
-from nsa_core.model.decode_loop import DecodeLoop
+from nsa_core.model.decode_step import DecodeLoop
 from nsa_core.model.transformer import LanguageModel
 from tests import oracle
 
@@ -182,8 +182,8 @@ def test_replays_allocate_nothing_and_do_not_wait_for_the_host():
 def test_generation_through_the_graph_writes_what_steps_without_it_write(sampling, monkeypatch):
     model = make_model("triton")
     prompt = make_tokens()[0, :PROMPT].tolist()
-    found = generate(model, prompt, max_new_tokens=100, sampling=sampling)
+    found = list(stream(model, prompt, max_new_tokens=100, sampling=sampling))
     plain = DecodeLoop._compute
     monkeypatch.setattr(DecodeLoop, "_replay", plain)
-    assert generate(model, prompt, max_new_tokens=100, sampling=sampling) == found
+    assert list(stream(model, prompt, max_new_tokens=100, sampling=sampling)) == found
     assert len(found) == 100

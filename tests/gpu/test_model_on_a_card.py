@@ -9,7 +9,7 @@ import torch
 from nsa_core.checks.causality import SentinelSettings, perturbation_probe, sentinel_probe
 from nsa_core.config.model import GateConfig, ModelConfig, NSAConfig
 from nsa_core.data.batch import BatchShape, make_batch
-from nsa_core.evaluate.forward import move
+from nsa_core.evaluate.device import move
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry

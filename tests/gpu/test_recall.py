@@ -7,10 +7,10 @@ that are always selected. Blocks chosen without looking for the key hold at most
 import pytest
 import torch
 
-from nsa_core.bench.recall import HEADER, as_line, judge, teach_and_judge
-from nsa_core.checks.learning import as_dense
-from nsa_core.checks.recall_recipes import CARD_NSA, CARD_TASK, LONG_CARD_TASK, on_card
 from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.recall.bench import HEADER, as_line, judge, teach_and_judge
+from nsa_core.recall.learning import as_dense
+from nsa_core.recall.recipes import CARD_NSA, CARD_TASK, LONG_CARD_TASK, on_card
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

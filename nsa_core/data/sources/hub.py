@@ -6,11 +6,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nsa_core.data.documents import Document, Origin, Tallies, take_text
-from nsa_core.data.errors import DataError, LoaderStalled
-from nsa_core.data.prefetch import Prefetcher
-from nsa_core.data.progress import OnProgress, StageProgress, ignore_progress
-from nsa_core.data.sources.base import HashOf, SourcePosition, SourceRecord
+from nsa_core.data.documents import Document, RecordOrigin, Tallies, take_text
+from nsa_core.data.prefetch import LoaderStalled, Prefetcher
+from nsa_core.data.reporting import DataError, OnProgress, StageProgress, ignore_progress
+from nsa_core.data.sources.source import HashOf, RemotePlace, SourcePosition, SourceRecord
 
 #: Waits between tries; after the last one the staging stops, about five minutes after the first.
 RETRY_WAITS_S = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)
@@ -34,7 +33,7 @@ FINAL_ERRORS = (
     ("huggingface_hub.errors", "OfflineModeIsEnabled"),
     ("huggingface_hub.errors", "GatedRepoError"),
 )
-HINT = "the staged part is kept: start again to go on, or use data.source fineweb_edu_local"
+HINT = "the staged part is kept: start again to continue, or use data.source fineweb_edu_local"
 
 
 class Stream(Protocol):
@@ -50,11 +49,7 @@ class Stream(Protocol):
 
 
 def open_hub_stream(dataset: str, subset: str) -> Stream:
-    """The training split of a data set, streamed.
-
-    Raises:
-        DataError: If `datasets` is not installed.
-    """
+    """The training split of a data set, streamed."""
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
@@ -65,16 +60,7 @@ def open_hub_stream(dataset: str, subset: str) -> Stream:
 
 
 class HubSource:
-    """Documents of a hub data set; a network failure is waited out, a long one stops the staging.
-
-    Args:
-        dataset: Name on the hub.
-        subset: Its configuration.
-        text_key: Column of the text.
-        open_stream: Opens the stream at its start.
-        sleep: Waits for some seconds.
-        stall_s: Longest wait for one record.
-    """
+    """Documents of a hub data set; waits for a network that fails, and gives up after a while."""
 
     def __init__(
         self,
@@ -116,16 +102,16 @@ class HubSource:
         """
         self._go_to(start)
         for record in self._records(progress):
-            origin = Origin(self._dataset, self._num_records)
+            origin = RecordOrigin(self._dataset, self._num_records)
             text = record.get(self._text_key)
             if isinstance(text, str):
                 yield from take_text(text, origin, self.tallies)
             else:
                 self._count_missing(record, origin)
 
-    def remote_state(self) -> dict[str, Any] | None:
+    def remote_place(self) -> RemotePlace:
         """Number of records read, and the stream's own place."""
-        return {"num_records": self._num_records, "place": self._place}
+        return RemotePlace(num_records=self._num_records, place=self._place)
 
     def _go_to(self, start: SourcePosition) -> None:
         self.tallies.rejected.restore(start.rejected)
@@ -133,10 +119,10 @@ class HubSource:
         if start.account is not None:
             self.tallies.restore(start.account, self._dataset)
         if start.remote is not None:
-            self._num_records = start.remote["num_records"]
-            self._place = start.remote["place"]
+            self._num_records = start.remote.num_records
+            self._place = start.remote.place
 
-    def _count_missing(self, record: Mapping[str, Any], origin: Origin) -> None:
+    def _count_missing(self, record: Mapping[str, Any], origin: RecordOrigin) -> None:
         if self._text_key in record:
             self.tallies.reject(f"`{self._text_key}` is null or not a text", origin)
             return
@@ -186,11 +172,7 @@ class HubSource:
             yield pulled.record
 
     def _open(self) -> Stream:
-        """The stream at its place.
-
-        Raises:
-            DataError: If the data set or its subset cannot be what was meant.
-        """
+        """The stream at its place."""
         try:
             stream = self._open_stream(self._dataset, self._subset)
         except DataError:
@@ -203,11 +185,7 @@ class HubSource:
         return stream
 
     def _wait(self, num_failures: int, failure: Exception, progress: OnProgress) -> None:
-        """Wait in seconds, so that `progress` can stop it.
-
-        Raises:
-            DataError: If that was the last try.
-        """
+        """Wait in seconds, so that `progress` can stop it."""
         waits_s = RETRY_WAITS_S if self._num_records else FIRST_WAITS_S
         if num_failures > len(waits_s):
             message = (

@@ -5,19 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsa_core.data.documents import Document, Origin, Tallies
-from nsa_core.data.errors import DataError
+from nsa_core.data.documents import Document, RecordOrigin, Tallies
 from nsa_core.data.lines import UnreadableFile, find_packing, packing_by_name
-from nsa_core.data.progress import OnProgress, ignore_progress
-from nsa_core.data.sources.base import (
-    HashOf,
-    SourceFile,
-    SourcePosition,
-    SourceRecord,
-    skip_documents,
-)
-from nsa_core.data.sources.jsonl import read_jsonl
-from nsa_core.data.sources.plain import piece_bytes, read_plain
+from nsa_core.data.reporting import DataError
+from nsa_core.data.sources.source import HashOf, ReadAgain, SourceFile, SourceRecord
+from nsa_core.data.sources.text_files import piece_bytes, read_jsonl, read_plain
 from nsa_core.rundir.data_account import HIDDEN
 
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
@@ -70,7 +62,7 @@ class _Found:
     left_out: str = "unknown kind of file"
 
 
-class LocalSource:
+class LocalSource(ReadAgain):
     """Every document of a file, or of the files of a folder and the folders in it.
 
     Raises:
@@ -94,37 +86,24 @@ class LocalSource:
         return SourceRecord(kind="fineweb_edu_local", settings=settings, files=files)
 
     def text_bytes(self) -> int:
-        """Bytes of the files that are read; packed ones count as text `UNPACKED` times as long.
-
-        Raises:
-            OSError: If a file cannot be looked at.
-        """
+        """Bytes of the files that are read; packed ones count as text `UNPACKED` times as long."""
         sizes = ((found.path.stat().st_size, found.name) for found in self._found if found.kind)
         return sum(size * (UNPACKED if _is_packed(name) else 1) for size, name in sizes)
 
-    def documents(
-        self, start: SourcePosition, progress: OnProgress = ignore_progress
-    ) -> Iterator[Document]:
-        """Yield the documents file by file; what was read before is read again and passed over."""
-        del progress  # a local source does not wait
-        return skip_documents(self._all_documents(), start.num_documents)
-
-    def remote_state(self) -> None:
-        """A local source is read again instead."""
-
-    def _all_documents(self) -> Iterator[Document]:
+    def all_documents(self) -> Iterator[Document]:
+        """Yield the documents file by file."""
         for name, reason in self._no_data:
-            self.tallies.passed_over.add(reason, Origin(name, 0))
+            self.tallies.passed_over.add(reason, RecordOrigin(name, 0))
         for found in self._found:
             try:
                 yield from self._read(found)
             except UnreadableFile as why:
-                self.tallies.reject(str(why), Origin(found.name, 0))
+                self.tallies.reject(str(why), RecordOrigin(found.name, 0))
             except OSError as error:
                 raise _unreadable(found.path, error) from error
 
     def _read(self, found: _Found) -> Iterator[Document]:
-        origin = Origin(found.name, 0)
+        origin = RecordOrigin(found.name, 0)
         if found.kind is None:
             self.tallies.reject(found.left_out, origin, float(is_lost_text(found.name)))
             return
@@ -150,7 +129,7 @@ class LocalSource:
         if packing == packing_by_name(found.name):
             return
         is_as = f"{packing} by its first bytes" if packing else "not packed by its first bytes"
-        self.tallies.repaired.add(f"{is_as}, not as its name says", Origin(found.name, 0))
+        self.tallies.repaired.add(f"{is_as}, not as its name says", RecordOrigin(found.name, 0))
 
 
 def _describe(found: _Found, hash_of: HashOf) -> SourceFile:
@@ -190,11 +169,7 @@ def _find_files(path: Path) -> tuple[list[_Found], list[tuple[str, str]]]:
 
 
 def _walk(folder: Path) -> tuple[list[_Found], list[tuple[str, str]]]:
-    """The files below a folder, and what is no data, each sorted by name.
-
-    Raises:
-        OSError: If a folder cannot be listed.
-    """
+    """The files below a folder, and what is no data, each sorted by name."""
     found: list[_Found] = []
     no_data: list[tuple[str, str]] = []
     folders = [("", folder)]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nsa_core.data.documents import Document, Origin, Tallies, take_text
-from nsa_core.data.errors import DataError
+from nsa_core.data.documents import Document, RecordOrigin, Tallies, take_text
+from nsa_core.data.reporting import DataError
 
 ROWS_AT_A_TIME = 256
 
@@ -26,14 +26,14 @@ def read_parquet(path: Path, name: str, text_key: str, tallies: Tallies) -> Iter
             for batch in file.iter_batches(batch_size=ROWS_AT_A_TIME, columns=[text_key]):
                 for text in batch.column(0):
                     row += 1
-                    yield from _take_cell(text, text_key, Origin(name, row), tallies)
+                    yield from _take_cell(text, text_key, RecordOrigin(name, row), tallies)
     except (pa.ArrowException, OSError) as error:
         message = f"{path} cannot be read after row {row}: {error}"
         raise DataError(message, "fetch the file again, or remove it") from error
 
 
 def _take_cell(
-    cell: pa.Scalar, text_key: str, origin: Origin, tallies: Tallies
+    cell: pa.Scalar, text_key: str, origin: RecordOrigin, tallies: Tallies
 ) -> Iterator[Document]:
     if not cell.is_valid:
         tallies.reject(f"`{text_key}` is null", origin)

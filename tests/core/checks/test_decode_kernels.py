@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from nsa_core.checks import probes
-from nsa_core.checks.decode_kernels import LIMITS, TIE, _is_good_choice, decode_kernels_probe
+from nsa_core.checks.decoding import LIMITS, TIE, _is_good_choice, decode_kernels_probe
 from nsa_core.checks.probes import _Probes
 from nsa_core.config.recipe import resolve
 from nsa_core.kernels.decode import CachedPairs, CountedReads, GatheredDecode
 from nsa_core.kernels.geometry import BlockGeometry
-from nsa_core.model import decode_loop
+from nsa_core.model import decode_step
 from tests.core.model.cases import small_config, small_model
 
 CONFIG = resolve("tiny-cpu", "cpu").config
@@ -159,7 +159,7 @@ def decodes_with(monkeypatch):
     """Let the probes, and generation, decode with these kernels."""
 
     def choose(kernels):
-        for module in (probes, decode_loop):
+        for module in (probes, decode_step):
             monkeypatch.setattr(module, "choose_decode_attention", lambda *_: kernels)
 
     return choose

@@ -1,4 +1,3 @@
-import json
 import os
 import subprocess
 import sys
@@ -9,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from nsa_core.checks import host_speed
-from nsa_core.checks.all_reduce import AllReduceError, measure_all_reduce
+from nsa_core.checks.card_speed import AllReduceError, measure_all_reduce
 from nsa_core.checks.host_speed import measure_disk, read_first_batch, try_debugger
+from nsa_core.checks.machine import measure_machine
 from nsa_core.config.recipe import resolve
 from nsa_core.config.run import RunConfig
-from nsa_core.data.documents import Document, Origin, Tallies, take_text
-from nsa_core.data.errors import DataError
+from nsa_core.data.documents import Document, RecordOrigin, Tallies, take_text
+from nsa_core.data.reporting import DataError
 from nsa_core.rundir.speed import MachineSpeed
 
 CONFIG = resolve("tiny-cpu", "cpu").config
@@ -36,24 +36,12 @@ def test_the_program_prints_what_a_machine_without_a_card_gave(tmp_path: Path) -
 
 
 def test_a_part_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
-    config = json.loads(CONFIG.model_dump_json())
-    config["data"] |= {"source": "fineweb_edu_local", "path": str(tmp_path / "nowhere")}
-    done = subprocess.run(
-        [sys.executable, "-m", "nsa_core.checks.machine", "--folder", tmp_path / "missing"],
-        input=json.dumps(config), capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
-    found = MachineSpeed.model_validate_json(done.stdout)
+    path = str(tmp_path / "nowhere")
+    data = CONFIG.data.model_copy(update={"source": "fineweb_edu_local", "path": path})
+    config = CONFIG.model_copy(update={"data": data})
+    found = measure_machine(config, tmp_path / "missing")
     assert {"disk", "first_batch"} <= set(found.problems)
     assert "nowhere" in found.problems["first_batch"]
-
-
-def test_what_is_no_configuration_is_a_usage_error(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "nsa_core.checks.machine", "--folder", tmp_path],
-        input="{", capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "not a configuration" in done.stderr
 
 
 def test_the_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
@@ -86,7 +74,7 @@ class _Source:
         if self.wait is not None:
             self.wait.wait()
         for number, text in enumerate(self.texts):
-            yield from take_text(text, Origin("text", number), self.tallies)
+            yield from take_text(text, RecordOrigin("text", number), self.tallies)
 
 
 def test_no_more_documents_are_read_than_a_batch_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,9 +87,17 @@ class RecordsOtherBlocks(GatheredBackend):
         return gated_sum(gate_NH3, branches), torch.zeros_like(ids_NGS)
 
 
-def run(monkeypatch, backend, tier="quick", config=CONFIG):
-    monkeypatch.setattr(probes, "choose_backends", lambda *_: BranchBackends.of(backend))
-    return probes.run_probes(config, "cpu", tier)
+def probing(monkeypatch, backends, config=CONFIG):
+    """The probes of a run on these backends, or on one for all branches."""
+    if not isinstance(backends, BranchBackends):
+        backends = BranchBackends.of(backends)
+    monkeypatch.setattr(probes, "choose_backends", lambda *_: backends)
+    return probes._Probes(config, "cpu", "quick")
+
+
+def found(made, *names):
+    """What these probes alone find, by the name of the check: a whole tier takes seconds."""
+    return {check.name: check.status for name in names for check in getattr(made, name)()}
 
 
 #: The window is shorter than a compressed block: rows of two windows hold none.
@@ -141,44 +149,48 @@ def test_rows_reach_beyond_the_first_compressed_blocks(monkeypatch, probe):
 
 
 def test_a_poor_choice_is_found_whatever_the_window(monkeypatch):
-    found = statuses(run(monkeypatch, ChoosesTheOldest(), config=SHORT_WINDOW))
-    assert found["parity.choice"] == "fail"
+    made = probing(monkeypatch, ChoosesTheOldest(), SHORT_WINDOW)
+    assert found(made, "choice") == {"parity.choice": "fail"}
 
 
 def test_statistics_of_blocks_that_were_not_chosen_fail_alone(monkeypatch):
-    found = statuses(run(monkeypatch, RecordsOtherBlocks()))
-    assert {name for name, status in found.items() if status != "pass"} == {"statistics"}
+    probing(monkeypatch, RecordsOtherBlocks())
+    checks = probes.run_probes(CONFIG, "cpu", "quick").checks
+    assert {check.name for check in checks if check.status != "pass"} == {"statistics"}
 
 
 def test_a_planted_view_of_the_next_token_fails_perturbation_sentinel_and_parity(monkeypatch):
-    found = statuses(run(monkeypatch, SeesTheNextKey(), "standard"))
-    assert found["causality.perturbation"] == "fail"
-    assert found["causality.sentinel"] == "fail"
-    assert found["parity.sliding"] == "fail"
+    seen = found(probing(monkeypatch, SeesTheNextKey()), "parity", "perturbation", "sentinel")
+    assert seen["causality.perturbation"] == "fail"
+    assert seen["causality.sentinel"] == "fail"
+    assert seen["parity.sliding"] == "fail"
 
 
 def test_a_dropped_block_fails_parity_and_stays_causal(monkeypatch):
-    found = statuses(run(monkeypatch, DropsTheCurrentBlock()))
-    assert found["parity.selected"] == "fail"
-    assert found["causality.perturbation"] == "pass"
+    seen = found(probing(monkeypatch, DropsTheCurrentBlock()), "parity", "perturbation")
+    assert seen["parity.selected"] == "fail"
+    assert seen["causality.perturbation"] == "pass"
 
 
 def test_a_poor_choice_of_blocks_fails_by_regret(monkeypatch):
-    assert statuses(run(monkeypatch, ChoosesTheOldest()))["parity.choice"] == "fail"
+    made = probing(monkeypatch, ChoosesTheOldest())
+    assert found(made, "choice") == {"parity.choice": "fail"}
 
 
 def test_a_missing_forced_block_fails_by_the_rules(monkeypatch):
-    assert statuses(run(monkeypatch, DropsTheBlockBefore()))["parity.choice"] == "fail"
+    made = probing(monkeypatch, DropsTheBlockBefore())
+    assert found(made, "choice") == {"parity.choice": "fail"}
 
 
 def test_a_leak_that_only_long_documents_have_fails_perturbation(monkeypatch):
-    found = statuses(run(monkeypatch, SeesTheFutureOfLongDocuments()))
-    assert found["parity.selected"] == "pass"
-    assert found["causality.perturbation"] == "fail"
+    seen = found(probing(monkeypatch, SeesTheFutureOfLongDocuments()), "parity", "perturbation")
+    assert seen["parity.selected"] == "pass"
+    assert seen["causality.perturbation"] == "fail"
 
 
 def test_a_compression_that_is_not_trained_fails_by_its_gradients(monkeypatch):
-    assert statuses(run(monkeypatch, TrainsNoCompressedKey()))["gradients.reach"] == "fail"
+    made = probing(monkeypatch, TrainsNoCompressedKey())
+    assert found(made, "gradients") == {"gradients.reach": "fail"}
 
 
 def probe_command(*words, stdin=""):
@@ -218,8 +230,7 @@ def test_the_command_answers_bad_input_with_one_line_and_exit_code_2(words, says
 
 
 def test_each_branch_tells_its_backend_and_the_policy_that_a_launch_is_held_to():
-    report = probes.run_probes(CONFIG, "cpu", "quick")
-    lines = [check for check in report.checks if check.name.startswith("kernels.")]
+    lines = list(probes._Probes(CONFIG, "cpu", "quick").kernels())
     assert [line.name for line in lines] == [
         "kernels.compressed", "kernels.selected", "kernels.sliding",
     ]  # fmt: skip
@@ -235,10 +246,7 @@ def test_a_dense_model_is_compared_in_its_own_attention(monkeypatch):
     )
     plain = GatheredBackend()
     faulty = BranchBackends(plain, plain, plain, dense=SeesTheNextKey())
-    monkeypatch.setattr(probes, "choose_backends", lambda *_: faulty)
-    found = statuses(probes.run_probes(dense, "cpu", "quick"))
-    assert found["parity.dense"] == "fail"
-    assert "parity.sliding" not in found
+    assert found(probing(monkeypatch, faulty, dense), "parity") == {"parity.dense": "fail"}
 
 
 class OneKeyTooMany:
@@ -256,11 +264,10 @@ def test_flash_attn_is_held_against_the_reference_on_the_card_like_any_other(
     monkeypatch, package, status
 ):
     flash, plain = FlashBackend(package, GatheredBackend()), GatheredBackend()
-    backends = BranchBackends(flash, plain, flash)
-    monkeypatch.setattr(probes, "choose_backends", lambda *_: backends)
-    found = statuses(probes.run_probes(CONFIG, "cpu", "quick"))
-    assert found["parity.sliding"] == status
-    assert found["parity.compressed"] == found["causality.perturbation"] == "pass"
+    made = probing(monkeypatch, BranchBackends(flash, plain, flash))
+    seen = found(made, "parity", "perturbation")
+    assert seen["parity.sliding"] == status
+    assert seen["parity.compressed"] == seen["causality.perturbation"] == "pass"
 
 
 def test_a_backend_that_cannot_run_here_ends_the_probes_with_code_2(capsys, monkeypatch):

@@ -8,22 +8,27 @@ from torch import nn
 
 from nsa_core.checks import __main__ as command
 from nsa_core.checks import decoding, probes
-from nsa_core.checks.causality import gradient_probe
+from nsa_core.checks.causality import SentinelSettings
 from nsa_core.checks.decoding import DecodeResult, decode_probe
 from nsa_core.checks.long_context import ANGLE_LIMIT, LongContextResult, angle_error
-from nsa_core.checks.numerics import follows_the_rules, parity_probe
-from nsa_core.checks.probes import _Probes, _sentinel_settings, _trained_rows, describe_dead_rows
+from nsa_core.checks.numerics import (
+    describe_dead_rows,
+    follows_the_rules,
+    parity_probe,
+    trained_rows,
+)
+from nsa_core.checks.probes import _Probes
 from nsa_core.config.model import RopeConfig
 from nsa_core.config.recipe import resolve
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.reference import choose
-from nsa_core.model.decode_loop import DecodeLoop
+from nsa_core.model.decode_step import DecodeLoop
 from nsa_core.model.rotary import Rotary, exact_frequencies
 from nsa_core.rundir.report import CheckResult, Report
 from tests.core.checks.test_probes import SeesTheNextKey
-from tests.core.model.cases import small_config, small_model
+from tests.core.model.cases import gradient_leaks, small_config, small_model
 
 CPU = torch.device("cpu")
 CONFIG = resolve("tiny-cpu", "cpu").config
@@ -198,7 +203,7 @@ def test_a_choice_that_breaks_one_rule_is_refused(row):
 def test_a_row_is_trained_by_a_finite_gradient_that_is_not_zero(grad, is_trained):
     parameter = nn.Parameter(torch.ones(2) if grad is None else torch.ones_like(torch.tensor(grad)))
     parameter.grad = None if grad is None else torch.tensor(grad)
-    assert _trained_rows(parameter).tolist() == is_trained
+    assert trained_rows(parameter).tolist() == is_trained
 
 
 @pytest.mark.parametrize(
@@ -229,7 +234,7 @@ def test_angles_are_held_against_float64():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_margin_of_the_sentinel_is_three_standard_errors_on_every_device(device):
     """A spread of 1 nat a token is the most that `SentinelSettings` allows for."""
-    settings = _sentinel_settings(torch.device(device))
+    settings = SentinelSettings.on(torch.device(device))
     judged_tokens = settings.judged_steps * settings.batch * settings.seq_len
     assert settings.margin >= 3 / math.sqrt(judged_tokens)
     assert settings.steps > settings.judged_steps
@@ -238,7 +243,7 @@ def test_the_margin_of_the_sentinel_is_three_standard_errors_on_every_device(dev
 def test_a_gradient_from_the_very_next_token_is_a_leak():
     config = small_config(num_layers=1)
     model = small_model(config, backends=BranchBackends.of(SeesTheNextKey()))
-    assert gradient_probe(model, length=14, outputs=(3, 9)).leaks == ((3, 4), (9, 10))
+    assert gradient_leaks(model, length=14, outputs=(3, 9)) == [(3, 4), (9, 10)]
 
 
 def planted(status):
@@ -248,7 +253,7 @@ def planted(status):
     checks.insert(1, CheckResult(name="planted", status=status, message="moved", **found))
 
     def run_probes(_config, _device, _tier, tell, _begin):
-        for check in checks:
+        for check in checks if tell else ():
             tell(check)
         return Report(at=0.0, checks=checks)
 
@@ -287,5 +292,6 @@ def test_a_check_is_told_before_the_next_probe_begins(monkeypatch):
         return right(made)
 
     monkeypatch.setattr(_Probes, "choice", choice)
+    monkeypatch.setattr(_Probes, "perturbation", lambda _: iter(()))  # the slowest of the tier
     report = probes.run_probes(CONFIG, "cpu", "quick", told.append)
     assert told == report.checks

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from nsa_core.data.documents import Document
-from nsa_core.data.errors import DataError
-from nsa_core.data.sources.base import SourcePosition
-from nsa_core.data.sources.jsonl import LineRejected, parse_json
+from nsa_core.data.reporting import DataError
 from nsa_core.data.sources.local import LocalSource
+from nsa_core.data.sources.source import SourcePosition
+from nsa_core.data.sources.text_files import LineRejected, parse_json
 from nsa_core.data.staging import stage
 from tests.core.data.conftest import local
 

@@ -10,12 +10,10 @@ import pytest
 
 from nsa_core.data import build, staged_before, staging
 from nsa_core.data.build import BuildJob, build_folder
-from nsa_core.data.dropped import ACCOUNT_NAME
-from nsa_core.data.errors import DataError
-from nsa_core.data.manifest import JOURNAL_NAME
-from nsa_core.data.progress import ignore_progress
-from nsa_core.data.sources.base import SourcePosition
+from nsa_core.data.reporting import DataError, ignore_progress
+from nsa_core.data.shards import ACCOUNT_NAME, JOURNAL_NAME
 from nsa_core.data.sources.local import LocalSource
+from nsa_core.data.sources.source import SourcePosition
 from nsa_core.data.staging import plan_staging, stage
 from nsa_core.rundir.data_account import DataAccount
 from tests.core.data.conftest import local
@@ -164,7 +162,7 @@ def test_a_start_reads_neither_data_nor_shards_that_it_knows(begun, tmp_path, mo
     def refuse(path, *_):
         raise AssertionError(path)
 
-    monkeypatch.setattr("nsa_core.data.file_hashes.hash_file", refuse)
+    monkeypatch.setattr("nsa_core.data.file_hashes.hash_watched", refuse)
     assert stage(config, tmp_path, 0).manifest_sha256 == staged.manifest_sha256
     monkeypatch.setattr(staged_before, "MAX_FILES_LOOKED_AT", 2)
     monkeypatch.setattr(staging, "make_source", refuse)  # a resume does not even list the files

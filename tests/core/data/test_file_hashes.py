@@ -8,20 +8,20 @@ import pytest
 
 from nsa_core.data import file_hashes
 from nsa_core.data.file_hashes import FileHashes
-from nsa_core.data.progress import ignore_progress
+from nsa_core.data.reporting import ignore_progress
 
 
 @pytest.fixture
 def hashed(monkeypatch):
     """Paths that were really read."""
     read = []
-    real = file_hashes.hash_file
+    real = file_hashes.hash_watched
 
     def hash_file(path, *more):
         read.append(path.name)
         return real(path, *more)
 
-    monkeypatch.setattr(file_hashes, "hash_file", hash_file)
+    monkeypatch.setattr(file_hashes, "hash_watched", hash_file)
     return read
 
 

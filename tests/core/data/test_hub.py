@@ -6,13 +6,13 @@ import datasets
 import pytest
 
 from nsa_core.data.build import BuildJob, build_folder
-from nsa_core.data.errors import DataError
-from nsa_core.data.manifest import StagingPlan
-from nsa_core.data.progress import ignore_progress
+from nsa_core.data.reporting import DataError, ignore_progress
+from nsa_core.data.shards import StagingPlan
 from nsa_core.data.sources import make
-from nsa_core.data.sources.base import SourcePosition, hash_file
 from nsa_core.data.sources.hub import RETRY_WAITS_S, HubSource
+from nsa_core.data.sources.source import SourcePosition
 from nsa_core.data.staging import open_staged
+from nsa_core.rundir.checkpoint import hash_file
 from tests.core.data.conftest import local
 
 RECORDS = [{"text": f"record {n}"} for n in range(20)]
@@ -145,7 +145,7 @@ def test_a_resume_goes_on_at_the_next_record_and_keeps_the_counts():
     position = SourcePosition(
         num_documents=1,
         rejected=first.tallies.rejected.freeze(),
-        remote=first.remote_state(),
+        remote=first.remote_place(),
     )
     second, _ = source(records=records)
     saved = SourcePosition.model_validate_json(position.model_dump_json())
@@ -172,7 +172,7 @@ def test_a_real_datasets_stream_resumes_at_the_next_record(corpus, tmp_path):
     first = HubSource("d", "s", "text", open_stream)
     documents = first.documents(SourcePosition())
     found = [next(documents).text for _ in range(13)]
-    saved = SourcePosition(num_documents=13, remote=first.remote_state()).model_dump_json()
+    saved = SourcePosition(num_documents=13, remote=first.remote_place()).model_dump_json()
     second = HubSource("d", "s", "text", open_stream)
     found += texts(second.documents(SourcePosition.model_validate_json(saved)))
     assert found == whole
@@ -206,7 +206,7 @@ def test_a_staging_that_the_hub_ended_goes_on_at_its_last_shard(tmp_path, monkey
     row = [*staged.train.read(0, 10**6), *staged.validation.read(0, 10**6)]
     decoded = staged.tokenizer.decode(row)
     assert all(decoded.count(f"record {n} ") == 1 for n in range(60))
-    assert opened[-1].remote_state()["num_records"] == 60
+    assert opened[-1].remote_place().num_records == 60
 
 
 def test_the_configured_source_is_made(corpus, tmp_path):

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from nsa_core.data.errors import DataError
+from nsa_core.data.reporting import DataError
 from nsa_core.data.shards import ShardBuffer, SplitTokens, dtype_name
 from nsa_core.data.staging import stage
 from tests.core.data.conftest import local

@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_core.data import documents
-from nsa_core.data.documents import MAX_NAMED_ORIGINS, Origin, RejectTally, Tallies, take_text
-from nsa_core.data.errors import DataError
+from nsa_core.data.documents import MAX_NAMED_ORIGINS, RecordOrigin, RejectTally, Tallies, take_text
 from nsa_core.data.lines import MAX_LINE_BYTES, read_lines
-from nsa_core.data.sources.base import SourcePosition, hash_file
+from nsa_core.data.reporting import DataError
 from nsa_core.data.sources.local import LocalSource
-from nsa_core.data.sources.plain import cut_position, piece_bytes, read_plain
-from nsa_core.data.sources.stdlib import StdlibSource
-from nsa_core.data.sources.synthetic import SyntheticSource
+from nsa_core.data.sources.make import StdlibSource, SyntheticSource
+from nsa_core.data.sources.source import SourcePosition
+from nsa_core.data.sources.text_files import cut_position, piece_bytes, read_plain
+from nsa_core.rundir.checkpoint import hash_file
 
 
 def read(path, text_key="text"):
@@ -227,7 +227,7 @@ def test_nul_surrogates_and_wrong_types_are_counted(tmp_path):
 @given(st.text())
 def test_a_taken_text_is_valid_utf8_with_newlines_only(text):
     tallies = Tallies()
-    found = list(take_text(text, Origin("f", 1), tallies))
+    found = list(take_text(text, RecordOrigin("f", 1), tallies))
     assert len(found) + sum(tallies.rejected.counts.values()) == 1
     for document in found:
         assert document.text.encode()
@@ -236,14 +236,14 @@ def test_a_taken_text_is_valid_utf8_with_newlines_only(text):
 
 
 def test_every_kind_of_line_end_becomes_one_newline():
-    (document,) = take_text("a\r\nb\rc\nd\r\n\r\ne", Origin("f", 1), Tallies())
+    (document,) = take_text("a\r\nb\rc\nd\r\n\r\ne", RecordOrigin("f", 1), Tallies())
     assert document.text == "a\nb\nc\nd\n\ne"
 
 
 def test_named_origins_are_bounded_and_the_count_is_not():
     tally = RejectTally()
     for number in range(1000):
-        tally.add("bad", Origin("f", number))
+        tally.add("bad", RecordOrigin("f", number))
     (found,) = tally.freeze().values()
     assert (found.count, len(found.origins)) == (1000, MAX_NAMED_ORIGINS)
 

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 
 from nsa_core.data.build import BuildJob, batch_documents, build_folder
-from nsa_core.data.documents import Document, Origin
-from nsa_core.data.errors import DataError
-from nsa_core.data.folder_lock import folder_lock
-from nsa_core.data.manifest import MANIFEST_NAME
-from nsa_core.data.progress import ignore_progress
-from nsa_core.data.shards import read_hashes
-from nsa_core.data.staging import open_staged, plan_staging, stage
+from nsa_core.data.documents import Document, RecordOrigin
+from nsa_core.data.reporting import DataError, ignore_progress
+from nsa_core.data.shards import MANIFEST_NAME, SplitTokens, read_hashes, read_manifest
+from nsa_core.data.staging import folder_lock, open_staged, plan_staging, stage
 from tests.core.data.conftest import local
 
 
@@ -191,7 +188,7 @@ def test_a_missing_shard_and_a_damaged_manifest_are_refused(corpus, tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         open_staged(folder)
     with pytest.raises(DataError, match="cannot be opened"):
-        open_staged(folder, is_verified=False)
+        SplitTokens(folder, read_manifest(folder)[0].shards)
     (folder / MANIFEST_NAME).write_text("{")
     with pytest.raises(DataError, match="damaged"):
         open_staged(folder)
@@ -246,7 +243,7 @@ def test_synthetic_words_take_the_place_of_missing_data_only_when_asked_and_say_
 
 
 def test_batches_of_documents_are_short_where_texts_are_long():
-    documents = [Document("x" * 3_000_000, Origin("f", n)) for n in range(5)]
+    documents = [Document("x" * 3_000_000, RecordOrigin("f", n)) for n in range(5)]
     assert [len(batch) for batch in batch_documents(iter(documents), 64)] == [2, 2, 1]
 
 

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_core.data import gpt2_tokenizer
-from nsa_core.data.bpe_tokenizer import load_bpe, train_bpe
-from nsa_core.data.errors import DataError
 from nsa_core.data.gpt2_tokenizer import load_gpt2, parse_merges, split_long_runs
+from nsa_core.data.reporting import DataError
 from nsa_core.data.staging import open_staged, stage
-from nsa_core.data.tokenizer import ByteTokenizer
+from nsa_core.data.tokenizer import ByteTokenizer, load_bpe, train_bpe
 from tests.core.data.conftest import local
 
 TEXTS = [f"The {n}th text says that tokens are made of bytes, naïve ones too. " for n in range(50)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nsa_core.evaluate.ablation import cut_branches, nsa_layers, only_forced_blocks
-from nsa_core.evaluate.generate import generate
+from nsa_core.evaluate.sampling import stream
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
@@ -54,7 +54,7 @@ def test_decode_is_cut_as_well():
         wanted = list(row)
         for _ in range(6):
             wanted.append(int(model(torch.tensor([wanted]))[0, -1].argmax()))
-        assert generate(model, row, max_new_tokens=6) == wanted[9:]
+        assert list(stream(model, row, max_new_tokens=6)) == wanted[9:]
 
 
 def test_a_dense_model_has_nothing_to_cut():

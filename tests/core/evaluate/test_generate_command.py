@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from nsa_core.evaluate import device
-from nsa_core.evaluate import generate as evaluate
-from nsa_core.evaluate.generate import generate
+from nsa_core.evaluate import sampling as evaluate
+from nsa_core.evaluate.sampling import stream
 from nsa_core.generate import main, rate_of
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.manifest import read_manifest
@@ -53,7 +53,7 @@ def test_the_text_is_the_greedy_continuation_and_only_ids_of_the_tokenizer(tmp_p
     model, _ = save(run, read_manifest(run).config, 7)
     wanted = [
         token
-        for token in generate(model, list(b"Wet"), max_new_tokens=5)
+        for token in stream(model, list(b"Wet"), max_new_tokens=5)
         if token < 256
     ]  # fmt: skip
     assert call(run, "--prompt", "Wet", "--max-new-tokens", "5", "--json") == 0

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor
 
-from nsa_core.checks.decode_kernels import decode_kernels_probe
+from nsa_core.checks.decoding import decode_kernels_probe
 from nsa_core.kernels.decode import CachedPairs, DecodedToken
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.triton.decode_host import TritonDecode

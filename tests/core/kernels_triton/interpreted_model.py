@@ -9,13 +9,13 @@ import sys
 
 import torch
 
-from nsa_core.checks.causality import gradient_probe, perturbation_probe
+from nsa_core.checks.causality import perturbation_probe
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
 from nsa_core.kernels.triton.backend import TritonBackend
 from nsa_core.model.transformer import LanguageModel
-from tests.core.model.cases import free_tokens, small_config, small_model, tokens
+from tests.core.model.cases import free_tokens, gradient_leaks, small_config, small_model, tokens
 
 SIZES = {
     "compress_block": 8,
@@ -84,11 +84,10 @@ def main() -> None:
     """All findings of one process."""
     model = model_on(TritonBackend())
     change = perturbation_probe(model, vocab_size=31, lengths=LENGTHS)
-    slope = gradient_probe(model, length=41, outputs=(0, 20, 39))
     found = {
         "num_cases": change.num_cases,
         "moved": [f"{leak.change} at {leak.token}" for leak in change.leaks],
-        "reached": slope.leaks,
+        "reached": gradient_leaks(model, length=41, outputs=(0, 20, 39)),
         "gradient_errors": gradient_errors(),
         "free_tokens": [free_tokens(model.config, n) for n in LENGTHS],
         "later_nan": [later_nan(TritonBackend(dense_until=limit)) for limit in (0, 1 << 30)],

@@ -1,7 +1,9 @@
 """Small models with weights large enough that every part of a layer matters."""
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nsa_core.config.model import GateConfig, ModelConfig, NSAConfig
 from nsa_core.kernels.backend import BranchBackends
@@ -75,3 +77,25 @@ def run_attention(model: LanguageModel, x_NW: Tensor, packing: Packing) -> Tenso
     """The first layer's attention alone."""
     context = make_context(model.geometry, packing, model.rotary)
     return first_attention(model)(x_NW, context)
+
+
+def gradient_leaks(
+    model: LanguageModel, *, length: int, outputs: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Outputs t of one document, each with the first later input for which d out / d x is not 0."""
+    kept: list[Tensor] = []
+
+    def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        kept.append(output.detach().requires_grad_())
+        return kept[-1]
+
+    handle = model.embedding.register_forward_hook(keep)
+    row = tokens(1, length, vocab_size=model.config.vocab_size)
+    hidden_NW = model.hidden(row.to(model.embedding.weight.device))
+    handle.remove()
+    leaks = []
+    for token in outputs:
+        (grad_NW,) = torch.autograd.grad(hidden_NW[token].sum(), kept[-1], retain_graph=True)
+        later = torch.nonzero((grad_NW[token + 1 :] != 0).any(dim=-1)).flatten().tolist()
+        leaks += [(token, token + 1 + later[0])] if later else []
+    return leaks

@@ -8,12 +8,12 @@ from pydantic import ValidationError
 
 from nsa_core.config.model import GateConfig, ModelConfig
 from nsa_core.config.run import RunConfig
-from nsa_core.evaluate.generate import generate, stream
+from nsa_core.evaluate.sampling import stream
 from nsa_core.kernels.packing import Packing
 from nsa_core.model.attention import make_context
 from nsa_core.model.cache import DecodeCache
 from nsa_core.model.decode import extend, prefill
-from nsa_core.model.decode_loop import DecodeLoop
+from nsa_core.model.decode_step import DecodeLoop
 from nsa_core.model.loss import loss_sum
 from nsa_core.model.rotary import MAX_POSITIONS
 from tests.core.model.cases import small_config, small_model, tokens
@@ -126,7 +126,7 @@ def test_counts_of_a_text_are_refused_before_the_first_id_is_asked_for(changes, 
 
 def test_generate_refuses_what_stream_does():
     with pytest.raises(ValueError, match="max_new_tokens"):
-        generate(small_model(), [1, 2], max_new_tokens=0)
+        list(stream(small_model(), [1, 2], max_new_tokens=0))
 
 
 @pytest.mark.parametrize("norm_eps", [math.inf, math.nan, 0.0])

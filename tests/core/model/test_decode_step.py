@@ -10,8 +10,7 @@ from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.decode import GatheredDecode
 from nsa_core.model.cache import DecodeCache
 from nsa_core.model.decode import extend, logits, prefill
-from nsa_core.model.decode_loop import DecodeLoop
-from nsa_core.model.decode_step import decode_step
+from nsa_core.model.decode_step import DecodeLoop, decode_step
 from nsa_core.model.transformer import LanguageModel
 from tests.core.model.cases import free_tokens, small_config, small_model, tokens
 from tests.core.model.test_decode import CONFIGS, RecordingBackend

@@ -11,7 +11,7 @@ from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
 from nsa_core.model.cache import DecodeCache
 from nsa_core.model.decode import extend
-from nsa_core.model.decode_loop import DecodeLoop
+from nsa_core.model.decode_step import DecodeLoop
 from tests.core.model.cases import small_config, small_model, tokens
 
 BACKENDS = {"reference": ReferenceBackend(), "sdpa": GatheredBackend()}

@@ -1,8 +1,7 @@
 """The tests can fail: each planted fault turns the named check red.
 
 A check is a small version of a property that the other test modules show. First every check is
-shown to be green without a fault; then each fault is planted and its checks have to notice. The run
-ends with a list of the faults and of every check that noticed each (`conftest.py` beside this).
+shown to be green without a fault; then each fault is planted and its checks have to notice.
 """
 
 from dataclasses import replace
@@ -420,9 +419,7 @@ def test_without_a_fault_every_check_is_green(check):
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_a_planted_fault_turns_its_checks_red(plant, monkeypatch, planted_fault):
+def test_a_planted_fault_turns_its_checks_red(plant, monkeypatch):
     expected_layer()
     plant(monkeypatch)
-    caught_by = [check.__name__ for check in CHECKS if is_red(check)]
-    planted_fault(plant.__name__, caught_by)
-    assert {check.__name__ for check in FAULTS[plant]} <= set(caught_by)
+    assert [check.__name__ for check in FAULTS[plant] if not is_red(check)] == []

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from nsa_core.config.counts import StepShape, count_flops, count_parameters, estimate_memory
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.training import OptimizerConfig
-from nsa_core.evaluate.forward import autocast
+from nsa_core.evaluate.device import autocast
 from nsa_core.kernels.packing import Packing
 from nsa_core.model import loss as loss_module
 from nsa_core.model import transformer

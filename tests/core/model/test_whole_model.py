@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from nsa_core.kernels.packing import Packing
 from nsa_core.model.cache import DecodeCache
 from nsa_core.model.decode import extend
-from nsa_core.model.decode_loop import DecodeLoop
+from nsa_core.model.decode_step import DecodeLoop
 from tests.core.model import layer_reference
 from tests.core.model.cases import free_tokens, small_config, small_model, tokens
 from tests.core.model.layer_reference import hidden_states

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nsa_core.config.run import RunConfig
-from nsa_core.data.order import Permutation
+from nsa_core.data.loader import Permutation
 from nsa_core.model.transformer import LanguageModel
 
 END = 256

@@ -8,10 +8,9 @@ from statistics import median
 import pytest
 
 from nsa_core.config.counts import count_flops
-from nsa_core.data.loader import LoaderPlan
+from nsa_core.data.loader import LoaderPlan, validation_batches
 from nsa_core.data.staging import stage
-from nsa_core.data.validation import validation_batches
-from nsa_core.evaluate.forward import move
+from nsa_core.evaluate.device import move
 from nsa_core.model.transformer import LanguageModel
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_records

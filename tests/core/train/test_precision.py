@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nsa_core.config.training import OptimizerConfig
-from nsa_core.evaluate.forward import autocast
+from nsa_core.evaluate.device import autocast
 from nsa_core.rundir.manifest import read_manifest
 from nsa_core.train.failure import ConfigurationError
 from nsa_core.train.learner import choose_device, make_learner

@@ -7,9 +7,9 @@ import pytest
 
 from nsa_core.config.run import RunConfig
 from nsa_core.data.batch import LoaderState
-from nsa_core.data.errors import DataError
-from nsa_core.data.manifest import read_manifest as read_staged
-from nsa_core.data.vocabulary import load_tokenizer
+from nsa_core.data.reporting import DataError
+from nsa_core.data.shards import read_manifest as read_staged
+from nsa_core.data.tokenizer import load_tokenizer
 from nsa_core.evaluate.run_model import WeightsFile, find_tokenizer
 from nsa_core.rundir.checkpoint import Checkpoint, CheckpointManifest
 from nsa_core.rundir.data_account import read_account

@@ -1,7 +1,7 @@
 """Teach a small model associative recall, then take its selected branch away.
 
 The choice of blocks carries no gradient: it can only be learned through the compressed branch,
-which scores the blocks and is trained by the same question. Recipes are in `recall_recipes`.
+which scores the blocks and is trained by the same question. Recipes are in `recipes`.
 """
 
 import time
@@ -15,11 +15,11 @@ import torch
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.training import Precision
 from nsa_core.evaluate.ablation import cut_branches, only_forced_blocks
-from nsa_core.evaluate.forward import autocast
-from nsa_core.evaluate.recall_task import JUDGED_SEED, RecallTask, draw_recall, recall_accuracy
+from nsa_core.evaluate.device import autocast
 from nsa_core.kernels.backend import BranchBackends
-from nsa_core.model.initialise import WEIGHT_STD
 from nsa_core.model.transformer import LanguageModel
+from nsa_core.model.weights import WEIGHT_STD
+from nsa_core.recall.task import JUDGED_SEED, RecallTask, draw_recall, recall_accuracy
 
 #: Steps between two measurements of a stage.
 MEASURE_EVERY = 25
@@ -32,8 +32,6 @@ class Stage:
     """Train on one kind of rows until they are known or the steps are used up.
 
     Attributes:
-        task: The rows.
-        batch: Rows of a step.
         steps: At most so many.
         enough: Accuracy at which the next stage begins; above 1, no measurement ends it early.
         rate: Share of the recipe's learning rate.
@@ -77,11 +75,7 @@ class RecallRecipe:
     limit_s: float = 240.0
 
     def __post_init__(self) -> None:
-        """Refuse a seed that could draw the rows of the judgement.
-
-        Raises:
-            ValueError: If so.
-        """
+        """Refuse a seed that could draw the rows of the judgement."""
         if not 0 <= self.seed < JUDGED_SEED:
             message = (
                 f"the seed of a recipe must be 0 or more and below {JUDGED_SEED:,}, not {self.seed}"
@@ -114,11 +108,8 @@ class RecallFigures:
     """Accuracy of one model on one kind of rows.
 
     Attributes:
-        seq_len: Tokens of a row.
-        accuracy: Of the whole model.
         without_selection: With the gate of the selected branch at 0; None for a dense model.
         without_choice: With the forced blocks only; None for a dense model.
-        num_queries: Answers that were counted.
     """
 
     seq_len: int
@@ -136,15 +127,7 @@ def learn_recall(
     precision: Precision = "fp32",
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Lesson:
-    """Train a model through the stages.
-
-    Args:
-        recipe: What and how.
-        device: Where.
-        backends: Of the branches; plain PyTorch if left out.
-        precision: Of the forward pass.
-        on_progress: Called with every measurement.
-    """
+    """Train a model through the stages."""
     training = _Training(recipe, device, backends, precision, on_progress)
     for number, stage in enumerate(recipe.stages):
         training.run(number, stage)

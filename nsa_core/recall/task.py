@@ -2,8 +2,8 @@
 
     margin | blocks, some of them with pairs among fillers | distance | keys that are asked for
 
-Every row draws its own pairs, so nothing can be learned by heart: a value is found where it stands
-or not at all. Legend: B rows, T tokens of a row, F filled blocks, P pairs, Q queries.
+Every row draws its own pairs, so nothing can be learned by heart: the model has to find a value in
+the row. Legend: B rows, T tokens of a row, F filled blocks, P pairs, Q queries.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ class RecallTask:
     """Where pairs and queries stand.
 
     Ids are keys, then values, then fillers. In a pair the value follows its key. A query is a key
-    alone; its target is the value, which the row does not show again. No key stands for two pairs
+    alone; its target is the value, which the row does not show again. No key is in two pairs
     and none is asked for twice.
 
     Attributes:
@@ -35,13 +35,11 @@ class RecallTask:
         num_filled: Blocks that hold pairs, chosen at random; the others hold fillers.
         num_queries: Q of the P pairs are asked for, in random order.
         pairs: Different pairs of a filled block, at random even places.
-        repeats: How often each of them stands in its block; above 1 the lesson is easier, because
+        repeats: How often each of them occurs in its block; above 1 the lesson is easier, because
             the mean over the block is more like the pair.
         margin: Fillers before the first block.
         distance: Fillers between the last block and the first query.
         num_keys: Keys to draw the P different ones from.
-        num_values: Values to draw from, with repetition.
-        num_fillers: Tokens that mean nothing.
     """
 
     block: int
@@ -110,7 +108,7 @@ class RecallTask:
         """No pair reaches a query but through the compressed branch or a free choice of blocks.
 
         A token of one layer reads what its window and its always selected blocks hold, and hands it
-        on in the next, so the first query, which stands nearest, looks back once for each layer.
+        on in the next, so the first query, which is nearest, looks back once for each layer.
         """
         position, block = self.first_query, geometry.select_block
         for _ in range(num_layers):
@@ -130,7 +128,7 @@ class RecallTask:
 
 @dataclass(frozen=True, eq=False)
 class RecallBatch:
-    """Tokens [B, T] and targets [B, T]: the value where a query's key stands, else -1."""
+    """Tokens [B, T] and targets [B, T]: the value at the key of a query, else -1."""
 
     tokens_BT: Tensor
     targets_BT: Tensor
@@ -169,14 +167,7 @@ def _choose(of: int, count: int, shape: tuple[int, ...], generator: torch.Genera
 
 @torch.no_grad()
 def recall_accuracy(model: LanguageModel, task: RecallTask, *, rows: int, batch: int = 8) -> float:
-    """Share of the queries whose likeliest next token is the value; chance is 1 / num_values.
-
-    Args:
-        model: With at least `task.vocab_size` ids, under the caller's autocast.
-        task: Which rows.
-        rows: How many, each with `task.num_queries` queries.
-        batch: Rows of one pass.
-    """
+    """Share of the queries whose likeliest next token is the value; chance is 1 / num_values."""
     generator = torch.Generator().manual_seed(JUDGED_SEED)
     device = model.embedding.weight.device
     num_right = num_asked = 0

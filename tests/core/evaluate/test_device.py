@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nsa_core.data.batch import BatchShape, make_batch
-from nsa_core.evaluate.forward import move
+from nsa_core.evaluate.device import move
 
 END = 9
 

@@ -1,12 +1,14 @@
-"""Documents of a plain text file: the whole file, or pieces cut at paragraphs where it is long."""
+"""Documents of JSON Lines and of plain text files; what gives no document is counted by reason."""
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from nsa_core.data.documents import Document, Origin, Tallies, take_text
-from nsa_core.data.lines import DamagedStream, damaged_file, read_text_chunks
+from nsa_core.data.documents import Document, RecordOrigin, Tallies, take_text
+from nsa_core.data.lines import DamagedStream, TextLine, damaged_file, read_lines, read_text_chunks
 
 #: A document of a text file is at most this long, so that memory stays bounded.
 MAX_PIECE_BYTES = 256 * 2**10
@@ -18,6 +20,84 @@ MAX_PART_BYTES = 4 * 2**10
 #: Text in an old encoding of one byte a character has more bad bytes than this, save for English.
 MAX_BAD_SHARE = 0.01
 PARAGRAPH = re.compile(rb".*?\n\n+|.+", re.DOTALL)
+
+
+class LineRejected(ValueError):  # noqa: N818 - a verdict on one line, not a failure of the program
+    """Why a line gives no document; the text is the reason that is counted."""
+
+    def __init__(self, reason: str, num_lost: float = 1.0, keys: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.num_lost = num_lost
+        self.keys = keys
+
+
+def read_jsonl(path: Path, name: str, text_key: str, tallies: Tallies) -> Iterator[Document]:
+    """Yield the documents of a `.jsonl` file, plain, `.gz` or `.zst`.
+
+    Raises:
+        UnreadableFile: If it is text in another encoding than UTF-8, or packed in another way.
+        DataError: If compressed data is damaged or ends early.
+    """
+    for line in read_lines(path):
+        origin = RecordOrigin(name, line.number)
+        try:
+            text = _text_of(line, text_key)
+        except LineRejected as rejected:
+            tallies.reject(str(rejected), origin, rejected.num_lost)
+            tallies.note_keys(rejected.keys, origin)
+            continue
+        yield from take_text(text, origin, tallies)
+
+
+def parse_json(content: bytes) -> object:
+    """The value of one strict JSON text in UTF-8 (RFC 8259: no NaN, no Infinity).
+
+    Raises:
+        LineRejected: If it is not UTF-8, not JSON, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        message = "not UTF-8"
+        raise LineRejected(message) from error
+    except RecursionError as error:
+        message = "nested too deeply"
+        raise LineRejected(message) from error
+    except LineRejected:
+        raise
+    except ValueError as error:
+        message = "malformed JSON"
+        raise LineRejected(message) from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    del name
+    message = "malformed JSON"
+    raise LineRejected(message)
+
+
+def _text_of(line: TextLine, text_key: str) -> str:
+    if line.content is None:
+        message = "line too long"
+        raise LineRejected(message)
+    if not line.content.strip():
+        message = "empty line"
+        raise LineRejected(message, num_lost=0)
+    record = parse_json(line.content)
+    if not isinstance(record, dict):
+        message = "not a JSON object"
+        raise LineRejected(message)
+    if text_key not in record:
+        message = f"no key `{text_key}`"
+        raise LineRejected(message, keys=tuple(record))
+    text = record[text_key]
+    if text is None:
+        message = f"`{text_key}` is null"
+        raise LineRejected(message)
+    if not isinstance(text, str):
+        message = f"`{text_key}` is not a text"
+        raise LineRejected(message)
+    return text
 
 
 def piece_bytes(num_bytes: int, *, is_alone: bool) -> int:
@@ -43,7 +123,7 @@ def read_plain(path: Path, name: str, limit_bytes: int, tallies: Tallies) -> Ite
             text = clean_piece(content, name, place, tallies)
             if not text:
                 continue
-        yield from take_text(text, Origin(name, place.line), tallies, num_lost_if_empty=0.0)
+        yield from take_text(text, RecordOrigin(name, place.line), tallies, num_lost_if_empty=0.0)
 
 
 def _strict_text(content: bytes) -> str | None:
@@ -56,31 +136,25 @@ def _strict_text(content: bytes) -> str | None:
 
 
 @dataclass(frozen=True)
-class Place:
+class PieceStart:
     """Where a piece begins: its line, counted from 1, and its byte, counted from 0."""
 
     line: int
     byte: int
 
 
-def clean_piece(content: bytes, name: str, place: Place, tallies: Tallies) -> str:
+def clean_piece(content: bytes, name: str, place: PieceStart, tallies: Tallies) -> str:
     """The text of a piece that holds bytes which are no text; empty if nothing of it is left.
 
     A part, which is a paragraph or at most `MAX_PART_BYTES` of a longer one, is dropped where it
     holds a NUL or more than `MAX_BAD_SHARE` of it is not UTF-8: it is no text, or text in another
     encoding. Elsewhere each bad byte becomes U+FFFD. Both are counted with line and byte.
-
-    Args:
-        content: The piece.
-        name: How the file is called in origins.
-        place: Where the piece begins.
-        tallies: Counts what was dropped or replaced.
     """
     kept: list[str] = []
     line, byte = place.line, place.byte
     for part in _parts(content):
         text, num_bad, first_bad = _decode(part)
-        origin = Origin(name, line + part.count(b"\n", 0, first_bad))
+        origin = RecordOrigin(name, line + part.count(b"\n", 0, first_bad))
         if "\0" in text:
             tallies.reject("text holds a NUL", origin, len(part) / len(content))
         elif num_bad > MAX_BAD_SHARE * len(part):
@@ -96,7 +170,7 @@ def clean_piece(content: bytes, name: str, place: Place, tallies: Tallies) -> st
 
 
 @dataclass(frozen=True)
-class ByteOrigin(Origin):
+class ByteOrigin(RecordOrigin):
     """A place in a file by line and by byte, counted from 0."""
 
     byte: int
@@ -144,7 +218,7 @@ def cut_position(content: bytes, limit_bytes: int) -> int:
     return position
 
 
-def _pieces(path: Path, limit_bytes: int) -> Iterator[tuple[Place, bytes]]:
+def _pieces(path: Path, limit_bytes: int) -> Iterator[tuple[PieceStart, bytes]]:
     held, line, byte = b"", 1, 0
     try:
         for chunk in read_text_chunks(path):
@@ -152,11 +226,11 @@ def _pieces(path: Path, limit_bytes: int) -> Iterator[tuple[Place, bytes]]:
             while len(held) > limit_bytes:
                 cut = cut_position(held, limit_bytes)
                 piece, held = held[:cut], held[cut:]
-                yield Place(line, byte), piece
+                yield PieceStart(line, byte), piece
                 line += piece.count(b"\n")
                 byte += len(piece)
     except DamagedStream as error:
         last_line = line + held.count(b"\n")
         raise damaged_file(path, error, f"line {last_line}") from error
     if held:
-        yield Place(line, byte), held
+        yield PieceStart(line, byte), held

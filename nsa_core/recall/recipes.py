@@ -15,10 +15,10 @@ from dataclasses import replace
 
 import torch
 
-from nsa_core.checks.learning import RecallRecipe, Stage
 from nsa_core.config.model import ModelConfig, NSAConfig, RopeConfig
 from nsa_core.config.training import Precision
-from nsa_core.evaluate.recall_task import RecallTask
+from nsa_core.recall.learning import RecallRecipe, Stage
+from nsa_core.recall.task import RecallTask
 
 #: A query chooses 1 of 14 blocks with a pair.
 CPU_NSA = NSAConfig(

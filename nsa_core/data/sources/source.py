@@ -1,7 +1,7 @@
 """Source: where documents come from, in an order that never changes, and what it is made of."""
 
-import hashlib
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,10 +9,9 @@ from pydantic import Field
 
 from nsa_core.config.base import FrozenModel
 from nsa_core.data.documents import Document, RejectCount, Tallies
-from nsa_core.data.progress import OnProgress, ignore_progress
+from nsa_core.data.reporting import OnProgress, ignore_progress
 from nsa_core.rundir.data_account import DataAccount
 
-HASH_BYTES = 2**20
 HashOf = Callable[[Path], str]
 
 
@@ -32,18 +31,25 @@ class SourceRecord(FrozenModel):
     files: tuple[SourceFile, ...] = ()
 
 
+class RemotePlace(FrozenModel):
+    """Records that were read of a remote source, and its stream's own place after the last one."""
+
+    num_records: int
+    place: dict[str, Any] | None
+
+
 class SourcePosition(FrozenModel):
-    """How far a source was read: documents taken, counts so far, and a remote reader's state."""
+    """How far a source was read: documents taken, counts so far, and a remote reader's place."""
 
     num_documents: int = 0
     rejected: dict[str, RejectCount] = Field(default_factory=dict)
     repaired: dict[str, RejectCount] = Field(default_factory=dict)
-    remote: dict[str, Any] | None = None
+    remote: RemotePlace | None = None
     account: DataAccount | None = None
 
 
 class Source(Protocol):
-    """Documents in a fixed order; a local one is read again to resume, a remote one goes on."""
+    """Documents in a fixed order; to resume, a local one is read again, a remote one continued."""
 
     tallies: Tallies
 
@@ -59,24 +65,23 @@ class Source(Protocol):
             DataError: At the first thing that cannot be counted and passed over.
         """
 
-    def remote_state(self) -> dict[str, Any] | None:
-        """State that lets a remote source go on after the last document; None for local ones."""
+    def remote_place(self) -> RemotePlace | None:
+        """Where a remote source continues after the last document; None for local ones."""
 
 
-def skip_documents(documents: Iterator[Document], count: int) -> Iterator[Document]:
-    """Read past `count` documents, so that a local source counts its rejects again."""
-    for _ in range(count):
-        if next(documents, None) is None:
-            return
-    yield from documents
+class ReadAgain:
+    """A source on this machine: to resume, it is read again and counts its rejects again."""
 
+    def documents(
+        self, start: SourcePosition, progress: OnProgress = ignore_progress
+    ) -> Iterator[Document]:
+        """Yield the documents after `start`, having read past those before it."""
+        del progress  # a local source does not wait
+        return islice(self.all_documents(), start.num_documents, None)
 
-def hash_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file as hexadecimal digits, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(HASH_BYTES):
-            digest.update(piece)
-            if on_bytes is not None:
-                on_bytes(len(piece))
-    return digest.hexdigest()
+    def remote_place(self) -> None:
+        """A local source has none."""
+
+    def all_documents(self) -> Iterator[Document]:
+        """Yield the documents from the first one on."""
+        raise NotImplementedError

@@ -5,18 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nsa_core.checks import learning
-from nsa_core.checks.learning import (
-    RecallRecipe,
-    Stage,
-    as_dense,
-    judge_recall,
-    learn_recall,
-)
 from nsa_core.config.model import ModelConfig, NSAConfig
-from nsa_core.evaluate import recall_task
-from nsa_core.evaluate.recall_task import RecallTask
 from nsa_core.model.transformer import LanguageModel
+from nsa_core.recall import learning
+from nsa_core.recall import task as recall_task
+from nsa_core.recall.learning import RecallRecipe, Stage, as_dense, judge_recall, learn_recall
+from nsa_core.recall.task import RecallTask
 
 CPU = torch.device("cpu")
 NSA = NSAConfig(
@@ -24,6 +18,12 @@ NSA = NSAConfig(
 )
 SHORT = RecallTask(block=8, num_blocks=1, num_filled=1, num_queries=4, pairs=4)
 LONG = RecallTask(block=4, num_blocks=6, num_filled=4, num_queries=4).beyond(NSA)
+
+
+@pytest.fixture(autouse=True)
+def few_questions(monkeypatch):
+    """A measurement asks 16 questions here instead of 512: what it finds is not judged."""
+    monkeypatch.setattr(learning, "MEASURED_QUERIES", 16)
 
 
 def short_recipe(**changes):

@@ -3,18 +3,24 @@
 Legend: V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nsa_core.config.model import MAX_TEMPERATURE, MIN_TEMPERATURE
+from nsa_core.data.tokenizer import Tokenizer
 from nsa_core.kernels.inputs import require_count
 from nsa_core.model.cache import DecodeCache
 from nsa_core.model.decode import logits, prefill
-from nsa_core.model.decode_loop import DecodeLoop
+from nsa_core.model.decode_step import DecodeLoop
 from nsa_core.model.transformer import LanguageModel
+
+#: Replaces bytes that are not UTF-8; at the end of a text, a character may be unfinished.
+UNREADABLE = "\ufffd"
+#: A character has at most 4 bytes: more unreadable ids than that are broken for good.
+MAX_HELD = 4
 
 
 @dataclass(frozen=True)
@@ -46,13 +52,7 @@ class Sampling:
 
 
 def pick_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """Draw one token id [1] where the logits are; ties of the greedy choice go to the lowest id.
-
-    Args:
-        logits_V: Of the next token.
-        sampling: How to draw.
-        generator: On the device of the logits.
-    """
+    """Draw one token id [1] on the device of the logits; greedy ties take the lowest id."""
     if sampling.temperature == 0:
         return logits_V.argmax(dim=-1, keepdim=True)
     prob_V = torch.softmax(logits_V.float() / sampling.temperature, dim=-1)
@@ -62,8 +62,8 @@ def pick_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator)
     return order_V[torch.multinomial(kept_V, 1, generator=generator)]
 
 
-class _Arrival:
-    """A token on its way to the host; the device goes on meanwhile."""
+class _TokenArrival:
+    """A token on its way to the host; the device keeps computing meanwhile."""
 
     def __init__(self, token_1: Tensor) -> None:
         self._event: torch.Event | None = None
@@ -115,62 +115,45 @@ def stream(
     if not prompt or not 0 <= min(prompt) <= max(prompt) < vocab_size:
         message = f"the prompt needs at least one id, all in 0 .. {vocab_size - 1}"
         raise ValueError(message)
-    return _stream(
-        model, prompt, max_new_tokens, sampling or Sampling(), stop_token, prefill_chunk, num_ids
-    )
+    how = sampling or Sampling()
 
-
-def _stream(
-    model: LanguageModel,
-    prompt: Sequence[int],
-    max_new_tokens: int,
-    sampling: Sampling,
-    stop_token: int | None,
-    prefill_chunk: int,
-    num_ids: int | None,
-) -> Iterator[int]:
-    """`stream`, its arguments checked."""
-    weight = model.embedding.weight
-    generator = torch.Generator(weight.device).manual_seed(sampling.seed)
-    cache = DecodeCache.allocate(
-        model.config,
-        batch=1,
-        capacity=len(prompt) + max_new_tokens,
-        chunk=prefill_chunk,
-        dtype=weight.dtype,
-        device=weight.device,
-    )
-    loop = DecodeLoop(model, cache)
-    step = prefill(model, cache, torch.tensor([list(prompt)], device=weight.device))
-    logits_BV = logits(model, step)
-    for count in range(1, max_new_tokens + 1):
-        token_1 = pick_token(logits_BV[0, :num_ids], sampling, generator)
-        arrival = _Arrival(token_1)
-        if count < max_new_tokens:
-            logits_BV = loop.step(token_1).logits_BV
-        token = arrival.wait()
-        if token == stop_token:
-            return
-        yield token
-
-
-def generate(
-    model: LanguageModel,
-    prompt: Sequence[int],
-    *,
-    max_new_tokens: int,
-    sampling: Sampling | None = None,
-    stop_token: int | None = None,
-    prefill_chunk: int = 512,
-) -> list[int]:
-    """All ids of `stream` at once."""
-    return list(
-        stream(
-            model,
-            prompt,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            stop_token=stop_token,
-            prefill_chunk=prefill_chunk,
+    def draw() -> Iterator[int]:
+        weight = model.embedding.weight
+        generator = torch.Generator(weight.device).manual_seed(how.seed)
+        cache = DecodeCache.allocate(
+            model.config,
+            batch=1,
+            capacity=len(prompt) + max_new_tokens,
+            chunk=prefill_chunk,
+            dtype=weight.dtype,
+            device=weight.device,
         )
-    )
+        loop = DecodeLoop(model, cache)
+        step = prefill(model, cache, torch.tensor([list(prompt)], device=weight.device))
+        logits_BV = logits(model, step)
+        for count in range(1, max_new_tokens + 1):
+            token_1 = pick_token(logits_BV[0, :num_ids], how, generator)
+            arrival = _TokenArrival(token_1)
+            if count < max_new_tokens:
+                logits_BV = loop.step(token_1).logits_BV
+            token = arrival.wait()
+            if token == stop_token:
+                return
+            yield token
+
+    return draw()
+
+
+def pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
+    """Pieces that join to the decoded text; bytes that never become a character are U+FFFD."""
+    held: list[int] = []
+    for token in ids:
+        held.append(token)
+        text = tokenizer.decode(held)
+        if text.endswith(UNREADABLE) and len(held) < MAX_HELD:
+            continue
+        held = []
+        if text:
+            yield text
+    if held:
+        yield tokenizer.decode(held)

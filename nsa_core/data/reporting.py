@@ -1,8 +1,17 @@
-"""StageProgress: what the data phase is doing right now, for a heartbeat or a terminal."""
+"""What the data phase tells its caller: progress while it works, and DataError where it cannot."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+
+
+class DataError(ValueError):
+    """Bad or missing data; the trainer ends with exit code 14."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(f"{message}; {hint}")
+        self.message = message
+        self.hint = hint
 
 
 @dataclass(frozen=True)
@@ -10,10 +19,6 @@ class StageProgress:
     """One report; `wait` is a visible stall (a lock, or a hub that does not answer).
 
     Attributes:
-        doing: What kind of work.
-        num_documents: Documents done.
-        num_tokens: Tokens done.
-        detail: What it is about, such as a file.
         share: How much of it is done, 0 to 1; None where its end is not known.
     """
 
@@ -29,7 +34,7 @@ class StageProgress:
         return f"{self.doing}: {counts}" + (f" ({self.detail})" if self.detail else "")
 
 
-#: Called often; it may raise to stop the staging, and the next one goes on after the last shard.
+#: Called often; it may raise to stop the staging; the next one continues after the last shard.
 OnProgress = Callable[[StageProgress], None]
 
 

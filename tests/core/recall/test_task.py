@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_core.config.model import NSAConfig
-from nsa_core.evaluate.recall_task import RecallTask, draw_recall, recall_accuracy
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.model.transformer import LanguageModel
+from nsa_core.recall.task import RecallTask, draw_recall, recall_accuracy
 from tests.core.model.cases import small_config
 
 NSA = NSAConfig(compress_block=8, compress_stride=8, select_block=8, num_selected=4, window=4)

@@ -1,21 +1,26 @@
-"""Generation continues a prompt as repeated whole forward passes would."""
+"""Generation continues a prompt as whole forward passes would, and shows no half character."""
 
 import math
 import re
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from nsa_core.evaluate.generate import (
+from nsa_core.data.tokenizer import ByteTokenizer
+from nsa_core.evaluate.sampling import (
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
     Sampling,
-    generate,
     pick_token,
+    pieces,
     stream,
 )
 from tests.core.model.cases import free_tokens, small_config, small_model, tokens
+
+BYTES = ByteTokenizer()
 
 
 @pytest.mark.parametrize("attention", ["nsa", "dense"])
@@ -27,20 +32,22 @@ def test_greedy_tokens_are_the_ones_of_whole_forward_passes(attention, chunk):
     assert free_tokens(model.config, 42) - free_tokens(model.config, 30) == 12
     for _ in range(12):
         row.append(int(model(torch.tensor([row]))[0, -1].argmax()))
-    assert generate(model, prompt, max_new_tokens=12, prefill_chunk=chunk) == row[30:]
+    assert list(stream(model, prompt, max_new_tokens=12, prefill_chunk=chunk)) == row[30:]
 
 
 def test_a_stop_token_ends_the_text_and_is_left_out():
     model = small_model()
-    text = generate(model, [1, 2], max_new_tokens=10)
+    text = list(stream(model, [1, 2], max_new_tokens=10))
     stop = text[4]
-    assert generate(model, [1, 2], max_new_tokens=10, stop_token=stop) == text[: text.index(stop)]
+    assert (
+        list(stream(model, [1, 2], max_new_tokens=10, stop_token=stop)) == text[: text.index(stop)]
+    )
 
 
 def test_the_same_seed_draws_the_same_text():
     model = small_model()
     texts = [
-        generate(model, [1, 2], max_new_tokens=8, sampling=Sampling(1.5, 0.95, seed))
+        list(stream(model, [1, 2], max_new_tokens=8, sampling=Sampling(1.5, 0.95, seed)))
         for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]
@@ -56,7 +63,7 @@ def test_top_p_draws_only_from_the_smallest_set_that_is_likely_enough():
 @pytest.mark.parametrize("prompt", [[], [31], [-1]])
 def test_a_prompt_without_ids_or_outside_the_vocabulary_is_refused(prompt):
     with pytest.raises(ValueError, match=r"0 \.\. 30"):
-        generate(small_model(), prompt, max_new_tokens=1)
+        list(stream(small_model(), prompt, max_new_tokens=1))
 
 
 @pytest.mark.parametrize(
@@ -114,3 +121,30 @@ def test_tokens_are_drawn_where_the_logits_are():
         generator = torch.Generator()
         for sampling in (Sampling(), Sampling(0.7, 0.9)):
             assert pick_token(logits, sampling, generator).shape == (1,)
+
+
+@given(st.text())
+def test_text_comes_out_character_by_character(text):
+    ids = BYTES.encode(text.encode("utf-8", "replace").decode()).tolist()
+    found = list(pieces(BYTES, ids))
+    assert "".join(found) == BYTES.decode(ids)
+    assert "\ufffd" in text or not any("\ufffd" in piece for piece in found)
+
+
+def test_a_piece_is_given_as_soon_as_its_character_is_whole():
+    seen, given_out = [], []
+
+    def ids():
+        for token in "aé€😀".encode():
+            seen.append(token)
+            yield token
+
+    for piece in pieces(BYTES, ids()):
+        given_out.append((piece, len(seen)))
+    assert given_out == [("a", 1), ("é", 3), ("€", 6), ("😀", 10)]
+
+
+def test_bytes_that_are_no_text_are_shown_and_hold_nothing_up():
+    found = list(pieces(BYTES, [0xFF] * 9 + list(b"on")))
+    assert "".join(found).endswith("on")
+    assert len(found) >= 3

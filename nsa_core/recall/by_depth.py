@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from nsa_core.config.training import Precision
-from nsa_core.evaluate.forward import autocast
+from nsa_core.evaluate.device import autocast
+from nsa_core.evaluate.needle import DEPTHS
 from nsa_core.model.transformer import LanguageModel
-
-#: How far into the context the pair that is asked for stands.
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
@@ -26,8 +24,6 @@ class Recall:
     Attributes:
         accuracy: Right answers at each depth of `DEPTHS`, 0 to 1.
         chance: What guessing among the values of the context would give.
-        num_trials: Contexts for each depth.
-        context: Tokens of each context.
     """
 
     accuracy: tuple[float, ...]
@@ -73,13 +69,8 @@ def measure_recall(
 ) -> Recall:
     """Ask for pairs at several depths; the answer is the most likely of the context's values.
 
-    Args:
-        model: Any language model; its mode is restored.
-        precision: As in training.
-        max_context: Longest context in tokens; a small vocabulary allows less, as ids are distinct.
-        num_trials: Contexts for each depth.
-        seed: Of the contexts.
-        poll: Called before each depth; it may raise.
+    All ids of a context differ, so a small vocabulary shortens it below `max_context`. The mode of
+    the model is restored; `poll` is called before each depth, and may raise.
     """
     device = next(model.parameters()).device
     context = min(max_context, model.config.vocab_size)

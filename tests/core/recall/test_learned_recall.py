@@ -2,16 +2,16 @@
 
 Coverage cannot do it: 14 blocks hold one pair each, the window and the always selected blocks hold
 none, and a query selects one block more. Blocks chosen without looking for the key hold 1 of the 14
-pairs. Two minutes of one core, dense control included; docs/learned-recall.md has more seeds.
+pairs. A minute of one core; docs/learned-recall.md has more seeds, and the dense control, for which
+the specification sets no bar.
 """
 
 import pytest
 import torch
 
-from nsa_core.bench.recall import HEADER, as_line, judge, teach_and_judge
-from nsa_core.checks.learning import as_dense
-from nsa_core.checks.recall_recipes import CARD_NSA, CPU_NSA, CPU_TASK, on_card, on_cpu
 from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.recall.bench import HEADER, as_line, judge, teach_and_judge
+from nsa_core.recall.recipes import CARD_NSA, CPU_NSA, CPU_TASK, on_card, on_cpu
 
 CPU = torch.device("cpu")
 
@@ -23,11 +23,10 @@ def test_far_pairs_are_recalled_and_not_without_the_selected_branch():
     torch.set_num_threads(1)
     try:
         (found,) = teach_and_judge(on_cpu(), CPU)
-        (dense,) = teach_and_judge(as_dense(on_cpu()), CPU)
     finally:
         torch.set_num_threads(threads)
-    print(HEADER, as_line(found), as_line(dense), sep="\n")  # noqa: T201 - the result
-    assert judge([found, dense]) is None
+    print(HEADER, as_line(found), sep="\n")  # noqa: T201 - the result
+    assert judge([found]) is None
     assert found.num_queries >= 1000
     assert found.without_choice <= 0.5
     assert found.chance <= 1 / 16

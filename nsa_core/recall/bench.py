@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
-from nsa_core.bench.command import Bench, tell
-from nsa_core.checks.learning import (
+from nsa_core.bench.command import Bench
+from nsa_core.config.training import RuntimeConfig
+from nsa_core.evaluate.device import COMPUTE_DTYPE, choose_device
+from nsa_core.kernels.dispatch import choose_backends, device_facts
+from nsa_core.recall.learning import (
     Lesson,
     Progress,
     RecallFigures,
@@ -20,13 +23,10 @@ from nsa_core.checks.learning import (
     judge_recall,
     learn_recall,
 )
-from nsa_core.checks.recall_recipes import on_card, on_cpu, precision_on
-from nsa_core.config.training import RuntimeConfig
-from nsa_core.evaluate.device import choose_device
-from nsa_core.evaluate.forward import COMPUTE_DTYPE
-from nsa_core.evaluate.recall_task import RecallTask
-from nsa_core.kernels.dispatch import choose_backends, device_facts
+from nsa_core.recall.recipes import on_card, on_cpu, precision_on
+from nsa_core.recall.task import RecallTask
 from nsa_core.rundir.bench_result import Machine
+from nsa_core.terminal import tell
 
 #: Bars of the specification (what must be shown, 9).
 LEAST_ACCURACY, MOST_WITHOUT_SELECTION = 0.95, 0.5
@@ -35,18 +35,13 @@ LEAST_QUERIES = 1000
 
 
 @dataclass(frozen=True)
-class Row:
+class RecallRow:
     """One model on one kind of rows, after its lessons.
 
     Attributes:
-        attention: `nsa`, or `dense` for the control.
-        seed: Of weights and rows.
-        seq_len: Tokens of a row.
         accuracy: Share of right answers on fresh rows.
         without_selection: The same with the gate of the selected branch at 0; None if dense.
         without_choice: The same with the always selected blocks only; None if dense.
-        chance: Of guessing.
-        num_queries: Answers that were counted.
         steps: Of training.
         train_s: Seconds that they took.
         backend: Of the selected branch, or of dense attention.
@@ -65,7 +60,7 @@ class Row:
     backend: str
 
 
-def measure(options: argparse.Namespace, machine: Machine) -> Iterator[Row]:
+def measure(options: argparse.Namespace, machine: Machine) -> Iterator[RecallRow]:
     """Teach and judge the NSA model and the dense one, seed by seed.
 
     Raises:
@@ -79,7 +74,7 @@ def measure(options: argparse.Namespace, machine: Machine) -> Iterator[Row]:
         yield from teach_and_judge(as_dense(recipe), device)
 
 
-def teach_and_judge(recipe: RecallRecipe, device: torch.device) -> Iterator[Row]:
+def teach_and_judge(recipe: RecallRecipe, device: torch.device) -> Iterator[RecallRow]:
     """Rows of one model: one for each length that it is judged by."""
     precision = precision_on(device)
     facts = device_facts(device, COMPUTE_DTYPE[precision])
@@ -96,9 +91,9 @@ def teach_and_judge(recipe: RecallRecipe, device: torch.device) -> Iterator[Row]
 
 def _row(
     recipe: RecallRecipe, lesson: Lesson, task: RecallTask, found: RecallFigures, backend: str
-) -> Row:
+) -> RecallRow:
     last = lesson.history[-1]
-    return Row(
+    return RecallRow(
         attention=recipe.model.attention,
         seed=recipe.seed,
         seq_len=found.seq_len,
@@ -136,7 +131,7 @@ HEADER = (
 )
 
 
-def as_line(row: Row) -> str:
+def as_line(row: RecallRow) -> str:
     """One line under `HEADER`."""
     cut, forced = (
         "-" if share is None else f"{share:.1%}"

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nsa_core.evaluate.recall import DEPTHS, make_contexts, measure_recall
+from nsa_core.recall.by_depth import DEPTHS, make_contexts, measure_recall
 from tests.core.train.models import make_model
 
 

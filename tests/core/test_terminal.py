@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from nsa_core.bench import __main__ as bench
-from nsa_core.reader import READER_GONE, run_to_exit_code
 from nsa_core.rundir.manifest import read_manifest
+from nsa_core.terminal import READER_GONE, run_to_exit_code
 from tests.core.evaluate.run_case import make_run, save
 
 PRINTING = (
