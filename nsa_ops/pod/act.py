@@ -33,6 +33,8 @@ from nsa_ops.pod.processes import (
     send,
 )
 
+_LOCK_WAIT_S = 5.0
+
 
 def act(content: bytes) -> Reply:
     """Carry out the action that a JSON document asks for."""
@@ -78,13 +80,6 @@ def main() -> int:
     return int(reply.code)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-_LOCK_WAIT_S = 5.0
-
-
 def halt(asked: HaltAction) -> Reply:
     """Write `.HALT` for the current attempt and record who asked; a second time changes nothing.
 
@@ -112,7 +107,7 @@ def _request(run: RunDir, asked: HaltAction) -> Reply:
     if read_halt(run, run_id=manifest.run_id, attempt=attempt):
         return Reply(
             action=asked.action, code=ReplyCode.OK, outcome="already", attempt=attempt,
-            message=f"a halt of {manifest.run_id} attempt {attempt} was asked for before",
+            message=f"a halt of {manifest.run_id} attempt {attempt} was requested before",
         )  # fmt: skip
     unrecorded = _record(
         run, kind="halt_asked", by=asked.by, attempt=attempt, message=asked.reason,
@@ -132,11 +127,11 @@ def _request(run: RunDir, asked: HaltAction) -> Reply:
 
 
 def _record(run: RunDir, **facts: Any) -> str:
-    """Record a stop, which no disk may hold up: why it is not recorded, to end a message with."""
+    """Record a stop, which goes on without the record: why there is none, to end a message with."""
     try:
         events.record(run, **facts)
     except OSError as error:
-        return f"; events.jsonl does not take it: {error.strerror or error}"
+        return f"; it could not be recorded in events.jsonl: {error.strerror or error}"
     return ""
 
 
@@ -200,3 +195,7 @@ def _deliver(asked: SignalAction, record: RunProcesses, attempt: int) -> Reply:
         action=asked.action, code=ReplyCode.OK, outcome="done", attempt=attempt,
         message=f"sent {asked.signal} to the trainer, pid {leader.pid}",
     )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -151,7 +151,7 @@ def _begin(run: RunDir, asked: NextAttemptAction) -> Reply:
     if current.attempt == asked.from_attempt + 1 and read_exit(run) is None:
         return Reply(
             action=asked.action, code=ReplyCode.OK, outcome="already", attempt=current.attempt,
-            message=f"attempt {current.attempt} was begun before", manifest=current,
+            message=f"attempt {current.attempt} has begun already", manifest=current,
         )  # fmt: skip
     if current.attempt != asked.from_attempt:
         return Reply(

@@ -212,7 +212,7 @@ def start_trainer(
 def forward_signals(
     run: RunDir, attempt: int, trainer: subprocess.Popen[bytes], keeper: WatchdogKeeper
 ) -> None:
-    """Hand TERM on to the trainer (the pod goes down), and INT as a stop that a person asked for.
+    """Forward TERM to the trainer (the pod goes down), and INT as a stop that a person asked for.
 
     HUP is ignored from the start: closing the terminal ends neither of the two.
     """
@@ -222,7 +222,7 @@ def forward_signals(
         name = signal.Signals(number).name.removeprefix("SIG")
         events.record(
             run, kind="signal", by="runner", attempt=attempt,
-            message=f"the runner got {name} and hands TERM on to pid {trainer.pid}",
+            message=f"the runner got {name} and forwards TERM to pid {trainer.pid}",
             facts={"signal": name, "pid": trainer.pid},
         )  # fmt: skip
         trainer.send_signal(signal.SIGTERM)
@@ -278,7 +278,7 @@ def _end_left_over(run: RunDir, attempt: int) -> None:
         processes = count_of(len(killed), "process", "processes")
         events.record(
             run, kind="left_over_killed", by="runner", attempt=attempt,
-            message=f"still there: {processes} of the ended trainer",
+            message=f"ended {processes} that the trainer had left behind",
             facts={"pids": killed},
         )  # fmt: skip
 

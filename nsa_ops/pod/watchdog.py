@@ -122,7 +122,7 @@ class Watchdog:
         try:
             return self._look()
         except OSError as error:
-            self._note_once("unreadable", f"this look failed: {one_line(error)}")
+            self._note_once("unreadable", f"this look at the run failed: {one_line(error)}")
             return ""
 
     def _look(self) -> str:

@@ -118,7 +118,7 @@ class _Follower:
         except (PodUnreachableError, DeadlineError) as error:
             if not self._has_looked:
                 raise
-            self._operator.tell(f"{error.message}; trying again, the run is not touched")
+            self._operator.tell(f"{error.message}; trying again; the run is not affected")
             return None
 
     def _has_new(self, report: RunReport) -> bool:

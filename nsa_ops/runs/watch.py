@@ -66,7 +66,7 @@ def watch(
         except (PodUnreachableError, DeadlineError) as error:
             if is_first:
                 raise
-            operator.tell(f"{error.message}; asking again, the run is not touched")
+            operator.tell(f"{error.message}; trying again; the run is not affected")
             operator.clock.sleep(INTERVAL_S)
             continue
         is_first = False

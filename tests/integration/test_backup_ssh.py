@@ -32,7 +32,7 @@ def test_a_followed_run_is_whole_here_when_it_ends_though_the_link_was_lost(pod:
     pod.proxy.is_refusing = False
     out, err = following.communicate(timeout=90)
     assert following.returncode == 0, err
-    assert b"trying again, the run is not touched" in err
+    assert b"trying again; the run is not affected" in err
     pulls = [json.loads(line)["data"] for line in out.splitlines()]
     brought = [step for pull in pulls for step in pull["pulled_steps"]]
     assert sorted(brought) == sorted(set(brought))

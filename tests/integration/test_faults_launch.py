@@ -181,7 +181,7 @@ def test_watch_goes_through_an_outage_of_30_seconds_without_losing_or_repeating_
     pod.proxy.is_refusing = False
     out, err = watching.communicate(timeout=90)
     assert watching.returncode == 0, err
-    assert b"asking again, the run is not touched" in err
+    assert b"trying again; the run is not affected" in err
     frames = [json.loads(line) for line in (first + out).splitlines()]
     seen = [beat["alive_seq"] for frame in frames for beat in frame["data"]["beats"]]
     written = read_records(pod.run_dir("r1").heartbeat(), Heartbeat).records

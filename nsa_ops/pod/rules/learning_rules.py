@@ -43,8 +43,8 @@ def loss_too_good(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding |
         rule="loss_too_good",
         level="halt" if certain else "warn",
         sentence=f"The loss {losses[-1]:.3g} at step {newest[-1].step} is below "
-        f"{limits.leak_bits_per_byte:g} bits per byte ({limit:.2f} nats per token): no text allows "
-        "that so early. The model sees its targets, or a tiny text is learnt by heart; the "
+        f"{limits.leak_bits_per_byte:g} bits per byte ({limit:.2f} nats per token): no text "
+        "reaches that so early. The model sees its targets, or it memorised a tiny text; the "
         "causality probe says: "
         f"{causality}",
         facts={"step": newest[-1].step, "loss": losses[-1], "limit_nats": limit},

@@ -75,7 +75,7 @@ def _cause(record: Heartbeat) -> str:
         if share > _DATA_SHARE:
             return f"waiting for data is {share:.0%} of a step: look at the loader and its disk"
     if record.throttle and record.throttle.lower() not in {"none", "0"}:
-        return f"the clocks are held down ({record.throttle}): look at power and temperature"
+        return f"the clocks are throttled ({record.throttle}): look at power and temperature"
     known = record.data_s is not None or record.dt_fetch_s is not None
     return (
         "the data loader is not the cause: look for another process on the card, and at the clocks"

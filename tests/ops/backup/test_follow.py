@@ -84,7 +84,7 @@ def test_a_lost_link_is_told_and_what_came_meanwhile_is_brought(case: Case) -> N
 
     pulls = follow(case, LivePod(case.run, nothing, dead, dead, end))
     assert [pull.pulled_steps for pull in pulls] == [[20], [60, 40]]
-    assert sum("trying again, the run is not touched" in line for line in case.told) == 2
+    assert sum("trying again; the run is not affected" in line for line in case.told) == 2
 
 
 def test_a_link_that_dies_in_a_pull_is_continued(case: Case) -> None:

@@ -108,7 +108,7 @@ def test_a_halt_is_asked_though_its_event_cannot_be_written(run):
         HaltAction(run_dir=run.root, reason="stop", by="operator").model_dump_json().encode()
     )
     assert reply.outcome == "done", reply
-    assert reply.message.endswith("; events.jsonl does not take it: Is a directory")
+    assert reply.message.endswith("; it could not be recorded in events.jsonl: Is a directory")
     assert read_halt(run, run_id="run-1", attempt=1) is not None
 
 

@@ -149,7 +149,7 @@ def test_a_lost_link_is_told_and_changes_nothing(desk: Desk) -> None:
     desk.transport.answers["probe"] = Sequence(seen, gone, gone, answer(report("finished")))
     assert [frame.report.state for frame in watch(desk.operator, "r1")] == ["running", "finished"]
     assert len(desk.story) == 2
-    assert "the run is not touched" in desk.story[0]
+    assert "the run is not affected" in desk.story[0]
     assert json.loads(desk.transport.inputs[-1])["r1"]["heartbeats"] == 7
 
 
