@@ -27,6 +27,8 @@ _MEMORY_EVENTS = (
 _STOP_SIGNALS = {"TERM", "KILL", "INT"}
 #: Kinds of events that `asked_to_stop` judges.
 STOP_KINDS = ("halt_asked", "signal")
+RESTARTED = "restarted"
+_RESTARTABLE = {code for code in TrainerExit if code.watchdog_may_restart}
 
 
 def count_memory_kills(files: tuple[Path, ...] = _MEMORY_EVENTS) -> int:
@@ -129,10 +131,6 @@ def missing_exit(
         at=time.time(),
         by="watchdog" if code is None else "runner",
     )
-
-
-RESTARTED = "restarted"
-_RESTARTABLE = {code for code in TrainerExit if code.watchdog_may_restart}
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,13 @@ from nsa_ops.pod.processes import kill_session, send
 from nsa_ops.pod.rules.verdict import Finding, Verdict
 
 _DUMP_WAIT_S = 2.0
-_POLL_S = 0.05
+_DUMP_POLL_S = 0.05
 _MOST_CHARACTERS = 200_000
 #: Addresses and thread numbers differ between ranks that are at the same place.
 _NOISE = re.compile(r"0x[0-9a-f]+")
+StopOutcome = Literal["ended", "terminated", "killed", "unkillable"]
+_POLL_S = 0.1
+_KILL_WAIT_S = 10.0
 
 
 class StackGroup(TolerantModel):
@@ -84,8 +87,8 @@ def _dump(run: RunDir, trainer: ProcessIdentity) -> dict[int, str]:
         return {}
     end = time.monotonic() + _DUMP_WAIT_S
     while time.monotonic() < end and _sizes(run) == before:
-        time.sleep(_POLL_S)
-    time.sleep(_POLL_S)  # let the writer finish its last lines
+        time.sleep(_DUMP_POLL_S)
+    time.sleep(_DUMP_POLL_S)  # let the writer finish its last lines
     stacks = {}
     for path in _sizes(run):
         with path.open("rb") as file:
@@ -114,11 +117,6 @@ def report_hang(
     )
     write_text(run.hang_report, report.model_dump_json(indent=2) + "\n")
     return report
-
-
-StopOutcome = Literal["ended", "terminated", "killed", "unkillable"]
-_POLL_S = 0.1
-_KILL_WAIT_S = 10.0
 
 
 class Enforcer:

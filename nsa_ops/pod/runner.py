@@ -40,6 +40,10 @@ LOOK_S = 30.0
 #: A watchdog that dies again and again has a reason that another start does not change.
 MAX_STARTS = 3
 Start = Callable[[RunDir, str], object]
+TRAINER_MODULE = "nsa_core.train"
+CONFLICT = 7
+NOT_A_RUN = 6
+LOCAL_RESOURCE = 11
 
 
 def start_part(
@@ -105,12 +109,6 @@ class WatchdogKeeper:
             self._started.append(self._start(self._run, self._module))
         except OSError as error:  # the next look tries again; it counts as a start
             sys.stderr.write(f"warning: {why}: {error}\n")
-
-
-TRAINER_MODULE = "nsa_core.train"
-CONFLICT = 7
-NOT_A_RUN = 6
-LOCAL_RESOURCE = 11
 
 
 class RunnerRefusedError(RuntimeError):

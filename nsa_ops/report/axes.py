@@ -13,6 +13,13 @@ MAX_TREND = 400
 #: A range this small beside its values, or below what a step can divide, is drawn as one value.
 _FLAT = 1e-12
 _SMALLEST = 1e-300
+#: In pixels, for the 11 px font of `svg .note`; a little more than most letters need.
+LETTER, ASCENT, DESCENT = 6.0, 10.0, 3.0
+#: Between a label and the rule it belongs to.
+GAP = 4.0
+_MARGIN = 2.0
+_SHIFTS = 8
+Pixel = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -100,16 +107,6 @@ def running_median(points: Sequence[tuple[float, float]], width: int) -> list[tu
         around = [y for _, y in finite[max(0, index - half) : index + half + 1]]
         trend.append((finite[index][0], statistics.median_low(around)))
     return trend
-
-
-#: In pixels, for the 11 px font of `svg .note`; a little more than most letters need.
-LETTER, ASCENT, DESCENT = 6.0, 10.0, 3.0
-#: Between a label and the rule it belongs to.
-GAP = 4.0
-_MARGIN = 2.0
-_SHIFTS = 8
-
-Pixel = tuple[float, float]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,12 @@ from nsa_ops.quantities import format_bytes
 MAX_CSV_BYTES = 256 * 2**20
 #: Steps and attempts beyond this are no counts: a float does not hold them exactly.
 _MAX_COUNT = 2**53
+ContentT = TypeVar("ContentT")
+#: Where wall time goes, in the order in which a report shows it; spec: goodput.
+BUCKETS = (
+    "step", "eval", "compile", "init", "provision", "data_wait", "checkpoint_stall",
+    "rollback_lost", "hang", "down",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -140,15 +146,6 @@ def _parse_number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-ContentT = TypeVar("ContentT")
-
-#: Where wall time goes, in the order in which a report shows it; spec: goodput.
-BUCKETS = (
-    "step", "eval", "compile", "init", "provision", "data_wait", "checkpoint_stall",
-    "rollback_lost", "hang", "down",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from nsa_ops.report.record import RecordedRun
 
 Tone = Literal["good", "warn", "bad", "quiet"]
 MISSING = "not recorded"
+_CARD_NAME = re.compile(r"(?:.*\.)?(?:cards|gpus)\.\d+\.name")
 
 
 @dataclass(frozen=True)
@@ -220,9 +221,6 @@ def replay_remark(record: RecordedRun) -> str:
         return ""
     count = record.training.replaced
     return f"{count} logged rows of earlier attempts were done again; the last attempt counts"
-
-
-_CARD_NAME = re.compile(r"(?:.*\.)?(?:cards|gpus)\.\d+\.name")
 
 
 def describe_run(record: RecordedRun) -> list[Fact]:

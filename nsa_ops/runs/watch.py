@@ -18,6 +18,8 @@ from nsa_ops.runs.wait import ENDED
 
 INTERVAL_S = 2.0
 _HISTORY = 512
+CHUNK_BYTES = 256 * 1024
+LOG_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,6 @@ def watch(
             return
         if not (report.beats_more or report.events_more):
             operator.clock.sleep(INTERVAL_S)
-
-
-CHUNK_BYTES = 256 * 1024
-LOG_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)

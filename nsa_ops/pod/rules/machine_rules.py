@@ -16,6 +16,7 @@ _CREEP_MIN_MIB = 512
 _CONSISTENT_RECORDS = 3
 #: A data share of the step time above this explains a slow run.
 _DATA_SHARE = 0.3
+_ANOTHER_POD = "; continue on another pod: `nsa-ops resume --pod OTHER`"
 
 
 def throughput_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
@@ -158,9 +159,6 @@ def host_memory_high(evidence: HealthEvidence, limits: WatchdogLimits) -> Findin
         f"{limits.host_memory_fraction:.0%}): the kernel may kill the trainer",
         facts={"used_fraction": used},
     )
-
-
-_ANOTHER_POD = "; continue on another pod: `nsa-ops resume --pod OTHER`"
 
 
 def card_lost(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:

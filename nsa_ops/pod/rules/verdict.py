@@ -8,6 +8,10 @@ from nsa_core.config.base import TolerantModel
 
 Level = Literal["healthy", "warn", "halt"]
 SEVERITY: dict[str, int] = {"healthy": 0, "warn": 1, "halt": 2}
+#: A rule that keeps finding the same is summed up after so long, then after twice as long, up to
+#: the longest: 9 lines in 24 hours. One that found nothing for so long is reported at once again.
+FIRST_SUMMARY_S = 600.0
+LONGEST_SUMMARY_S = 6 * 3600.0
 
 
 class Finding(TolerantModel):
@@ -51,12 +55,6 @@ def conclude(findings: list[Finding]) -> Verdict:
         facts=worst.facts,
         findings=ordered,
     )
-
-
-#: A rule that keeps finding the same is summed up after so long, then after twice as long, up to
-#: the longest: 9 lines in 24 hours. One that found nothing for so long is reported at once again.
-FIRST_SUMMARY_S = 600.0
-LONGEST_SUMMARY_S = 6 * 3600.0
 
 
 @dataclass
