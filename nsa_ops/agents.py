@@ -108,11 +108,6 @@ def read_run_manifest(link: PodLink, run_id: str) -> RunManifest:
 def parse_run_manifest(content: bytes, path: str, pod: str = "the pod") -> RunManifest:
     """A run's manifest from the bytes of its file on a pod.
 
-    Args:
-        content: Of the file.
-        path: Where it is on the pod.
-        pod: The pod in words.
-
     Raises:
         VerificationError: If it is none; names the file and why.
     """

@@ -42,9 +42,6 @@ class Value:
     """One value of a configuration.
 
     Attributes:
-        key: Dotted key.
-        value: Its value.
-        origin: Who set it.
         reason: Why the profile sets it so; empty otherwise.
     """
 
@@ -59,9 +56,7 @@ class Checked:
     """A configuration that can be used.
 
     Attributes:
-        recipe: Recipe it began from.
         profile: Hardware profile; `none` without one.
-        sha256: Hash of the values.
         notes: Lines that people should see.
         num_overridden: Values that differ in origin from the defaults.
     """

@@ -135,7 +135,7 @@ class Operator:
         tell: Takes one line of progress.
         connect: Opens the transport to a pod.
         timeout_s: Deadline the operator gave; None leaves each use case its own.
-        show_work: Shows long work while it goes on.
+        show_work: Shows long work while it is done.
     """
 
     settings: Settings

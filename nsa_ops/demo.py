@@ -47,10 +47,7 @@ class DemoPart:
     """One thing the demo did.
 
     Attributes:
-        name: What, in a word or two.
-        command: The command that does the same.
         found: What came of it, in one sentence.
-        seconds: How long it took.
     """
 
     name: str
@@ -65,13 +62,8 @@ class Demo:
 
     Attributes:
         folder: Everything the demo made.
-        run_id: The run.
-        parts: What was done, in order.
         replay: Losses of the steps that were done twice.
         bits_per_byte: On held-out text, before the first step and after the last.
-        sample: Generated text.
-        page: The report page.
-        seconds: From start to end.
     """
 
     folder: Path
@@ -151,10 +143,6 @@ def demo_settings(settings: Settings, folder: Path) -> Settings:
 def run_demo(operator: Operator, folder: Path) -> Demo:
     """Walk the whole path once.
 
-    Args:
-        operator: Its state folder is the demo's own; see `prepare_folder`.
-        folder: The demo's folder.
-
     Raises:
         OpsError: As soon as a part does not hold what it promises.
     """
@@ -162,7 +150,7 @@ def run_demo(operator: Operator, folder: Path) -> Demo:
     began_s = operator.clock.monotonic_s()
     stage = _Stage(operator, demo)
     state = shlex.quote(str(operator.settings.state_dir))
-    operator.tell("each part names the command that does the same by hand, after")
+    operator.tell("each part names the command that does the same, to be typed after")
     operator.tell(f"  export NSA_OPS_STATE_DIR={state}")
     _check_machine(stage, folder)
     _launch(stage)
@@ -241,7 +229,7 @@ def _resume(stage: _Stage) -> None:
         planned = plan_resume(operator, demo.run_id, path=path)
         demo.replay = await_replay(operator, planned, execute_resume(operator, planned)).replay
         found(
-            f"went on from step {planned.checkpoint.step if planned.checkpoint else 0}; the losses "
+            f"continued from step {planned.checkpoint.step if planned.checkpoint else 0}; the losses "
             f"of steps {demo.replay.first_step} to {demo.replay.last_step} came out the same to "
             "the last digit"
         )

@@ -27,7 +27,7 @@ _CHECKPOINTS_IN_FLIGHT = 1
 _BEST_UTILIZATION = 0.4
 #: Ids below this take two bytes in a shard, others four.
 _TWO_BYTE_IDS = 2**16
-#: Bytes of English text that a token stands for: GPT-2 on FineWeb-Edu, a trained BPE of 8,192 ids.
+#: Bytes of English text in one token: GPT-2 on FineWeb-Edu, a trained BPE of 8,192 ids.
 _BYTES_PER_TOKEN = {"byte": 1.0, "gpt2": 4.5, "bpe": 3.5}
 #: Tokens a second of one staging process, to say hours from minutes. `byte` and `bpe` were measured
 #: on two cores (2026-11-28); `gpt2` and the hub are assumed.
@@ -42,11 +42,10 @@ _SYNTHETIC_TOKENS = 1e6
 
 @dataclass(frozen=True)
 class StagingNeed:
-    """What a staging takes; None where the configuration alone cannot tell.
+    """What a staging takes; None where the configuration alone does not say.
 
     Attributes:
         tokens: Tokens that are staged before step 1.
-        shard_bytes: Their shards.
         seconds: How long that takes, roughly.
     """
 
@@ -114,10 +113,8 @@ class Estimate:
     Attributes:
         parameters: Trained numbers by part.
         tokens_per_step: Tokens of one optimizer step on one card.
-        total_tokens: Tokens of the whole run.
         flops: Per token, forward; NSA's own work.
         memory: MiB on the card by part.
-        checkpoint_bytes: One checkpoint.
         staging: What staging its data takes, as far as the configuration can tell.
         disk_bytes: All checkpoints that are kept, one in flight, the final model, and the shards.
         best_tokens_per_s: Upper bound from the profile's peak; None without one.

@@ -34,8 +34,6 @@ class Plan:
     """What a command will do, in order.
 
     Attributes:
-        title: One line.
-        steps: The steps.
         notes: What the operator should know before saying yes.
     """
 

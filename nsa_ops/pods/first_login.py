@@ -20,7 +20,7 @@ from nsa_ops.store import PodRecord
 
 STDIN = "-"
 
-#: Adds the line on stdin to the login's keys, once; what stands there stays.
+#: Adds the line on stdin to the login's keys, once; what is there stays.
 _INSTALL = """
 umask 077
 IFS= read -r key && [ -n "$key" ] || exit 65
@@ -88,13 +88,13 @@ def install_key(operator: Operator, pod: PodRecord, public_key: Path, password: 
     """
     from nsa_ops.remote.fabric import FabricTransport  # needs packages that may be absent
 
-    door = FabricTransport(target_of(pod, operator.settings), password)
+    transport = FabricTransport(target_of(pod, operator.settings), password)
     try:
         key = public_key.read_text(encoding="utf-8").strip().encode() + b"\n"
-        audited = AuditedTransport(door, audit_log(operator.settings), pod.name)
+        audited = AuditedTransport(transport, audit_log(operator.settings), pod.name)
         done = audited.run(("sh", "-c", _INSTALL), stdin=key, timeout_s=QUICK_S)
     finally:
-        door.close()
+        transport.close()
     if done.exit_code:
-        message = f"Our key could not be put on {door.where}: {done.last_error_line}"
+        message = f"Our key could not be put on {transport.where}: {done.last_error_line}"
         raise AuthenticationError(message, hint="See `ls -la ~/.ssh` there")

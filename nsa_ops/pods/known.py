@@ -27,7 +27,6 @@ class PodDetails:
     """A pod and the runs that were launched on it from here.
 
     Attributes:
-        pod: The pod.
         runs: Its runs, newest first.
         fingerprint: Of its pinned host key; empty for this machine.
     """

@@ -57,12 +57,10 @@ class SshPodRequest:
     """What the operator asked for.
 
     Attributes:
-        name: Name to give it.
         address: `user@host[:port]`, or an alias of the ssh configuration.
         kind: Transport: `ssh` or `fabric`.
         root: Folder on the pod; relative to the login's home unless it is absolute.
         python: Interpreter on the pod; empty looks for `python3`.
-        profile: Hardware profile to use there.
         fingerprint: Of the host key that is expected; empty asks.
         has_password: It is entered by a password once, to put our key there.
     """
@@ -83,8 +81,6 @@ class KeyPlan:
 
     Attributes:
         pod: Record to be written; root and interpreter are still as they were asked for.
-        key: Key that answered.
-        plan: What will be done.
         is_agreed: The operator named this very key, so nobody has to be asked.
         public_key: Key of ours to put there by a password; None without one.
     """
@@ -257,7 +253,7 @@ def execute_add_ssh(operator: Operator, planned: KeyPlan, password: str = "") ->
             with _hints_for_a_new_pod(pod):
                 if planned.public_key is not None:
                     install_key(operator, pod, planned.public_key, password)
-                    operator.tell(f"`{planned.public_key}` opens it from now on")
+                    operator.tell(f"`{planned.public_key}` logs in from now on")
                 pod = _log_in(operator.connect(pod, operator.settings), pod)
         except OpsError:
             unpin(target)
@@ -335,5 +331,5 @@ def open_terminal(operator: Operator, name: str | None) -> int:
     term = target.settings.environment.get("TERM", "")
     known = known_terminal(term)
     if term and known != term:
-        operator.tell(f"the pod may not know the terminal `{term}`; it is told `{known}`")
+        operator.tell(f"the pod may not know the terminal `{term}`; `{known}` is used there")
     return run_terminal(target, known)

@@ -27,9 +27,7 @@ class Subject:
     """What guardrails look at.
 
     Attributes:
-        config: What would be run.
         profile: Where; None if no profile was named.
-        estimate: What it needs.
         disk_free_bytes: Free on the pod; None if unknown.
         card_memory_mib: Memory of the smallest card; None if unknown or no card is used.
     """
@@ -41,7 +39,7 @@ class Subject:
     card_memory_mib: float | None
 
 
-#: Message and whether it stands against the run; None: it cannot tell.
+#: Whether it forbids the run (None: unknown), and the message.
 Finding = tuple[bool | None, str]
 
 
@@ -51,7 +49,6 @@ class Guardrail:
 
     Attributes:
         name: Its id, as `--override` takes it.
-        look: What it says about a subject.
         fix: What to do instead of overriding it.
         any_length: It holds for short runs too.
     """
@@ -156,7 +153,7 @@ GUARDRAILS: Mapping[str, Guardrail] = {
 
 
 def check_guardrails(subject: Subject) -> list[CheckResult]:
-    """Every guardrail's word on a run; those for long runs are skipped for short ones; pure."""
+    """What every guardrail says of a run; those for long runs are skipped for short ones; pure."""
     is_long = subject.config.schedule.steps >= LONG_RUN_STEPS
     return [_check(rail, subject, is_long=is_long) for rail in GUARDRAILS.values()]
 
@@ -176,11 +173,7 @@ def _check(rail: Guardrail, subject: Subject, *, is_long: bool) -> CheckResult:
 
 
 def parse_overrides(flags: Sequence[str], more: Sequence[str] = ()) -> dict[str, str]:
-    """Names and reasons of `--override NAME=REASON`; the reasons redacted.
-
-    Args:
-        flags: As they were typed.
-        more: Names that the command knows beside the guardrails.
+    """Names and redacted reasons of `--override NAME=REASON`; `more` are further known names.
 
     Raises:
         ConfigurationError: If a name is unknown or a reason is missing.
@@ -217,7 +210,7 @@ def apply_overrides(
 
 
 def require_guardrails(subject: Subject, overrides: Mapping[str, str]) -> list[CheckResult]:
-    """Every guardrail's word on a run, where none stands against it.
+    """What every guardrail says of a run, where none forbids it.
 
     Raises:
         RefusedError: With the first one's reason and override, and the names of the others.

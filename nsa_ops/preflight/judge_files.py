@@ -22,11 +22,9 @@ class Judgement:
     """What files tell.
 
     Attributes:
-        files: Their paths.
         profile: What the cards were held against; empty if nothing was named.
         verdict: `fail`, `warn` or `pass` over all checks; `unknown` where no check failed and a
             file holds nothing that is known.
-        checks: Every check.
     """
 
     files: list[str]
@@ -36,12 +34,7 @@ class Judgement:
 
 
 def judge_files(paths: Sequence[Path], profile: str, pod: str | None = None) -> Judgement:
-    """Judge files about one machine together.
-
-    Args:
-        paths: The files.
-        profile: Name of the profile that the cards should fit; empty judges them alone.
-        pod: A pod that was named as well, which cannot be.
+    """Judge files about one machine together; without a profile the cards are judged alone.
 
     Raises:
         ConfigurationError: If a pod is named too, or there is no such profile.

@@ -29,13 +29,7 @@ _MB_PER_MIB = 2**20 / 1e6
 def judge_speed(
     found: MachineSpeed, profile: HardwareProfile, checkpoint_bytes: float
 ) -> list[CheckResult]:
-    """Every check that the measurements allow.
-
-    Args:
-        found: What was measured.
-        profile: What is expected of the cards.
-        checkpoint_bytes: Size of one checkpoint of the run.
-    """
+    """Every check that the measurements allow."""
     return [
         *_cards(found, profile),
         *_all_reduce(found, profile),
@@ -112,12 +106,12 @@ def judge_rate(
     unit: str,
     hint: str,
 ) -> CheckResult:
-    """A rate against what a healthy card reaches; without an expectation it is only told."""
+    """A rate against what a healthy card reaches; without an expectation it is only reported."""
     if rate is None:
         return checked(name, "unknown", f"{what} was not measured", command=COMMAND, hint=hint)
     measured = f"{rate:.0f} {unit}"
     if expected is None:
-        message = f"{what}; the profile expects nothing, so it is only told"
+        message = f"{what}; the profile expects nothing, so it is only reported"
         return checked(name, "skipped", message, measured=measured, command=COMMAND)
     least = min_fraction * expected
     status: Status = "pass" if rate >= least else "warn" if rate >= FAIL_SHARE * least else "fail"
@@ -131,7 +125,7 @@ def _under_load(name: str, card: CardSpeed) -> Iterator[CheckResult]:
     """Clock, heat and reasons for being slowed, as nvidia-smi saw them while the card computed."""
     found = parse_output(card.smi_under_load, "nvidia-smi under load").cards
     if not found:
-        message = "nvidia-smi told nothing while the card computed"
+        message = "nvidia-smi reported nothing while the card computed"
         yield checked(f"{name}.clock", "unknown", message, command="nvidia-smi -q -x")
         return
     yield _clock(name, found[0])
@@ -143,7 +137,7 @@ def _clock(name: str, gpu: GPU) -> CheckResult:
     name, command = f"{name}.clock", "nvidia-smi -q -d CLOCK"
     now, best = gpu.clock_mhz, gpu.clock_max_mhz
     if now is None or not best:
-        return checked(name, "unknown", "the card does not tell its clock", command=command)
+        return checked(name, "unknown", "the card does not report its clock", command=command)
     heat = f", {gpu.temperature_c} C" if gpu.temperature_c is not None else ""
     power = f", {gpu.power_w:.0f} W" if gpu.power_w is not None else ""
     return checked(

@@ -52,8 +52,7 @@ class PodFacts:
     """Everything that was read from a pod.
 
     Attributes:
-        host, python, hardware: What it said.
-        laptop_unix_s: The laptop's clock when the pod told its own.
+        laptop_unix_s: The laptop's clock when the pod gave its own.
     """
 
     host: HostFacts
@@ -85,12 +84,9 @@ class Preflight:
     """The outcome.
 
     Attributes:
-        pod: Name of the pod.
-        report: Every check.
-        verdict: `pass`, `warn` or `fail` over all checks.
         sha256: Hash of the report, which a manifest names.
         is_green: Whether a launch may follow.
-        blocking: Checks that stand against it.
+        blocking: Checks that forbid it.
         flags: What makes the same choice again, behind `--profile NAME`: recipe and values.
     """
 
@@ -176,7 +172,7 @@ def _all_checks(trial: Trial, overrides: Mapping[str, str], tier: Tier) -> list[
         *apply_overrides(guardrails, overrides),
     ]
     if tier == "quick":
-        message = "a quick look uses no card and proves nothing of the kernels"
+        message = "a quick look uses no card and proves nothing about the kernels"
         return [*checks, CheckResult(name="causality.probe", status="skipped", message=message)]
     if any(check.status == "fail" for check in checks if check.name.startswith("python.")):
         return [*checks, _not_probed("the interpreter above cannot run it")]
@@ -236,7 +232,7 @@ def judge_facts(link: PodLink, facts: PodFacts, hardware: HardwareProfile) -> li
     return [
         *host,
         *judge_python(facts.python, hardware),
-        *(check for check in cards if check.name not in known),  # the system, told by both
+        *(check for check in cards if check.name not in known),  # the system, reported by both
     ]
 
 

@@ -37,9 +37,7 @@ class Proof:
 
     Attributes:
         sha256: Hash of the report that allows the run; empty if it was overridden.
-        pod_facts: What was read of the pod.
         kernels: Backends that it proved for this configuration, by branch.
-        report: The report itself; None if there is none.
     """
 
     sha256: str
@@ -57,14 +55,6 @@ def find_proof(
     overrides: Mapping[str, str],
 ) -> Proof:
     """The proof that a run needs; where the preflight is overridden, whatever there is.
-
-    Args:
-        operator: Who asks.
-        link: Pod that the run is to be on.
-        code_id: Version of the code.
-        choice: What is to run, with its profile; a hint names the same.
-        config: What that is resolved to.
-        overrides: Guardrails that may be passed, with the reason.
 
     Raises:
         RefusedError: Without an override, if the preflight is missing or red, or a kernel that the
@@ -144,12 +134,7 @@ def note_another_probed(report: Report | None, config: RunConfig) -> list[str]:
 
 
 def proven_kernels(config: RunConfig, report: Report | None) -> dict[str, KernelChoice]:
-    """By branch, the backend that a report proved, where this configuration asks for the same.
-
-    Args:
-        config: What would be launched.
-        report: Newest report of that pod, code and profile; None without one.
-    """
+    """By branch, the backend that a report proved, where this configuration asks for the same."""
     probed = {check.name: check for check in report.checks} if report is not None else {}
     proven = {}
     for branch in branches_of(config.model.attention):

@@ -25,8 +25,6 @@ class Site:
     """Where a step is done.
 
     Attributes:
-        operator: Who does it.
-        link: The pod.
         want: What is to be there.
         facts: What is there.
     """
@@ -81,7 +79,7 @@ def _failed(site: Site, step: Step, done: Completed) -> LocalResourceError:
     hints = [line.removeprefix("hint: ") for line in said if line.startswith("hint: ")]
     why = errors[-1] if errors else done.last_error_line or f"exit code {done.exit_code}"
     message = f"Step `{step.name}` failed on pod `{site.want.pod}`: {why}"
-    hint = hints[-1] if hints else "Mend it, then repeat `nsa-ops provision`: it goes on there"
+    hint = hints[-1] if hints else "Fix it, then repeat `nsa-ops provision`: it continues there"
     return LocalResourceError(message, hint=hint)
 
 

@@ -18,7 +18,7 @@ CPU_BUILD, CUDA_12_BUILD, CUDA_13_BUILD = "cpu", "cu126", "cu130"
 #: Stands for the distribution's newest Python that fits; `INSTALL` looks for its name.
 ANY_PYTHON = "python"
 
-#: Installs packages as root or by a sudo that asks nothing; goes on where a cut left dpkg.
+#: Installs packages as root or by a sudo without password; continues where a cut left dpkg.
 INSTALL = f"""
 set -e
 how=$1; shift
@@ -55,7 +55,6 @@ class TorchBuild:
     Attributes:
         name: As uv's `--torch-backend` takes it.
         requirement: What the profile says of its version.
-        why: In words, for the plan.
     """
 
     name: str
@@ -118,7 +117,6 @@ class Need:
     """A tool that is not there.
 
     Attributes:
-        what: In words.
         packages: Debian packages that bring it.
         is_required: Without it no run can be launched; else its lack is a recorded fact.
     """

@@ -33,15 +33,7 @@ _LITTLE_BYTES = 2**30
 
 @dataclass(frozen=True)
 class Provisioning:
-    """A provisioning that may be done.
-
-    Attributes:
-        link: The pod.
-        want: What is to be there.
-        facts: What is there.
-        plan: What will be done.
-        checks: Judgement of the machine.
-    """
+    """A provisioning that may be done."""
 
     link: PodLink
     want: Wanted
@@ -55,10 +47,7 @@ class Provisioned:
     """A pod that is ready for a preflight.
 
     Attributes:
-        pod: Its record now.
-        receipt: What was made of what.
         done: Steps that had to be done; none the second time.
-        checks: Judgement of the machine.
     """
 
     pod: PodRecord
@@ -76,12 +65,8 @@ def plan_provision(
 ) -> Provisioning:
     """Look at a pod and plan what it lacks; changes nothing.
 
-    Args:
-        operator: Who asks.
-        pod_name: Pod; None where only one fits.
-        profile: Hardware profile; empty takes the pod's own.
-        wheel: flash-attn wheel on this machine to install.
-        code: Folder of the code to ship; None ships the code that runs this command.
+    `wheel` is a flash-attn wheel on this machine to install; `code` a folder of code to ship instead
+    of the code that runs this command.
 
     Raises:
         RefusedError: If the machine cannot become a pod for this profile.
@@ -126,7 +111,7 @@ def _judge(
     """Checks on the machine.
 
     Raises:
-        RefusedError: If one of them stands against it.
+        RefusedError: If one of them forbids it.
     """
     checks = judge_bare(
         facts,
@@ -146,15 +131,7 @@ def _judge(
 def judge_bare(
     facts: BareFacts, *, build: str, has_environment: bool, is_local: bool, laptop_unix_s: float
 ) -> list[CheckResult]:
-    """Every check on the machine itself.
-
-    Args:
-        facts: What it said.
-        build: Torch build of the environment.
-        has_environment: The environment is made already, so it needs no more space.
-        is_local: It is the operator's own machine: no second clock to compare.
-        laptop_unix_s: The operator's clock when it was asked.
-    """
+    """Every check on the machine itself."""
     need = ENVIRONMENT_BYTES.get(build, CUDA_ENVIRONMENT_BYTES)
     return [
         _disk(facts, _LITTLE_BYTES if has_environment else need),
@@ -171,7 +148,7 @@ def _disk(facts: BareFacts, need: int) -> CheckResult:
         return checked(name, "fail", message, limit=limit, command=command, hint=hint)
     free = facts.disk_free_bytes
     if free is None:
-        message = f"free space in {facts.disk_path} cannot be told"
+        message = f"free space in {facts.disk_path} is unknown"
         return checked(name, "unknown", message, limit=limit, command=command, hint=hint)
     message = f"{format_bytes(free)} free in {facts.disk_path}"
     status: Status = "pass" if free >= need else "fail"
@@ -185,11 +162,11 @@ def _time(facts: BareFacts) -> CheckResult:
     name, command = "host.time_sync", "timedatectl show --property NTPSynchronized"
     hint = "Start time synchronisation there (`timedatectl set-ntp true`)"
     if facts.is_synchronised is None:
-        message = "no service tells whether the clock is kept (a container cannot see its host's)"
+        message = "clock synchronisation unknown (a container cannot see its host's)"
         return checked(name, "unknown", message, command=command, hint=hint)
     if facts.is_synchronised:
-        return checked(name, "pass", "the clock is kept by a time server", command=command)
-    message = "the clock is not kept by a time server"
+        return checked(name, "pass", "a time server keeps the clock", command=command)
+    message = "no time server keeps the clock"
     return checked(name, "warn", message, command=command, hint=hint)
 
 
@@ -198,7 +175,7 @@ def _notes(checks: tuple[CheckResult, ...]) -> list[str]:
 
 
 def execute_provision(operator: Operator, planned: Provisioning) -> Provisioned:
-    """Do every step that is not done; a cut leaves what is done, and a repetition goes on there.
+    """Do every step that is not done; a cut leaves what is done, and a repetition continues there.
 
     Raises:
         PartialError: If a step did not do what it says.

@@ -38,7 +38,6 @@ class ProvisionReceipt(TolerantModel):
     """What a pod was provisioned with.
 
     Attributes:
-        pod_id: The pod it holds for.
         at: When, by the laptop's clock.
         profile: Hardware profile the torch build was chosen for.
         code_id: Version of the code that is there.
@@ -46,15 +45,11 @@ class ProvisionReceipt(TolerantModel):
         bundle_sha256: Hash of the bundle of that commit; empty if there is none.
         diff_sha256: Hash of the uncommitted difference; empty if there is none.
         lock_sha256: Hash of the lock files the packages come from.
-        environment: Name of the environment.
         python: Interpreter of runs.
         base_python: Interpreter that the environment was made with.
         torch_build: Build that was asked for, and why.
         flash_attention: Wheel `NAME SHA256`, or why there is none.
-        driver: Of the card; empty without one.
-        tools: Path of each tool.
         missing: Tools that are not there and that a run can do without.
-        installed: What the environment holds.
     """
 
     schema_version: int = 1
@@ -109,13 +104,7 @@ def read_installed(link: PodLink, python: str) -> Installed:
 
 
 def judge_environment(receipt: ProvisionReceipt | None, pod: PodRecord, lock: str) -> CheckResult:
-    """Whether runs use an environment of ours, made from the packages this code is locked to.
-
-    Args:
-        receipt: Of the pod's provisioning; None if it never was.
-        pod: The pod.
-        lock: Hash of the locks of this code; empty if it has none.
-    """
+    """Whether runs use an environment of ours, made from the packages this code is locked to."""
     name, hint = "python.environment", f"Run `nsa-ops provision {pod.name}`"
     if receipt is None or receipt.python != pod.python:
         message = f"`{pod.python}` was not made by `nsa-ops provision`: its versions are its own"

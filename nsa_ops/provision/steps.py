@@ -1,7 +1,7 @@
 """The steps from a bare machine to a provisioned one: facts in, plan out; pure.
 
-Each step says whether it is done already, so a second run does nothing and a run after a cut goes
-on where the first one stopped.
+Each step says whether it is done already, so a second run does nothing and a run after a cut continues
+where the first one stopped.
 """
 
 from collections.abc import Iterator
@@ -33,12 +33,7 @@ WRITE = 'cat >"$1.part" && chmod "$2" "$1.part" && mv -f "$1.part" "$1"'
 
 
 def plan_steps(want: Wanted, facts: BareFacts, registered: str) -> tuple[Step, ...]:
-    """Every step in order, with the exact command or files of each.
-
-    Args:
-        want: What is to be there.
-        facts: What is there.
-        registered: Receipt that this laptop keeps; empty if there is none.
+    """Every step in order, with its exact command or files; `registered` is the receipt kept here.
 
     Raises:
         RefusedError: If something is missing that this login cannot install, or the driver does not
@@ -66,12 +61,12 @@ def _ground(want: Wanted, facts: BareFacts, needs: list[Need]) -> Iterator[Step]
         yield Step(TOOLS, f"all there: {', '.join(sorted(facts.tools))}", is_done=True)
     elif facts.rights != "none":
         what = ", ".join(need.what for need in rest)
-        how = "as root" if facts.rights == "root" else "by sudo, which asks nothing"
+        how = "as root" if facts.rights == "root" else "by sudo, which needs no password"
         yield Step(TOOLS, f"install {what} {how}", install_command(facts.rights, rest))
     else:
         refuse_needs(rest, want.pod)
         what = ", ".join(need.what for need in rest)
-        yield Step(TOOLS, f"a run does without {what}, which is recorded", is_done=True)
+        yield Step(TOOLS, f"a run works without {what}, and that is recorded", is_done=True)
     folders = tuple(str(want.root / name) for name in FOLDERS)
     is_made = facts.folders >= set(FOLDERS)
     detail = f"{', '.join(FOLDERS)} in `{want.root}`"

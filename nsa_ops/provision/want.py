@@ -50,12 +50,7 @@ class PinnedSource:
 
 @dataclass(frozen=True)
 class FlashWheel:
-    """A flash-attn wheel on this machine.
-
-    Attributes:
-        path: Where it is.
-        sha256: Its hash.
-    """
+    """A flash-attn wheel on this machine."""
 
     path: Path
     sha256: str
@@ -71,14 +66,9 @@ class Wanted:
     """What is to be there.
 
     Attributes:
-        pod: Name of the pod, for messages.
-        pod_id: Its identity.
         root: Folder of ours on it.
-        is_local: It is this machine.
         python: Interpreter to make the environment with, if one was named.
         profile: What it has to compute with.
-        snapshot: The code.
-        source: What the code was made from.
         flash: flash-attn wheel to install; None for none.
     """
 
@@ -139,7 +129,7 @@ class Wanted:
         return sha256(self.launcher_text(name).encode()).hexdigest()
 
     def setup_command(self, name: str, python: str, build: str) -> tuple[str, ...]:
-        """What makes an environment; the caches of pip and uv let a second attempt go on."""
+        """What makes an environment; the caches of pip and uv let a second attempt continue."""
         caches = [f"{tool}_CACHE_DIR={self.caches / tool.lower()}" for tool in ("PIP", "UV")]
         script = str(self.code / _SETUP)
         words = (str(self.environment(name)), python, build, self.profile.torch_requirement)

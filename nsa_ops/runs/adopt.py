@@ -47,7 +47,6 @@ class AdoptionPlan:
         record: What the registry will say of it.
         known: What it says now; None if it does not know the run.
         pod: Its pod, with the interpreter that runs there use.
-        plan: What will be done.
     """
 
     record: RunRecord
@@ -58,16 +57,7 @@ class AdoptionPlan:
 
 @dataclass(frozen=True)
 class Adopted:
-    """A run that this laptop knows now.
-
-    Attributes:
-        run_id: Run.
-        pod: Where.
-        attempt: Current attempt.
-        state: State when it was looked at.
-        why: The evidence for it.
-        python: Interpreter that is asked about it.
-    """
+    """A run that this laptop knows now."""
 
     run_id: str
     pod: str

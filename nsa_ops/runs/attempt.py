@@ -31,18 +31,15 @@ _OPERATORS_FAULT = {TrainerExit.CONFIGURATION, TrainerExit.DATA, TrainerExit.CHE
 
 @dataclass(frozen=True)
 class AttemptStart:
-    """An attempt that was planned; launch, resume and move differ in nothing else.
+    """A planned attempt; launch, resume and move differ in nothing else.
 
     Attributes:
-        act: Name of the intent in the registry.
         run: The run on the pod where it is to train, with the code that it will use.
-        module: Python module that trains.
         take: Checks, under the lease, that the plan still holds; what it takes from another pod.
         begin: Makes the run directory, or its next attempt; what was done before is left alone.
         snapshot: Code to ship; None where the pod has it.
         known: The run as the registry knows it; None where `begin` registers it.
         detail: What the intent remembers beside pod, code and module.
-        overrides: Reasons by name.
         may_be_started: An earlier command may have started this attempt; then only its watchdog is
             started if it is gone.
     """
@@ -64,7 +61,6 @@ class FirstBeat:
     """A run that came up.
 
     Attributes:
-        report: What the pod showed.
         after_s: Seconds from the start to the first heartbeat; None if it was started before.
     """
 
@@ -204,7 +200,7 @@ class _Rise:
             self.opened_s = now_s
 
     def has_settled(self, now_s: float) -> bool:
-        """Whether it has stood long enough where bad data and a full card would have ended it."""
+        """Whether it has lasted beyond the point where bad data or a full card would have ended it."""
         if self.opened_s is not None:
             return now_s - self.opened_s >= SETTLE_S
         return self.staging_s is not None and now_s - self.staging_s >= STAGING_S

@@ -13,11 +13,7 @@ from nsa_ops.remote.transport import QUICK_S
 
 
 def require_checkpoint(run: RunHandle, path: str) -> VerifiedCheckpoint:
-    """A whole checkpoint on a run's pod, every hash checked.
-
-    Args:
-        run: A run whose code looks; the checkpoint may be of another one.
-        path: Its folder; a relative one is below the pod's root.
+    """A whole checkpoint on a run's pod, every hash checked; a relative path is below the root.
 
     Raises:
         NotFoundError: If it does not exist.
@@ -38,7 +34,7 @@ def refuse_foreign(checkpoint: VerifiedCheckpoint, manifest: RunManifest) -> Non
 
     Args:
         checkpoint: What the agent says of it; without a run id it says nothing about who wrote it.
-        manifest: Manifest of the run that would go on from it.
+        manifest: Manifest of the run that would continue from it.
 
     Raises:
         VerificationError: With what contradicts.

@@ -40,7 +40,6 @@ class PodRuns:
     """The runs of one pod as it shows them.
 
     Attributes:
-        pod: Name of the pod.
         reports: What it shows, by run id, newest first.
         problem: Why it could not be asked, in one line; says nothing about its runs.
     """

@@ -33,8 +33,6 @@ class PullRequest:
     """What is pulled, and what is kept of it.
 
     Attributes:
-        run: Run.
-        folder: The backup here.
         which: Checkpoints of the first pull: `latest`, `all`, `none` or a step.
         policy: What is kept of the backup; None keeps all.
     """
@@ -50,11 +48,7 @@ def pull_once(
 ) -> Pulled:
     """One verified pull, and then what the policy says if nothing failed; see `Pulled.failure`.
 
-    Args:
-        operator: Who pulls.
-        link: The pod.
-        asked: What is wanted.
-        newer_than: Bring every checkpoint after this step, too.
+    Checkpoints after the step `newer_than` are pulled too.
     """
     run_id, folder = asked.run.run_id, asked.folder
     planned = plan_pull(
@@ -72,7 +66,7 @@ def pull_once(
 def follow_pull(operator: Operator, link: PodLink, asked: PullRequest) -> Iterator[Pulled]:
     """Pull, look every two seconds, pull again when there is something new; one item a pull.
 
-    A lost link is told and tried again; it changes nothing about the run, and a part that has
+    A lost link is reported and tried again; it changes nothing about the run, and a part that has
     arrived is continued. What changed while it was read is brought the next time.
 
     Raises:

@@ -30,17 +30,11 @@ class Halted:
     """A run that does not run.
 
     Attributes:
-        run_id: Its id.
-        attempt: Attempt that ended.
-        state: What it is now.
-        why: The evidence for it.
         was_running: It ran when the halt was asked for, or was about to be restarted.
         signals: Sent beside the request: nothing, TERM, or TERM and KILL.
-        step: Optimizer steps done; None if no exit was recorded.
         checkpoint: Newest whole checkpoint, every hash checked; None if there is none.
         damaged: Newer checkpoints that are not whole, each in one line.
         lost_steps: Steps behind the checkpoint that a resume does again; None if unknown.
-        seconds: How long it took.
     """
 
     run_id: str

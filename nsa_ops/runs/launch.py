@@ -59,13 +59,9 @@ class LaunchRequest:
     """What the operator asked for.
 
     Attributes:
-        choice: Recipe, profile and values.
         pod: Pod; None where only one fits.
         run_id: Run id; empty makes a new one.
         resume_from: Folder of a checkpoint on the pod to begin from; empty begins afresh.
-        overrides: Guardrails that may be passed, with the reason.
-        command: The words that asked for it, for the record.
-        trainer_module: Python module that trains.
     """
 
     choice: RunChoice
@@ -98,13 +94,7 @@ class Launched:
     """A run that is there now.
 
     Attributes:
-        run_id: Its id.
-        pod: Where.
-        run_dir: Its directory on the pod.
-        attempt: Current attempt.
         is_new: This launch made it; otherwise the same launch was done before.
-        state: State when it was last looked at.
-        why: The evidence for it.
         first_beat_after_s: Seconds from the start to the first heartbeat; None if it was not new.
         data: What was dropped of its data, and why; None before it was opened.
     """
@@ -125,10 +115,10 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
 
     Raises:
         ConfigurationError: If the configuration cannot be used.
-        RefusedError: If a guardrail or the preflight stands against it.
+        RefusedError: If a guardrail or the preflight forbids it.
         LocalResourceError: If the pod lacks what a run is started with.
         NotFoundError: If the pod, the data or the checkpoint does not exist.
-        StateConflictError: If the run is known on another pod, and runs there for all one can tell.
+        StateConflictError: If the run is known on another pod, and may run there.
         VerificationError: If the checkpoint is not whole; known only where the pod has the code.
     """
     check_request(request)
@@ -181,7 +171,7 @@ def require_data(link: PodLink, data: DataConfig) -> None:
         return
     path = PurePosixPath(data.path)
     if not path.is_absolute():
-        message = f"data.path `{path}` is relative, and a pod has no folder it could mean"
+        message = f"data.path `{path}` is relative, and it must be absolute on a pod"
         raise ConfigurationError(message, hint="Name it in full: `--set data.path=/folder/text`")
     if link.transport.run(("test", "-e", str(path)), timeout_s=QUICK_S).exit_code != 0:
         message = f"The data set `{path}` does not exist on pod `{link.record.name}`"
@@ -329,10 +319,7 @@ def _launched(run: RunHandle, beat: FirstBeat) -> Launched:
 def make_ready(operator: Operator, request: LaunchRequest, agree: Callable[[Plan], None]) -> None:
     """Provision a pod and run its preflight, whichever of them was not done before.
 
-    Args:
-        operator: Who asks.
-        request: The launch that is to follow.
-        agree: Shows a plan that changes something; it raises unless the operator agrees.
+    `agree` shows a plan that changes something; it raises unless the operator agrees.
 
     Raises:
         ConfigurationError: If the launch could not follow, as `check_request` says.

@@ -61,7 +61,6 @@ class OldPod:
     """What the pod of a run shows before the run leaves it.
 
     Attributes:
-        pod: Its name.
         report: What it shows of the run; None if it shows nothing.
         is_gone: Nobody answers there, or the run is not there any more.
         problem: Why there is no report, in one line.
@@ -157,8 +156,8 @@ def allow_leaving(
     _refuse_held(old, run_id)
     if old.is_gone:
         return [
-            f"{old.problem}; if it comes back and still trains, halt the run there at once: two "
-            "trainers of one run would both be right"
+            f"{old.problem}; if it comes back and still trains, halt the run there at once: "
+            "otherwise two trainers continue one run"
         ]
     if old.report is None:
         why = f"Pod `{old.pod}` cannot tell whether `{run_id}` still runs there: {old.problem}"
@@ -181,12 +180,6 @@ def allow_leaving(
 def allow_taking(old: OldPod, run_id: str, pod: str, overrides: Mapping[str, str]) -> list[str]:
     """What to know before a run is on another pod; refuses it while its own may run it; pure.
 
-    Args:
-        old: What its own pod shows.
-        run_id: Run.
-        pod: Pod that it is to be on.
-        overrides: Reasons by name; only `old-pod` counts, and never for a run that runs.
-
     Raises:
         StateConflictError: If it runs there, or nobody can tell and no reason is given.
     """
@@ -200,7 +193,7 @@ def allow_taking(old: OldPod, run_id: str, pod: str, overrides: Mapping[str, str
     reason = overrides.get(OLD_POD)
     if reason is None:
         hint = (
-            f"To go on with the run, `nsa-ops resume {run_id} --pod {pod}`; where `{old.pod}` is "
+            f"To continue the run, `nsa-ops resume {run_id} --pod {pod}`; where `{old.pod}` is "
             f"gone for good, {_FLAG}"
         )
         raise StateConflictError(why, hint=hint)
@@ -210,8 +203,8 @@ def allow_taking(old: OldPod, run_id: str, pod: str, overrides: Mapping[str, str
 def _refuse_held(old: OldPod, run_id: str) -> None:
     if old.is_held:
         message = (
-            f"A process of run `{run_id}` holds its lock on pod `{old.pod}`, which cannot say "
-            f"more: {old.problem}. {_NEVER_TWO}"
+            f"A process of run `{run_id}` holds its lock on pod `{old.pod}`, which cannot "
+            f"say more: {old.problem}. {_NEVER_TWO}"
         )
         raise StateConflictError(message, hint=f"Look with `nsa-ops pod ssh {old.pod}`")
 
@@ -366,7 +359,7 @@ def other_lineage_notes(run: RunRecord, shown: ManifestSummary) -> list[str]:
         return []
     return [
         f"pod `{run.pod}` shows attempt {shown.attempt} of another lineage of `{run.run_id}` than "
-        f"attempt {run.attempt}, which was last begun from here; halt it before you go on: "
+        f"attempt {run.attempt}, which was last begun from here; halt it before you continue: "
         f"`nsa-ops halt {run.run_id} --pod {run.pod}`"
     ]
 

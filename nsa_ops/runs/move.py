@@ -24,7 +24,6 @@ from nsa_ops.preflight.guardrails import require_guardrails
 from nsa_ops.preflight.preflight import subject_of
 from nsa_ops.preflight.proof import find_proof, note_another_probed
 from nsa_ops.remote.snapshot import Snapshot, has_code, take_snapshot
-from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.adopt import read_backed_up
 from nsa_ops.runs.attempt import AttemptStart, start_attempt
@@ -39,7 +38,7 @@ from nsa_ops.runs.lease import (
     require_unmoved,
 )
 from nsa_ops.runs.resume import ChangedValue, Resumed, changed_config, differing_values
-from nsa_ops.runs.windows import TRAINER_MODULE, list_windows, train_command
+from nsa_ops.runs.windows import TRAINER_MODULE, list_windows, start_step
 from nsa_ops.store import RunRecord
 
 #: Fields of the manifest whose change an operator wants to read, in this order.
@@ -48,15 +47,7 @@ _SHOWN = ("pod_id", "profile", "code_id", "code_commit", "dirty_sha256", "lock_s
 
 @dataclass(frozen=True)
 class MoveRequest:
-    """What the operator asked for.
-
-    Attributes:
-        run_id: Run; None where only one is known.
-        pod: Pod that it is to go on on.
-        sets: Values to change, as `--set` takes them.
-        overrides: Guardrails that may be passed, with the reason.
-        trainer_module: Python module that trains; empty for the usual one.
-    """
+    """What the operator asked for."""
 
     run_id: str | None
     pod: str
@@ -70,17 +61,10 @@ class MovePlan:
     """A move that may be done; what was done before a cut is left out.
 
     Attributes:
-        run: The run as the registry knows it.
-        old: What its pod shows.
-        link: Pod that it goes to.
         snapshot: Code to ship; None where the pod has the run's own code.
         restore: What to copy there; None if it is there.
         next_attempt: The attempt to begin; None if it was begun.
         manifest: What the manifest will be, apart from its time.
-        step: Step that it goes on from.
-        differences: What the new attempt does not share with the one before.
-        notes: What the operator should know before saying yes.
-        trainer_module: Python module that trains.
     """
 
     run: RunRecord
@@ -103,11 +87,28 @@ class MovePlan:
     @property
     def plan(self) -> Plan:
         """The same for people."""
-        return _describe(self)
+        run, restore, new = self.target, self.restore, self.manifest
+        run_dir, code = run.run_dir, str(run.link.code(new.code_id))
+        copied = restore.plan.steps[0].detail if restore else f"`{run_dir}` is there already"
+        steps = [
+            Step("ship code", new.code_id, files=(code,), is_done=self.snapshot is None),
+            Step("restore", copied, files=(str(run_dir),), is_done=restore is None),
+            Step(
+                "next attempt",
+                f"begin attempt {new.attempt}, parent step {self.step}",
+                files=(f"{run_dir}/manifest.json",),
+                is_done=self.next_attempt is None,
+            ),
+            start_step(run, self.trainer_module),
+        ]
+        notes = [*self.notes, *(restore.plan.notes if restore else ())]
+        notes += [one.note for one in self.differences]
+        where = f"on pod {run.pod} from step {self.step}, not on {self.run.pod}"
+        return plan_of(f"Resume {run.run_id} {where}", steps, notes)
 
 
 def is_elsewhere(operator: Operator, run_id: str | None, pod: str) -> bool:
-    """Whether a run would have to be moved to go on on this pod."""
+    """Whether a run would have to be moved to continue on this pod."""
     return choose_record(operator, run_id).pod != choose_pod(operator.store, pod).name
 
 
@@ -118,7 +119,7 @@ def plan_move(operator: Operator, request: MoveRequest) -> MovePlan:
         NotFoundError: If nothing of the run is backed up.
         StateConflictError: If the run still runs on its old pod, or on the new one.
         RefusedError: If the old pod has more than the backup, a guardrail or the preflight of the
-            new pod stands against it.
+            new pod forbids it.
         VerificationError: If the backup is damaged.
     """
     overrides = dict(request.overrides or {})
@@ -136,7 +137,8 @@ def plan_move(operator: Operator, request: MoveRequest) -> MovePlan:
         if there is None
         else None
     )
-    step = restore.step if restore else _newest_step(there)
+    facts = there.checkpoints if there else []
+    step = restore.step if restore else max((one.step for one in facts if one.whole), default=0)
     left = look_at_old_pod(operator, run)
     more_steps = bool(request.sets)
     notes = allow_leaving(left, run.run_id, step, overrides, more_steps=more_steps)
@@ -164,7 +166,7 @@ def plan_move(operator: Operator, request: MoveRequest) -> MovePlan:
 
 
 def newest_backup(operator: Operator, run_id: str) -> BackupFolder:
-    """The backup that holds the newest checkpoint whose receipt still stands.
+    """The backup that holds the newest checkpoint whose receipt is still valid.
 
     Raises:
         NotFoundError: If there is none.
@@ -174,7 +176,7 @@ def newest_backup(operator: Operator, run_id: str) -> BackupFolder:
         receipts = receipts_of(receipts, run.attempt, run.attempt_id)
     receipt = newest_held(receipts)
     if receipt is None:
-        message = f"Nothing of `{run_id}` is backed up here, so it cannot go on on another pod"
+        message = f"Nothing of `{run_id}` is backed up here, so it cannot continue on another pod"
         hint = f"Only its own pod can: `nsa-ops resume {run_id}`, or `nsa-ops backup pull {run_id}`"
         raise NotFoundError(message, hint=hint)
     # A receipt names checkpoints/step_N inside the backup.
@@ -209,40 +211,10 @@ def _look_there(run: RunHandle) -> RunReport | None:
         hint = (
             "Let the registry know of it with `nsa-ops reconcile`"
             if is_live
-            else f"`{run_dir}` is from an earlier stay: move it away there, then repeat it"
+            else f"`{run_dir}` is from an earlier time there: move it away, then repeat this"
         )
         raise StateConflictError(message, hint=hint)
     return report
-
-
-def _newest_step(report: RunReport | None) -> int:
-    facts = report.checkpoints if report else []
-    return max((fact.step for fact in facts if fact.whole), default=0)
-
-
-def _describe(planned: MovePlan) -> Plan:
-    run, restore, new = planned.target, planned.restore, planned.manifest
-    run_dir, code = run.run_dir, str(run.link.code(new.code_id))
-    copied = restore.plan.steps[0].detail if restore else f"`{run_dir}` is there already"
-    steps = [
-        Step("ship code", new.code_id, files=(code,), is_done=planned.snapshot is None),
-        Step("restore", copied, files=(str(run_dir),), is_done=restore is None),
-        Step(
-            "next attempt",
-            f"begin attempt {new.attempt}, parent step {planned.step}",
-            files=(f"{run_dir}/manifest.json",),
-            is_done=planned.next_attempt is None,
-        ),
-        Step(
-            "start training",
-            f"tmux session {session_name(run.run_id)}, windows train and watchdog",
-            command=train_command(run, planned.trainer_module),
-        ),
-    ]
-    notes = [*planned.notes, *(restore.plan.notes if restore else ())]
-    notes += [f"differs: {one.key} {one.before} -> {one.now}" for one in planned.differences]
-    where = f"on pod {run.pod} from step {planned.step}, not on {planned.run.pod}"
-    return plan_of(f"Resume {run.run_id} {where}", steps, notes)
 
 
 def execute_move(operator: Operator, planned: MovePlan) -> Resumed:
@@ -298,19 +270,10 @@ def next_manifest(
     sets: Sequence[str],
     overrides: Mapping[str, str],
 ) -> RunManifest:
-    """The manifest of the next attempt, once nothing on the new pod stands against it.
-
-    Args:
-        operator: Who asks.
-        link: The new pod.
-        old: Manifest in the backup.
-        code: Code that will be shipped; None where the pod has the run's own.
-        step: Step that it goes on from.
-        sets: Values to change.
-        overrides: Guardrails that may be passed, with the reason.
+    """The manifest of the next attempt, once nothing on the new pod forbids it.
 
     Raises:
-        RefusedError: If a guardrail or the preflight of the new pod stands against it.
+        RefusedError: If a guardrail or the preflight of the new pod forbids it.
         LocalResourceError, NotFoundError: If the pod lacks tmux or the data.
     """
     pod = link.record

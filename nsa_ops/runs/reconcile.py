@@ -32,11 +32,8 @@ class Truth:
     """What is true about the subject of an act now.
 
     Attributes:
-        is_held: The command that began it is still at work.
         problem: Why its pod cannot be asked; empty if it could be, or need not be.
         pod: Pod that the act is about, as the registry knows it; None if it does not.
-        run: Run that it is about, as the registry knows it.
-        report: What the pod shows of the run; None if it is not there.
     """
 
     is_held: bool = False
@@ -48,12 +45,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Remedy:
-    """What is done about one open intent.
-
-    Attributes:
-        way: What.
-        found: What is true, in one sentence.
-    """
+    """What is done about one open intent."""
 
     way: Way
     found: str
@@ -61,16 +53,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Settled:
-    """One act that was cut off, and what became of it.
-
-    Attributes:
-        number: Number of the intent.
-        act: What was begun, such as `launch`.
-        subject: Run or pod.
-        began_unix_s: When.
-        way: What is done about it.
-        found: What is true, in one sentence.
-    """
+    """One act that was cut off, and what became of it."""
 
     number: int
     act: str
@@ -165,7 +148,7 @@ def execute_reconcile(operator: Operator, planned: ReconcilePlan) -> list[Settle
 
 
 def unsettled(settled: Sequence[Settled]) -> PartialError | None:
-    """What it means that something could not be told yet; None if everything could."""
+    """What it means that something is not settled yet; None if everything is."""
     waiting = [one for one in settled if one.way == "wait"]
     if not waiting:
         return None
@@ -183,7 +166,7 @@ def _act(operator: Operator, intent: Intent, truth: Truth, way: Way) -> None:
             if way == "start":
                 start_session(run, intent.details.get("module") or TRAINER_MODULE)
     elif way == "halt" and pod is not None and report is not None:
-        reason = "the run goes on on another pod"
+        reason = "the run continues on another pod"
         action = HaltAction(run_dir=Path(report.run_dir), reason=reason, by="reconcile")
         code_id = str(intent.details.get("code_id"))
         ask(RunHandle(operator.link(pod), code_id, intent.subject), action)
@@ -221,7 +204,7 @@ def decide(intent: Intent, truth: Truth) -> Remedy:
     if intent.act in _POD_ACTS:
         return _decide_pod(intent, truth)
     if intent.act not in _RUN_ACTS:
-        return Remedy("rolled back", "what was whole is kept; repeat it, and it goes on there")
+        return Remedy("rolled back", "what was whole is kept; repeat it, and it continues there")
     if truth.pod is None:
         return Remedy("rolled back", "its pod is no longer known, so nothing can be compared")
     if intent.act == "halt":
@@ -248,18 +231,18 @@ def _decide_halt(report: RunReport | None) -> Remedy:
     if report.state not in LIVE:
         return Remedy("done", f"the run is {report.state}: {report.why}")
     if report.halt is not None:
-        return Remedy("done", f"the stop request stands; the run is {report.state}")
-    return Remedy("rolled back", "no stop request was written and the run goes on; halt it again")
+        return Remedy("done", f"the stop request is in place; the run is {report.state}")
+    return Remedy("rolled back", "no stop request was written and the run continues; halt it again")
 
 
 def _decide_left(intent: Intent, report: RunReport | None) -> Remedy:
-    """A run that went on elsewhere while nobody answered here must not train here, too."""
+    """A run that continued elsewhere while this pod did not answer must not train here, too."""
     if report is None or report.state not in LIVE - {"planned"}:
         state = "not there" if report is None else report.state
         return Remedy("done", f"the pod that `{intent.subject}` left answers; it is {state} there")
     pod = intent.details.get("pod", "")
-    by_hand = f"`nsa-ops halt {intent.subject} --pod {pod}` halts it by hand"
-    return Remedy("halt", f"it also runs on pod `{pod}`, which it left: {report.why}; {by_hand}")
+    by_command = f"`nsa-ops halt {intent.subject} --pod {pod}` halts it"
+    return Remedy("halt", f"it also runs on pod `{pod}`, which it left: {report.why}; {by_command}")
 
 
 def _decide_start(intent: Intent, truth: Truth) -> Remedy:

@@ -17,7 +17,6 @@ from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import NextAttemptAction
 from nsa_ops.pod.verify import VerifiedCheckpoint
 from nsa_ops.preflight.proof import refuse_marked
-from nsa_ops.remote.tmux import session_name
 from nsa_ops.runs.attempt import AttemptStart, start_attempt
 from nsa_ops.runs.checkpoints import refuse_foreign, require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
@@ -29,7 +28,7 @@ from nsa_ops.runs.lease import (
     require_unmoved,
     unsettled_notes,
 )
-from nsa_ops.runs.windows import TRAINER_MODULE, require_tmux, train_command
+from nsa_ops.runs.windows import TRAINER_MODULE, require_tmux, start_step
 
 
 @dataclass(frozen=True)
@@ -40,19 +39,19 @@ class ChangedValue:
     before: Any
     now: Any
 
+    @property
+    def note(self) -> str:
+        """The same for people."""
+        return f"differs: {self.key} {self.before} -> {self.now}"
+
 
 @dataclass(frozen=True)
 class ResumePlan:
     """A resume that may be done.
 
     Attributes:
-        found: The run.
-        checkpoint: Where it goes on; None starts again from the first step.
+        checkpoint: Where it continues; None starts again from the first step.
         damaged: Newer checkpoints that are passed over, each in one line.
-        differences: What the new attempt does not share with the one before.
-        changes: Fields of the manifest that change.
-        plan: What will be done.
-        trainer_module: Python module that trains.
         is_begun: The attempt was begun before and never started, as after a cut: it only starts.
     """
 
@@ -61,26 +60,41 @@ class ResumePlan:
     damaged: list[str]
     differences: list[ChangedValue]
     changes: dict[str, Any]
-    plan: Plan
+    notes: list[str]
     trainer_module: str
     is_begun: bool = False
+
+    @property
+    def plan(self) -> Plan:
+        """The same for people."""
+        report, step = self.found.report, self.checkpoint and self.checkpoint.step
+        attempt, is_afresh = report.manifest.attempt, self.changes["resume"] == AFRESH
+        why = "its checkpoints are set aside" if is_afresh else "it has no checkpoint"
+        where = f"from the first step: {why}" if step is None else f"from step {step}"
+        next_attempt = Step(
+            "next attempt",
+            f"attempt {attempt} was never started"
+            if self.is_begun
+            else f"keep attempt {attempt} under attempts/{attempt}, begin {attempt + 1} {where}",
+            files=(f"{report.run_dir}/manifest.json",),
+            is_done=self.is_begun,
+        )
+        notes = [f"passed over a damaged checkpoint: {line}" for line in self.damaged]
+        return plan_of(
+            f"Resume {report.run_id} {where}",
+            [next_attempt, start_step(self.found.run, self.trainer_module)],
+            [*self.notes, *notes, *(one.note for one in self.differences)],
+        )
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A run that goes on.
+    """A run that continues.
 
     Attributes:
-        run_id: Its id.
-        attempt: The new attempt.
-        from_step: Step it goes on from; 0 without a checkpoint.
-        checkpoint: Folder it goes on from; empty without one.
+        from_step: Step it continues from; 0 without a checkpoint.
+        checkpoint: Folder it continues from; empty without one.
         damaged: Newer checkpoints that were passed over, each in one line.
-        differences: What the new attempt does not share with the one before.
-        state: State when it was last looked at.
-        why: The evidence for it.
-        first_beat_after_s: Seconds from the start to the first heartbeat.
-        pod: Pod that it runs on.
         moved_from: Pod that it was on before; empty if it stayed.
     """
 
@@ -106,7 +120,7 @@ def plan_resume(
     sets: tuple[str, ...] = (),
     trainer_module: str = "",
 ) -> ResumePlan:
-    """Find the run, hash the checkpoint it goes on from, and say what will differ.
+    """Find the run, hash the checkpoint it continues from, and say what will differ.
 
     Args:
         operator: Who asks.
@@ -119,7 +133,7 @@ def plan_resume(
     Raises:
         StateConflictError: If it runs, or finished.
         LocalResourceError: If the pod lacks what a run is started with.
-        NotFoundError: If there is no checkpoint to go on from.
+        NotFoundError: If there is no checkpoint to continue from.
         VerificationError: If the named checkpoint is damaged, or of another run.
     """
     found = find_run(operator, run_id, among=RESUMABLE)
@@ -136,30 +150,23 @@ def plan_resume(
     config = overlay(manifest.config, sets)
     differences = differing_values(manifest.config, config)
     is_begun = found.report.state == "planned" and not (path or afresh or differences)
-    changes: dict[str, Any] = {"resume": checkpoint.path if path and checkpoint else AUTO}
-    changes |= {"resume": AFRESH} if afresh else {}
-    changes |= changed_config(manifest, config, differences)
-    changes |= _taken(operator, found, manifest)
+    start_at = checkpoint.path if path and checkpoint else AUTO
     return ResumePlan(
         found=found,
         checkpoint=checkpoint,
         damaged=damaged,
         differences=differences,
-        changes=changes,
-        plan=_plan(
-            found,
-            checkpoint,
-            [
-                *other_lineage_notes(found.record, found.report.manifest),
-                *unsettled_notes(operator.store, found.record.run_id),
-                *_notes(damaged, differences),
-            ],
-            module,
-            is_begun=is_begun,
-            is_afresh=afresh,
-        ),
-        is_begun=is_begun,
+        changes={
+            "resume": AFRESH if afresh else start_at,
+            **changed_config(manifest, config, differences),
+            **_taken(operator, found, manifest),
+        },
+        notes=[
+            *other_lineage_notes(found.record, found.report.manifest),
+            *unsettled_notes(operator.store, found.record.run_id),
+        ],
         trainer_module=module,
+        is_begun=is_begun,
     )
 
 
@@ -176,7 +183,7 @@ def _require_ended(found: FoundRun, *, changes_something: bool) -> None:
 
 
 def _choose_checkpoint(found: FoundRun, path: str) -> tuple[VerifiedCheckpoint | None, list[str]]:
-    """The checkpoint to go on from and the damaged ones that are passed over."""
+    """The checkpoint to continue from and the damaged ones that are passed over."""
     if path:
         return require_checkpoint(found.run, path), []
     verification = verify(found.run)
@@ -215,42 +222,6 @@ def differing_values(before: RunConfig, now: RunConfig) -> list[ChangedValue]:
     """Values of the configuration that two attempts do not share."""
     old, new = leaves(before), leaves(now)
     return [ChangedValue(key, old[key], new[key]) for key in old if old[key] != new[key]]
-
-
-def _plan(
-    found: FoundRun,
-    checkpoint: VerifiedCheckpoint | None,
-    notes: list[str],
-    module: str,
-    *,
-    is_begun: bool,
-    is_afresh: bool,
-) -> Plan:
-    report, run_id = found.report, found.record.run_id
-    attempt = report.manifest.attempt
-    why = "its checkpoints are set aside" if is_afresh else "it has no checkpoint"
-    where = f"from step {checkpoint.step}" if checkpoint else f"from the first step: {why}"
-    steps = [
-        Step(
-            "next attempt",
-            f"attempt {attempt} was never started"
-            if is_begun
-            else f"keep attempt {attempt} under attempts/{attempt}, begin {attempt + 1} {where}",
-            files=(f"{report.run_dir}/manifest.json",),
-            is_done=is_begun,
-        ),
-        Step(
-            "start training",
-            f"tmux session {session_name(run_id)}, windows train and watchdog",
-            command=train_command(found.run, module),
-        ),
-    ]
-    return plan_of(f"Resume {run_id} {where}", steps, notes)
-
-
-def _notes(damaged: list[str], differences: list[ChangedValue]) -> list[str]:
-    notes = [f"passed over a damaged checkpoint: {line}" for line in damaged]
-    return notes + [f"differs: {one.key} {one.before} -> {one.now}" for one in differences]
 
 
 def _taken(operator: Operator, found: FoundRun, manifest: RunManifest) -> dict[str, Any]:

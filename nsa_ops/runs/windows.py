@@ -6,6 +6,7 @@ from nsa_ops.context import PodLink, RunHandle
 from nsa_ops.errors import LocalResourceError, StateConflictError, VerificationError
 from nsa_ops.machine.host import HostFacts
 from nsa_ops.machine.judge_host import TOOL_HINTS
+from nsa_ops.plan import Step
 from nsa_ops.remote.tmux import (
     Window,
     is_duplicate_session,
@@ -38,6 +39,12 @@ def watchdog_command(run: RunHandle, module: str) -> tuple[str, ...]:
 def _into_file(run: RunHandle, log: str, program: str, module: str) -> tuple[str, ...]:
     argv = run.module(program, "--run-dir", str(run.run_dir), "--module", module)
     return ("sh", "-c", _INTO_FILE, str(run.run_dir / log), *argv)
+
+
+def start_step(run: RunHandle, module: str) -> Step:
+    """The step of a plan that starts both."""
+    detail = f"tmux session {session_name(run.run_id)}, windows train and watchdog"
+    return Step("start training", detail, command=train_command(run, module))
 
 
 def require_tmux(link: PodLink, facts: HostFacts) -> None:

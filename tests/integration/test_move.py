@@ -1,4 +1,4 @@
-"""A pod is gone for good: the run goes on on another one, from its backup, to the same digits."""
+"""A pod is gone for good: the run continues on another one, from its backup, to the same digits."""
 
 import os
 import signal
@@ -185,7 +185,7 @@ def test_a_pod_that_comes_back_with_the_run_on_it_is_found_and_halted(pair: Pair
     settled = cli.must("reconcile", "-y", "--json").data
     assert [(one["act"], one["way"]) for one in settled] == [("leave pod", "halt")]
     wait_for(old.exit.exists)
-    assert "goes on on another pod" in old.exit.read_text()
+    assert "continues on another pod" in old.exit.read_text()
     assert cli("status", RUN, "--exit-code").exit_code == 21
     assert cli.must("reconcile", "-y", "--json").data == []
 

@@ -86,7 +86,7 @@ def test_what_a_run_can_do_without_is_recorded_and_stops_nothing() -> None:
     facts = without(BARE, "git")
     steps = plan_steps(wanted(), facts, "")
     assert steps[0].is_done
-    assert "does without git" in steps[0].detail
+    assert "works without git" in steps[0].detail
 
 
 def test_the_laptop_itself_can_do_without_rsync() -> None:

@@ -27,7 +27,7 @@ def pull(case: Case, which: str = "all") -> None:
 
 
 def test_a_run_without_a_backup_cannot_leave_its_pod(case: Case) -> None:
-    with pytest.raises(NotFoundError, match="is backed up here, so it cannot go on") as caught:
+    with pytest.raises(NotFoundError, match="is backed up here, so it cannot continue") as caught:
         plan_move(case.operator, MoveRequest(RUN_ID, "there"))
     assert f"nsa-ops backup pull {RUN_ID}" in caught.value.hint
 

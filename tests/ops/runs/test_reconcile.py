@@ -160,6 +160,6 @@ def test_reconcile_shows_a_plan_and_ends_with_10_while_something_is_open(
     planned = cli("reconcile", "--plan")
     assert "backup pull r1" in planned.out
     assert len(store.open_intents()) == 1
-    assert "repeat it, and it goes on there" in cli("reconcile", "-y").out
+    assert "repeat it, and it continues there" in cli("reconcile", "-y").out
     assert store.open_intents() == []
     store.close()
