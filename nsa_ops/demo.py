@@ -229,8 +229,8 @@ def _resume(stage: _Stage) -> None:
         planned = plan_resume(operator, demo.run_id, path=path)
         demo.replay = await_replay(operator, planned, execute_resume(operator, planned)).replay
         found(
-            f"continued from step {planned.checkpoint.step if planned.checkpoint else 0}; the losses "
-            f"of steps {demo.replay.first_step} to {demo.replay.last_step} came out the same to "
+            f"continued from step {planned.checkpoint.step if planned.checkpoint else 0}; the "
+            f"losses of steps {demo.replay.first_step} to {demo.replay.last_step} came out the same to "
             "the last digit"
         )
 

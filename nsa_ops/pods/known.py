@@ -3,6 +3,7 @@
 import re
 import secrets
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -73,25 +74,27 @@ def plan_add(
     )
     known = operator.store.find_pod(name)
     if known is not None:
-        return known, _plan_known(known, pod)
+        refuse_another(
+            known, {key: getattr(pod, key) for key in ("kind", "root", "python", "profile")}
+        )
+        return known, plan_known(known)
     step = Step(
         "register", f"remember `{name}` as this machine with root `{folder}`", files=(str(folder),)
     )
     return pod, plan_of(f"Add pod `{name}`", [step])
 
 
-def _plan_known(known: PodRecord, asked: PodRecord) -> Plan:
-    """Adding the same pod again changes nothing; another one under its name is a conflict."""
-    same = ("kind", "root", "python", "profile")
-    differing = [key for key in same if getattr(known, key) != getattr(asked, key)]
-    if differing:
-        key = differing[0]
-        message = (
-            f"Pod `{known.name}` exists with {key} `{getattr(known, key)}`, "
-            f"not `{getattr(asked, key)}`"
-        )
-        hint = f"Choose another name, or forget it first with `nsa-ops pod rm {known.name}`"
-        raise StateConflictError(message, hint=hint)
+def refuse_another(known: PodRecord, asked: Mapping[str, str]) -> None:
+    """Refuse a name that another pod has: one of the fields that were asked for differs."""
+    for key, value in asked.items():
+        if getattr(known, key) != value:
+            message = f"Pod `{known.name}` exists with {key} `{getattr(known, key)}`, not `{value}`"
+            hint = f"Choose another name, or forget it first with `nsa-ops pod rm {known.name}`"
+            raise StateConflictError(message, hint=hint)
+
+
+def plan_known(known: PodRecord) -> Plan:
+    """Adding the same pod again changes nothing."""
     step = Step("register", f"`{known.name}` is known already", is_done=True)
     return plan_of(f"Add pod `{known.name}`", [step])
 

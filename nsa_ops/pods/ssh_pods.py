@@ -13,11 +13,18 @@ from nsa_ops.errors import (
     LocalResourceError,
     NotFoundError,
     OpsError,
-    StateConflictError,
 )
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pods.first_login import find_public_key, install_key
-from nsa_ops.pods.known import check_name, check_profile, choose_pod, is_local, new_pod_id
+from nsa_ops.pods.known import (
+    check_name,
+    check_profile,
+    choose_pod,
+    is_local,
+    new_pod_id,
+    plan_known,
+    refuse_another,
+)
 from nsa_ops.remote.openssh import forget_link, known_terminal, run_terminal
 from nsa_ops.remote.ssh.aliases import require_alias
 from nsa_ops.remote.ssh.host_keys import HostKey, pin, read_pin, unpin
@@ -129,7 +136,14 @@ def plan_add_ssh(operator: Operator, request: SshPodRequest) -> KeyPlan:
     pod = _record(operator, request, address)
     known = operator.store.find_pod(request.name)
     if known is not None:
-        _refuse_another(known, request, address)
+        asked = {
+            "address": str(address),
+            "kind": request.kind,
+            "root": request.root if request.root.startswith("/") else "",
+            "python": request.python,
+            "profile": request.profile,
+        }  # what was left out does not differ
+        refuse_another(known, {key: value for key, value in asked.items() if value})
     if known is None and not address.user and request.kind == SSH:
         require_alias(address, settings)
     with nullcontext() if known is not None else _hints_for_a_new_pod(pod):
@@ -191,22 +205,6 @@ def _record(operator: Operator, request: SshPodRequest, address: Address) -> Pod
     )
 
 
-def _refuse_another(known: PodRecord, request: SshPodRequest, address: Address) -> None:
-    """Another pod under a known name is a conflict; what was left out does not differ."""
-    asked = {
-        "address": str(address),
-        "kind": request.kind,
-        "root": request.root if request.root.startswith("/") else "",
-        "python": request.python,
-        "profile": request.profile,
-    }
-    for key, value in asked.items():
-        if value and getattr(known, key) != value:
-            message = f"Pod `{known.name}` exists with {key} `{getattr(known, key)}`, not `{value}`"
-            hint = f"Choose another name, or forget it first with `nsa-ops pod rm {known.name}`"
-            raise StateConflictError(message, hint=hint)
-
-
 def _check_expected(key: HostKey, fingerprint: str, where: str) -> None:
     if fingerprint and key.fingerprint != fingerprint:
         message = f"{where} shows the host key {key.fingerprint}, and {fingerprint} was expected"
@@ -226,8 +224,7 @@ def _plan_known(operator: Operator, known: PodRecord, key: HostKey) -> KeyPlan:
             f"changed, see `nsa-ops pod trust {known.name}`"
         )
         raise AuthenticationError(message, hint=hint)
-    step = Step("register", f"`{known.name}` is known already", is_done=True)
-    return KeyPlan(known, key, plan_of(f"Add pod `{known.name}`", [step]), is_agreed=True)
+    return KeyPlan(known, key, plan_known(known), is_agreed=True)
 
 
 def execute_add_ssh(operator: Operator, planned: KeyPlan, password: str = "") -> PodRecord:

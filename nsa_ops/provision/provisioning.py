@@ -65,8 +65,8 @@ def plan_provision(
 ) -> Provisioning:
     """Look at a pod and plan what it lacks; changes nothing.
 
-    `wheel` is a flash-attn wheel on this machine to install; `code` a folder of code to ship instead
-    of the code that runs this command.
+    `wheel` is a flash-attn wheel on this machine to install; `code` is a folder of code to ship
+    instead of the code that runs this command.
 
     Raises:
         RefusedError: If the machine cannot become a pod for this profile.

@@ -1,7 +1,7 @@
 """The steps from a bare machine to a provisioned one: facts in, plan out; pure.
 
-Each step says whether it is done already, so a second run does nothing and a run after a cut continues
-where the first one stopped.
+Each step says whether it is done already, so a second run does nothing and a run after a cut
+continues where the first one stopped.
 """
 
 from collections.abc import Iterator

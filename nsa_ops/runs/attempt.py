@@ -200,7 +200,7 @@ class _Rise:
             self.opened_s = now_s
 
     def has_settled(self, now_s: float) -> bool:
-        """Whether it has lasted beyond the point where bad data or a full card would have ended it."""
+        """Whether it has lasted longer than bad data or a full card would have let it."""
         if self.opened_s is not None:
             return now_s - self.opened_s >= SETTLE_S
         return self.staging_s is not None and now_s - self.staging_s >= STAGING_S

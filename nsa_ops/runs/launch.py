@@ -77,16 +77,11 @@ class LaunchRequest:
 class LaunchPlan:
     """A launch that may be done."""
 
-    link: PodLink
+    run: RunHandle
     snapshot: Snapshot
     manifest: RunManifest
     plan: Plan
     trainer_module: str
-
-    @property
-    def run(self) -> RunHandle:
-        """The run that it starts."""
-        return RunHandle(self.link, self.snapshot.code_id, self.manifest.run_id)
 
 
 @dataclass(frozen=True)
@@ -140,8 +135,9 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     staging = estimate_staging(resolved.config)
     notes += [staging.sentence()] if staging.is_long else []
     notes += [f"{found.name}: {found.message}" for found in findings if found.status == "warn"]
-    plan = _plan(link, snapshot, manifest, request.trainer_module, notes)
-    return LaunchPlan(link, snapshot, manifest, plan, request.trainer_module)
+    run = RunHandle(link, snapshot.code_id, manifest.run_id)
+    plan = _plan(run, snapshot, manifest, request.trainer_module, notes)
+    return LaunchPlan(run, snapshot, manifest, plan, request.trainer_module)
 
 
 def read_startable_pod(
@@ -227,14 +223,10 @@ def check_request(request: LaunchRequest) -> None:
 
 
 def _plan(
-    link: PodLink,
-    snapshot: Snapshot,
-    manifest: RunManifest,
-    module: str,
-    notes: Sequence[str],
+    run: RunHandle, snapshot: Snapshot, manifest: RunManifest, module: str, notes: Sequence[str]
 ) -> Plan:
-    run = RunHandle(link, snapshot.code_id, manifest.run_id)
-    code, config = link.code(snapshot.code_id), manifest.config
+    link, config, session = run.link, manifest.config, session_name(run.run_id)
+    code = link.code(snapshot.code_id)
     shipped = has_code(link.transport, link.record.python, code)
     size = f"{count_of(len(snapshot.files), 'file')}, {snapshot.total_bytes // 1024} KiB"
     steps = [
@@ -251,17 +243,17 @@ def _plan(
         ),
         Step(
             "start training",
-            f"tmux session {session_name(manifest.run_id)}, window train",
+            f"tmux session {session}, window train",
             command=train_command(run, module),
         ),
         Step(
             "start watchdog",
-            f"tmux session {session_name(manifest.run_id)}, window watchdog",
+            f"tmux session {session}, window watchdog",
             command=watchdog_command(run, module),
         ),
     ]
     title = (
-        f"Launch {manifest.run_id} on pod {link.record.name}: "
+        f"Launch {run.run_id} on pod {run.pod}: "
         f"{count_of(config.schedule.steps, 'step')} of "
         f"{count_of(config.batch.tokens_per_step(), 'token')}"
     )

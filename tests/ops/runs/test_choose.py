@@ -18,7 +18,7 @@ ANSWER = ProbeDocument(pod_unix_s=1.0, boot_id="b", runs=[]).model_dump_json().e
 
 
 class Together(FakeTransport):
-    """A door that answers only when all pods are being asked."""
+    """A transport that answers only when all pods are being asked."""
 
     def __init__(self, everybody: threading.Barrier, name: str) -> None:
         super().__init__()
