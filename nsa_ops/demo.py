@@ -230,8 +230,8 @@ def _resume(stage: _Stage) -> None:
         demo.replay = await_replay(operator, planned, execute_resume(operator, planned)).replay
         found(
             f"continued from step {planned.checkpoint.step if planned.checkpoint else 0}; the "
-            f"losses of steps {demo.replay.first_step} to {demo.replay.last_step} came out the same to "
-            "the last digit"
+            f"losses of steps {demo.replay.first_step} to {demo.replay.last_step} came out the "
+            "same to the last digit"
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from nsa_core.config.recipe import list_recipes
 from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.manifest import Parent, RunManifest
+from nsa_core.rundir.manifest import AUTO, Parent, RunManifest
 from nsa_ops.agents import ask, probe_run
 from nsa_ops.backup.folder import BackupFolder
 from nsa_ops.backup.lineage import receipts_of
@@ -37,7 +37,13 @@ from nsa_ops.runs.lease import (
     look_at_old_pod,
     require_unmoved,
 )
-from nsa_ops.runs.resume import ChangedValue, Resumed, changed_config, differing_values
+from nsa_ops.runs.resume import (
+    ChangedValue,
+    Resumed,
+    differing_values,
+    next_attempt_action,
+    with_config,
+)
 from nsa_ops.runs.windows import TRAINER_MODULE, list_windows, start_step
 from nsa_ops.store import RunRecord
 
@@ -156,7 +162,9 @@ def plan_move(operator: Operator, request: MoveRequest) -> MovePlan:
         link=link,
         snapshot=code,
         restore=restore,
-        next_attempt=None if is_begun else action_of(link, old, new),
+        next_attempt=None
+        if is_begun
+        else next_attempt_action(Path(target.run_dir), old.attempt, old, new),
         manifest=new,
         step=step,
         differences=differences_of(old, new),
@@ -295,13 +303,12 @@ def next_manifest(
         "profile": hardware.name,
         "preflight_sha256": proof.sha256,
         "overrides": {**old.overrides, **overrides},
-        "resume": "auto",
+        "resume": AUTO,
         "command": sys.argv,
-        **_code_fields(code),
-        **changed_config(old, config, differing_values(old.config, config)),
         "kernels": proof.kernels,
+        **_code_fields(code),
     }
-    return RunManifest.model_validate({**old.model_dump(mode="python"), **values})
+    return with_config(old, config).model_copy(update=values)
 
 
 def _code_fields(code: Snapshot | None) -> dict[str, str]:
@@ -328,13 +335,3 @@ def differences_of(old: RunManifest, new: RunManifest) -> list[ChangedValue]:
         if old.pod_facts.get(name) != new.pod_facts.get(name)
     ]
     return [*fields, *facts, *differing_values(old.config, new.config)]
-
-
-def action_of(link: PodLink, old: RunManifest, new: RunManifest) -> NextAttemptAction:
-    """What the agent on the new pod is asked to change, field by field."""
-    fixed = {"attempt", "created_unix_s"}
-    now, before = new.model_dump(mode="json"), old.model_dump(mode="json")
-    changes = {key: now[key] for key in now if key not in fixed and now[key] != before[key]}
-    return NextAttemptAction(
-        run_dir=Path(link.run_dir(old.run_id)), from_attempt=old.attempt, changes=changes
-    )

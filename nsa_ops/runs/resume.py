@@ -1,6 +1,5 @@
 """Resume: the next attempt of a run, from its newest whole checkpoint or a named one."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from nsa_ops.runs.lease import (
     unsettled_notes,
 )
 from nsa_ops.runs.windows import TRAINER_MODULE, require_tmux, start_step
+from nsa_ops.store import PodRecord
 
 
 @dataclass(frozen=True)
@@ -50,25 +50,32 @@ class ResumePlan:
     """A resume that may be done.
 
     Attributes:
+        old: Manifest of the attempt that ended.
+        new: The same as it will be, apart from what the pod gives a new attempt.
         checkpoint: Where it continues; None starts again from the first step.
         damaged: Newer checkpoints that are passed over, each in one line.
         is_begun: The attempt was begun before and never started, as after a cut: it only starts.
     """
 
     found: FoundRun
+    old: RunManifest
+    new: RunManifest
     checkpoint: VerifiedCheckpoint | None
     damaged: list[str]
-    differences: list[ChangedValue]
-    changes: dict[str, Any]
     notes: list[str]
     trainer_module: str
     is_begun: bool = False
 
     @property
+    def differences(self) -> list[ChangedValue]:
+        """Values of the configuration that the new attempt does not share with the one before."""
+        return differing_values(self.old.config, self.new.config)
+
+    @property
     def plan(self) -> Plan:
         """The same for people."""
         report, step = self.found.report, self.checkpoint and self.checkpoint.step
-        attempt, is_afresh = report.manifest.attempt, self.changes["resume"] == AFRESH
+        attempt, is_afresh = report.manifest.attempt, self.new.resume == AFRESH
         why = "its checkpoints are set aside" if is_afresh else "it has no checkpoint"
         where = f"from the first step: {why}" if step is None else f"from step {step}"
         next_attempt = Step(
@@ -148,25 +155,21 @@ def plan_resume(
     if checkpoint is not None:
         refuse_foreign(checkpoint, manifest)
     config = overlay(manifest.config, sets)
-    differences = differing_values(manifest.config, config)
-    is_begun = found.report.state == "planned" and not (path or afresh or differences)
     start_at = checkpoint.path if path and checkpoint else AUTO
+    new = {"resume": AFRESH if afresh else start_at, "pod_id": pod.pod_id}
     return ResumePlan(
         found=found,
+        old=manifest,
+        new=_taken(operator, with_config(manifest, config), pod).model_copy(update=new),
         checkpoint=checkpoint,
         damaged=damaged,
-        differences=differences,
-        changes={
-            "resume": AFRESH if afresh else start_at,
-            **changed_config(manifest, config, differences),
-            **_taken(operator, found, manifest),
-        },
         notes=[
             *other_lineage_notes(found.record, found.report.manifest),
             *unsettled_notes(operator.store, found.record.run_id),
         ],
         trainer_module=module,
-        is_begun=is_begun,
+        is_begun=found.report.state == "planned"
+        and not (path or afresh or config != manifest.config),
     )
 
 
@@ -204,18 +207,18 @@ def _choose_checkpoint(found: FoundRun, path: str) -> tuple[VerifiedCheckpoint |
     return verification.whole, verification.damaged
 
 
-def changed_config(
-    manifest: RunManifest, config: RunConfig, differences: Sequence[ChangedValue]
-) -> dict[str, Any]:
-    """Fields of the manifest that carry another configuration; none if nothing differs."""
+def with_config(manifest: RunManifest, config: RunConfig) -> RunManifest:
+    """A manifest with another configuration; the same where no value differs."""
+    differences = differing_values(manifest.config, config)
     if not differences:
-        return {}
-    return {
-        "config": config.model_dump(mode="json"),
+        return manifest
+    values = {
+        "config": config,
         "config_sha256": config_sha256(config),
         "kernels": {},  # proven for the configuration before
         "origins": manifest.origins | {one.key: "resume --set" for one in differences},
     }
+    return manifest.model_copy(update=values)
 
 
 def differing_values(before: RunConfig, now: RunConfig) -> list[ChangedValue]:
@@ -224,14 +227,22 @@ def differing_values(before: RunConfig, now: RunConfig) -> list[ChangedValue]:
     return [ChangedValue(key, old[key], new[key]) for key in old if old[key] != new[key]]
 
 
-def _taken(operator: Operator, found: FoundRun, manifest: RunManifest) -> dict[str, Any]:
-    """What the manifest of a run that was restored here must say: its pod, and on what ground."""
-    pod_id = found.link.record.pod_id
-    if manifest.pod_id == pod_id:
-        return {}
+def next_attempt_action(
+    run_dir: Path, from_attempt: int, old: RunManifest, new: RunManifest
+) -> NextAttemptAction:
+    """What the agent on the pod is asked to change, field by field; it numbers the attempt."""
+    fixed = {"attempt", "created_unix_s"}
+    now, before = new.model_dump(mode="json"), old.model_dump(mode="json")
+    changes = {key: now[key] for key in now if key not in fixed and now[key] != before[key]}
+    return NextAttemptAction(run_dir=run_dir, from_attempt=from_attempt, changes=changes)
+
+
+def _taken(operator: Operator, manifest: RunManifest, pod: PodRecord) -> RunManifest:
+    """The manifest of a run that was restored to this pod says why it was taken from another."""
     reason = last_reason(operator.store, manifest.run_id)
-    overrides = {"overrides": {**manifest.overrides, OLD_POD: reason}} if reason else {}
-    return {"pod_id": pod_id, **overrides}
+    if manifest.pod_id == pod.pod_id or not reason:
+        return manifest
+    return manifest.model_copy(update={"overrides": {**manifest.overrides, OLD_POD: reason}})
 
 
 def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
@@ -247,9 +258,8 @@ def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
 
     def begin() -> None:
         if not planned.is_begun:
-            action = NextAttemptAction(
-                run_dir=Path(found.report.run_dir), from_attempt=attempt, changes=planned.changes
-            )
+            run_dir = Path(found.report.run_dir)
+            action = next_attempt_action(run_dir, attempt, planned.old, planned.new)
             operator.tell(ask(run, action).message)
 
     start = AttemptStart(

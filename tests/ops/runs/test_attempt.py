@@ -10,7 +10,6 @@ from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.configure import RunChoice
 from nsa_ops.context import RunHandle
 from nsa_ops.errors import OpsError, PodUnreachableError, StateConflictError, VerificationError
-from nsa_ops.plan import Plan
 from nsa_ops.runs.choose import FoundRun
 from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
 from nsa_ops.runs.lease import OldPod, lease_held
@@ -27,9 +26,14 @@ from tests.ops.runs.test_preflight_and_launch import pod, reply
 __all__ = ["pod"]
 
 
+MANIFEST = RunManifest(
+    run_id="r1", config=RunConfig(), config_sha256="s", code_id="c", created_unix_s=1.0
+)
+
+
 def resume(desk: Desk) -> object:
     found = FoundRun(RUN, desk.operator.link(POD), report("halted"))
-    planned = ResumePlan(found, None, [], [], {}, Plan("Resume", ()), "a.trainer")
+    planned = ResumePlan(found, MANIFEST, MANIFEST, None, [], [], "a.trainer")
     return execute_resume(desk.operator, planned)
 
 
@@ -41,9 +45,7 @@ def move(desk: Desk) -> object:
         snapshot=None,
         restore=None,
         next_attempt=None,
-        manifest=RunManifest(
-            run_id="r1", config=RunConfig(), config_sha256="s", code_id="c", created_unix_s=1.0
-        ),
+        manifest=MANIFEST,
         step=1,
         differences=[],
         notes=[],

@@ -242,10 +242,11 @@ def test_a_resume_of_a_restored_run_records_its_pod_and_why_it_was_taken(two: De
     two.store.end_intent(
         two.store.leave_open("leave pod", "r1", pod="x", reason="it burnt"), "done"
     )
-    changes = plan_resume(two.operator, "r1").changes
-    assert (changes["pod_id"], changes["overrides"]) == (POD.pod_id, {OLD_POD: "it burnt"})
+    planned = plan_resume(two.operator, "r1")
+    assert (planned.new.pod_id, planned.new.overrides) == (POD.pod_id, {OLD_POD: "it burnt"})
     two.transport.files["/pod/runs/r1/manifest.json"] = manifest_bytes(pod_id=POD.pod_id)
-    assert "pod_id" not in plan_resume(two.operator, "r1").changes
+    planned = plan_resume(two.operator, "r1")
+    assert planned.new == planned.old
 
 
 @pytest.mark.parametrize(

@@ -380,5 +380,5 @@ def test_a_run_whose_checkpoints_are_gone_begins_again_only_when_told_to(pod: De
         plan_resume(pod.operator, "r1")
     assert "--afresh" in refused.value.hint
     planned = plan_resume(pod.operator, "r1", afresh=True)
-    assert planned.changes["resume"] == "afresh"
+    assert planned.new.resume == "afresh"
     assert "from the first step: its checkpoints are set aside" in planned.plan.title
