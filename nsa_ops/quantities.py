@@ -43,8 +43,10 @@ def _two_parts(whole_s: int, large_s: int, large: str, small_s: int, small: str)
     return f"{whole_s // large_s} {large}" + (f" {rest} {small}" if rest else "")
 
 
-def format_bytes(count: float) -> str:
-    """`812 B`, `4.8 MiB`, `31 GiB`: base 2, as disks and cards are reported here."""
+def format_bytes(count: float | None) -> str:
+    """`812 B`, `4.8 MiB`, `31 GiB`: base 2, as disks and cards are reported here; or `unknown`."""
+    if count is None:
+        return "unknown"
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:

@@ -14,16 +14,14 @@ from nsa_ops.cli import (
     backup,
     bench,
     configuration,
-    demo,
-    doctor,
     inspection,
     pods,
-    provision,
+    readiness,
     report,
     runs,
-    upkeep,
+    this_laptop,
 )
-from nsa_ops.cli.output import envelope
+from nsa_ops.cli.console import envelope
 from nsa_ops.cli.streams import close_stdout, complain, prepare_streams
 from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError, ReaderGoneError
 from nsa_ops.printable import printable_lines
@@ -37,20 +35,27 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (
-    runs,
-    backup,
-    report,
-    inspection,
-    upkeep,
-    pods,
-    provision,
-    doctor,
-    configuration,
-    bench,
-    demo,
-):
-    module.register(app)
+
+
+def _add(*groups: typer.Typer) -> None:
+    for group in groups:
+        app.add_typer(group)
+
+
+_add(
+    readiness.commands,
+    runs.commands,
+    report.commands,
+    inspection.commands,
+    this_laptop.commands,
+    configuration.commands,
+    inspection.run_group,
+    pods.pod_group,
+    backup.backup_group,
+    configuration.config_group,
+    configuration.profile_group,
+    bench.bench_group,
+)
 
 
 def _print_version(value: bool) -> None:

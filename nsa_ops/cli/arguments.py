@@ -1,16 +1,79 @@
-"""Arguments and options that several commands share, each worded once."""
+"""Arguments and options that several commands share, and what a shell completes in them.
 
-from typing import Annotated
+Names of runs and pods come from this laptop's registry. A completion asks no pod, makes no file,
+and prints nothing but names: an error would land in the line that somebody is typing.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nsa_ops.cli.complete import complete_pod, complete_profile, complete_recipe, complete_run
+if TYPE_CHECKING:
+    from nsa_ops.configure import RunChoice
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Runs that this laptop knows, newest first."""
+    return _beginning(incomplete, lambda: _column("SELECT run_id FROM runs ORDER BY 1 DESC"))
+
+
+def complete_pod(incomplete: str) -> list[str]:
+    """Pods that this laptop knows."""
+    return _beginning(incomplete, lambda: _column("SELECT name FROM pods ORDER BY 1"))
+
+
+def complete_profile(incomplete: str) -> list[str]:
+    """Hardware profiles."""
+    from nsa_core.config.profile import list_profiles
+
+    return _beginning(incomplete, list_profiles)
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Recipes that come with the project."""
+    from nsa_core.config.recipe import list_recipes
+
+    return _beginning(incomplete, list_recipes)
+
+
+def _beginning(incomplete: str, names: Callable[[], Iterable[str]]) -> list[str]:
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+def _column(query: str) -> list[str]:
+    """One column of the registry; empty if there is no registry, or it cannot be read."""
+    import sqlite3
+    from contextlib import closing
+
+    from nsa_ops.settings import SettingsError, read_settings
+    from nsa_ops.store import REGISTRY_NAME
+    from nsa_ops.store.read_only import load_registry
+
+    try:
+        settings = read_settings()
+        path = settings.state_dir / REGISTRY_NAME
+        if not path.is_file():
+            return []
+        with closing(load_registry(path, settings.scratch_dirs)) as registry:
+            return [str(row[0]) for row in registry.execute(query)]
+    except (SettingsError, sqlite3.Error, OSError):
+        return []
+
 
 RunArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
-        help="Run id; may be left out where only one fits",
+        help="Run id; optional if only one run matches",
+        autocompletion=complete_run,
+    ),
+]
+BackupArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN|PATH",
+        help="Run id or folder; optional if only one backup matches",
         autocompletion=complete_run,
     ),
 ]
@@ -18,7 +81,7 @@ PodArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="POD",
-        help="Pod name; may be left out where only one fits",
+        help="Pod name; optional if only one pod matches",
         autocompletion=complete_pod,
     ),
 ]
@@ -27,7 +90,7 @@ PodOption = Annotated[
     typer.Option(
         "--pod",
         metavar="POD",
-        help="Pod; may be left out where one fits",
+        help="Pod name; optional if only one pod matches",
         autocompletion=complete_pod,
     ),
 ]
@@ -36,7 +99,7 @@ OnPodOption = Annotated[
     typer.Option(
         "--pod",
         metavar="POD",
-        help="Pod to look on, such as one that the run left; else its own",
+        help="Pod to ask instead of the run's own, such as one that the run has left",
         autocompletion=complete_pod,
     ),
 ]
@@ -45,7 +108,7 @@ OverrideOption = Annotated[
     typer.Option(
         "--override",
         metavar="NAME=REASON",
-        help="Pass a guardrail; the reason is recorded, no secrets",
+        help="Override a guardrail; the reason is recorded and must hold no secrets",
     ),
 ]
 ProfileOption = Annotated[
@@ -53,7 +116,7 @@ ProfileOption = Annotated[
     typer.Option(
         "--profile",
         metavar="NAME",
-        help="Hardware profile, e.g., `a100`",
+        help="Hardware profile, such as `a100`",
         autocompletion=complete_profile,
     ),
 ]
@@ -70,3 +133,10 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set one value; may be repeated"),
 ]
+
+
+def choice_of(recipe: str | None, profile: str | None, sets: list[str] | None) -> "RunChoice":
+    """The configuration that `--recipe`, `--profile` and `--set` choose."""
+    from nsa_ops.configure import RunChoice
+
+    return RunChoice(recipe or "", profile or "", tuple(sets or ()))

@@ -1,48 +1,59 @@
-"""`backup`: pull, verify, ls, restore, push, prune."""
+"""The `backup` commands: pull, verify, ls, restore, push, prune."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nsa_ops.cli.arguments import OverrideOption, PodOption, RunArgument
+from nsa_ops.cli.arguments import (
+    BackupArgument,
+    OverrideOption,
+    PodOption,
+    RunArgument,
+    complete_run,
+)
 from nsa_ops.cli.command import command
-from nsa_ops.cli.complete import complete_run
+from nsa_ops.cli.console import envelope, facts, line, table
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
+from nsa_ops.quantities import count_of, format_bytes, format_time
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+
+    from nsa_ops.backup.catalog import BackupEntry
     from nsa_ops.backup.folder import BackupFolder
+    from nsa_ops.backup.pulled import Pulled
+    from nsa_ops.backup.push import Pushed
+    from nsa_ops.backup.restore import Drilled, Restored
+    from nsa_ops.backup.retention import Pruned
+    from nsa_ops.backup.verify import Verification
 
-backup = typer.Typer(no_args_is_help=True, help="Bring runs home whole, prove it, put them back")
+backup_group = typer.Typer(
+    name="backup",
+    no_args_is_help=True,
+    help="Copy runs to this laptop, verify the copies, and restore them.",
+)
 
-BackupArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="RUN|PATH",
-        help="Run id or folder; may be left out where one fits",
-        autocompletion=complete_run,
-    ),
-]
 KeepOption = Annotated[
     int | None,
-    typer.Option("--keep", min=1, metavar="K", help="Keep the newest K checkpoints of the backup"),
+    typer.Option("--keep", min=1, metavar="K", help="Keep only the newest K checkpoints"),
 ]
 KeepEveryOption = Annotated[
     int,
     typer.Option(
-        "--keep-every", min=0, metavar="M", help="And every one at a multiple of step M, for good"
+        "--keep-every",
+        min=0,
+        metavar="M",
+        help="Also keep every checkpoint at a multiple of M steps",
     ),
 ]
 _INTERRUPTED = "what has arrived is kept, and the next pull continues there"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group to the root command."""
-    app.add_typer(backup, name="backup")
-
-
-@command(backup, "pull", path="backup", changes=True)
+@command(backup_group, "pull", changes=True)
 def pull(
     session: Session,
     run: RunArgument = None,
@@ -50,19 +61,19 @@ def pull(
         Path | None, typer.Option("--dest", metavar="DIR", help="Folder that holds backups")
     ] = None,
     checkpoint: Annotated[
-        str, typer.Option("--checkpoint", metavar="latest|all|none|STEP", help="Which checkpoints")
+        str,
+        typer.Option("--checkpoint", metavar="latest|all|none|STEP", help="Checkpoints to copy"),
     ] = "latest",
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Bring each new checkpoint until the run ends")
+        bool, typer.Option("--follow", "-f", help="Copy each new checkpoint until the run ends")
     ] = False,
     keep: KeepOption = None,
     keep_every: KeepEveryOption = 0,
 ) -> None:
-    """Bring a run's files and checkpoints here, verified; continues where it was cut."""
+    """Copy a run's files and checkpoints to this laptop and verify them; resumes a partial copy."""
     from nsa_ops.backup.locate import backup_folder
     from nsa_ops.backup.policy import choose_policy
     from nsa_ops.backup.pull import plan_pull
-    from nsa_ops.cli.render_backup import draw_pulled, show_pulls
     from nsa_ops.runs.choose import choose_record, link_of
     from nsa_ops.runs.follow_backup import PullRequest, follow_pull, pull_once
 
@@ -82,16 +93,15 @@ def pull(
         session.show(pulled, draw_pulled, failure=pulled.failure)
 
 
-@command(backup, "verify", path="backup")
+@command(backup_group, "verify")
 def verify(
     session: Session,
     run: BackupArgument = None,
     load: Annotated[bool, typer.Option("--load", help="Also open every tensor file")] = False,
 ) -> None:
-    """Hash every file of a backup again; exit code 9 on any difference."""
+    """Hash every file of a backup again; exit code 9 if any differs."""
     from nsa_ops.backup.locate import find_backup
     from nsa_ops.backup.verify import check_verified, renew_receipts, verify_backup
-    from nsa_ops.cli.render_backup import draw_verified
 
     folder = find_backup(session.operator, run)
     store, now = session.operator.store, session.operator.clock.unix_s()
@@ -104,32 +114,31 @@ def verify(
     session.show(verification, draw_verified)
 
 
-@command(backup, "ls", path="backup")
+@command(backup_group, "ls")
 def ls(session: Session) -> None:
     """List the backups on this machine."""
     from nsa_ops.backup.catalog import list_backups
-    from nsa_ops.cli.render_backup import draw_backups
 
     session.show(list_backups(session.operator), draw_backups)
 
 
-@command(backup, "restore", path="backup", changes=True)
+@command(backup_group, "restore", changes=True)
 def restore(
     session: Session,
     run: BackupArgument = None,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Folder that gets the run directory")
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Folder in which the run directory is restored"),
     ] = None,
     pod: PodOption = None,
     drill: Annotated[
-        bool, typer.Option("--drill", help="Try it in a folder that is removed again")
+        bool, typer.Option("--drill", help="Try a restore in a temporary folder")
     ] = False,
     override: OverrideOption = None,
 ) -> None:
-    """Put a backup back as a run directory, in a folder or on a pod; replaces nothing."""
+    """Restore a backup as a run directory, in a folder or on a pod; replaces nothing."""
     from nsa_ops.backup.locate import choose_target, find_backup
     from nsa_ops.backup.restore import plan_restore, restore_here, restore_to_pod
-    from nsa_ops.cli.render_backup import draw_restored
     from nsa_ops.preflight.guardrails import parse_overrides
     from nsa_ops.runs.adopt import adopt_restored, plan_adoption
     from nsa_ops.runs.lease import OLD_POD
@@ -156,10 +165,9 @@ def restore(
 
 def _drill(session: Session, folder: "BackupFolder", to: Path | None, pod: str | None) -> None:
     from nsa_ops.backup.restore import drill_restore
-    from nsa_ops.cli.render_backup import draw_drilled
 
     if pod is not None:
-        message = "A drill restores to a folder of this machine"
+        message = "A drill restores to a folder of this machine, not to a pod"
         raise ConfigurationError(message, hint="Leave out `--pod`; `--to DIR` names the disk")
     parent = folder.root.parent if to is None else to.expanduser().absolute()
     parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +177,7 @@ def _drill(session: Session, folder: "BackupFolder", to: Path | None, pod: str |
     session.show(drilled, draw_drilled)
 
 
-@command(backup, "push", path="backup", changes=True)
+@command(backup_group, "push", changes=True)
 def push(
     session: Session,
     words: Annotated[
@@ -181,14 +189,13 @@ def push(
         ),
     ],
 ) -> None:
-    """Copy a verified backup to another host or disk, and hash every file of it there."""
+    """Copy a verified backup to another host or disk, and verify every file there."""
     from nsa_ops.backup.locate import check_destination_word, find_backup
     from nsa_ops.backup.push import execute_push, parse_destination, plan_push
-    from nsa_ops.cli.render_backup import draw_pushed
 
     session.interrupt_note = "what has arrived is kept, and the next push continues there"
     if len(words) > 2:
-        message = f"A push takes a run and one destination, and {len(words)} words were given"
+        message = f"A push takes a run and one destination, but {len(words)} arguments were given"
         raise ConfigurationError(message, hint="See `nsa-ops backup push --help`")
     if len(words) == 1:
         check_destination_word(session.operator, words[0])
@@ -200,7 +207,7 @@ def push(
     session.show(pushed, draw_pushed)
 
 
-@command(backup, "prune", path="backup", changes=True)
+@command(backup_group, "prune", changes=True)
 def prune(
     session: Session,
     keep: KeepOption = None,
@@ -208,10 +215,12 @@ def prune(
     keep_every: KeepEveryOption = 0,
     on_pod: Annotated[
         bool,
-        typer.Option("--on-pod", help="Remove from the pod, only what has a verified copy here"),
+        typer.Option(
+            "--on-pod", help="Remove from the pod; only checkpoints with a verified copy here"
+        ),
     ] = False,
 ) -> None:
-    """Remove old checkpoints of a backup, or of its pod; the last verified one never goes."""
+    """Remove old checkpoints of a backup or of its pod; always keeps the last verified one."""
     from nsa_ops.backup.folder import read_backup_record
     from nsa_ops.backup.locate import find_backup
     from nsa_ops.backup.policy import choose_policy
@@ -221,13 +230,12 @@ def prune(
         prune_here,
         prune_there,
     )
-    from nsa_ops.cli.render_backup import draw_pruned
     from nsa_ops.runs.choose import choose_record, link_of
 
     policy = choose_policy(keep, keep_every)
     if policy is None:
-        message = "Nothing was said about what is kept"
-        raise ConfigurationError(message, hint="Say `--keep K`, such as `--keep 3`")
+        message = "`backup prune` needs to know how many checkpoints to keep"
+        raise ConfigurationError(message, hint="Add `--keep K`, such as `--keep 3`")
     operator = session.operator
     folder = find_backup(operator, run)
     record = read_backup_record(folder)
@@ -241,3 +249,109 @@ def prune(
     planned = plan_prune_here(operator, folder, run_id, policy)
     session.agree(planned.plan, is_reversible=False)
     session.show(prune_here(operator, folder, planned), draw_pruned)
+
+
+def show_pulls(session: Session, pulls: "Iterator[Pulled]") -> None:
+    """A JSON line for each pull with `--json`, else a message each and the last one drawn."""
+    last = None
+    for pulled in pulls:
+        if session.options.json:
+            typer.echo(envelope(session.command, pulled))
+        elif pulled.pulled_steps:
+            steps = ", ".join(map(str, pulled.pulled_steps))
+            session.tell(f"here and verified: step {steps}; {pulled.at_risk.sentence}")
+        last = pulled
+    if last is not None and not session.options.json:
+        draw_pulled(session.console, last)
+
+
+def draw_pulled(console: "Console", pulled: "Pulled") -> None:
+    """What a pull brought."""
+    newest = pulled.newest_step
+    facts(
+        console,
+        [
+            ("run", pulled.run_id),
+            ("backup", str(pulled.folder)),
+            ("files brought", pulled.num_files),
+            ("checkpoints brought", _steps(pulled.pulled_steps)),
+            ("checkpoints already here", _steps(pulled.present_steps)),
+            (
+                "newest whole",
+                "none" if newest is None else f"step {newest}",
+            ),
+            ("transferred", format_bytes(pulled.num_bytes)),
+        ],
+    )
+    line(console, pulled.at_risk.sentence)
+
+
+def draw_verified(console: "Console", found: "Verification") -> None:
+    """A backup without a difference."""
+    opened = f", {count_of(found.num_tensors, 'tensor')} in place" if found.num_tensors else ""
+    files = count_of(found.num_files, "file")
+    line(console, f"every sha256 of {files} agrees{opened}: {found.folder}")
+    line(console, f"whole checkpoints: {_steps(found.steps)}")
+
+
+def draw_backups(console: "Console", entries: "list[BackupEntry]") -> None:
+    """Backups in a table."""
+    if not entries:
+        line(console, "no backups; pull one with `nsa-ops backup pull RUN`")
+        return
+    rows = [
+        (
+            entry.run_id,
+            entry.pod or "-",
+            _steps(entry.steps),
+            format_bytes(entry.total_bytes),
+            "never finished" if entry.pulled_unix_s is None else format_time(entry.pulled_unix_s),
+            "never" if entry.verified_unix_s is None else format_time(entry.verified_unix_s),
+        )
+        for entry in entries
+    ]
+    headings = ["RUN", "POD", "CHECKPOINTS", "SIZE", "PULLED", "VERIFIED"]
+    console.print(table(headings, rows))
+    for entry in entries:
+        line(console, f"{entry.run_id} is in {entry.folder}")
+
+
+def draw_restored(console: "Console", restored: "Restored") -> None:
+    """Where the run now is, and how to go on."""
+    files = count_of(restored.num_files, "file")
+    line(console, f"{files} verified at the new place: {restored.target}")
+    line(console, f"a resume continues from step {restored.step}")
+
+
+def draw_drilled(console: "Console", drilled: "Drilled") -> None:
+    """A restore drill."""
+    what = f"{count_of(drilled.num_files, 'file')} and {count_of(drilled.num_tensors, 'tensor')}"
+    line(console, f"{drilled.run_id}: {what} restored and verified in {drilled.seconds:.0f} s")
+    line(console, f"a resume would continue from step {drilled.step}; the restored copy is removed")
+
+
+def draw_pushed(console: "Console", pushed: "Pushed") -> None:
+    """A second copy."""
+    sent = format_bytes(pushed.sent_bytes)
+    files = count_of(pushed.num_files, "file")
+    line(console, f"every sha256 of {files} agrees at {pushed.destination}")
+    line(console, f"checkpoints sent: {_steps(pushed.steps)}; {sent} in all")
+
+
+def draw_pruned(console: "Console", pruned: "Pruned") -> None:
+    """What went and what stayed."""
+    facts(
+        console,
+        [
+            ("in", pruned.where),
+            ("checkpoints removed", _steps(pruned.removed_steps)),
+            ("checkpoints kept", _steps(pruned.kept_steps)),
+            ("freed", format_bytes(pruned.freed_bytes)),
+        ],
+    )
+    if pruned.unproven_steps:
+        line(console, f"no verified copy here, so it stays: {_steps(pruned.unproven_steps)}")
+
+
+def _steps(steps: list[int]) -> str:
+    return ", ".join(map(str, steps)) if steps else "none"

@@ -1,254 +1,291 @@
 """The `bench` commands: measure on a pod, keep the result, draw it."""
 
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nsa_ops.cli.arguments import PodArgument, ProfileOption, RecipeOption, SetOption
+from nsa_ops.cli.arguments import PodArgument, ProfileOption, RecipeOption, SetOption, choice_of
 from nsa_ops.cli.command import command
+from nsa_ops.cli.console import facts, line, table
 from nsa_ops.cli.session import Session
+from nsa_ops.quantities import format_bytes
 
 if TYPE_CHECKING:
-    from nsa_ops.bench.run import Benched
+    from rich.console import Console
 
-bench_group = typer.Typer(help="How fast NSA is on a pod's card, beside dense attention.")
+    from nsa_ops.bench.run import Benched
+    from nsa_ops.bench.transport_speed import TransportBench
+
+bench_group = typer.Typer(
+    name="bench", help="How fast NSA is on a pod's GPU, compared with dense attention."
+)
 
 FromOption = Annotated[
     Path | None,
-    typer.Option("--from", metavar="FILE", help="Show a result file; nothing is measured"),
+    typer.Option("--from", metavar="FILE", help="Show a result file and measure nothing"),
 ]
 OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", help="Write the result as JSON")
 ]
 PlotOption = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="Draw it as one SVG file")
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw the result as an SVG file")
 ]
-ShapeOption = Annotated[
-    list[str] | None,
-    typer.Option("--shape", metavar="A|B", help="12/2/64 or 64/4/128; may be repeated"),
-]
-LengthOption = Annotated[
-    list[int] | None,
-    typer.Option("--length", metavar="T", help="Tokens of a document; may be repeated"),
-]
-TokensOption = Annotated[
-    int | None, typer.Option("--tokens", min=1, metavar="N", help="Tokens of a call or step")
-]
-DtypeOption = Annotated[
-    str | None, typer.Option("--dtype", metavar="bfloat16|float16", help="Of the inputs")
-]
-StepsOption = Annotated[
-    int | None, typer.Option("--steps", min=1, metavar="N", help="Optimizer steps that are timed")
-]
-RunsOption = Annotated[
-    int | None, typer.Option("--runs", min=1, metavar="N", help="Runs behind each median")
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the root."""
-    app.add_typer(bench_group, name="bench")
-
-
-@command(bench_group, "kernels", path="bench")
-def kernels(
-    session: Session,
-    pod: PodArgument = None,
-    shape: ShapeOption = None,
-    length: LengthOption = None,
-    tokens: TokensOption = None,
-    dtype: DtypeOption = None,
-    runs: RunsOption = None,
-    read: FromOption = None,
-    out: OutOption = None,
-    plot: PlotOption = None,
-) -> None:
-    """Time whole NSA and each of its branches beside dense attention."""
-    words = [
-        *_repeat("--shape", shape),
-        *_repeat("--length", length),
-        *_once("--tokens", tokens),
-        *_once("--dtype", dtype),
-        *_once("--runs", runs),
-    ]
-    _bench(session, "kernels", pod, words, read=read, out=out, plot=plot)
-
-
-@command(bench_group, "model", path="bench")
-def model(
-    session: Session,
-    pod: PodArgument = None,
-    attention: Annotated[
+#: Flags of the benches by their name; what is given goes to the pod in the order of the bench.
+_FLAGS: Mapping[str, Any] = {
+    "recipe": RecipeOption,
+    "profile": ProfileOption,
+    "set": SetOption,
+    "shape": Annotated[
         list[str] | None,
-        typer.Option("--attention", metavar="nsa|dense", help="May be repeated; both if left out"),
-    ] = None,
-    length: LengthOption = None,
-    tokens: TokensOption = None,
-    steps: StepsOption = None,
-    runs: RunsOption = None,
-    sets: SetOption = None,
-    read: FromOption = None,
-    out: OutOption = None,
-    plot: PlotOption = None,
-) -> None:
-    """Time whole training steps of the main model, NSA beside its dense control."""
-    words = [
-        *_repeat("--attention", attention),
-        *_repeat("--length", length),
-        *_once("--tokens", tokens),
-        *_once("--steps", steps),
-        *_once("--runs", runs),
-        *_repeat("--set", sets),
-    ]
-    _bench(session, "model", pod, words, read=read, out=out, plot=plot)
-
-
-@command(bench_group, "decode", path="bench")
-def decode(
-    session: Session,
-    pod: PodArgument = None,
-    shape: ShapeOption = None,
-    length: LengthOption = None,
-    batch: Annotated[
+        typer.Option("--shape", metavar="A|B", help="A is 12/2/64, B is 64/4/128; may be repeated"),
+    ],
+    "attention": Annotated[
+        list[str] | None,
+        typer.Option("--attention", metavar="nsa|dense", help="Default: both; may be repeated"),
+    ],
+    "length": Annotated[
         list[int] | None,
-        typer.Option("--batch", metavar="B", help="Sequences at a time; may be repeated"),
-    ] = None,
-    dtype: DtypeOption = None,
-    runs: RunsOption = None,
-    read: FromOption = None,
-    out: OutOption = None,
-    plot: PlotOption = None,
-) -> None:
-    """Time the attention of one decoded token beside dense attention."""
-    words = [
-        *_repeat("--shape", shape),
-        *_repeat("--length", length),
-        *_repeat("--batch", batch),
-        *_once("--dtype", dtype),
-        *_once("--runs", runs),
-    ]
-    _bench(session, "decode", pod, words, read=read, out=out, plot=plot)
-
-
-@command(bench_group, "validate", path="bench")
-def validate(
-    session: Session,
-    pod: PodArgument = None,
-    profile: ProfileOption = None,
-    recipe: RecipeOption = None,
-    sets: SetOption = None,
-    length: LengthOption = None,
-    path: Annotated[
+        typer.Option("--length", metavar="T", help="Tokens of a document; may be repeated"),
+    ],
+    "batch": Annotated[
+        list[int] | None,
+        typer.Option("--batch", metavar="B", help="Number of sequences; may be repeated"),
+    ],
+    "path": Annotated[
         list[str] | None,
-        typer.Option("--path", metavar="NAME", help="Path of the selected branch; may be repeated"),
-    ] = None,
-    steps: StepsOption = None,
-    read: FromOption = None,
-    out: OutOption = None,
-    plot: PlotOption = None,
-) -> None:
-    """Train a few steps at several lengths on every path of the selected branch, and compare."""
-    from nsa_ops.bench.run import (
-        check_only_shown,
-        check_places,
-        read_benched,
-        run_validation,
-    )
-    from nsa_ops.configure import RunChoice
-
-    words = [*_repeat("--length", length), *_repeat("--path", path), *_once("--steps", steps)]
-    chosen = [*_once("--recipe", recipe), *_once("--profile", profile), *_repeat("--set", sets)]
-    choice = RunChoice(recipe or "", profile or "", tuple(sets or ()))
-    session.interrupt_note = _INTERRUPTED
-    check_only_shown(read, pod, [*chosen, *words])
-    check_places(read=read, out=out, plot=plot)
-    if read is not None:
-        found = read_benched(read, "validate")
-    else:
-        found = run_validation(session.operator, pod, choice, words)
-    _show(session, found, out=out, plot=plot)
-
-
-@command(bench_group, "compare", path="bench")
-def compare(
-    session: Session,
-    pod: PodArgument = None,
-    recipe: RecipeOption = None,
-    sets: SetOption = None,
-    root: Annotated[
+        typer.Option(
+            "--path", metavar="NAME", help="Kernel path of the selected branch; may be repeated"
+        ),
+    ],
+    "root": Annotated[
         str | None,
         typer.Option("--root", metavar="DIR", help="Folder on the pod for the text and both runs"),
-    ] = None,
-    read: FromOption = None,
-    out: OutOption = None,
-    plot: PlotOption = None,
-) -> None:
-    """Train NSA and the dense control on the same text, and set them side by side."""
-    words = [*_once("--recipe", recipe), *_once("--root", root), *_repeat("--set", sets)]
-    _bench(session, "compare", pod, words, read=read, out=out, plot=plot)
+    ],
+    "tokens": Annotated[
+        int | None,
+        typer.Option("--tokens", min=1, metavar="N", help="Tokens in one call or one step"),
+    ],
+    "dtype": Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="bfloat16|float16", help="Data type of the inputs"),
+    ],
+    "steps": Annotated[
+        int | None,
+        typer.Option("--steps", min=1, metavar="N", help="Number of timed optimizer steps"),
+    ],
+    "runs": Annotated[
+        int | None, typer.Option("--runs", min=1, metavar="N", help="Timed runs for each median")
+    ],
+}
+_CONFIGURATION = ("recipe", "profile", "set")
+#: Headings that are not the field's name in capitals.
+_HEADINGS: Mapping[str, str] = {
+    "fwd_bwd_ms": "FWD+BWD MS",
+    "dense_cudnn_fwd_ms": "CUDNN FWD",
+    "dense_cudnn_fwd_bwd_ms": "CUDNN FWD+BWD",
+    "dense_flash_fwd_bwd_ms": "FLASH FWD+BWD",
+    "floor_fwd_bwd_ms": "FLOOR FWD+BWD",
+    "dense_cudnn_ms": "CUDNN MS",
+    "dense_flash_ms": "FLASH MS",
+    "ratio_to_cudnn": "RATIO",
+    "tokens_per_s": "TOKENS/S",
+    "tflops": "TFLOP/S",
+    "num_parameters": "PARAMETERS",
+    "bits_per_byte": "BITS/BYTE",
+    "first_loss_gap": "GAP FIRST",
+    "final_loss_gap": "GAP FINAL",
+}
 
 
-_INTERRUPTED = "the bench was ended with it, and nothing was written"
+@dataclass(frozen=True)
+class _Bench:
+    """One bench that a pod measures.
+
+    Attributes:
+        help: What it does, in one sentence.
+        flags: Names of its flags, separated by spaces.
+        columns: Fields of a row that the table shows, separated by spaces.
+    """
+
+    help: str
+    flags: str
+    columns: str
 
 
-def _repeat(flag: str, values: list[str] | list[int] | None) -> list[str]:
-    return [word for value in values or () for word in (flag, str(value))]
+_BENCHES: Mapping[str, _Bench] = {
+    "kernels": _Bench(
+        "Time a whole NSA layer and each of its branches, compared with dense attention.",
+        "shape length tokens dtype runs",
+        "shape T fwd_ms fwd_bwd_ms dense_cudnn_fwd_ms dense_cudnn_fwd_bwd_ms "
+        "dense_flash_fwd_bwd_ms ratio_to_cudnn floor_fwd_bwd_ms peak_gib spread",
+    ),
+    "model": _Bench(
+        "Time whole training steps of the main model, with NSA and with dense attention.",
+        "attention length tokens steps runs set",
+        "attention T tokens_per_s step_ms tflops mfu peak_gib spread first_step_s first_loss "
+        "last_loss",
+    ),
+    "decode": _Bench(
+        "Time the attention of one decoded token, compared with dense attention.",
+        "shape length batch dtype runs",
+        "shape T batch nsa_ms dense_cudnn_ms dense_flash_ms ratio_to_cudnn floor_ms spread",
+    ),
+    "validate": _Bench(
+        "Train a few steps with every kernel path of the selected branch and compare the losses.",
+        "recipe profile set length path steps",
+        "path T steps tokens_per_s spread peak_gib first_loss final_loss first_loss_gap "
+        "final_loss_gap outcome",
+    ),
+    "compare": _Bench(
+        "Train with NSA and with dense attention on the same text, and compare the two runs.",
+        "recipe root set",
+        "attention steps tokens num_parameters tokens_per_s mfu peak_mib wall_s goodput "
+        "bits_per_byte",
+    ),
+}
 
 
-def _once(flag: str, value: object) -> list[str]:
-    return [] if value is None else [flag, str(value)]
+def _register(name: str, bench: _Bench) -> None:
+    """Make a bench a command with its own flags."""
+
+    def measure(
+        session: Session,
+        pod: PodArgument = None,
+        read: FromOption = None,
+        out: OutOption = None,
+        plot: PlotOption = None,
+        **values: Any,
+    ) -> None:
+        from nsa_ops.bench.run import check_only_shown, check_places, keep, read_benched
+
+        session.interrupt_note = "the bench was ended too, and nothing was written"
+        check_only_shown(read, pod, _words(values))
+        check_places(read=read, out=out, plot=plot)
+        found = _measure(session, name, pod, values) if read is None else read_benched(read, name)
+        found = keep(found, out=out, plot=plot)
+        for path in found.kept:
+            session.tell(f"wrote {path}")
+        session.show(found, draw_benched, failure=found.error)
+
+    shared = list(inspect.signature(measure).parameters.values())[:-1]
+    own = [
+        inspect.Parameter(
+            flag, inspect.Parameter.KEYWORD_ONLY, annotation=_FLAGS[flag], default=None
+        )
+        for flag in bench.flags.split()
+    ]
+    measure.__doc__ = bench.help
+    measure.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+    command(bench_group, name)(measure)
 
 
-@command(bench_group, "transport", path="bench")
+for _name, _bench in _BENCHES.items():
+    _register(_name, _bench)
+
+
+def _words(values: Mapping[str, Any]) -> list[str]:
+    """Flags as they were typed; a repeated one as often."""
+    given = [
+        (name, value if isinstance(value, list) else [value])
+        for name, value in values.items()
+        if value is not None
+    ]
+    return [word for name, items in given for item in items for word in (f"--{name}", str(item))]
+
+
+def _measure(session: Session, name: str, pod: str | None, values: dict[str, Any]) -> "Benched":
+    from nsa_ops.bench.run import BenchRequest, run_bench, run_validation
+
+    if name != "validate":
+        return run_bench(session.operator, pod, BenchRequest(name, tuple(_words(values))))
+    choice = choice_of(*(values.pop(flag) for flag in _CONFIGURATION))
+    return run_validation(session.operator, pod, choice, _words(values))
+
+
+def draw_benched(console: "Console", found: "Benched") -> None:
+    """The machine, the rows and where they come from."""
+    result = found.result
+    facts(
+        console,
+        [
+            ("card", result.card),
+            ("driver", result.driver),
+            ("clock", _with_unit(result.clock_mhz, "MHz")),
+            ("highest clock", _with_unit(result.max_clock_mhz, "MHz")),
+            ("bf16 product", _with_unit(result.matmul_tflops, "TFLOP/s")),
+            ("torch", result.torch),
+            ("triton", result.triton),
+            ("commit", result.commit),
+            ("command", result.command),
+        ],
+    )
+    columns = _BENCHES[result.bench].columns.split()
+    headings = [_HEADINGS.get(key, key.replace("_", " ").upper()) for key in columns]
+    cells = [[_bench_cell(key, row.get(key)) for key in columns] for row in result.rows]
+    console.print(table(headings, cells))
+    line(console, f"from {found.source}; {_spread_note(result.rows)}")
+
+
+def _with_unit(value: float | None, unit: str) -> str | None:
+    return None if value is None else f"{value:g} {unit}"
+
+
+def _bench_cell(key: str, value: object) -> str:
+    """A figure as people read it: shares in percent, losses in full, else three digits."""
+    if value is None:
+        return "n/a"
+    if not isinstance(value, float):
+        return str(value)
+    if ("loss" in key and "gap" not in key) or key == "bits_per_byte":
+        return f"{value:.4f}"
+    if key in {"spread", "mfu", "goodput"}:
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _spread_note(rows: Sequence[Mapping[str, Any]]) -> str:
+    spreads = [row["spread"] for row in rows if isinstance(row.get("spread"), float)]
+    if not spreads:
+        return "a difference means something only if it is larger than the spread"
+    return f"differences below the spread (up to {max(spreads):.1%}) mean nothing"
+
+
+@command(bench_group, "transport")
 def transport(
     session: Session,
     pod: PodArgument = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="Repetitions")] = 3,
-    mib: Annotated[int, typer.Option("--mib", min=1, metavar="MIB", help="Size of the pull")] = 200,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, metavar="N", help="Number of repetitions")
+    ] = 3,
+    mib: Annotated[
+        int, typer.Option("--mib", min=1, metavar="MIB", help="Size of the file that is pulled")
+    ] = 200,
 ) -> None:
-    """Time commands and a pull beside bare ssh over the same link."""
-    from nsa_ops.bench.transport import bench_transport
-    from nsa_ops.cli.render_bench import draw_transport
+    """Time commands and a file transfer, compared with plain ssh over the same connection."""
+    from nsa_ops.bench.transport_speed import bench_transport
 
     session.show(bench_transport(session.operator, pod, num_rounds=rounds, mib=mib), draw_transport)
 
 
-def _bench(
-    session: Session,
-    bench: str,
-    pod: str | None,
-    words: list[str],
-    *,
-    read: Path | None,
-    out: Path | None,
-    plot: Path | None,
-) -> None:
-    """Measure or read, then show it."""
-    from nsa_ops.bench.run import (
-        BenchRequest,
-        check_only_shown,
-        check_places,
-        read_benched,
-        run_bench,
+def draw_transport(console: "Console", found: "TransportBench") -> None:
+    """A row a round, then the medians."""
+    size = format_bytes(found.num_bytes)
+    cells = [
+        [
+            f"{one.command_ms:.1f}", f"{one.bare_command_ms:.1f}", f"{one.command_ratio:.2f}",
+            f"{one.pull_s:.2f}", f"{one.bare_pull_s:.2f}", f"{one.pull_share:.0%}",
+        ]
+        for one in found.rounds
+    ]  # fmt: skip
+    headings = ["COMMAND MS", "BARE SSH MS", "RATIO", f"PULL {size} S", "SSH CAT S", "SHARE"]
+    console.print(table(headings, cells))
+    line(
+        console,
+        f"{found.pod} at {found.where}: a command takes {found.command_ratio:.2f} times as long as "
+        f"with plain ssh, a pull runs at {found.pull_share:.0%} of the speed of `ssh cat`; load "
+        f"average of this machine: {found.busy_per_cpu:.1f} per processor",
     )
-
-    session.interrupt_note = _INTERRUPTED
-    check_only_shown(read, pod, words)
-    check_places(read=read, out=out, plot=plot)
-    if read is not None:
-        found = read_benched(read, bench)
-    else:
-        found = run_bench(session.operator, pod, BenchRequest(bench, tuple(words)))
-    _show(session, found, out=out, plot=plot)
-
-
-def _show(session: Session, found: "Benched", *, out: Path | None, plot: Path | None) -> None:
-    """Keep what is asked for, then the result on stdout."""
-    from nsa_ops.bench.run import keep
-    from nsa_ops.cli.render_bench import draw_benched
-
-    found = keep(found, out=out, plot=plot)
-    for path in found.kept:
-        session.tell(f"wrote {path}")
-    session.show(found, draw_benched, failure=found.error)

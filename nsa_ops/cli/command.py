@@ -1,8 +1,8 @@
-"""Make a function a command: the options all commands share, a session, and clean endings."""
+"""Make a function a command: the options that all commands share, a session, and clean endings."""
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +12,10 @@ from nsa_ops.errors import InterruptedByOperatorError
 
 _COMMON: dict[str, tuple[Any, Any]] = {
     "json": (
-        Annotated[bool, typer.Option("--json", help="Result as JSON `{schema, ok, data, errors}`")],
+        Annotated[
+            bool,
+            typer.Option("--json", help="Print the result as JSON: `{schema, ok, data, errors}`"),
+        ],
         False,
     ),
     "timeout_s": (
@@ -22,21 +25,33 @@ _COMMON: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
-    "no_input": (Annotated[bool, typer.Option("--no-input", help="Never ask")], False),
+    "no_input": (
+        Annotated[bool, typer.Option("--no-input", help="Never ask a question")],
+        False,
+    ),
     "verbose": (
-        Annotated[int, typer.Option("--verbose", "-v", count=True, help="Tell more of the story")],
+        Annotated[int, typer.Option("--verbose", "-v", count=True, help="Show more detail")],
         0,
     ),
-    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Tell no story")], False),
+    "quiet": (
+        Annotated[bool, typer.Option("--quiet", "-q", help="Suppress progress messages")],
+        False,
+    ),
     "color": (
-        Annotated[str | None, typer.Option("--color", metavar="auto|always|never")],
+        Annotated[
+            str | None,
+            typer.Option("--color", metavar="auto|always|never", help="When to use colour"),
+        ],
         None,
     ),
 }
 _CHANGING: dict[str, tuple[Any, Any]] = {
-    "yes": (Annotated[bool, typer.Option("--yes", "-y", help="Do not ask")], False),
+    "yes": (
+        Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation")],
+        False,
+    ),
     "plan": (
-        Annotated[bool, typer.Option("--plan", help="Show what would be done, change nothing")],
+        Annotated[bool, typer.Option("--plan", help="Show the plan, and change nothing")],
         False,
     ),
 }
@@ -48,7 +63,6 @@ def command(
     group: typer.Typer,
     name: str,
     *,
-    path: str = "",
     changes: bool = False,
     is_without_settings: bool = False,
     is_emergency: bool = False,
@@ -56,75 +70,59 @@ def command(
     """Register a function as a command; its first parameter receives the `Session`.
 
     Args:
-        group: Where it belongs.
+        group: Where it belongs; the name of the group becomes part of the JSON schema's name.
         name: Its word.
-        path: Words before it, such as `pod`; they name the JSON schema.
         changes: It changes something: it takes `--yes` and `--plan` too.
-        is_without_settings: It goes on where the settings cannot be used; every other command is
-            refused then, before it does or shows anything.
-        is_emergency: It goes on where the state folder takes no write, and says what is not
+        is_without_settings: It also works where the settings cannot be used; every other command
+            is refused then, before it does or shows anything.
+        is_emergency: It also works where the state folder cannot be written, and says what is not
             recorded; every other command is refused then.
     """
-    words = f"{path} {name}".strip()
+    parent = group.info.name
+    words = f"{parent} {name}" if isinstance(parent, str) else name
+    shared = _COMMON | (_CHANGING if changes else {})
 
     def register(function: CommandFunction) -> CommandFunction:
-        group.command(name, help=inspect.getdoc(function))(
-            _in_session(
-                function,
-                words,
-                changes=changes,
-                is_without_settings=is_without_settings,
-                is_emergency=is_emergency,
-            )
-        )
+        @functools.wraps(function)
+        def run(**values: Any) -> None:
+            options = _options({option: values.pop(option) for option in shared})
+            session = Session(words, options, changes=changes, is_emergency=is_emergency)
+            try:
+                if not is_without_settings:
+                    session.check_settings()
+                function(session, **values)
+            except KeyboardInterrupt as error:
+                raise InterruptedByOperatorError(_interrupted(session, error)) from error
+            finally:
+                session.close()
+
+        signature = _signature(function, shared)
+        run.__signature__ = signature  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+        group.command(name, help=inspect.getdoc(function))(run)
         return function
 
     return register
 
 
-def _in_session(
-    function: CommandFunction,
-    words: str,
-    *,
-    changes: bool,
-    is_without_settings: bool,
-    is_emergency: bool,
-) -> CommandFunction:
+def _signature(
+    function: CommandFunction, shared: Mapping[str, tuple[Any, Any]]
+) -> inspect.Signature:
+    """The parameters of a command without its session, and the shared options."""
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-    shared = _COMMON | (_CHANGING if changes else {})
-
-    @functools.wraps(function)
-    def run(**values: Any) -> None:
-        options = _options({name: values.pop(name) for name in shared})
-        session = Session(words, options, changes=changes, is_emergency=is_emergency)
-        try:
-            if not is_without_settings:
-                session.check_settings()
-            function(session, **values)
-        except KeyboardInterrupt as error:
-            raise InterruptedByOperatorError(_interrupted(session, error)) from error
-        finally:
-            session.close()
-
-    parameters = [
-        *own,
-        *(
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
-            )
-            for name, (annotation, default) in shared.items()
-        ),
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        inspect.Parameter(name, keyword, annotation=annotation, default=default)
+        for name, (annotation, default) in shared.items()
     ]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+    return inspect.Signature([*own, *options])
 
 
 def _interrupted(session: Session, error: KeyboardInterrupt) -> str:
-    """What was stopped and what goes on: the command's own words, and what the link did."""
-    noted = list(getattr(error, "__notes__", ()))
-    told = [one for one in (session.interrupt_note, *noted) if one]
-    return f"Stopped by Ctrl-C: {'; '.join(told) or 'no command on a pod was under way'}"
+    """What was stopped and what continues: the command's note, and what the transport did."""
+    notes = [session.interrupt_note, *getattr(error, "__notes__", ())]
+    said = "; ".join(note for note in notes if note)
+    return f"Stopped by Ctrl-C: {said or 'no command was running on a pod'}"
 
 
 def _options(values: dict[str, Any]) -> Options:

@@ -1,28 +1,38 @@
 """Commands about configuration: `config`, `profile` and `estimate`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nsa_ops.cli.arguments import ProfileOption, RecipeOption, SetOption
+from nsa_ops.cli.arguments import (
+    ProfileOption,
+    RecipeOption,
+    SetOption,
+    choice_of,
+    complete_profile,
+)
 from nsa_ops.cli.command import command
-from nsa_ops.cli.complete import complete_profile
+from nsa_ops.cli.console import facts, line, table
 from nsa_ops.cli.session import Session
 
-config_group = typer.Typer(help="What a run would be configured by, and where each value is from.")
-profile_group = typer.Typer(help="What each kind of card can do and what we allow on it.")
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from nsa_core.config.profile import HardwareProfile
+    from nsa_ops.configure import Checked, Value
+    from nsa_ops.laptop.trust import TrustedFile
+
+commands = typer.Typer()
+config_group = typer.Typer(
+    name="config", help="The configuration of a run, and where each value comes from."
+)
+profile_group = typer.Typer(
+    name="profile", help="What each kind of GPU can do, and what we allow on it."
+)
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the root."""
-    command(app, "estimate")(estimate)
-    command(config_group, "trust", path="config", changes=True)(config_trust)
-    app.add_typer(config_group, name="config")
-    app.add_typer(profile_group, name="profile")
-
-
-@command(config_group, "check", path="config")
+@command(config_group, "check")
 def config_check(
     session: Session,
     recipe: RecipeOption = None,
@@ -30,41 +40,41 @@ def config_check(
     sets: SetOption = None,
 ) -> None:
     """Resolve a configuration and say whether it can be used."""
-    from nsa_ops.cli.render import draw_checked
-    from nsa_ops.configure import RunChoice, check_config
+    from nsa_ops.configure import check_config
 
-    choice = RunChoice(recipe or "", profile or "", tuple(sets or ()))
+    choice = choice_of(recipe, profile, sets)
     session.show(check_config(session.settings, choice), draw_checked)
 
 
-@command(config_group, "show", path="config")
+@command(config_group, "show")
 def config_show(
     session: Session,
     recipe: RecipeOption = None,
     profile: ProfileOption = None,
     sets: SetOption = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Show who set each value")] = False,
-    operator: Annotated[bool, typer.Option("--operator", help="The operator's settings")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show what set each value")] = False,
+    operator: Annotated[
+        bool, typer.Option("--operator", help="Show the operator's settings instead")
+    ] = False,
 ) -> None:
     """Show every value of a configuration, or of the operator's own settings."""
-    from nsa_ops.cli.render import draw_values, draw_values_with_origin
-    from nsa_ops.configure import RunChoice, list_settings, list_values
+    from nsa_ops.configure import list_settings, list_values
 
-    choice = RunChoice(recipe or "", profile or "", tuple(sets or ()))
+    choice = choice_of(recipe, profile, sets)
     settings = session.settings
     values = list_settings(settings) if operator else list_values(settings, choice)
     session.show(values, draw_values_with_origin if origin else draw_values)
 
 
+@command(config_group, "trust", changes=True)
 def config_trust(
     session: Session,
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="Default: the nearest `nsa-ops.toml`")
     ] = None,
-    forget: Annotated[bool, typer.Option("--forget", help="Trust it no longer")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Stop trusting the file")] = False,
 ) -> None:
-    """Trust the content of a project's `nsa-ops.toml` as it is now, or forget that."""
-    from nsa_ops.cli.render import draw_trusted
+    """Trust the current content of a project's `nsa-ops.toml`, or stop trusting it."""
     from nsa_ops.laptop.trust import execute_trust_file, plan_trust_file
 
     planned = plan_trust_file(session.settings, file, is_forgotten=forget)
@@ -72,61 +82,131 @@ def config_trust(
     session.show(execute_trust_file(session.settings, planned), draw_trusted)
 
 
-@command(config_group, "trusted", path="config")
+@command(config_group, "trusted")
 def config_trusted(session: Session) -> None:
-    """List the project files that are trusted, and whether each is still what was trusted."""
-    from nsa_ops.cli.render import draw_trusted
+    """List the trusted project files, and whether each has changed since."""
     from nsa_ops.laptop.trust import list_trusted
 
     session.show(list_trusted(session.settings), draw_trusted)
 
 
-@command(profile_group, "ls", path="profile")
+@command(profile_group, "ls")
 def profile_ls(session: Session) -> None:
     """List the hardware profiles."""
-    from nsa_ops.cli.render import draw_profiles
     from nsa_ops.configure import all_hardware
 
     session.show(all_hardware(), draw_profiles)
 
 
-@command(profile_group, "show", path="profile")
+@command(profile_group, "show")
 def profile_show(
     session: Session,
-    name: Annotated[str, typer.Argument(metavar="PROFILE", autocompletion=complete_profile)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROFILE", help="Name of the profile", autocompletion=complete_profile
+        ),
+    ],
 ) -> None:
     """Show one hardware profile."""
-    from nsa_ops.cli.render import draw_profile
     from nsa_ops.configure import load_hardware
 
     session.show(load_hardware(name), draw_profile)
 
 
-@command(profile_group, "explain", path="profile")
+@command(profile_group, "explain")
 def profile_explain(
     session: Session,
-    name: Annotated[str, typer.Argument(metavar="PROFILE", autocompletion=complete_profile)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROFILE", help="Name of the profile", autocompletion=complete_profile
+        ),
+    ],
     recipe: RecipeOption = None,
     sets: SetOption = None,
 ) -> None:
-    """Show the values that a profile decides, and why."""
-    from nsa_ops.cli.render import draw_reasons
-    from nsa_ops.configure import RunChoice, explain_profile
+    """Show the values that a profile sets, and why."""
+    from nsa_ops.configure import explain_profile
 
-    choice = RunChoice(recipe or "", name, tuple(sets or ()))
+    choice = choice_of(recipe, name, sets)
     session.show(explain_profile(session.settings, choice), draw_reasons)
 
 
+@command(commands, "estimate")
 def estimate(
     session: Session,
     recipe: RecipeOption = None,
     profile: ProfileOption = None,
     sets: SetOption = None,
 ) -> None:
-    """Estimate parameters, memory, FLOPs and disk of a run before launching it."""
+    """Estimate parameters, memory, FLOPs and disk space of a run before launching it."""
     from nsa_ops.cli.render_runs import draw_estimate
-    from nsa_ops.configure import RunChoice
     from nsa_ops.estimate import estimate_choice
 
-    choice = RunChoice(recipe or "", profile or "", tuple(sets or ()))
+    choice = choice_of(recipe, profile, sets)
     session.show(estimate_choice(session.settings, choice), draw_estimate)
+
+
+def draw_checked(console: "Console", checked: "Checked") -> None:
+    """A configuration that can be used."""
+    line(console, f"recipe {checked.recipe} with profile {checked.profile} can be used")
+    facts(console, [("sha256", checked.sha256), ("values set", checked.num_overridden)])
+    for note in checked.notes:
+        line(console, f"note: {note}")
+
+
+def draw_values(console: "Console", values: "list[Value]") -> None:
+    """Values by key."""
+    console.print(table(["KEY", "VALUE"], [(value.key, value.value) for value in values]))
+
+
+def draw_values_with_origin(console: "Console", values: "list[Value]") -> None:
+    """Values by key with who set them, and why where that is known."""
+    rows = [(value.key, value.value, value.origin, value.reason) for value in values]
+    console.print(table(["KEY", "VALUE", "ORIGIN", "WHY"], rows))
+
+
+def draw_reasons(console: "Console", values: "list[Value]") -> None:
+    """Values that a profile decides, with the reason."""
+    rows = [(value.key, value.value, value.reason or "-") for value in values]
+    console.print(table(["KEY", "VALUE", "WHY"], rows))
+
+
+def draw_trusted(console: "Console", files: "list[TrustedFile]") -> None:
+    """Project files that are trusted."""
+    if not files:
+        line(console, "no project file is trusted")
+        return
+    rows = [(one.path, one.sha256[:12], one.state) for one in files]
+    console.print(table(["FILE", "SHA256", "STATE"], rows))
+
+
+def draw_profiles(console: "Console", profiles: "list[HardwareProfile]") -> None:
+    """Hardware profiles in a table."""
+    rows = [
+        (profile.name, _capability(profile), profile.precisions, profile.description)
+        for profile in profiles
+    ]
+    console.print(table(["PROFILE", "CAPABILITY", "PRECISIONS", "DESCRIPTION"], rows))
+
+
+def _capability(profile: "HardwareProfile") -> str:
+    capability = profile.compute_capability
+    return "-" if capability is None else f"{capability:.1f}"
+
+
+def draw_profile(console: "Console", profile: "HardwareProfile") -> None:
+    """One hardware profile, field by field."""
+    pairs: list[tuple[str, Any]] = []
+    for name, value in profile.model_dump(exclude={"config", "reasons", "batch_tiers"}).items():
+        pairs += (
+            [(f"{name}.{key}", item) for key, item in value.items()]
+            if isinstance(value, dict)
+            else [(name, value)]
+        )
+    pairs += [(f"config {key}", value) for key, value in profile.config.items()]
+    for tier in profile.batch_tiers:
+        batches = ", ".join(f"{count} x {length}" for length, count in tier.micro_batch.items())
+        pairs.append((f"batch from {tier.min_memory_gib:g} GiB", batches))
+    facts(console, pairs)

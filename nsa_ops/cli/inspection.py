@@ -1,4 +1,4 @@
-"""Commands that look at runs, or ask a running one for something."""
+"""Commands that inspect runs, or ask a running one for a checkpoint, stacks or TensorBoard."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,25 +11,11 @@ from nsa_ops.cli.command import command
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
 
-run_group = typer.Typer(help="Runs that this laptop knows.")
+commands = typer.Typer()
+run_group = typer.Typer(name="run", help="The runs that this laptop knows.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the root."""
-    for name, function in (
-        ("status", status),
-        ("logs", logs),
-        ("health", health),
-        ("events", events),
-        ("stack", stack),
-        ("checkpoint", checkpoint),
-    ):
-        command(app, name, is_emergency=True)(function)
-    command(app, "tunnel", changes=True)(tunnel)
-    app.add_typer(run_group, name="run")
-
-
-@command(run_group, "ls", path="run", is_emergency=True)
+@command(run_group, "ls", is_emergency=True)
 def run_ls(session: Session, pod: PodOption = None) -> None:
     """List the runs that were launched from here, with their states."""
     from nsa_ops.cli.render_runs import draw_runs
@@ -38,7 +24,7 @@ def run_ls(session: Session, pod: PodOption = None) -> None:
     session.show(list_runs(session.operator, pod), draw_runs)
 
 
-@command(run_group, "show", path="run", is_emergency=True)
+@command(run_group, "show", is_emergency=True)
 def run_show(session: Session, run: RunArgument = None) -> None:
     """Show everything about one run."""
     from nsa_ops.cli.render_runs import draw_run
@@ -47,9 +33,9 @@ def run_show(session: Session, run: RunArgument = None) -> None:
     session.show(find_status(session.operator, run), draw_run)
 
 
-@command(run_group, "adopt", path="run", changes=True)
+@command(run_group, "adopt", changes=True)
 def run_adopt(session: Session, run: RunArgument = None, pod: PodOption = None) -> None:
-    """Let this laptop know a run that another one launched; nothing on the pod changes."""
+    """Register a run that another laptop launched; changes nothing on the pod."""
     from nsa_ops.cli.render_runs import draw_adopted
     from nsa_ops.runs.adopt import execute_adopt_run, plan_adopt_run
 
@@ -58,6 +44,7 @@ def run_adopt(session: Session, run: RunArgument = None, pod: PodOption = None) 
     session.show(execute_adopt_run(session.operator, planned), draw_adopted)
 
 
+@command(commands, "status", is_emergency=True)
 def status(
     session: Session,
     run: RunArgument = None,
@@ -65,13 +52,13 @@ def status(
         bool,
         typer.Option(
             "--exit-code",
-            help="0 finished, 20 failed, 21 running, 22 halted by the watchdog, 23 lost, "
+            help="Exit with 0 finished, 20 failed, 21 running, 22 halted by the watchdog, 23 lost, "
             "24 cancelled",
         ),
     ] = False,
     pod: OnPodOption = None,
 ) -> None:
-    """Say what a run is doing now, and how that is known."""
+    """Show what a run is doing now, and how that is known."""
     from nsa_ops.cli.render_runs import draw_status
     from nsa_ops.runs.lease import other_lineage_notes, unsettled_notes
     from nsa_ops.runs.reconcile import count_cut_off
@@ -85,23 +72,27 @@ def status(
     for note in [*shown, *unsettled_notes(store, record.run_id)]:
         session.tell(note)
     if cut_off := count_cut_off(session.operator):
-        session.tell(f"acts that were cut off: {cut_off}; see `nsa-ops reconcile --plan`")
+        session.tell(f"interrupted commands: {cut_off}; see `nsa-ops reconcile --plan`")
     if exit_code and found.report is not None:
         raise typer.Exit(exit_code_of(found.report))
 
 
+@command(commands, "logs", is_emergency=True)
 def logs(
     session: Session,
     run: RunArgument = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run ends")
+        bool, typer.Option("--follow", "-f", help="Follow the log until the run ends")
     ] = False,
     offset: Annotated[
-        int, typer.Option("--offset", metavar="BYTES", help="First byte; negative from the end")
+        int,
+        typer.Option(
+            "--offset", metavar="BYTES", help="First byte; negative values count from the end"
+        ),
     ] = 0,
     pod: OnPodOption = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Unchanged bytes; only into a file or a pipe")
+        bool, typer.Option("--raw", help="Write bytes unchanged; only to a file or pipe")
     ] = False,
 ) -> None:
     """Print a run's log; control characters are shown as escapes."""
@@ -110,14 +101,15 @@ def logs(
 
     if raw and session.options.json:
         message = "`--raw` and `--json` cannot go together"
-        raise ConfigurationError(message, hint="JSON carries every sign as an escape")
+        raise ConfigurationError(message, hint="JSON escapes every character that needs it")
     if raw:
         session.refuse_raw_terminal()
-    session.interrupt_note = "the run goes on"
+    session.interrupt_note = "the run continues"
     chunks = read_log(session.operator, run, offset=offset, follow=follow, pod=pod)
     write_log(session, chunks, is_raw=raw)
 
 
+@command(commands, "health", is_emergency=True)
 def health(
     session: Session,
     run: RunArgument = None,
@@ -126,9 +118,9 @@ def health(
         typer.Option("--log", metavar="FILE", help="Judge another trainer's log instead of a run"),
     ] = None,
 ) -> None:
-    """Say what the watchdog's rules find in a run now, or would have found in a log.
+    """Show what the watchdog's rules find in a run now, or in another trainer's log.
 
-    It ends with 25 where a rule halts, and with 26 where too little of a log could be read.
+    Exit code 25 if a rule would halt the run, 26 if too little of a log could be read.
     """
     from nsa_ops.cli.render_runs import draw_health, draw_log_health
     from nsa_ops.health.log_health import failure_of, judge_log
@@ -142,41 +134,51 @@ def health(
     session.show(found, draw_health, failure=halt_verdict(found))
 
 
+@command(commands, "events", is_emergency=True)
 def events(
     session: Session,
     run: RunArgument = None,
-    whole: Annotated[bool, typer.Option("--all", help="The oldest ones of a long run too")] = False,
+    whole: Annotated[
+        bool, typer.Option("--all", help="Include the oldest events of a long run")
+    ] = False,
 ) -> None:
-    """List what happened to a run, by whom and why."""
+    """List what happened to a run, who did it, and why."""
     from nsa_ops.cli.render_runs import draw_events
     from nsa_ops.runs.status import list_events
 
     session.show(list_events(session.operator, run, whole=whole), draw_events)
 
 
+@command(commands, "stack", is_emergency=True)
 def stack(session: Session, run: RunArgument = None) -> None:
-    """Show the stacks of all threads of a running trainer."""
+    """Show the stack traces of all threads of a running trainer."""
     from nsa_ops.cli.render_runs import draw_stacks
     from nsa_ops.runs.halt import dump_stacks
 
     session.show(dump_stacks(session.operator, run), draw_stacks)
 
 
+@command(commands, "checkpoint", is_emergency=True)
 def checkpoint(session: Session, run: RunArgument = None) -> None:
-    """Have a run save a checkpoint now, and go on."""
+    """Ask a run to save a checkpoint now and continue."""
     from nsa_ops.cli.render_runs import draw_saved
     from nsa_ops.runs.halt import save_now
 
     session.show(save_now(session.operator, run), draw_saved)
 
 
+@command(commands, "tunnel", changes=True)
 def tunnel(
     session: Session,
     run: RunArgument = None,
     port: Annotated[
         int,
         typer.Option(
-            "--port", min=0, max=65535, metavar="PORT", help="Port of this machine; 0 is a free one"
+            "--port",
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Port of this machine; 0 picks a free one",
         ),
     ] = 0,
 ) -> None:
@@ -184,7 +186,7 @@ def tunnel(
     from nsa_ops.cli.render_runs import draw_tunnel
     from nsa_ops.runs.tunnel import keep_open, open_tunnel, plan_tunnel
 
-    session.interrupt_note = "the tunnel and TensorBoard have ended, and the run goes on"
+    session.interrupt_note = "the tunnel and TensorBoard have ended, and the run continues"
     planned = plan_tunnel(session.operator, run, port)
     session.agree(planned.plan)
     with open_tunnel(session.operator, planned) as opened:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from nsa_ops.cli.bars import bar, share_of
+from nsa_ops.cli.console import bar, share_of
 from nsa_ops.printable import printable
 from nsa_ops.quantities import count_of, format_bytes, format_duration
 

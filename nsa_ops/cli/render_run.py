@@ -9,8 +9,7 @@ from rich.text import Text
 
 from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_ops.cli.bars import bar, can_show, share_of
-from nsa_ops.cli.render import line
+from nsa_ops.cli.console import bar, can_show, line, share_of
 from nsa_ops.pod.messages import PhaseUse, RunFigures, RunReport
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.printable import printable

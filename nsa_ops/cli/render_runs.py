@@ -8,8 +8,7 @@ from rich.console import Console
 
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_ops.cli.output import envelope
-from nsa_ops.cli.render import cell_text, facts, gib, line, table
+from nsa_ops.cli.console import cell_text, envelope, facts, line, table
 from nsa_ops.cli.render_run import (
     ScreenLine,
     data_text,
@@ -27,7 +26,7 @@ from nsa_ops.estimate import Estimate
 from nsa_ops.health.log_health import LogHealth
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.printable import PrintableStream
-from nsa_ops.quantities import count_of, format_time
+from nsa_ops.quantities import count_of, format_bytes, format_time
 from nsa_ops.report.prove import ProvenResume
 from nsa_ops.runs.adopt import Adopted
 from nsa_ops.runs.halt import Halted, Saved, Stacks
@@ -153,11 +152,11 @@ def draw_run(console: Console, run: RunStatusLine) -> None:
         ("code", f"{manifest.code_id} (commit {manifest.code_commit[:12]})"),
         ("launched", format_time(run.record.launched_unix_s)),
         ("log", f"{report.log_bytes} bytes"),
-        ("disk free", gib(report.disk_free_bytes)),
+        ("disk free", format_bytes(report.disk_free_bytes)),
     ]
     draw_rows(console, [ScreenLine(name, cell_text(value)) for name, value in pairs if value])
     rows = [
-        (fact.name, fact.step, "yes" if fact.whole else "no", gib(fact.size_bytes))
+        (fact.name, fact.step, "yes" if fact.whole else "no", format_bytes(fact.size_bytes))
         for fact in report.checkpoints
     ]
     if rows:
@@ -244,8 +243,8 @@ def draw_estimate(console: Console, estimate: Estimate) -> None:
         ("  optimizer", f"{memory.optimizer:,.0f} MiB"),
         ("  activations", f"{memory.activations:,.0f} MiB"),
         ("  logits", f"{memory.logits:,.0f} MiB"),
-        ("a checkpoint", gib(estimate.checkpoint_bytes)),
-        ("disk", f"{gib(estimate.disk_bytes)} for all that are kept, and the shards of the data"),
+        ("a checkpoint", format_bytes(estimate.checkpoint_bytes)),
+        ("disk", f"{format_bytes(estimate.disk_bytes)} for all kept ones, plus the data shards"),
         ("data", estimate.staging.sentence()),
     ]
     if estimate.best_tokens_per_s is not None and estimate.shortest_hours is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from nsa_ops.cli.output import envelope
+from nsa_ops.cli.console import envelope
 from nsa_ops.cli.progress import Display
 from nsa_ops.cli.streams import complain, warn
 from nsa_ops.errors import ConfigurationError, OpsError
@@ -227,7 +227,7 @@ class Session:
     @cached_property
     def console(self) -> "Console":
         """Where results are drawn."""
-        from nsa_ops.cli.render import make_console
+        from nsa_ops.cli.console import make_console
 
         color = self.options.color or self.settings.values.color
         return make_console(color, is_color_forbidden=self.settings.is_color_forbidden)
@@ -242,7 +242,7 @@ class Session:
             typer.Exit: After `--plan`, or if the answer was no.
             ConfigurationError: If it needs `-y`.
         """
-        from nsa_ops.cli.render import draw_plan, plan_lines
+        from nsa_ops.cli.console import draw_plan, plan_lines
 
         if self.options.plan:
             self.show(plan, draw_plan)

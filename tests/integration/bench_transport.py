@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nsa_ops.bench.transport import bench_transport
+from nsa_ops.bench.transport_speed import bench_transport
 from nsa_ops.context import open_transport
 from nsa_ops.errors import PodUnreachableError
 from nsa_ops.pod.messages import ProbeDocument

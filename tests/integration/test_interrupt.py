@@ -123,7 +123,7 @@ def test_a_command_that_is_killed_leaves_a_beginning_without_an_end(pod: SshPod)
     asking.kill()
     asking.communicate(timeout=30)
     said = pod.must("audit", "--failed")
-    assert b"cut off, without an end: 1" in said.out
+    assert b"interrupted, end unknown: 1" in said.out
     assert b"was killed, and what it began may still run there" in said.out
     for pid in running(pids):
         os.kill(pid, signal.SIGKILL)

@@ -244,7 +244,7 @@ def test_ctrl_c_in_watch_leaves_the_run_alone(pod: LocalPod) -> None:
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=30)
     assert watching.returncode == 130
-    assert "Stopped by Ctrl-C: the run goes on" in err.decode()
+    assert "Stopped by Ctrl-C: the run continues" in err.decode()
     assert pod("status", "--exit-code").exit_code == 21
 
 

@@ -180,7 +180,7 @@ def test_a_pod_that_comes_back_with_the_run_on_it_is_found_and_halted(pair: Pair
     cli.must("resume", RUN, "--pod", "there", "--trainer", STEADY, *UNCHECKED)
     waiting = cli("reconcile", "-y", "--json")
     assert (waiting.exit_code, [one["way"] for one in waiting.data]) == (10, ["wait"])
-    assert "acts that were cut off: 1" in cli.must("status", RUN).err
+    assert "interrupted commands: 1" in cli.must("status", RUN).err
     pair.here.proxy.is_refusing = False
     settled = cli.must("reconcile", "-y", "--json").data
     assert [(one["act"], one["way"]) for one in settled] == [("leave pod", "halt")]

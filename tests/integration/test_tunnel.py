@@ -76,7 +76,7 @@ def test_the_tunnel_shows_the_runs_board_and_ends_with_its_command(pod: SshPod) 
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
-    assert b"have ended, and the run goes on" in err
+    assert b"have ended, and the run continues" in err
     wait_for(lambda: not is_alive(found["pod_pid"]))
     with pytest.raises(urllib.error.URLError):
         read(found["url"])

@@ -155,7 +155,7 @@ def test_ctrl_c_ends_with_a_line_and_130(cli: CommandLine, monkeypatch: pytest.M
     monkeypatch.setattr("nsa_ops.configure.all_hardware", interrupted)
     outcome = cli("profile", "ls")
     assert outcome.exit_code == 130
-    assert outcome.err == "error: Stopped by Ctrl-C: no command on a pod was under way\n"
+    assert outcome.err == "error: Stopped by Ctrl-C: no command was running on a pod\n"
 
 
 def test_quiet_tells_no_story(cli: CommandLine, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from nsa_core.rundir.report import CheckResult, Report, Status
-from nsa_ops.cli.render_checks import draw_checks
+from nsa_ops.cli.console import draw_checks
 from nsa_ops.preflight.preflight import Preflight, blocking_checks
 from tests.ops.cli_case import CommandLine
 

@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from nsa_ops.cli.app import app
-from nsa_ops.cli.complete import complete_pod, complete_profile, complete_recipe, complete_run
+from nsa_ops.cli.arguments import complete_pod, complete_profile, complete_recipe, complete_run
 from nsa_ops.store import REGISTRY_NAME, Store
 from tests.ops.cli_case import CommandLine
 from tests.ops.operators import POD

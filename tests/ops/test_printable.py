@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_ops.cli.render import line, make_console, table
+from nsa_ops.cli.console import line, make_console, table
 from nsa_ops.printable import PrintableStream, printable, printable_lines
 
 #: One of each kind: C0, DEL, C1 as text, an 8-bit CSI, overrides, isolates, zero width, line
@@ -80,8 +80,8 @@ WRITERS = {
     ),
     ("app.py", "typer.echo(f'nsa-ops {__version__}')"),
     ("app.py", "typer.echo(envelope(command or 'nsa-ops', None, error))"),
-    ("render.py", "console.print(printable(text), markup=False, soft_wrap=True)"),
-    ("render_checks.py", "console.print(drawn)"),  # made by `cell`
+    ("console.py", "console.print(printable(text), markup=False, soft_wrap=True)"),
+    ("console.py", "console.print(drawn)"),  # made by `cell`
     ("render_figures.py", "console.print(styled(row), soft_wrap=True)"),  # of printable text
     ("progress.py", "sys.stderr.write(text)"),  # a bar of printable text, or what clears it
 }

@@ -32,9 +32,9 @@ def test_durations(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (812, "812 B"), (1536, "1.5 KiB"), (5 * 2**30, "5 GiB"), (700 * 2**20, "700 MiB"),
-     (3 * 2**41, "6 TiB")],
+     (3 * 2**41, "6 TiB"), (None, "unknown")],
 )  # fmt: skip
-def test_bytes(count: float, text: str) -> None:
+def test_bytes(count: float | None, text: str) -> None:
     assert format_bytes(count) == text
 
 

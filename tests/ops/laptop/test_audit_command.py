@@ -168,5 +168,5 @@ def test_a_call_whose_command_was_killed_is_cut_off_and_one_at_work_is_under_way
 
     AuditedTransport(Looking(), AuditLog(path), "here").run(["q"], timeout_s=1)
     said = cli("audit", "--failed")
-    assert (said.exit_code, "cut off, without an end: 1" in said.out) == (0, True)
+    assert (said.exit_code, "interrupted, end unknown: 1" in said.out) == (0, True)
     assert "was killed" in said.out

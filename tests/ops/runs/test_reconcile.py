@@ -152,7 +152,7 @@ def test_what_cannot_be_done_stays_open_and_the_next_act_is_settled(desk: Desk) 
 def test_reconcile_shows_a_plan_and_ends_with_10_while_something_is_open(
     cli: CommandLine, own_settings: Path
 ) -> None:
-    assert cli("reconcile").out == "nothing was cut off\n"
+    assert cli("reconcile").out == "no command was interrupted\n"
     from nsa_ops.store import Store
 
     store = Store(own_settings / "state" / "registry.sqlite")
