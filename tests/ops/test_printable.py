@@ -61,10 +61,10 @@ def test_text_of_a_pod_is_neither_markup_nor_a_picture(capsys: pytest.CaptureFix
 
 #: Who may write to a stream, and what of: the filter, JSON, and constants.
 WRITERS = {
-    ("live.py", "typer.echo(envelope(session.command, _without_history(frame)))"),
-    ("live.py", "typer.echo(progress_line(beat))"),  # numbers alone
-    ("live.py", "typer.echo(envelope(session.command, data))"),
-    ("live.py", "typer.echo(envelope(session.command, pulled))"),
+    ("render_watch.py", "typer.echo(envelope(session.command, _without_history(frame)))"),
+    ("render_watch.py", "typer.echo(progress_line(beat))"),  # numbers alone
+    ("render_watch.py", "typer.echo(envelope(session.command, data))"),
+    ("render_watch.py", "typer.echo(envelope(session.command, pulled))"),
     ("session.py", "typer.echo(printable(line), err=True)"),
     ("session.py", "typer.echo(envelope(self.command, result, failure))"),
     ("session.py", "sys.stdout.buffer.write(content)"),  # `--raw`
