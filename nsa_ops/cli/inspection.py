@@ -189,6 +189,6 @@ def tunnel(
     session.interrupt_note = "the tunnel and TensorBoard have ended, and the run continues"
     planned = plan_tunnel(session.operator, run, port)
     session.agree(planned.plan)
-    with open_tunnel(session.operator, planned) as opened:
-        session.show(opened.tunnel, draw_tunnel)
-        keep_open(session.operator, opened, session.options.timeout_s)
+    with open_tunnel(session.operator, planned) as live:
+        session.show(live.tunnel, draw_tunnel)
+        keep_open(session.operator, live, session.options.timeout_s)

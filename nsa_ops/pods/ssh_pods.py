@@ -26,7 +26,7 @@ from nsa_ops.pods.known import (
     refuse_another,
 )
 from nsa_ops.remote.openssh import forget_link, known_terminal, run_terminal
-from nsa_ops.remote.ssh.aliases import require_alias
+from nsa_ops.remote.ssh.config import require_alias
 from nsa_ops.remote.ssh.host_keys import HostKey, pin, read_pin, unpin
 from nsa_ops.remote.ssh.target import Address, parse_address
 from nsa_ops.remote.transport import QUICK_S, Transport

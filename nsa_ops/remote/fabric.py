@@ -24,7 +24,7 @@ from nsa_ops.remote.frame import BOOTSTRAP, FramedAnswer
 from nsa_ops.remote.framed import Ended, FramedTransport
 from nsa_ops.remote.pump import BEGIN_S, Outcome
 from nsa_ops.remote.ssh.config import Resolved, identity_paths, resolve
-from nsa_ops.remote.ssh.errors import another_host_key, explain_ssh
+from nsa_ops.remote.ssh.explain import another_host_key, explain_ssh
 from nsa_ops.remote.ssh.host_keys import HostKey, read_pin
 from nsa_ops.remote.ssh.target import CONNECT_TIMEOUT_S, Address, SshSettings, SshTarget
 

@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -24,11 +24,18 @@ from nsa_ops.errors import (
 from nsa_ops.remote import frame, pod_files
 from nsa_ops.remote.frame import Framed, FramedAnswer, encode_call
 from nsa_ops.remote.pump import BEGIN_S, Outcome
-from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Ceiling, Completed, OversizeError
+from nsa_ops.remote.transport import (
+    MAX_OUTPUT_BYTES,
+    Ceiling,
+    CollectingTransport,
+    Completed,
+    OversizeError,
+    last_line,
+    shorten,
+)
 
 _PIECE_BYTES = 2**18
 _KILL_S = 5.0
-_MAX_SHOWN = 80
 
 
 class AnswerLostError(PodUnreachableError):
@@ -48,7 +55,7 @@ class Ended:
     outcome: Outcome
 
 
-class FramedTransport(ABC):
+class FramedTransport(CollectingTransport):
     """The contract of `Transport` on top of one exchange of bytes with `sh` on the pod.
 
     Attributes:
@@ -69,21 +76,6 @@ class FramedTransport(ABC):
     @abstractmethod
     def _explain(self, ended: Ended, said: str) -> OpsError:
         """The error for a command that never began, from the words of the link."""
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout_s: float,
-        max_bytes: int = MAX_OUTPUT_BYTES,
-    ) -> Completed:
-        """Run a command; on a missed deadline a second call kills its process group."""
-        output = bytearray()
-        done = self.run_into(
-            argv, output.extend, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes
-        )
-        return Completed(tuple(argv), done.exit_code, bytes(output), done.stderr)
 
     def run_into(
         self,
@@ -151,12 +143,6 @@ class FramedTransport(ABC):
         argv = pod_files.tail_command(path, offset, max_bytes)
         bounded = Ceiling(sink, max_bytes, f"`{path}` on {self.where}")
         pod_files.check(self._call(argv, (), bounded, timeout_s), path, self.where)
-
-    def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
-        """Bytes of a file from an offset on, together."""
-        content = bytearray()
-        self.stream(path, offset, content.extend, max_bytes=max_bytes, timeout_s=timeout_s)
-        return bytes(content)
 
     def _call(
         self,
@@ -256,18 +242,6 @@ class FramedTransport(ABC):
             hint = "It may have run to its end there: look at the state before you repeat it"
             return AnswerLostError(message, hint=hint)
         return self._explain(ended, answer.noise)
-
-
-def shorten(argv: Sequence[str]) -> str:
-    """A command in one short line, for messages."""
-    line = " ".join(" ".join(argv).split())
-    return line if len(line) <= _MAX_SHOWN else line[: _MAX_SHOWN - 1] + "…"
-
-
-def last_line(text: str) -> str:
-    """Last line that says something; empty if none does."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
 
 
 def _drop(_piece: bytes) -> None:

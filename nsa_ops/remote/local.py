@@ -9,14 +9,20 @@ from pathlib import Path
 
 from nsa_core.rundir.names import beside
 from nsa_ops.errors import DeadlineError, NotFoundError, StateConflictError
-from nsa_ops.remote.child import await_child, start_child
-from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Ceiling, Completed
+from nsa_ops.remote.pump import await_child, start_child
+from nsa_ops.remote.transport import (
+    MAX_OUTPUT_BYTES,
+    Ceiling,
+    CollectingTransport,
+    Completed,
+    shorten,
+)
 
 _SIGNAL_BASE = 128
 _PIECE_BYTES = 2**20
 
 
-class LocalTransport:
+class LocalTransport(CollectingTransport):
     """This machine as the pod; processes get a login's environment, not the caller's."""
 
     def __init__(self, environment: Mapping[str, str], *, longest_s: float = math.inf) -> None:
@@ -27,21 +33,6 @@ class LocalTransport:
     def where(self) -> str:
         """The pod in words."""
         return "this machine"
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout_s: float,
-        max_bytes: int = MAX_OUTPUT_BYTES,
-    ) -> Completed:
-        """Run a command in a process group of its own; a missed deadline kills the whole group."""
-        output = bytearray()
-        done = self.run_into(
-            argv, output.extend, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes
-        )
-        return Completed(tuple(argv), done.exit_code, bytes(output), done.stderr)
 
     def run_into(
         self,
@@ -55,7 +46,7 @@ class LocalTransport:
         """Run a command whose stdout goes to a sink as it arrives."""
         timeout_s = min(timeout_s, self.longest_s)
         errors = bytearray()
-        what = f"`{_short(argv)}` on {self.where}"
+        what = f"`{shorten(argv)}` on {self.where}"
         feeds = (Ceiling(sink, max_bytes, what), Ceiling(errors.extend, MAX_OUTPUT_BYTES, what))
         try:
             code = await_child(self._start(argv), [stdin] if stdin else [], feeds, timeout_s)
@@ -63,7 +54,7 @@ class LocalTransport:
             stop.add_note(f"{what} was ended")
             raise
         if code is None:
-            message = f"`{_short(argv)}` did not end within {timeout_s:g} s on {self.where}"
+            message = f"`{shorten(argv)}` did not end within {timeout_s:g} s on {self.where}"
             raise DeadlineError(message, hint="Give it longer with `--timeout`")
         exit_code = code if code >= 0 else _SIGNAL_BASE - code
         return Completed(tuple(argv), exit_code, b"", bytes(errors))
@@ -108,17 +99,6 @@ class LocalTransport:
             while piece := file.read(min(left, _PIECE_BYTES)):
                 left -= len(piece)
                 sink(piece)
-
-    def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
-        """Bytes of a file from an offset on, together."""
-        content = bytearray()
-        self.stream(path, offset, content.extend, max_bytes=max_bytes, timeout_s=timeout_s)
-        return bytes(content)
-
-
-def _short(argv: Sequence[str], limit: int = 80) -> str:
-    line = " ".join(argv)
-    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def _copy_whole(source: Path, target: Path) -> None:

@@ -1,22 +1,25 @@
-"""The transport over the system's OpenSSH: one shared link a pod, nobody asked, every end told."""
+"""The transport over the system's OpenSSH client: one shared connection for each pod."""
 
 import math
 import os
 import re
+import socket
 import stat
+import struct
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from nsa_ops.errors import LocalResourceError, OpsError
-from nsa_ops.remote.control_socket import ANSWER_S, drop_silent
 from nsa_ops.remote.frame import BOOTSTRAP, FramedAnswer
 from nsa_ops.remote.framed import Ended, FramedTransport
 from nsa_ops.remote.pump import Outcome, end_process, pump
 from nsa_ops.remote.ssh.config import run_ssh_tool
-from nsa_ops.remote.ssh.errors import explain_ssh
+from nsa_ops.remote.ssh.explain import explain_ssh
 from nsa_ops.remote.ssh.host_keys import read_pin, unpin
 from nsa_ops.remote.ssh.target import (
     SshTarget,
@@ -30,6 +33,18 @@ from nsa_ops.remote.ssh.target import (
 
 #: Terminals that the terminfo of every distribution has.
 _EVERYWHERE = re.compile(r"(xterm|screen|tmux)(-256color)?|linux|vt1\d\d|dumb")
+
+
+# A control socket is asked in its master's own protocol (OpenSSH's PROTOCOL.mux): packets are a
+# 32-bit length and that many bytes, of big-endian 32-bit words. A client of ssh would wait for ever
+# for a master that is stopped, or for a stranger that only listens.
+#: How long a master may take; it answers within a few milliseconds, also while it moves data.
+ANSWER_S = 3.0
+_HELLO, _ALIVE_CHECK, _ALIVE = 0x00000001, 0x10000004, 0x80000005
+_VERSION, _REQUEST = 4, 1
+_MAX_PACKET = 4096
+#: `open`: its master answers; `silent`: somebody listens and does not; `dead`: nobody listens.
+Link = Literal["open", "silent", "dead"]
 
 
 class OpenSSHTransport(FramedTransport):
@@ -75,6 +90,12 @@ class OpenSSHTransport(FramedTransport):
         options = command_options(self._target, self.control_path)
         head = ["ssh", *self._target.settings.config_words, "-T", *option_words(options)]
         return [*head, *self._target.address.words]
+
+    @property
+    def shared_argv(self) -> list[str]:
+        """Ssh over the shared link and no other, before a host's name: without it, it fails."""
+        only = ["-o", "ControlMaster=no", "-o", "ProxyCommand=false", "-o", "BatchMode=yes"]
+        return ["ssh", "-F", "/dev/null", *only, "-S", str(self.control_path)]
 
     def bare_argv(self, command: str) -> list[str]:
         """What a person would type over the same shared link; a bench compares with it."""
@@ -194,3 +215,65 @@ def _make_private(folder: Path) -> None:
     if not stat.S_ISDIR(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid != os.getuid():
         message = f"`{folder}` holds sockets of open links, and others may enter it"
         raise LocalResourceError(message, hint=f"Run `chmod 700 {folder}`, or remove it")
+
+
+def ask_master(path: Path, timeout_s: float = ANSWER_S) -> Link:
+    """What is behind a control socket, by a question that changes nothing."""
+    end_s = time.monotonic() + timeout_s
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(timeout_s)
+        try:
+            link.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return "dead"
+        except OSError:  # nobody takes the connections that wait already
+            return "silent"
+        try:
+            link.sendall(_packet(_HELLO, _VERSION) + _packet(_ALIVE_CHECK, _REQUEST))
+            hello, answer = _words(link, end_s), _words(link, end_s)
+        except (OSError, EOFError, ValueError):
+            return "silent"
+    is_master = hello[:2] == (_HELLO, _VERSION) and answer[:2] == (_ALIVE, _REQUEST)
+    return "open" if is_master else "silent"
+
+
+def drop_silent(path: Path) -> bool:
+    """Remove a control socket that somebody listens on without answering; whether it was one.
+
+    One that nobody listens on is left to ssh, which replaces it.
+    """
+    try:
+        found = path.lstat()
+        if not stat.S_ISSOCK(found.st_mode) or ask_master(path) != "silent":
+            return False
+        if path.lstat().st_ino == found.st_ino:  # else another command has replaced it meanwhile
+            path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _packet(*words: int) -> bytes:
+    return struct.pack(f">I{len(words)}I", 4 * len(words), *words)
+
+
+def _words(link: socket.socket, end_s: float) -> tuple[int, ...]:
+    """The words that one packet begins with."""
+    (length,) = struct.unpack(">I", _receive(link, 4, end_s))
+    if length > _MAX_PACKET:
+        message = f"a packet of {length} bytes"
+        raise ValueError(message)
+    content = _receive(link, length, end_s)
+    count = length // 4
+    return struct.unpack(f">{count}I", content[: 4 * count])
+
+
+def _receive(link: socket.socket, length: int, end_s: float) -> bytes:
+    received = b""
+    while len(received) < length:
+        link.settimeout(max(0.001, end_s - time.monotonic()))
+        piece = link.recv(length - len(received))
+        if not piece:
+            raise EOFError
+        received += piece
+    return received

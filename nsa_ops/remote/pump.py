@@ -1,18 +1,20 @@
-"""Pump: feed a child process and drain both of its streams at once, within a deadline."""
+"""Run a program of this machine: feed it, drain both of its streams at once, within a deadline."""
 
 import contextlib
 import fcntl
 import os
 import selectors
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Literal, Protocol
 
 #: Seconds until the far side must have begun: a link may be dead though nothing has ended it.
 BEGIN_S = 18.0
 _READ_BYTES = _PIPE_BYTES = 2**20
 _END_S = 1.0
+_REAP_S = 5.0
 
 Outcome = Literal["ended", "late", "silent"]
 
@@ -136,8 +138,7 @@ def end_process(process: subprocess.Popen[bytes], *, is_wanted: bool) -> int:
         process: Child of `pump`.
         is_wanted: Its own exit status is wanted: its streams have ended, so it is about to.
     """
-    for stream in (process.stdin, process.stdout, process.stderr):
-        close_quietly(stream)
+    close_quietly(process.stdin, process.stdout, process.stderr)
     if not is_wanted:
         process.terminate()
     for stop in (process.terminate, process.kill):
@@ -170,10 +171,70 @@ def _await_end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
         os.close(descriptor)
 
 
-def close_quietly(stream: IO[bytes] | None) -> None:
-    """Close a pipe whose other end may be gone."""
-    if stream is not None:
-        try:
-            stream.close()
-        except BrokenPipeError:
-            return
+def close_quietly(*streams: IO[bytes] | None) -> None:
+    """Close pipes whose other ends may be gone."""
+    for stream in streams:
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+
+class _OpenEnded:
+    """An answer that ends with its streams; it begins when the program is started."""
+
+    has_begun = True
+    is_whole = False
+
+
+def start_child(argv: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A child in a process group of its own, with pipes for all three streams.
+
+    Raises:
+        FileNotFoundError, PermissionError: If it cannot be started.
+    """
+    return subprocess.Popen(
+        list(argv),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(environment),
+        start_new_session=True,
+    )
+
+
+def await_child(
+    process: subprocess.Popen[bytes],
+    pieces: Iterable[bytes],
+    feeds: tuple[Callable[[bytes], None], Callable[[bytes], None]],
+    timeout_s: float,
+) -> int | None:
+    """Feed a child and drain it; its return code, or None if it was late and its group killed.
+
+    Args:
+        process: Child of `start_child`.
+        pieces: What it is given.
+        feeds: Take the pieces of stdout and of stderr; what one raises ends the child as well.
+        timeout_s: Deadline of the whole.
+    """
+    began_s = time.monotonic()
+    try:
+        if pump(process, pieces, feeds, _OpenEnded(), timeout_s) == "ended":
+            code = process.wait(max(0.0, began_s + timeout_s - time.monotonic()))
+            close_quietly(process.stdin, process.stdout, process.stderr)
+            return code
+    except subprocess.TimeoutExpired:  # it closed its streams and goes on
+        pass
+    except BaseException:
+        kill_group(process)
+        raise
+    kill_group(process)
+    return None
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process and everything in its group, and collect it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    close_quietly(process.stdin, process.stdout, process.stderr)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # in D state: the kernel reaps it later
+        process.wait(_REAP_S)

@@ -1,5 +1,6 @@
-"""Transport: the one door to a pod, whatever lies between (this machine, OpenSSH, Fabric)."""
+"""Transport: the only way to a pod, whatever lies between (this machine, OpenSSH, Fabric)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ MAX_ANSWER_BYTES = 2**20
 MAX_OUTPUT_BYTES = 16 * 2**20
 #: Ceiling of listings and of manifests of a run, 100,000 files of 300 bytes.
 MAX_LISTING_BYTES = 64 * 2**20
+_MAX_SHOWN = 80
 
 
 class OversizeError(VerificationError):
@@ -76,8 +78,7 @@ class Completed:
     @property
     def last_error_line(self) -> str:
         """Last line of stderr that says something; empty if none does."""
-        lines = self.stderr.decode(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else ""
+        return last_line(self.stderr.decode(errors="replace"))
 
 
 class Transport(Protocol):
@@ -174,3 +175,64 @@ class Transport(Protocol):
             DeadlineError, PodUnreachableError: As in `run`.
         """
         ...
+
+
+class CollectingTransport(ABC):
+    """`run` and `tail` of a transport that hands bytes to a sink as they arrive."""
+
+    @abstractmethod
+    def run_into(
+        self,
+        argv: Sequence[str],
+        sink: Callable[[bytes], object],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float,
+        max_bytes: int,
+    ) -> Completed:
+        """As `Transport.run_into`."""
+
+    @abstractmethod
+    def stream(
+        self,
+        path: str,
+        offset: int,
+        sink: Callable[[bytes], object],
+        *,
+        max_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        """As `Transport.stream`."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float,
+        max_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> Completed:
+        """Run a command and keep its stdout."""
+        output = bytearray()
+        done = self.run_into(
+            argv, output.extend, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes
+        )
+        return Completed(tuple(argv), done.exit_code, bytes(output), done.stderr)
+
+    def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
+        """Bytes of a file from an offset on, together."""
+        content = bytearray()
+        self.stream(path, offset, content.extend, max_bytes=max_bytes, timeout_s=timeout_s)
+        return bytes(content)
+
+
+def shorten(argv: Sequence[str]) -> str:
+    """A command in one short line, for messages."""
+    line = " ".join(" ".join(argv).split())
+    return line if len(line) <= _MAX_SHOWN else line[: _MAX_SHOWN - 1] + "…"
+
+
+def last_line(text: str) -> str:
+    """Last line that is not blank; empty if there is none."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

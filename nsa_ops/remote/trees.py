@@ -16,10 +16,15 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.quantities import count_of
-from nsa_ops.remote.child import await_child, start_child
-from nsa_ops.remote.framed import last_line
 from nsa_ops.remote.openssh import OpenSSHTransport
-from nsa_ops.remote.transport import MAX_LISTING_BYTES, MAX_OUTPUT_BYTES, QUICK_S, Ceiling
+from nsa_ops.remote.pump import await_child, start_child
+from nsa_ops.remote.transport import (
+    MAX_LISTING_BYTES,
+    MAX_OUTPUT_BYTES,
+    QUICK_S,
+    Ceiling,
+    last_line,
+)
 
 #: What came before a cut waits here; a good file stays in its place until the new one is whole.
 PARTIAL_DIR = ".nsa-partial"
@@ -61,7 +66,7 @@ def put_tree(
     words = ["rsync", "-a", "--no-links", "--no-devices", "--no-specials", "-s"]
     words += ["--files-from=-", "--from0", f"--partial-dir={PARTIAL_DIR}"]
     timeout_s = min(timeout_s, transport.longest_s)
-    words += [f"--timeout={_SILENT_S}", "-e", _remote_shell(transport)]
+    words += [f"--timeout={_SILENT_S}", "-e", shlex.join(transport.shared_argv)]
     ends = ["--", f"{source.absolute()}/", f"{_HOST}:{target}/"]
     _rsync(transport, [*words, *ends], listed, timeout_s)
     compare = [*words, "-n", "-c", "--out-format=%n", *ends]
@@ -73,12 +78,6 @@ def put_tree(
         raise VerificationError(
             message, hint="They change meanwhile: repeat it when nothing writes"
         )
-
-
-def _remote_shell(transport: OpenSSHTransport) -> str:
-    """The shared link and no other: without it the connection fails at once."""
-    only = ["-o", "ControlMaster=no", "-o", "ProxyCommand=false", "-o", "BatchMode=yes"]
-    return shlex.join(["ssh", "-F", "/dev/null", *only, "-S", str(transport.control_path)])
 
 
 def _rsync(transport: OpenSSHTransport, argv: list[str], names: bytes, timeout_s: float) -> str:

@@ -1,22 +1,39 @@
 """Tunnel: TensorBoard of a run on its pod, bound to loopback there, on a loopback port here."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import os
+import re
+import secrets
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import IO
 
 from nsa_ops.context import LOCAL, SSH, Operator, PodLink, open_transport
 from nsa_ops.errors import (
     ConfigurationError,
+    DeadlineError,
     LocalResourceError,
     PodUnreachableError,
 )
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.remote.forward import LOOPBACK, Forward, Held, await_ready, free_port, hold
-from nsa_ops.remote.frame import BOOTSTRAP
+from nsa_ops.remote.frame import BOOTSTRAP, encode_call
 from nsa_ops.remote.openssh import OpenSSHTransport
-from nsa_ops.remote.transport import QUICK_S
+from nsa_ops.remote.pump import close_quietly
+from nsa_ops.remote.transport import QUICK_S, last_line
 from nsa_ops.runs.choose import choose_record, link_of
 
+LOOPBACK = "127.0.0.1"
+READY_S = 60.0
+_END_S = 5.0
+_READY = re.compile(rb"nsa-ready (?P<port>\d{1,5}) (?P<pid>\d+);")
+#: Marks of a framed call, which are no words of the command.
+_MARKS = re.compile(r"[0-9a-f]{32}[{}]\w*;")
+#: Stands for the pod; the shared link knows where it is.
+_HOST = "pod"
 CHECK_S = 2.0
 _PROBE = "import tensorboard.main"
 
@@ -80,11 +97,11 @@ class Tunnel:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A tunnel, and what keeps it alive."""
+class LiveTunnel:
+    """A tunnel, and the process here that keeps it alive."""
 
     tunnel: Tunnel
-    held: Held
+    process: "subprocess.Popen[bytes]"
 
 
 def plan_tunnel(operator: Operator, run_id: str | None, port: int = 0) -> TunnelPlan:
@@ -134,43 +151,122 @@ def _require_tensorboard(link: PodLink, run_id: str) -> None:
         raise LocalResourceError(message, hint=hint)
 
 
+def free_port() -> int:
+    """A port of this machine's loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
 @contextmanager
-def open_tunnel(operator: Operator, planned: TunnelPlan) -> Iterator[Opened]:
+def open_tunnel(operator: Operator, planned: TunnelPlan) -> Iterator[LiveTunnel]:
     """Serve and forward for the length of a block; nothing of it stays behind.
 
     Raises:
         LocalResourceError: If TensorBoard does not start, or the port is taken.
+        DeadlineError: If TensorBoard is not ready in time.
         PodUnreachableError: If the pod does not answer.
     """
-    link = planned.link
-    door = open_transport(link.record, operator.settings, tell=operator.tell)
-    with ExitStack() as ends:
-        if not isinstance(door, OpenSSHTransport):
-            environment = operator.settings.login_environment
-            held = await_ready(("sh", "-c", BOOTSTRAP), planned.argv, environment)
-            ends.callback(held.close)
-            yield _opened(planned, held, held.port)
-            return
-        held = hold(door, planned.argv)
-        ends.callback(held.close)
-        forward = Forward(door, planned.local_port, held.port)
-        forward.open()
-        ends.callback(forward.close)
-        yield _opened(planned, held, planned.local_port)
+    transport = open_transport(planned.link.record, operator.settings, tell=operator.tell)
+    if not isinstance(transport, OpenSSHTransport):
+        environment = operator.settings.login_environment
+        with _serving(("sh", "-c", BOOTSTRAP), planned.argv, environment) as (process, port, pid):
+            yield _live(planned, process, port, port, pid)
+        return
+    transport.run(("true",), timeout_s=QUICK_S)  # opens the shared link, or says why it cannot
+    program = [*transport.shared_argv, _HOST, BOOTSTRAP]
+    with _serving(program, planned.argv, transport.environment) as (process, port, pid):
+        ends = f"{LOOPBACK}:{planned.local_port}:{LOOPBACK}:{port}"
+        done = _control(transport, "forward", ends)
+        if done.returncode:
+            said = last_line(done.stderr.decode(errors="replace")) or f"exit {done.returncode}"
+            message = f"Port {planned.local_port} of this machine cannot be opened: {said}"
+            raise LocalResourceError(message, hint="Name another one with `--port`")
+        try:
+            yield _live(planned, process, planned.local_port, port, pid)
+        finally:
+            with suppress(DeadlineError):  # a link that is gone has closed the port already
+                _control(transport, "cancel", ends)
 
 
-def _opened(planned: TunnelPlan, held: Held, port: int) -> Opened:
-    tunnel = Tunnel(
-        run_id=planned.run_id,
-        url=f"http://{LOOPBACK}:{port}",
-        pod=planned.link.record.name,
-        pod_port=held.port,
-        pod_pid=held.pid,
+def _live(
+    planned: TunnelPlan, process: "subprocess.Popen[bytes]", port: int, pod_port: int, pid: int
+) -> LiveTunnel:
+    pod = planned.link.record.name
+    return LiveTunnel(
+        Tunnel(planned.run_id, f"http://{LOOPBACK}:{port}", pod, pod_port, pid), process
     )
-    return Opened(tunnel, held)
 
 
-def keep_open(operator: Operator, opened: Opened, for_s: float | None = None) -> None:
+def _control(
+    transport: OpenSSHTransport, verb: str, ends: str
+) -> "subprocess.CompletedProcess[bytes]":
+    """Let the shared link open (`forward`) or close (`cancel`) a port of this machine."""
+    argv = [*transport.shared_argv, "-O", verb, "-L", ends, _HOST]
+    try:
+        return subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, env=transport.environment,
+            timeout=QUICK_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        message = f"The shared link to {transport.where} did not answer within {QUICK_S:g} s"
+        raise DeadlineError(message, hint="Repeat it") from error
+
+
+@contextmanager
+def _serving(
+    program: Sequence[str], argv: Sequence[str], environment: dict[str, str]
+) -> Iterator[tuple["subprocess.Popen[bytes]", int, int]]:
+    """Run a command that lives as long as its stdin; gives its process, its port and its pid.
+
+    Args:
+        program: Gives its stdin to `sh` as the bootstrap does, such as ssh with its options.
+        argv: The command; it says `nsa-ready PORT PID;` once it can be used.
+        environment: Environment of the program.
+    """
+    process = subprocess.Popen(
+        list(program), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=environment, start_new_session=True,
+    )  # fmt: skip
+    try:
+        with suppress(BrokenPipeError):  # what it said instead is read below
+            _stream(process.stdin).write(encode_call(argv, secrets.token_hex(16)))
+            _stream(process.stdin).flush()
+        yield (process, *_await_ready(_stream(process.stdout)))
+    finally:
+        close_quietly(process.stdin)
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        close_quietly(process.stdout)
+
+
+def _await_ready(out: IO[bytes]) -> tuple[int, int]:
+    """The port and pid that the command prints once it can be used."""
+    said, end_s = b"", time.monotonic() + READY_S
+    while (left_s := end_s - time.monotonic()) > 0 and select.select([out], [], [], left_s)[0]:
+        piece = os.read(out.fileno(), 4096)
+        said += piece
+        if found := _READY.search(said):
+            return int(found["port"]), int(found["pid"])
+        if not piece:
+            words = last_line(_MARKS.sub("", said.decode(errors="replace")))
+            message = f"TensorBoard ended before it could be used: {words or 'it said nothing'}"
+            raise LocalResourceError(message)
+    message = f"TensorBoard could not be used within {READY_S:g} s"
+    raise DeadlineError(message, hint="See what the pod is busy with: `nsa-ops status`")
+
+
+def _stream(stream: IO[bytes] | None) -> IO[bytes]:
+    if stream is None:
+        message = "a process was started without its streams"
+        raise RuntimeError(message)
+    return stream
+
+
+def keep_open(operator: Operator, live: LiveTunnel, for_s: float | None = None) -> None:
     """Wait until the time is over, or the tunnel has ended by itself.
 
     Raises:
@@ -178,8 +274,8 @@ def keep_open(operator: Operator, opened: Opened, for_s: float | None = None) ->
     """
     began_s = operator.clock.monotonic_s()
     while for_s is None or operator.clock.monotonic_s() - began_s < for_s:
-        if opened.held.exit_code is not None:
-            tunnel = opened.tunnel
+        if live.process.poll() is not None:
+            tunnel = live.tunnel
             message = f"The tunnel to pod `{tunnel.pod}` ended: the link, or TensorBoard, is gone"
             raise PodUnreachableError(message, hint=f"Repeat `nsa-ops tunnel {tunnel.run_id}`")
         operator.clock.sleep(CHECK_S)

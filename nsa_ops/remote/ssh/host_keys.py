@@ -10,7 +10,7 @@ from pathlib import Path
 from nsa_core.rundir.atomic import write_text
 from nsa_ops.errors import AuthenticationError, PodUnreachableError, VerificationError
 from nsa_ops.remote.ssh.config import run_ssh_tool
-from nsa_ops.remote.ssh.errors import explain_ssh
+from nsa_ops.remote.ssh.explain import explain_ssh
 from nsa_ops.remote.ssh.target import (
     CONNECT_TIMEOUT_S,
     Address,

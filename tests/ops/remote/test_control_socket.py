@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nsa_ops.remote import control_socket
-from nsa_ops.remote.control_socket import ask_master, drop_silent
+from nsa_ops.remote import openssh
+from nsa_ops.remote.openssh import ask_master, drop_silent
 from tests.ops.remote.control_masters import MASTER, listener
 
 
@@ -52,4 +52,4 @@ def test_a_silent_socket_is_removed_and_an_open_one_and_a_file_are_not(path: Pat
     path.unlink()
     with listener(path, b"?"):
         assert (drop_silent(path), path.exists()) == (True, False)
-    assert control_socket.ANSWER_S < 5
+    assert openssh.ANSWER_S < 5

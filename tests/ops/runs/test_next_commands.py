@@ -21,7 +21,7 @@ from nsa_ops.pod.messages import HaltAction, Reply, ReplyCode
 from nsa_ops.pods.known import choose_pod
 from nsa_ops.pods.ssh_pods import KeyPlan, execute_add_ssh
 from nsa_ops.preflight.proof import require_green
-from nsa_ops.remote.ssh.errors import explain_ssh
+from nsa_ops.remote.ssh.explain import explain_ssh
 from nsa_ops.remote.ssh.host_keys import HostKey
 from nsa_ops.runs.choose import link_of
 from nsa_ops.runs.launch import LaunchRequest, make_ready, plan_launch

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsa_ops.errors import NotFoundError
-from nsa_ops.remote.ssh.aliases import list_aliases, require_alias
+from nsa_ops.remote.ssh.config import list_aliases, require_alias
 from nsa_ops.remote.ssh.target import Address, SshSettings, parse_address
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed")

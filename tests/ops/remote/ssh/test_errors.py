@@ -11,7 +11,7 @@ from nsa_ops.errors import (
     RefusedError,
     StateConflictError,
 )
-from nsa_ops.remote.ssh.errors import explain_ssh
+from nsa_ops.remote.ssh.explain import explain_ssh
 
 SAID = [
     ("Host key verification failed.", AuthenticationError, 4),
