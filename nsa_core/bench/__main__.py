@@ -27,9 +27,9 @@ from nsa_core.terminal import run_to_exit_code
 #: Where each bench lives; only the one that is asked for is imported.
 BENCHES: Mapping[str, str] = {
     "compare": "nsa_core.bench.compare",
-    "decode": "nsa_core.bench.decode",
+    "decode": "nsa_core.bench.decode_speed",
     "kernels": "nsa_core.bench.kernels",
-    "model": "nsa_core.bench.model",
+    "model": "nsa_core.bench.step_speed",
     "validate": "nsa_core.bench.validate",
     "recall": "nsa_core.recall.bench",
 }
@@ -96,7 +96,7 @@ def _run(bench: Bench, name: str, options: argparse.Namespace, command: str) -> 
 
     No table begins before its first row: flags that cannot be used show when it is asked for.
     """
-    from nsa_core.bench.machine import describe_machine
+    from nsa_core.bench.measure import describe_machine
 
     result = BenchResult(
         **describe_machine().model_dump(),
@@ -106,13 +106,13 @@ def _run(bench: Bench, name: str, options: argparse.Namespace, command: str) -> 
         at_unix_s=round(time.time(), 1),
         rows=[],
     )
-    story = sys.stderr if options.json == "-" else sys.stdout
+    shown_on = sys.stderr if options.json == "-" else sys.stdout
     rows: list[Any] = []
     for row in bench.measure(options, result):
         if not rows:
-            print(machine_line(result), bench.header, sep="\n", file=story)  # the table
+            print(machine_line(result), bench.header, sep="\n", file=shown_on)  # the table
         rows.append(row)
-        print(bench.format_row(row), file=story, flush=True)  # the table
+        print(bench.format_row(row), file=shown_on, flush=True)  # the table
         result = result.model_copy(update={"rows": [*result.rows, asdict(row)]})
         if options.json not in {"", "-"}:
             _keep(Path(options.json), result)

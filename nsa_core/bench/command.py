@@ -16,7 +16,7 @@ def accept(rows: Sequence[Any]) -> str | None:
 
 
 def tell(line: str) -> None:
-    """One line of the story, on stderr."""
+    """One line about progress, on stderr."""
     print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal
 
 
@@ -34,6 +34,60 @@ def check_at_least(least: int, flags: Mapping[str, Sequence[int]]) -> None:
         if min(values) < least:
             message = f"{flag} must be at least {least}, got {min(values)}"
             raise ValueError(message)
+
+
+def add_repeatable(
+    parser: argparse.ArgumentParser, flag: str, meaning: str, **settings: Any
+) -> None:
+    """Add a flag whose values are collected in a list."""
+    parser.add_argument(flag, action="append", help=f"{meaning}; may be repeated", **settings)
+
+
+def add_count(parser: argparse.ArgumentParser, flag: str, default: int, meaning: str) -> None:
+    """Add a flag for a number."""
+    parser.add_argument(flag, type=int, default=default, metavar="N", help=meaning)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        head: Its heading.
+        width: Characters, right-aligned; 0 for text at the end of a line.
+        value: Field of a row, or what makes the value of one.
+        form: Format of the value.
+    """
+
+    head: str
+    width: int
+    value: str | Callable[[Any], Any]
+    form: str = ""
+
+    def cell(self, row: Any) -> str:
+        """The value of a row; `n/a` for None."""
+        value = getattr(row, self.value) if isinstance(self.value, str) else self.value(row)
+        return "n/a" if value is None else format(value, self.form)
+
+
+@dataclass(frozen=True)
+class Table:
+    """How the rows of a bench are printed."""
+
+    columns: tuple[Column, ...]
+
+    @property
+    def header(self) -> str:
+        """The headings."""
+        return self._line([column.head for column in self.columns])
+
+    def line(self, row: Any) -> str:
+        """One row."""
+        return self._line([column.cell(row) for column in self.columns])
+
+    def _line(self, cells: Sequence[str]) -> str:
+        padded = zip(self.columns, cells, strict=True)
+        return " ".join(text.rjust(one.width) if one.width else f" {text}" for one, text in padded)
 
 
 @dataclass(frozen=True)

@@ -5,25 +5,31 @@ of its own, as `nsa-ops launch` would start it, and everything is read from its 
 """
 
 import argparse
+import csv
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nsa_core.bench.command import Bench, tell
-from nsa_core.bench.run_row import RunRow, read_data_facts, read_run_row
+from nsa_core.bench.command import Bench, Column, Table, add_repeatable, tell
 from nsa_core.config.base import ConfigError
 from nsa_core.config.recipe import ResolvedConfig, parse_set, resolve
 from nsa_core.config.run import RunConfig
 from nsa_core.data.reporting import DataError
-from nsa_core.data.staging import stage
+from nsa_core.data.shards import read_hashes
+from nsa_core.data.staging import StagedData, stage
 from nsa_core.env import trainer_environment
 from nsa_core.rundir.bench_result import Machine
 from nsa_core.rundir.exit import TrainerExit
+from nsa_core.rundir.goodput import read_goodput
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_core.rundir.jsonl import read_records
 from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.manifest import RunManifest, write_manifest
+from nsa_core.rundir.manifest import RunManifest, read_manifest, write_manifest
 
 ATTENTIONS = ("nsa", "dense")
 #: NSA may be so much worse on held-out text before the comparison counts as failed.
@@ -35,14 +41,168 @@ class RunFailedError(ValueError):
     """A run of the comparison did not finish; the message holds the end of its log."""
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags of this bench."""
-    add = parser.add_argument
-    add("--recipe", default="tiny-cpu", help="recipe of both runs")
-    add(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a value; repeatable"
+@dataclass(frozen=True)
+class DataFacts:
+    """The text that both runs saw, and the text that neither did.
+
+    Attributes:
+        manifest_sha256: Names exactly these tokens.
+        tokenizer: Kind of tokenizer.
+        vocab_size: Its ids.
+        train_documents: Documents of the training split.
+        train_tokens: Their tokens.
+        train_bytes: Their bytes of text.
+        held_out_documents: Documents of the validation split.
+        held_out_tokens: Their tokens.
+        held_out_bytes: Their bytes of text.
+        shared_documents: Documents of equal content in both splits; 0, or nothing is held out.
+    """
+
+    manifest_sha256: str
+    tokenizer: str
+    vocab_size: int
+    train_documents: int
+    train_tokens: int
+    train_bytes: int
+    held_out_documents: int
+    held_out_tokens: int
+    held_out_bytes: int
+    shared_documents: int
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run.
+
+    Attributes:
+        attention: `nsa` or `dense`.
+        seed: Of weights and order of samples.
+        T: Tokens of a row.
+        tokens_per_step: Tokens of an optimizer step.
+        steps: Optimizer steps.
+        tokens: Tokens seen.
+        num_parameters: Trained numbers.
+        tokens_per_s: Median over the logged intervals, compilation excluded.
+        mfu: At that rate, on the run's own FLOPs; None on an unknown card.
+        peak_mib: Most memory of the card that the run allocated; None without a card.
+        wall_s: From launch to the end.
+        goodput: Share of it that trained.
+        buckets_s: Where every second went.
+        learning_rate: Peak.
+        overrides: Values that the command set.
+        kernels: Which code computed each branch and the loss.
+        held_out_targets: Tokens that were predicted at a validation.
+        bits_per_byte: On the held-out documents at the end.
+        loss_curve: (step, tokens, loss in nats) of the logged steps.
+        validation: (step, loss in nats, bits per byte) of every validation.
+        data: The text.
+    """
+
+    attention: str
+    seed: int
+    T: int
+    tokens_per_step: int
+    steps: int
+    tokens: int
+    num_parameters: int
+    tokens_per_s: float | None
+    mfu: float | None
+    peak_mib: int | None
+    wall_s: float
+    goodput: float
+    buckets_s: dict[str, float]
+    learning_rate: float
+    overrides: tuple[str, ...]
+    kernels: dict[str, str]
+    held_out_targets: int
+    bits_per_byte: float
+    loss_curve: list[tuple[int, int, float]]
+    validation: list[tuple[int, float, float]]
+    data: DataFacts
+
+
+def read_data_facts(staged: StagedData) -> DataFacts:
+    """Count the splits, and the documents that are in both."""
+    by_split = {
+        split: [shard for shard in staged.manifest.shards if shard.split == split]
+        for split in ("train", "validation")
+    }
+    train, held_out = (read_hashes(staged.folder, shards) for shards in by_split.values())
+    train_tokens, train_documents, train_bytes = staged.manifest.total("train")
+    tokens, documents, num_bytes = staged.manifest.total("validation")
+    return DataFacts(
+        manifest_sha256=staged.manifest_sha256,
+        tokenizer=staged.manifest.tokenizer.name,
+        vocab_size=staged.manifest.tokenizer.vocab_size,
+        train_documents=train_documents,
+        train_tokens=train_tokens,
+        train_bytes=train_bytes,
+        held_out_documents=documents,
+        held_out_tokens=tokens,
+        held_out_bytes=num_bytes,
+        shared_documents=len(train & held_out),
     )
-    add(
+
+
+def read_run_row(run: RunDir, data: DataFacts, overrides: tuple[str, ...]) -> RunRow:
+    """Read a run that has finished.
+
+    Raises:
+        ValueError: If the run left no logged step, no validation or no account of its time.
+    """
+    config = read_manifest(run).config
+    metrics: dict[str, Any] = json.loads(run.metrics.read_bytes())
+    curve = [(int(r["step"]), int(r["tokens"]), float(r["loss"])) for r in _rows(run.training_csv)]
+    validations = list(_rows(run.validation_csv))
+    goodput = read_goodput(run)
+    if goodput is None or not validations or not curve:
+        message = f"{run.root} has no goodput.json, or no row in training.csv or val.csv"
+        raise ValueError(message)
+    last = validations[-1]
+    return RunRow(
+        attention=config.model.attention,
+        seed=config.seed,
+        T=config.batch.seq_len,
+        tokens_per_step=config.batch.tokens_per_step(),
+        steps=metrics["step"],
+        tokens=metrics["tokens_seen"],
+        num_parameters=metrics["num_parameters"],
+        tokens_per_s=metrics["tokens_per_s"],
+        mfu=metrics["mfu"],
+        peak_mib=_peak_mib(run),
+        wall_s=goodput.wall_s,
+        goodput=goodput.goodput,
+        buckets_s=goodput.buckets,
+        learning_rate=config.optimizer.learning_rate,
+        overrides=overrides,
+        kernels=metrics["kernel_paths"],
+        held_out_targets=int(last["tokens"]),
+        bits_per_byte=float(last["bits_per_byte"]),
+        loss_curve=curve,
+        validation=[
+            (int(r["step"]), float(r["val_loss"]), float(r["bits_per_byte"])) for r in validations
+        ],
+        data=data,
+    )
+
+
+def _rows(table: Path) -> Iterator[dict[str, str]]:
+    if not table.exists():  # it begins with its first row
+        return
+    with table.open(encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file)
+
+
+def _peak_mib(run: RunDir) -> int | None:
+    beats = read_records(run.heartbeat(), Heartbeat).records
+    return max((beat.gpu_mem_peak for beat in beats if beat.gpu_mem_peak is not None), default=None)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this bench."""
+    parser.add_argument("--recipe", default="tiny-cpu", help="recipe of both runs")
+    add_repeatable(parser, "--set", "change a value", default=[], metavar="KEY=VALUE")
+    parser.add_argument(
         "--root", type=Path, default=Path("compare"), metavar="DIR", help="folder for runs and data"
     )
 
@@ -144,22 +304,22 @@ def train(run: RunDir, allocator: str) -> None:
         raise RunFailedError(message)
 
 
-HEADER = (
-    f"{'run':>6} {'steps':>6} {'tokens':>11} {'parameters':>11} {'tokens/s':>9} {'MFU':>6} "
-    f"{'peak MiB':>8} {'wall s':>7} {'goodput':>7} {'loss':>7} {'bits/byte':>9}"
-)
-
-
-def format_row(row: RunRow) -> str:
-    """One line of the table; loss and bits per byte are those of the last validation."""
-    rate = "n/a" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}"
-    mfu = "n/a" if row.mfu is None else f"{row.mfu:.1%}"
-    peak = "n/a" if row.peak_mib is None else str(row.peak_mib)
-    return (
-        f"{row.attention:>6} {row.steps:>6} {row.tokens:>11,} {row.num_parameters:>11,} {rate:>9} "
-        f"{mfu:>6} {peak:>8} {row.wall_s:>7.1f} {row.goodput:>7.1%} {row.validation[-1][1]:>7.4f} "
-        f"{row.bits_per_byte:>9.4f}"
+#: Loss and bits per byte are those of the last validation.
+TABLE = Table(
+    (
+        Column("run", 6, "attention"),
+        Column("steps", 6, "steps"),
+        Column("tokens", 11, "tokens", ","),
+        Column("parameters", 11, "num_parameters", ","),
+        Column("tokens/s", 9, "tokens_per_s", ",.0f"),
+        Column("MFU", 6, "mfu", ".1%"),
+        Column("peak MiB", 8, "peak_mib"),
+        Column("wall s", 7, "wall_s", ".1f"),
+        Column("goodput", 7, "goodput", ".1%"),
+        Column("loss", 7, lambda row: row.validation[-1][1], ".4f"),
+        Column("bits/byte", 9, "bits_per_byte", ".4f"),
     )
+)
 
 
 def find_excess(rows: Sequence[Any]) -> str | None:
@@ -183,7 +343,7 @@ BENCH = Bench(
     needs_card=False,
     add_flags=add_flags,
     measure=measure,
-    header=HEADER,
-    format_row=format_row,
+    header=TABLE.header,
+    format_row=TABLE.line,
     failure=find_excess,
 )

@@ -15,17 +15,26 @@ from nsa_core.bench.cases import (
     dense_case,
     nsa_cases,
 )
-from nsa_core.bench.command import Bench, check_at_least
-from nsa_core.bench.floor import Floor, attention_floor
+from nsa_core.bench.command import (
+    Bench,
+    Column,
+    Table,
+    add_count,
+    add_repeatable,
+    check_at_least,
+)
 from nsa_core.bench.measure import forward_backward, peak_gib, time_runs
+from nsa_core.config.counts import mean_visible_keys
 from nsa_core.config.model import ModelConfig
 from nsa_core.rundir.bench_result import Machine
 
+#: Products of a backward pass over those of the forward: five to two.
+BACKWARD = 2.5
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelRow:
     """One shape at one length; times in ms, forward alone and forward with backward.
 
     Attributes:
@@ -69,7 +78,7 @@ class CaseResult:
 
 
 @dataclass(frozen=True)
-class Request:
+class KernelRequest:
     """What to time: names of shapes, lengths in tokens, tokens of a call."""
 
     shapes: tuple[str, ...]
@@ -107,6 +116,38 @@ def run_case(case: Case, runs: int) -> CaseResult:
     return CaseResult(forward.median_ms, total.median_ms, peak, max(forward.spread, total.spread))
 
 
+@dataclass(frozen=True)
+class Floor:
+    """Milliseconds that the arithmetic alone takes.
+
+    Attributes:
+        fwd_ms: Compressed branch, its scoring pass, selected branch and window.
+        fwd_bwd_ms: The same and 2.5 times the branches; nothing is scored backward.
+    """
+
+    fwd_ms: float
+    fwd_bwd_ms: float
+
+
+def attention_floor(model: ModelConfig, length: int, tokens: int, tflops: float) -> Floor:
+    """The floor of one layer of NSA over `tokens` tokens in documents of `length`.
+
+    Args:
+        model: Heads, widths and block sizes.
+        length: Tokens of a document.
+        tokens: Tokens of the call.
+        tflops: Rate of a matrix product, in TFLOP/s.
+    """
+    keys = mean_visible_keys(model, length)
+    per_key = 2.0 * tokens * model.num_heads
+    branches = per_key * (model.head_dim_k + model.head_dim_v)
+    branches *= keys.compressed + keys.selected + keys.sliding
+    scoring = per_key * model.head_dim_k * keys.compressed
+    per_ms = tflops * 1e9
+    forward = (branches + scoring) / per_ms
+    return Floor(forward, forward + BACKWARD * branches / per_ms)
+
+
 def floor_of(shape: Shape, length: int, tokens: int, tflops: float) -> Floor:
     """The floor of whole NSA at a shape."""
     model = ModelConfig(
@@ -119,7 +160,7 @@ def floor_of(shape: Shape, length: int, tokens: int, tflops: float) -> Floor:
     return attention_floor(model, length, tokens, tflops)
 
 
-def measure_row(shape: Shape, length: int, request: Request, tflops: float) -> Row:
+def measure_row(shape: Shape, length: int, request: KernelRequest, tflops: float) -> KernelRow:
     """Time one shape at one length: dense first, NSA after it.
 
     Args:
@@ -138,7 +179,7 @@ def measure_row(shape: Shape, length: int, request: Request, tflops: float) -> R
     }
     whole, cudnn, flash = nsa["nsa"], dense["cudnn"], dense["flash"]
     floor = floor_of(shape, length, request.tokens, tflops)
-    return Row(
+    return KernelRow(
         shape=shape.name,
         T=length,
         tokens=request.tokens,
@@ -162,7 +203,7 @@ def measure_row(shape: Shape, length: int, request: Request, tflops: float) -> R
     )
 
 
-def measure_rows(request: Request, tflops: float) -> Iterator[Row]:
+def measure_rows(request: KernelRequest, tflops: float) -> Iterator[KernelRow]:
     """Time every shape at every length; the floor is taken at `tflops`."""
     for name in request.shapes:
         for length in request.lengths:
@@ -170,41 +211,44 @@ def measure_rows(request: Request, tflops: float) -> Iterator[Row]:
             torch.cuda.empty_cache()
 
 
-HEADER = (
-    f"{'shape':>5} {'T':>6} {'fwd':>7} {'fwd+bwd':>8} {'cudnn f':>8} {'cudnn fb':>9} "
-    f"{'flash fb':>9} {'ratio':>6} {'floor fb':>8} {'GiB':>5} {'spread':>6}  "
-    "cmp / slc / win fwd+bwd"
-)
+def _branches(row: KernelRow) -> str:
+    return " / ".join(f"{total:.2f}" for _, total in row.branches_ms.values())
 
 
-def format_row(row: Row) -> str:
-    """One line of the table."""
-    branches = " / ".join(f"{total:.2f}" for _, total in row.branches_ms.values())
-    return (
-        f"{row.shape:>5} {row.T:>6} {row.fwd_ms:>7.2f} {row.fwd_bwd_ms:>8.2f} "
-        f"{row.dense_cudnn_fwd_ms:>8.2f} {row.dense_cudnn_fwd_bwd_ms:>9.2f} "
-        f"{row.dense_flash_fwd_bwd_ms:>9.2f} {row.ratio_to_cudnn:>6.2f} "
-        f"{row.floor_fwd_bwd_ms:>8.2f} {row.peak_gib:>5.2f} {row.spread:>6.1%}  {branches}"
+TABLE = Table(
+    (
+        Column("shape", 5, "shape"),
+        Column("T", 6, "T"),
+        Column("fwd", 7, "fwd_ms", ".2f"),
+        Column("fwd+bwd", 8, "fwd_bwd_ms", ".2f"),
+        Column("cudnn f", 8, "dense_cudnn_fwd_ms", ".2f"),
+        Column("cudnn fb", 9, "dense_cudnn_fwd_bwd_ms", ".2f"),
+        Column("flash fb", 9, "dense_flash_fwd_bwd_ms", ".2f"),
+        Column("ratio", 6, "ratio_to_cudnn", ".2f"),
+        Column("floor fb", 8, "floor_fwd_bwd_ms", ".2f"),
+        Column("GiB", 5, "peak_gib", ".2f"),
+        Column("spread", 6, "spread", ".1%"),
+        Column("cmp / slc / win fwd+bwd", 0, _branches),
     )
+)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of this bench."""
-    add = parser.add_argument
-    add("--shape", action="append", choices=sorted(SHAPES), help="may be repeated; all if left out")
-    add("--length", action="append", type=int, metavar="T", help="tokens of a document; repeatable")
-    add("--tokens", type=int, default=65536, metavar="N", help="tokens of a call")
-    add("--dtype", choices=sorted(DTYPES), default="bfloat16")
-    add("--runs", type=int, default=3, metavar="N", help="runs behind each median")
+    add_repeatable(parser, "--shape", "default: all", choices=sorted(SHAPES))
+    add_repeatable(parser, "--length", "tokens of a document", type=int, metavar="T")
+    add_count(parser, "--tokens", 65536, "tokens of a call")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
+    add_count(parser, "--runs", 3, "runs behind each median")
 
 
-def measure(options: argparse.Namespace, machine: Machine) -> Iterator[Row]:
+def measure(options: argparse.Namespace, machine: Machine) -> Iterator[KernelRow]:
     """Time what the flags ask for.
 
     Raises:
         ValueError: If they cannot go together.
     """
-    request = Request(
+    request = KernelRequest(
         shapes=tuple(options.shape or sorted(SHAPES)),
         lengths=tuple(options.length or (2048, 8192, 32768, 65536)),
         tokens=options.tokens,
@@ -222,6 +266,6 @@ BENCH = Bench(
     needs_card=True,
     add_flags=add_flags,
     measure=measure,
-    header=HEADER,
-    format_row=format_row,
+    header=TABLE.header,
+    format_row=TABLE.line,
 )

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nsa_core.bench.__main__ import main
-from nsa_core.bench.compare import find_excess, format_row
-from nsa_core.bench.run_row import RunRow, read_run_row
+from nsa_core.bench.compare import TABLE, RunRow, find_excess, read_run_row
 from nsa_core.rundir.bench_result import parse_bench_result
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import read_manifest
@@ -151,7 +150,7 @@ def test_text_that_was_not_held_out_fails_the_comparison(compared):
 
 
 def test_a_row_is_one_line(compared):
-    line = format_row(rows_of(compared)[0])
+    line = TABLE.line(rows_of(compared)[0])
     assert line.split()[:3] == ["nsa", "5", "640"]
 
 

@@ -7,9 +7,9 @@ import torch
 
 from nsa_core.bench import kernels
 from nsa_core.bench.cases import SHAPES, Case
-from nsa_core.bench.kernels import CaseResult, Request, measure_row
+from nsa_core.bench.kernels import CaseResult, KernelRequest, measure_row
 
-REQUEST = Request(("A",), (2048,), tokens=4096, dtype=torch.bfloat16, runs=3)
+REQUEST = KernelRequest(("A",), (2048,), tokens=4096, dtype=torch.bfloat16, runs=3)
 
 
 def planted_row(monkeypatch, *, nsa_spread=0.01, cudnn_spread=0.01):

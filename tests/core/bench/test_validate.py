@@ -7,14 +7,17 @@ import pytest
 import torch
 
 from nsa_core.bench import __main__ as entry
-from nsa_core.bench import validation
-from nsa_core.bench.paths import PATHS, SelectionPath, paths_on
-from nsa_core.bench.validate import failure, format_row
-from nsa_core.bench.validation import (
+from nsa_core.bench import validate
+from nsa_core.bench.validate import (
+    PATHS,
+    TABLE,
+    SelectionPath,
     ValidationRequest,
     cell_config,
+    failure,
     measure_cells,
     on_path,
+    paths_on,
     spread_of_runs,
     with_gaps,
 )
@@ -79,8 +82,8 @@ class DropsTheCurrentBlock(GatheredBackend):
 
 
 def test_a_path_with_a_planted_fault_fails_the_matrix(monkeypatch, root):
-    faulty = SelectionPath("sdpa", "drops a block", DropsTheCurrentBlock)
-    monkeypatch.setattr(validation, "PATHS", {**PATHS, "sdpa-gathered": faulty})
+    faulty = SelectionPath("sdpa", DropsTheCurrentBlock)
+    monkeypatch.setattr(validate, "PATHS", {**PATHS, "sdpa-gathered": faulty})
     request = ValidationRequest(CONFIG, lengths=(64,), steps=2, root=root)
     found = list(measure_cells(request))
     assert "sdpa-gathered at 64 tokens: its first loss is" in failure(found)
@@ -112,11 +115,11 @@ def test_running_out_of_memory_is_a_row_and_not_the_end(monkeypatch, root):
     def small_card(*_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(validation, "make_learner", small_card)
+    monkeypatch.setattr(validate, "make_learner", small_card)
     request = ValidationRequest(CONFIG, lengths=(32,), steps=1, paths=("sdpa-masked",), root=root)
     (row,) = measure_cells(request)
     assert (row.outcome, row.tokens_per_s) == ("out of memory", None)
-    assert "n/a" in format_row(row)
+    assert "n/a" in TABLE.line(row)
     assert with_gaps(row, None) == row
 
 

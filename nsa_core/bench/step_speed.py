@@ -12,7 +12,16 @@ from typing import Any, Literal
 
 import torch
 
-from nsa_core.bench.command import Bench, check_at_least, tell
+from nsa_core.bench.command import (
+    Bench,
+    Column,
+    Table,
+    add_count,
+    add_repeatable,
+    check_at_least,
+    tell,
+)
+from nsa_core.bench.measure import allocated_gib, reset_peak
 from nsa_core.config.base import ConfigError
 from nsa_core.config.counts import count_flops
 from nsa_core.config.model import ModelConfig
@@ -27,7 +36,6 @@ from nsa_core.train.step import StepResult
 
 Attention = Literal["nsa", "dense"]
 ATTENTIONS: tuple[Attention, ...] = ("nsa", "dense")
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -189,7 +197,7 @@ def _measure_row(request: ModelRequest, attention: Attention, length: int) -> Mo
     first = run_steps(learner, batch, 1)
     first_step_s = time.perf_counter() - began
     last = run_steps(learner, batch, request.warmup_steps) if request.warmup_steps else first
-    _reset_peak(device)
+    reset_peak(device)
     rates = []
     for _ in range(request.runs):
         began = _now(device)
@@ -208,7 +216,7 @@ def _measure_row(request: ModelRequest, attention: Attention, length: int) -> Mo
         step_ms=1e3 * request.tokens / rate,
         mfu=rate * flops / peak if peak is not None else None,
         tflops=rate * flops / 1e12,
-        peak_gib=_peak_gib(device),
+        peak_gib=allocated_gib(device),
         spread=(max(rates) - min(rates)) / rate,
         first_step_s=first_step_s,
         first_loss=first.loss,
@@ -223,42 +231,30 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _reset_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def _peak_gib(device: torch.device) -> float | None:
-    return torch.cuda.max_memory_allocated(device) / _GIB if device.type == "cuda" else None
-
-
-MODEL_HEADER = (
-    f"{'model':>6} {'T':>6} {'tokens/s':>9} {'step ms':>8} {'TFLOP/s':>8} {'MFU':>6} {'GiB':>6} "
-    f"{'spread':>6} {'first step s':>12}  loss first -> last"
+TABLE = Table(
+    (
+        Column("model", 6, "attention"),
+        Column("T", 6, "T"),
+        Column("tokens/s", 9, "tokens_per_s", ",.0f"),
+        Column("step ms", 8, "step_ms", ".1f"),
+        Column("TFLOP/s", 8, "tflops", ".1f"),
+        Column("MFU", 6, "mfu", ".1%"),
+        Column("GiB", 6, "peak_gib", ".1f"),
+        Column("spread", 6, "spread", ".1%"),
+        Column("first step s", 12, "first_step_s", ".1f"),
+        Column("loss first -> last", 0, lambda r: f"{r.first_loss:.3f} -> {r.last_loss:.3f}"),
+    )
 )
 
 
-def format_model_row(row: ModelRow) -> str:
-    """One line of the table."""
-    mfu = "n/a" if row.mfu is None else f"{row.mfu:.1%}"
-    peak = "n/a" if row.peak_gib is None else f"{row.peak_gib:.1f}"
-    return (
-        f"{row.attention:>6} {row.T:>6} {row.tokens_per_s:>9,.0f} {row.step_ms:>8.1f} "
-        f"{row.tflops:>8.1f} {mfu:>6} {peak:>6} {row.spread:>6.1%} {row.first_step_s:>12.1f}  "
-        f"{row.first_loss:.3f} -> {row.last_loss:.3f}"
-    )
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags of this bench."""
-    add = parser.add_argument
-    add("--attention", action="append", choices=ATTENTIONS, help="repeatable; default: both")
-    add("--length", action="append", type=int, metavar="T", help="tokens of a row; repeatable")
-    add("--tokens", type=int, default=65536, metavar="N", help="tokens of a step")
-    add("--runs", type=int, default=3, metavar="N", help="repetitions behind each median")
-    add("--steps", type=int, default=5, metavar="N", help="steps of a repetition")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="sizes, as in a run")
+    """The flags of this bench."""
+    add_repeatable(parser, "--attention", "default: both", choices=ATTENTIONS)
+    add_repeatable(parser, "--length", "tokens of a row", type=int, metavar="T")
+    add_count(parser, "--tokens", 65536, "tokens of a step")
+    add_count(parser, "--runs", 3, "repetitions behind each median")
+    add_count(parser, "--steps", 5, "steps of a repetition")
+    add_repeatable(parser, "--set", "sizes, as in a run", default=[], metavar="KEY=VALUE")
 
 
 def read_request(options: argparse.Namespace, *, is_card: bool) -> ModelRequest:
@@ -331,7 +327,7 @@ BENCH = Bench(
     needs_card=False,
     add_flags=add_flags,
     measure=measure,
-    header=MODEL_HEADER,
-    format_row=format_model_row,
+    header=TABLE.header,
+    format_row=TABLE.line,
     failure=find_untrained,
 )

@@ -15,19 +15,26 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nsa_core.bench.cases import DENSE_BACKENDS, GEOMETRY, SHAPES, Shape
-from nsa_core.bench.command import Bench, check_at_least
+from nsa_core.bench.command import (
+    Bench,
+    Column,
+    Table,
+    add_count,
+    add_repeatable,
+    check_at_least,
+)
+from nsa_core.bench.kernels import DTYPES
 from nsa_core.bench.measure import Timing, time_runs
 from nsa_core.kernels.cuda_graph import capture
 from nsa_core.kernels.decode import CachedPairs, Pair
 from nsa_core.kernels.triton.decode_host import TritonDecode
 from nsa_core.rundir.bench_result import Machine
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _COPY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Row:
+class DecodeRow:
     """One length and batch; times in ms, with nothing of the inputs in the cache of the card.
 
     Attributes:
@@ -55,7 +62,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Request:
+class DecodeRequest:
     """What to time."""
 
     shapes: tuple[str, ...]
@@ -140,8 +147,8 @@ def measure_copy_bytes_per_ms() -> float:
 
 
 def measure_row(
-    shape: Shape, length: int, batch: int, request: Request, bytes_per_ms: float
-) -> Row:
+    shape: Shape, length: int, batch: int, request: DecodeRequest, bytes_per_ms: float
+) -> DecodeRow:
     """Time one length and batch: dense first, NSA after it."""
 
     def timed(call: Callable[[], object]) -> Timing:
@@ -155,7 +162,7 @@ def measure_row(
         nsa = timed(nsa_call(shape, length, batch, request.dtype))
     floor = floor_bytes(shape, length, batch, request.dtype.itemsize)
     cudnn, flash = dense["cudnn"], dense["flash"]
-    return Row(
+    return DecodeRow(
         shape=shape.name,
         T=length,
         batch=batch,
@@ -170,7 +177,7 @@ def measure_row(
     )
 
 
-def measure_rows(request: Request) -> Iterator[Row]:
+def measure_rows(request: DecodeRequest) -> Iterator[DecodeRow]:
     """Time every shape at every length and batch."""
     bytes_per_ms = measure_copy_bytes_per_ms()
     for name in request.shapes:
@@ -180,33 +187,37 @@ def measure_rows(request: Request) -> Iterator[Row]:
                 torch.cuda.empty_cache()
 
 
-HEADER = (
-    f"{'shape':>5} {'T':>6} {'B':>3} {'nsa us':>7} {'cudnn us':>8} {'flash us':>8} {'ratio':>6} "
-    f"{'/best':>6} {'floor us':>8} {'MiB':>6} {'spread':>6}"
-)
+def _in_us(field: str) -> Callable[[DecodeRow], float]:
+    return lambda row: 1e3 * getattr(row, field)
 
 
-def format_row(row: Row) -> str:
-    """One line of the table."""
-    return (
-        f"{row.shape:>5} {row.T:>6} {row.batch:>3} {1e3 * row.nsa_ms:>7.1f} "
-        f"{1e3 * row.dense_cudnn_ms:>8.1f} {1e3 * row.dense_flash_ms:>8.1f} "
-        f"{row.ratio_to_cudnn:>6.2f} {row.ratio_to_fastest:>6.2f} {1e3 * row.floor_ms:>8.1f} "
-        f"{row.floor_mib:>6.1f} {row.spread:>6.1%}"
+TABLE = Table(
+    (
+        Column("shape", 5, "shape"),
+        Column("T", 6, "T"),
+        Column("B", 3, "batch"),
+        Column("nsa us", 7, _in_us("nsa_ms"), ".1f"),
+        Column("cudnn us", 8, _in_us("dense_cudnn_ms"), ".1f"),
+        Column("flash us", 8, _in_us("dense_flash_ms"), ".1f"),
+        Column("ratio", 6, "ratio_to_cudnn", ".2f"),
+        Column("/best", 6, "ratio_to_fastest", ".2f"),
+        Column("floor us", 8, _in_us("floor_ms"), ".1f"),
+        Column("MiB", 6, "floor_mib", ".1f"),
+        Column("spread", 6, "spread", ".1%"),
     )
+)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of this bench."""
-    add = parser.add_argument
-    add("--shape", action="append", choices=sorted(SHAPES), help="may be repeated; A if left out")
-    add("--length", action="append", type=int, metavar="T", help="tokens in the cache; repeatable")
-    add("--batch", action="append", type=int, metavar="B", help="sequences; repeatable")
-    add("--dtype", choices=sorted(DTYPES), default="bfloat16")
-    add("--runs", type=int, default=3, metavar="N", help="runs behind each median")
+    add_repeatable(parser, "--shape", "default: A", choices=sorted(SHAPES))
+    add_repeatable(parser, "--length", "tokens in the cache", type=int, metavar="T")
+    add_repeatable(parser, "--batch", "number of sequences", type=int, metavar="B")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
+    add_count(parser, "--runs", 3, "runs behind each median")
 
 
-def measure(options: argparse.Namespace, machine: Machine) -> Iterator[Row]:
+def measure(options: argparse.Namespace, machine: Machine) -> Iterator[DecodeRow]:
     """Time what the flags ask for.
 
     Raises:
@@ -214,7 +225,7 @@ def measure(options: argparse.Namespace, machine: Machine) -> Iterator[Row]:
     """
     del machine
     return measure_rows(
-        Request(
+        DecodeRequest(
             shapes=tuple(options.shape or ("A",)),
             lengths=tuple(options.length or (8192, 32768, 65536)),
             batches=tuple(options.batch or (1, 16)),
@@ -229,6 +240,6 @@ BENCH = Bench(
     needs_card=True,
     add_flags=add_flags,
     measure=measure,
-    header=HEADER,
-    format_row=format_row,
+    header=TABLE.header,
+    format_row=TABLE.line,
 )

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from nsa_core.bench.cases import SHAPES
-from nsa_core.bench.floor import attention_floor
-from nsa_core.bench.kernels import Request, floor_of
-from nsa_core.bench.machine import describe_machine, parse_clocks
+from nsa_core.bench.kernels import KernelRequest, attention_floor, floor_of
+from nsa_core.bench.measure import describe_machine, parse_clocks
 from nsa_core.config.model import ModelConfig, NSAConfig
 
 
@@ -70,6 +69,6 @@ def test_the_floor_is_that_of_the_published_table(shape, length, fwd_ms, fwd_bwd
 
 def test_a_call_that_holds_no_whole_documents_is_refused():
     with pytest.raises(ValueError, match=r"--length 3000: .*65536 tokens"):
-        Request(("A",), (3000,), 65536, torch.bfloat16, 3)
+        KernelRequest(("A",), (3000,), 65536, torch.bfloat16, 3)
     with pytest.raises(ValueError, match="--runs must be at least 1"):
-        Request(("A",), (2048,), 65536, torch.bfloat16, 0)
+        KernelRequest(("A",), (2048,), 65536, torch.bfloat16, 0)

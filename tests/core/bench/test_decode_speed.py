@@ -7,9 +7,9 @@ import torch
 
 pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
-from nsa_core.bench import decode
+from nsa_core.bench import decode_speed as decode
 from nsa_core.bench.cases import GEOMETRY, SHAPES
-from nsa_core.bench.machine import describe_machine
+from nsa_core.bench.measure import describe_machine
 from tests.oracle import num_reads
 
 
@@ -45,11 +45,11 @@ def test_without_flags_it_times_what_the_bars_are_about(monkeypatch):
 
 
 def test_a_row_stands_under_its_heads():
-    row = decode.Row(
+    row = decode.DecodeRow(
         shape="A", T=65536, batch=16, nsa_ms=0.034, dense_cudnn_ms=0.2, dense_flash_ms=0.21,
         ratio_to_cudnn=0.17, ratio_to_fastest=0.17, floor_mib=44.0, floor_ms=0.0154, spread=0.003,
     )  # fmt: skip
-    line = decode.format_row(row)
-    assert len(line) == len(decode.HEADER)
+    line = decode.TABLE.line(row)
+    assert len(line) == len(decode.TABLE.header)
     cells = ["A", "65536", "16", "34.0", "200.0", "210.0", "0.17", "0.17", "15.4", "44.0", "0.3%"]
     assert line.split() == cells

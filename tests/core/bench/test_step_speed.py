@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from nsa_core.bench import model as bench_model
+from nsa_core.bench import step_speed
 from nsa_core.bench.__main__ import main
-from nsa_core.bench.model import (
-    MODEL_HEADER,
+from nsa_core.bench.step_speed import (
+    TABLE,
     ModelRequest,
     NoGoodStepError,
-    format_model_row,
     measure_model,
     random_batch,
     read_request,
@@ -66,10 +65,10 @@ def test_rates_and_flops_belong_to_the_attention_that_was_timed(rows):
 
 
 def test_a_row_is_one_line_under_the_header(rows):
-    line = format_model_row(rows[0])
+    line = TABLE.line(rows[0])
     assert "\n" not in line
     assert line.split()[:2] == ["nsa", "32"]
-    assert MODEL_HEADER.split()[:3] == ["model", "T", "tokens/s"]
+    assert TABLE.header.split()[:3] == ["model", "T", "tokens/s"]
 
 
 def test_a_step_that_holds_no_whole_rows_is_refused():
@@ -87,7 +86,7 @@ def test_a_step_that_holds_no_whole_rows_is_refused():
 def test_sizes_that_would_time_nothing_are_one_line_before_anything_is_timed(
     flag, value, capsys, monkeypatch
 ):
-    monkeypatch.setattr(bench_model, "make_learner", None)
+    monkeypatch.setattr(step_speed, "make_learner", None)
     assert main(["model", flag, value]) == 2
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"error: {flag} must be at least 1, got {value}\n")
@@ -95,7 +94,7 @@ def test_sizes_that_would_time_nothing_are_one_line_before_anything_is_timed(
 
 def parsed(*words):
     parser = argparse.ArgumentParser()
-    bench_model.add_flags(parser)
+    step_speed.add_flags(parser)
     return parser.parse_args(words)
 
 
@@ -138,7 +137,7 @@ def test_a_card_compiles_in_half_precision_and_a_cpu_does_not():
     ],
 )  # fmt: skip
 def test_a_setting_that_the_bench_cannot_follow_is_refused(key, capsys, monkeypatch):
-    monkeypatch.setattr(bench_model, "make_learner", None)
+    monkeypatch.setattr(step_speed, "make_learner", None)
     assert main(["model", "--set", key]) == 2
     out, err = capsys.readouterr()
     assert out == ""
