@@ -61,10 +61,10 @@ def test_text_of_a_pod_is_neither_markup_nor_a_picture(capsys: pytest.CaptureFix
 
 #: Who may write to a stream, and what of: the filter, JSON, and constants.
 WRITERS = {
-    ("render_watch.py", "typer.echo(envelope(session.command, _without_history(frame)))"),
-    ("render_watch.py", "typer.echo(progress_line(beat))"),  # numbers alone
-    ("render_watch.py", "typer.echo(envelope(session.command, data))"),
-    ("render_watch.py", "typer.echo(envelope(session.command, pulled))"),
+    ("render_runs.py", "typer.echo(envelope(session.command, _without_history(frame)))"),
+    ("render_runs.py", "typer.echo(progress_line(beat))"),  # numbers alone
+    ("render_runs.py", "typer.echo(envelope(session.command, data))"),
+    ("backup.py", "typer.echo(envelope(session.command, pulled))"),
     ("session.py", "typer.echo(printable(line), err=True)"),
     ("session.py", "typer.echo(envelope(self.command, result, failure))"),
     ("session.py", "sys.stdout.buffer.write(content)"),  # `--raw`
@@ -82,7 +82,7 @@ WRITERS = {
     ("app.py", "typer.echo(envelope(command or 'nsa-ops', None, error))"),
     ("console.py", "console.print(printable(text), markup=False, soft_wrap=True)"),
     ("console.py", "console.print(drawn)"),  # made by `cell`
-    ("render_figures.py", "console.print(styled(row), soft_wrap=True)"),  # of printable text
+    ("render_run.py", "console.print(styled(row), soft_wrap=True)"),  # of printable text
     ("progress.py", "sys.stderr.write(text)"),  # a bar of printable text, or what clears it
 }
 _WRITES = re.compile(
