@@ -18,7 +18,7 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.pod.messages import OFFSETS, Offsets, ProbeDocument, Reply, ReplyCode, RunReport
-from nsa_ops.pod.verify import Verification
+from nsa_ops.pod.verify import HashedCheckpoints
 from nsa_ops.quantities import sentence_case
 from nsa_ops.remote.transport import QUICK_S
 
@@ -84,11 +84,11 @@ def probe_run(run: RunHandle, offsets: Offsets | None = None) -> RunReport:
     raise NotFoundError(message, hint="See what is there with `nsa-ops run ls`")
 
 
-def verify(run: RunHandle, checkpoint: str = "") -> Verification:
+def verify(run: RunHandle, checkpoint: str = "") -> HashedCheckpoints:
     """Hash one checkpoint on the pod, or without one the newest of the run up to a whole one."""
     words = ("--checkpoint", checkpoint) if checkpoint else ("--run-dir", str(run.run_dir))
     argv = run.module("nsa_ops.pod.verify", *words)
-    return _call(run.link, argv, Verification, timeout_s=VERIFY_S)
+    return _call(run.link, argv, HashedCheckpoints, timeout_s=VERIFY_S)
 
 
 def read_run_manifest(link: PodLink, run_id: str) -> RunManifest:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from nsa_core.rundir.layout import RunDir
-from nsa_ops.backup.locate import backup_folder
+from nsa_ops.backup.backups import backup_folder
 from nsa_ops.backup.pull import execute_pull, plan_pull
-from nsa_ops.backup.verify import check_verified, verify_backup
+from nsa_ops.backup.verification import check_verified, verify_backup
 from nsa_ops.configure import RunChoice
 from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import LocalResourceError, RefusedError, StateConflictError, VerificationError

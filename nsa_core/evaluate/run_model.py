@@ -25,7 +25,7 @@ from nsa_core.rundir.checkpoint import (
     CONFIG_FILE,
     MODEL_FILE,
     Checkpoint,
-    find_damage,
+    inspect_checkpoint,
     list_checkpoints,
 )
 from nsa_core.rundir.exit import TrainerExit
@@ -154,8 +154,9 @@ def find_weights(run: RunDir, *, tell: Tell, step: int | None = None) -> Weights
     for checkpoint in known:
         if step is not None and checkpoint.step != step:
             continue
-        damage = find_not_own(checkpoint.manifest, manifest) or find_damage(checkpoint)
-        if damage is None:
+        foreign = find_not_own(checkpoint.manifest, manifest)
+        damage = foreign or inspect_checkpoint(checkpoint.path).damage
+        if not damage:
             return _from_checkpoint(checkpoint)
         tell(f"{checkpoint.path.name} is damaged and passed over: {damage}")
     if step is not None:

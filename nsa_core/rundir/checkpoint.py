@@ -1,20 +1,28 @@
-"""Checkpoint: which files it has, and whether they are whole; opening it is the trainer's work."""
+"""Checkpoint: which files it has, and whether it is whole; loading it is the trainer's work."""
 
 import hashlib
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import Field
 
 from nsa_core.config.base import FrozenModel, TolerantModel, one_line
 from nsa_core.rundir.attempt_id import AttemptId
 from nsa_core.rundir.bounded_json import MANIFEST, parse_model, read_bounded
 from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
-from nsa_core.rundir.names import checkpoint_fault
+from nsa_core.rundir.names import FileEntry, checkpoint_fault, path_fault, show_number
 
 MANIFEST_NAME = "checkpoint.json"
 #: Weights of the model, and the configuration they were trained with.
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
+#: Damage of a checkpoint whose folder is not there.
+NO_FOLDER = "does not exist"
 _MAX_NAME_BYTES = 1024
+_HASH_BYTES = 2**20
+_SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
 
 class CheckpointFile(FrozenModel):
@@ -29,12 +37,8 @@ class CheckpointManifest(TolerantModel):
     """Content of checkpoint.json, written last into the temporary folder before the rename.
 
     Attributes:
-        run_id: Run that wrote it.
-        attempt: Its attempt.
-        attempt_id: Identity of that attempt; empty in a checkpoint of an older version.
+        attempt_id: Identity of the attempt; empty in a checkpoint of an older version.
         step: Optimizer steps done.
-        tokens_seen: Tokens consumed.
-        created_unix_s: When.
         config_sha256: Hash of the resolved configuration.
         tokenizer_fingerprint: Tokenizer that the ids belong to.
         files: All other files of the folder.
@@ -75,29 +79,168 @@ class Checkpoint:
         return self.manifest.step
 
 
-def hash_file(path: Path) -> str:
-    """sha256 of a file in hex, read in pieces."""
+@dataclass(frozen=True)
+class Flaw:
+    """One file that is not what was recorded of it: `expected` and `found` in words."""
+
+    path: Path
+    expected: str
+    found: str
+
+    @property
+    def sentence(self) -> str:
+        """The flaw in one line."""
+        return f"`{self.path}` should be {self.expected} and is {self.found}"
+
+    @property
+    def short(self) -> str:
+        """The same with the file's name alone and the beginning of each hash."""
+        text = f"{self.path.name} should be {self.expected} and is {self.found}"
+        return _SHA256.sub(r"\1…", text)
+
+
+class CheckpointState(TolerantModel):
+    """A checkpoint folder as it is now: whole, or everything that is wrong with it.
+
+    The agent on a pod answers with it; the manifest and the single flaws stay there.
+
+    Attributes:
+        path: The folder.
+        damage: What is wrong with it, in one line; empty if it is whole.
+        run_id: Run that wrote it; empty if it has no readable manifest.
+        attempt: Its attempt; 0 where that is not known.
+        attempt_id: Identity of that attempt; empty where that is not known.
+        step: Optimizer steps done.
+        tokens_seen: Tokens consumed.
+        total_bytes: Bytes of its files.
+        created_unix_s: When it was written.
+        manifest_sha256: Hash of checkpoint.json, as a receipt names it.
+        manifest: Its manifest; None if that cannot be read.
+        flaws: Every file that is not as recorded.
+    """
+
+    path: str
+    damage: str = ""
+    run_id: str = ""
+    attempt: int = 0
+    attempt_id: str = ""
+    step: int = -1
+    tokens_seen: int = 0
+    total_bytes: int = 0
+    created_unix_s: float = 0.0
+    manifest_sha256: str = Field("", exclude=True)
+    manifest: CheckpointManifest | None = Field(None, exclude=True)
+    flaws: list[Flaw] = Field([], exclude=True)
+
+
+def hash_file(path: Path, on_bytes: Callable[[int], object] = int) -> str:
+    """sha256 of a file in hex; `on_bytes` gets the size of each piece that was read."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while piece := file.read(_HASH_BYTES):
+            digest.update(piece)
+            on_bytes(len(piece))
+    return digest.hexdigest()
+
+
+def inspect_checkpoint(
+    path: Path, *, with_hashes: bool = True, follow_links: bool = True
+) -> CheckpointState:
+    """The one answer to whether a checkpoint is whole.
+
+    Args:
+        path: Its folder. One named `step_N` has to be of step N.
+        with_hashes: Read every byte; otherwise only sizes are compared.
+        follow_links: Off where the folder came from another machine: a link is then a flaw.
+    """
+    if not path.is_dir():
+        return CheckpointState(path=str(path), damage=NO_FOLDER, flaws=[_missing_manifest(path)])
+    content = _read_manifest(path, follow_links=follow_links)
+    if isinstance(content, Flaw):
+        return CheckpointState(path=str(path), damage=content.short, flaws=[content])
+    manifest = parse_manifest(content)
+    flaws = _manifest_flaws(path, manifest) or [
+        flaw
+        for file in manifest.files
+        if (flaw := inspect_file(path, file, with_hash=with_hashes, follow_links=follow_links))
+    ]
+    return CheckpointState(
+        path=str(path),
+        damage=flaws[0].short if flaws else "",
+        run_id=manifest.run_id,
+        attempt=manifest.attempt,
+        attempt_id=manifest.attempt_id,
+        step=manifest.step,
+        tokens_seen=manifest.tokens_seen,
+        total_bytes=manifest.total_bytes,
+        created_unix_s=manifest.created_unix_s,
+        manifest_sha256=hashlib.sha256(content).hexdigest(),
+        manifest=manifest,
+        flaws=flaws,
+    )
+
+
+def inspect_file(
+    folder: Path, file: FileEntry, *, with_hash: bool, follow_links: bool
+) -> Flaw | None:
+    """What of a recorded file is not as recorded; None if nothing is."""
+    path, recorded = folder / file.name, f"{file.size} bytes"
+    fault = None if follow_links else path_fault(folder, file.name)
+    if fault is not None:
+        return Flaw(path, recorded, fault)
+    try:
+        size = path.stat().st_size
+        if size != file.size:
+            return Flaw(path, recorded, f"{size} bytes")
+        sha256 = hash_file(path) if with_hash else file.sha256
+    except (FileNotFoundError, NotADirectoryError):
+        return Flaw(path, recorded, "missing")
+    except OSError as error:  # a folder in its place, or a disk that gives a part of it no more
+        return Flaw(path, recorded, f"unreadable: {error.strerror}")
+    if sha256 != file.sha256:
+        return Flaw(path, f"sha256 {file.sha256}", f"sha256 {sha256}")
+    return None
+
+
+def _read_manifest(path: Path, *, follow_links: bool) -> bytes | Flaw:
+    """Bytes of checkpoint.json that can be parsed, or why there are none."""
+    name = f"{path.name}/{MANIFEST_NAME}"
+    found = None if follow_links else path_fault(path.parent, name)
+    try:
+        if found is None:
+            content = read_bounded(path / MANIFEST_NAME, MANIFEST.max_bytes)
+            parse_manifest(content)
+            return content
+    except (FileNotFoundError, NotADirectoryError):
+        found = "missing"
+    except OSError as error:
+        found = f"unreadable: {error.strerror}"
+    except ValueError as error:
+        found = f"unreadable: {one_line(error)}"
+    return Flaw(path / MANIFEST_NAME, "the checkpoint's manifest", found)
+
+
+def _missing_manifest(path: Path) -> Flaw:
+    return Flaw(path / MANIFEST_NAME, "the checkpoint's manifest", "missing")
+
+
+def _manifest_flaws(path: Path, manifest: CheckpointManifest) -> list[Flaw]:
+    """Why a manifest must not be followed."""
+    place, named = path / MANIFEST_NAME, CHECKPOINT_NAME.fullmatch(path.name)
+    if manifest.fault is not None:
+        return [Flaw(place, "a list of the folder's own files", f"one that {manifest.fault}")]
+    if named and int(named[1]) != manifest.step:
+        return [Flaw(place, f"of step {int(named[1])}", f"of step {show_number(manifest.step)}")]
+    return []
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """The checkpoint in a folder; None without a readable manifest: then it is not whole."""
-    found = open_checkpoint(path)
-    return found if isinstance(found, Checkpoint) else None
-
-
-def open_checkpoint(path: Path) -> Checkpoint | str:
-    """The checkpoint in a folder, or in one line why its manifest cannot be read."""
     try:
         content = read_bounded(path / MANIFEST_NAME, MANIFEST.max_bytes)
         return Checkpoint(path, parse_manifest(content))
-    except (FileNotFoundError, NotADirectoryError):
-        return f"has no {MANIFEST_NAME}: it is not whole"
-    except OSError as error:
-        return f"{MANIFEST_NAME} cannot be read: {error.strerror}"
-    except ValueError as error:
-        return f"{MANIFEST_NAME} cannot be read: {one_line(error)}"
+    except (OSError, ValueError):
+        return None
 
 
 def parse_manifest(content: bytes) -> CheckpointManifest:
@@ -107,41 +250,6 @@ def parse_manifest(content: bytes) -> CheckpointManifest:
         ValueError: If it is over a limit, or no manifest.
     """
     return parse_model(CheckpointManifest, content, MANIFEST)
-
-
-def find_misfit(checkpoint: Checkpoint) -> str | None:
-    """The first file that is missing or has another size, in one line; nothing is hashed."""
-    if checkpoint.manifest.fault is not None:
-        return f"{MANIFEST_NAME} {checkpoint.manifest.fault}"
-    for expected in checkpoint.manifest.files:
-        try:
-            size = (checkpoint.path / expected.name).stat().st_size
-        except (FileNotFoundError, NotADirectoryError):
-            return f"{expected.name} is missing"
-        except OSError as error:
-            return _cannot_be_read(expected.name, error)
-        if size != expected.size:
-            return f"{expected.name} has {size} bytes instead of {expected.size}"
-    return None
-
-
-def find_damage(checkpoint: Checkpoint) -> str | None:
-    """Hash every file; the first difference in one line, or None if the checkpoint is whole."""
-    misfit = find_misfit(checkpoint)
-    if misfit is not None:
-        return misfit
-    for expected in checkpoint.manifest.files:
-        try:
-            found = hash_file(checkpoint.path / expected.name)
-        except OSError as error:  # a folder in its place, or a disk that gives a part of it no more
-            return _cannot_be_read(expected.name, error)
-        if found != expected.sha256:
-            return f"{expected.name} does not have its sha256 {expected.sha256[:12]}…"
-    return None
-
-
-def _cannot_be_read(name: str, error: OSError) -> str:
-    return f"{name} cannot be read: {error.strerror}"
 
 
 def read_known_good_name(run: RunDir) -> str:
@@ -158,7 +266,11 @@ def read_known_good_name(run: RunDir) -> str:
 
 
 def list_checkpoint_folders(run: RunDir) -> list[Path]:
-    """All folders under checkpoints/ that are named as one, highest step first, whole or not."""
+    """All folders under checkpoints/ that are named as one, highest step first, whole or not.
+
+    Raises:
+        OSError: If checkpoints/ cannot be read.
+    """
     if not run.checkpoints.is_dir():
         return []
     named = [
@@ -171,12 +283,5 @@ def list_checkpoint_folders(run: RunDir) -> list[Path]:
 
 def list_checkpoints(run: RunDir) -> list[Checkpoint]:
     """All folders under checkpoints/ that have a manifest, newest step first; not yet verified."""
-    if not run.checkpoints.is_dir():
-        return []
-    found = [
-        checkpoint
-        for folder in run.checkpoints.iterdir()
-        if CHECKPOINT_NAME.fullmatch(folder.name)
-        and (checkpoint := read_checkpoint(folder)) is not None
-    ]
+    found = [one for one in map(read_checkpoint, list_checkpoint_folders(run)) if one is not None]
     return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)

@@ -1,4 +1,4 @@
-"""Rules for the names, sizes and hashes of files that another machine announces; pure.
+"""Rules for the names, sizes and hashes of files that another machine announces.
 
 A name, a size and a hash from a pod or from a backup are only text. They may become a path, a
 length or a receipt after these rules, and not before.
@@ -6,9 +6,11 @@ length or a receipt after these rules, and not before.
 
 import hashlib
 import re
+import stat
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 #: What Linux file systems take for one component, in bytes.
@@ -82,6 +84,29 @@ def _text_fault(name: str) -> str | None:
         return "is not UTF-8"
     if any(unicodedata.category(character) in _REFUSED_CATEGORIES for character in name):
         return "has a control character"
+    return None
+
+
+def path_fault(root: Path, name: str) -> str | None:
+    """Why a file below a folder of this machine must not be read; None if it may be.
+
+    Every component below the folder is looked at as it is: a link is never followed.
+    """
+    fault = name_fault(name)
+    if fault is not None:
+        return fault
+    path = root
+    parts = name.split("/")
+    for number, part in enumerate(parts, 1):
+        path = path / part
+        try:
+            mode = path.lstat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return "missing"
+        if stat.S_ISLNK(mode):
+            return "a link" if number == len(parts) else f"behind the link `{path}`"
+        if number == len(parts) and not stat.S_ISREG(mode):
+            return "no regular file"
     return None
 
 

@@ -11,8 +11,7 @@ from nsa_core.rundir.checkpoint import (
     CONFIG_FILE,
     MODEL_FILE,
     Checkpoint,
-    find_damage,
-    open_checkpoint,
+    inspect_checkpoint,
     read_checkpoint,
 )
 from nsa_core.rundir.events import find_events
@@ -174,16 +173,19 @@ def _named_candidates(path: Path) -> list[Path]:
 
 def _verify(folder: Path, run: RunDir, manifest: RunManifest) -> ResumePoint | str:
     """The checkpoint in a folder, or why this run cannot go on from it."""
-    found = open_checkpoint(folder)
-    if isinstance(found, str):
-        return found
+    seen = inspect_checkpoint(folder, with_hashes=False)
+    if seen.manifest is None:
+        return seen.damage
+    found = Checkpoint(folder, seen.manifest)
     foreign = _find_foreign(found, run, manifest)
     if foreign is not None:
         return foreign
     needed = (MODEL_FILE, content.OPTIMIZER_FILE, content.STATE_FILE, CONFIG_FILE)
     missing = content.missing_names(needed, found.manifest)
-    damage = f"checkpoint.json does not list {missing[0]}" if missing else find_damage(found)
-    return damage if damage is not None else _open(found)
+    if missing:
+        return f"checkpoint.json does not list {missing[0]}"
+    damage = seen.damage or inspect_checkpoint(folder).damage
+    return damage or _open(found)
 
 
 def _find_foreign(found: Checkpoint, run: RunDir, manifest: RunManifest) -> str | None:

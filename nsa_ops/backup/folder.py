@@ -15,15 +15,16 @@ from nsa_core.rundir.atomic import fsync_dir, write_text
 from nsa_core.rundir.bounded_json import JsonLimits, parse_model, read_bounded
 from nsa_core.rundir.checkpoint import CheckpointFile
 from nsa_core.rundir.layout import RUN_ID, RunDir
-from nsa_core.rundir.lineage import Lineage
-from nsa_core.rundir.names import show_name
+from nsa_core.rundir.lineage import Lineage, lineage_of
+from nsa_core.rundir.manifest import ManifestError, read_manifest
+from nsa_core.rundir.names import path_fault, show_name
 from nsa_ops.errors import LocalResourceError, StateConflictError
-from nsa_ops.remote.inbound import Refusal, path_fault, reserve, screen
+from nsa_ops.remote.inbound import Refusal, reserve, screen
 
 RECORD_NAME = "backup.json"
 PULLING_PREFIX = ".pulling_"
 _GONE = ".gone"
-#: First components that no file of a run can have: they are the backup's own.
+#: Names at the top of a backup that no file of a run can have.
 RESERVED = (RECORD_NAME, "checkpoints", _GONE)
 _RECORD_LIMITS = JsonLimits(max_bytes=64 * 2**20, max_values=2_000_000)
 
@@ -32,10 +33,7 @@ class BackupRecord(TolerantModel):
     """Content of backup.json: what the last pull brought, apart from checkpoints.
 
     Attributes:
-        run_id: Run.
-        pod: Pod it came from.
-        source: Run directory there.
-        pulled_unix_s: When.
+        source: Run directory on the pod.
         files: Small files with the size and hash they had on the pod.
         lineage: Attempts of the run up to the last pull; None in a record of an older version.
     """
@@ -57,7 +55,7 @@ class BackupFolder:
 
     @property
     def run(self) -> RunDir:
-        """The backup as the run directory it is."""
+        """The backup as a run directory."""
         return RunDir(self.root)
 
     @property
@@ -66,16 +64,16 @@ class BackupFolder:
         return self.root / RECORD_NAME
 
     def pulling(self, step: int) -> Path:
-        """Where a checkpoint is collected until it is whole."""
+        """Folder of a checkpoint that is not complete yet."""
         return self.run.checkpoints / f"{PULLING_PREFIX}{self.run.checkpoint(step).name}"
 
     @property
     def gone(self) -> Path:
-        """Small files that an earlier pull brought and the pod does not have any more."""
+        """Small files that an earlier pull brought and the pod has removed since."""
         return self.root / _GONE
 
     def aside(self, step: int, reason: str) -> Path:
-        """A free name for a checkpoint that makes room for another one of its step."""
+        """An unused name for a checkpoint that another one of its step replaces."""
         name = f"{reason}_{self.run.checkpoint(step).name}"
         taken = 0
         while (path := self.run.checkpoints / (f"{name}_{taken}" if taken else name)).exists():
@@ -83,7 +81,7 @@ class BackupFolder:
         return path
 
     def conflicting(self, step: int, manifest_sha256: str) -> Path:
-        """Where another checkpoint of a step that is held already is kept."""
+        """Folder of a second, different checkpoint of a step."""
         name = f"conflict_{self.run.checkpoint(step).name}_{manifest_sha256[:12]}"
         return self.run.checkpoints / name
 
@@ -113,12 +111,12 @@ class BackupFolder:
 
 @dataclass(frozen=True)
 class ReadRecord:
-    """What backup.json says, as far as it may be followed.
+    """What backup.json says.
 
     Attributes:
-        record: The record with the files whose names, sizes and hashes follow the rules; None if
+        record: The record with those files whose names, sizes and hashes follow the rules; None if
             there is none, or it cannot be read.
-        refused: What of it is not followed, such as a name outside the backup.
+        refused: The rest, such as a name outside the backup.
     """
 
     record: BackupRecord | None
@@ -126,7 +124,7 @@ class ReadRecord:
 
 
 def read_record(folder: BackupFolder) -> ReadRecord:
-    """What the last pull brought, and what of the record is refused; nothing if there is none."""
+    """What the last pull brought, and which entries of the record are refused."""
     fault = path_fault(folder.root, RECORD_NAME)
     if fault is not None:
         refused = [] if fault == "missing" else [Refusal(f"`{folder.record}`", f"is {fault}")]
@@ -145,7 +143,7 @@ def read_record(folder: BackupFolder) -> ReadRecord:
 
 
 def read_backup_record(folder: BackupFolder) -> BackupRecord | None:
-    """What of the record may be followed; None if there is no readable record."""
+    """The accepted part of the record; None if there is no readable record."""
     return read_record(folder).record
 
 
@@ -155,8 +153,22 @@ def write_backup_record(folder: BackupFolder, record: BackupRecord) -> None:
 
 
 def move_aside(folder: BackupFolder, step: int, reason: str) -> Path:
-    """Rename a checkpoint out of the way; it stays on the disk."""
+    """Rename a checkpoint, so that another one can take its name."""
     target = folder.aside(step, reason)
     folder.run.checkpoint(step).replace(target)
     fsync_dir(folder.run.checkpoints)
     return target
+
+
+def lineage_here(folder: BackupFolder) -> Lineage | None:
+    """The attempts that a backup holds; None if it holds nothing that says so.
+
+    A backup that an older version made has no lineage in its record; its manifest has the attempt.
+    """
+    record = read_backup_record(folder)
+    if record is not None and record.lineage is not None:
+        return record.lineage
+    try:
+        return lineage_of(read_manifest(folder.run))
+    except (ManifestError, OSError):
+        return None

@@ -8,38 +8,45 @@ from pathlib import Path, PurePosixPath
 
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.beginnings import read_beginnings
-from nsa_core.rundir.checkpoint import CheckpointFile, list_checkpoints
+from nsa_core.rundir.checkpoint import CheckpointFile, inspect_file, list_checkpoints
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_last_records
 from nsa_core.rundir.lineage import Lineage, lineage_of
-from nsa_core.rundir.names import show_name
+from nsa_core.rundir.names import path_fault, show_name
 from nsa_core.rundir.retention import plan_removal
-from nsa_ops.backup.folder import (
-    BackupFolder,
-    BackupRecord,
-    read_backup_record,
-    write_backup_record,
-)
-from nsa_ops.backup.held import Held, find_held
-from nsa_ops.backup.lineage import (
-    check_lineage,
-    read_manifest_there,
-    receipts_of,
-    split_foreign,
-)
-from nsa_ops.backup.loss import AtMostLost, at_most_lost, median_step_s
-from nsa_ops.backup.policy import Policy
-from nsa_ops.backup.pulled import Problem, Pulled
-from nsa_ops.backup.receipts import newest_held, still_ahead
-from nsa_ops.backup.space import (
+from nsa_ops.backup.disk import (
     check_space,
     choose_too_large,
     no_room,
     read_free_bytes,
     read_free_bytes_there,
 )
-from nsa_ops.backup.survey import RemoteCheckpoint, Survey, choose_checkpoints, read_survey
-from nsa_ops.backup.transfer import Transfer
+from nsa_ops.backup.folder import (
+    BackupFolder,
+    BackupRecord,
+    read_backup_record,
+    write_backup_record,
+)
+from nsa_ops.backup.receipts import (
+    AtMostLost,
+    at_most_lost,
+    median_step_s,
+    newest_held,
+    receipts_of,
+    still_ahead,
+)
+from nsa_ops.backup.retention import RetentionPolicy
+from nsa_ops.backup.survey import (
+    RemoteCheckpoint,
+    Survey,
+    check_lineage,
+    choose_checkpoints,
+    read_manifest_there,
+    read_survey,
+    split_foreign,
+)
+from nsa_ops.backup.transfer import Problem, Pulled, Transfer
+from nsa_ops.backup.verification import HeldCheckpoint, find_held
 from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import (
     DeadlineError,
@@ -50,8 +57,8 @@ from nsa_ops.errors import (
 )
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import count_of, format_bytes
-from nsa_ops.remote.files import bytes_here, is_here
-from nsa_ops.remote.inbound import Refusal, RemoteFile, path_fault
+from nsa_ops.remote.files import bytes_here
+from nsa_ops.remote.inbound import Refusal, RemoteFile
 from nsa_ops.store import Receipt
 
 FreeBytes = Callable[[Path], int]
@@ -65,18 +72,15 @@ class PullPlan:
     """What one pull will bring.
 
     Attributes:
-        run_id: Run.
-        source: Its directory on the pod.
-        folder: The backup here.
+        source: The run's directory on the pod.
         files: Small files that differ or are new.
         unchanged: Small files that are here already.
         checkpoints: Wanted checkpoints that are not here whole.
         present: Wanted checkpoints that are here, hashed again just now.
-        refused: What the pod shows and that is not followed.
-        is_listed: What the pod does not list is not there.
+        refused: Names and files of the pod that are not accepted.
+        is_listed: The pod gave a list of its files, so what it does not name has been removed.
         pending_bytes: Bytes that are still to come.
         lineage: Attempts of the run on the pod; None if it has no manifest.
-        plan: The same for people.
     """
 
     run_id: str
@@ -85,7 +89,7 @@ class PullPlan:
     files: list[RemoteFile]
     unchanged: list[RemoteFile]
     checkpoints: list[RemoteCheckpoint]
-    present: list[Held]
+    present: list[HeldCheckpoint]
     refused: list[Refusal]
     is_listed: bool
     pending_bytes: int
@@ -100,7 +104,7 @@ def plan_pull(
     which: str,
     *,
     newer_than: int | None = None,
-    policy: Policy | None = None,
+    policy: RetentionPolicy | None = None,
 ) -> PullPlan:
     """Compare the pod's run directory with the backup; changes nothing.
 
@@ -109,8 +113,8 @@ def plan_pull(
         run_id: Run.
         folder: The backup, which need not exist.
         which: `latest`, `all`, `none` or a step.
-        newer_than: Every checkpoint after this step is wanted, too.
-        policy: What is kept here; what it would remove at once is not brought.
+        newer_than: Also bring every checkpoint after this step.
+        policy: Which checkpoints the backup keeps; one it would remove at once is not brought.
 
     Raises:
         NotFoundError: If run or checkpoint do not exist.
@@ -128,7 +132,11 @@ def plan_pull(
     wanted = _choose(survey.checkpoints, which, newer_than, policy)
     held = [find_held(folder, one) for one in wanted]
     missing = [one for one, found in zip(wanted, held, strict=True) if found is None]
-    unchanged = [file for file in survey.files if _is_file_here(folder, file)]
+    unchanged = [
+        file
+        for file in survey.files
+        if inspect_file(folder.root, file, with_hash=True, follow_links=False) is None
+    ]
     known = {file.name for file in unchanged}
     files = [file for file in survey.files if file.name not in known]
     notes = [*_notes(survey), *_low_disk(link, survey, run_id)]
@@ -155,7 +163,7 @@ def _choose(
     available: Sequence[RemoteCheckpoint],
     which: str,
     newer_than: int | None,
-    policy: Policy | None,
+    policy: RetentionPolicy | None,
 ) -> list[RemoteCheckpoint]:
     chosen = choose_checkpoints(available, which)
     if newer_than is not None:
@@ -168,7 +176,7 @@ def _choose(
 
 
 def _notes(survey: Survey) -> list[str]:
-    """What is refused; in a crowd of it, the first and how many more there are."""
+    """The first refusals, and how many more there are."""
     shown = [f"refused: {one.sentence}" for one in survey.refused[:_MAX_NOTES]]
     more = len(survey.refused) - _MAX_NOTES
     return [*shown, f"refused: {more} more"] if more > 0 else shown
@@ -184,12 +192,6 @@ def _low_disk(link: PodLink, survey: Survey, run_id: str) -> list[str]:
         f"the pod's disk has {format_bytes(free_bytes)} free, less than two checkpoints of "
         f"{format_bytes(size)}: see `nsa-ops backup prune {run_id} --on-pod --keep 1 --plan`"
     ]
-
-
-def _is_file_here(folder: BackupFolder, file: RemoteFile) -> bool:
-    if path_fault(folder.root, file.name) is not None:
-        return False
-    return is_here(folder.root / file.name, size=file.size, sha256=file.sha256)
 
 
 def _missing_bytes(folder: BackupFolder, file: RemoteFile) -> int:
@@ -225,12 +227,12 @@ def _describe(
 def execute_pull(
     operator: Operator, link: PodLink, planned: PullPlan, *, free_bytes: FreeBytes = read_free_bytes
 ) -> Pulled:
-    """Bring what the plan names, all of it; errors as of `bring`.
+    """Bring everything that the plan names; raises the errors of `bring`, too.
 
     Raises:
         VerificationError: If the only thing to bring was refused, or is not what its hash says.
         StateConflictError: If the pod has another checkpoint of a step that is held.
-        PartialError: If something was refused, vanished or changed meanwhile; the rest was brought.
+        PartialError: If something was refused, removed or changed meanwhile; the rest was brought.
     """
     pulled = bring(operator, link, planned, free_bytes=free_bytes)
     if pulled.failure is not None:
@@ -241,7 +243,7 @@ def execute_pull(
 def bring(
     operator: Operator, link: PodLink, planned: PullPlan, *, free_bytes: FreeBytes = read_free_bytes
 ) -> Pulled:
-    """Bring what can be brought; what is whole stays whole, what was cut is continued.
+    """Bring what can be brought; nothing whole is replaced, and a cut file is continued.
 
     Raises:
         LocalResourceError: If this machine's disk has no room, before or during the pull.
@@ -282,7 +284,7 @@ def bring(
 def _leave_too_large(planned: PullPlan, free: int) -> tuple[PullPlan, list[OpsError]]:
     """The plan without what the disk has no room for, and the errors for that.
 
-    A size is what the pod says: one that is not true must not keep everything else away.
+    The pod reports the sizes: a false one must not prevent the rest of the pull.
     """
     folder = planned.folder
     sizes: dict[str | int, int] = {one.name: _missing_bytes(folder, one) for one in planned.files}
@@ -306,7 +308,7 @@ def _leave_too_large(planned: PullPlan, free: int) -> tuple[PullPlan, list[OpsEr
 
 
 def _receipts(operator: Operator, planned: PullPlan) -> list[Receipt]:
-    """Receipts of this lineage: what is held of another one saves nothing of this one."""
+    """Receipts of this lineage; a backup of another lineage does not protect this one."""
     receipts, lineage = operator.store.receipts(planned.run_id), planned.lineage
     if lineage is None:
         return receipts
@@ -325,7 +327,7 @@ def _bring_all(transfer: Transfer, planned: PullPlan, fitting: PullPlan) -> None
 def _record(
     operator: Operator, link: PodLink, planned: PullPlan, here: Sequence[RemoteFile]
 ) -> BackupRecord:
-    """What stands in the backup now, apart from checkpoints; an older copy that stays included."""
+    """The files in the backup now, apart from checkpoints; also those of earlier pulls."""
     before = read_backup_record(planned.folder)
     files = {file.name: file for file in before.files} if before else {}
     files |= {f.name: CheckpointFile(name=f.name, size=f.size, sha256=f.sha256) for f in here}
@@ -341,7 +343,7 @@ def _record(
 
 
 def _at_risk(folder: BackupFolder, saved: Receipt | None) -> AtMostLost:
-    """What the pod has beyond any backup, as the heartbeats that were just pulled tell."""
+    """What the pod has done since the backup, by the heartbeats that were just pulled."""
     beats = read_last_records(folder.run.heartbeat(), Heartbeat).records
     last_step = beats[-1].step if beats else (saved.step if saved else 0)
     return at_most_lost(last_step=last_step, saved=saved, step_s=median_step_s(beats))
@@ -349,7 +351,7 @@ def _at_risk(folder: BackupFolder, saved: Receipt | None) -> AtMostLost:
 
 @contextmanager
 def _disk_errors(folder: BackupFolder) -> Iterator[None]:
-    """A full or read-only disk in the middle of a pull becomes one clear line."""
+    """Turn a full or read-only disk in the middle of a pull into one clear error."""
     try:
         yield
     except OSError as error:

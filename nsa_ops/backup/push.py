@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from nsa_core.rundir.checkpoint import hash_file
+from nsa_ops.backup.disk import ask, check_copies, check_space_there, send_file, send_folder
 from nsa_ops.backup.folder import RECORD_NAME, BackupFolder, read_backup_record
 from nsa_ops.backup.restore import files_of, run_id_of
-from nsa_ops.backup.send import ask, send_file, send_folder
-from nsa_ops.backup.space import check_space_there
-from nsa_ops.backup.verify import check_verified, verify_backup
+from nsa_ops.backup.verification import check_verified, verify_backup
 from nsa_ops.context import Operator
-from nsa_ops.errors import ConfigurationError, NotFoundError, VerificationError
+from nsa_ops.errors import ConfigurationError, NotFoundError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pods.known import choose_pod
 from nsa_ops.quantities import count_of, format_bytes
@@ -22,7 +21,7 @@ from nsa_ops.remote.transport import Transport
 
 _CHECKPOINTS = "checkpoints"
 _PUSHING = ".pushing_"
-# A checkpoint gets its name when it is whole; what stood there is kept under another one.
+# A checkpoint gets its name when it is whole; an earlier folder of that name gets another one.
 _PLACE = """
 cd -- "$1" || exit 1
 if [ -e "$3" ]; then
@@ -36,13 +35,7 @@ mv -T -n -- "$2" "$3" && [ ! -e "$2" ]
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a second copy goes.
-
-    Attributes:
-        transport: Door to the machine.
-        root: Folder there that holds backups.
-        words: The same as it was typed.
-    """
+    """Where a second copy goes: `root` holds backups, and `words` is what the operator typed."""
 
     transport: Transport
     root: PurePosixPath
@@ -54,14 +47,10 @@ class PushPlan:
     """What a push will send.
 
     Attributes:
-        run_id: Run.
-        folder: The backup here.
-        destination: Where to.
-        files: Everything that will stand there, relative to the backup.
-        small: Files outside checkpoints/ that are missing there or differ.
-        checkpoints: Folders of checkpoints that are missing there or differ.
+        files: All files of the copy, relative to the backup.
+        small: Files outside checkpoints/ that are missing in the copy or differ.
+        checkpoints: Folders of checkpoints that are missing in the copy or differ.
         pending_bytes: Bytes to send.
-        plan: The same for people.
     """
 
     run_id: str
@@ -81,15 +70,7 @@ class PushPlan:
 
 @dataclass(frozen=True)
 class Pushed:
-    """A second copy, every file of it hashed where it now is.
-
-    Attributes:
-        run_id: Run.
-        destination: Where, as it was typed.
-        num_files: Files that were compared there.
-        sent_bytes: Bytes that had to be sent.
-        steps: Checkpoints that were sent.
-    """
+    """A second copy, every file of it hashed where it now is; `steps` were sent."""
 
     run_id: str
     destination: str
@@ -151,7 +132,7 @@ def plan_push(operator: Operator, folder: BackupFolder, to: Destination) -> Push
 
 
 def _list_there(transport: Transport, target: PurePosixPath) -> dict[str, str]:
-    """Hashes of what stands there already, by name; none if nothing does."""
+    """Hashes of the files that the copy has already, by name."""
     try:
         return {file.name: file.sha256 for file in list_files(transport, target).files}
     except NotFoundError:
@@ -194,7 +175,7 @@ def execute_push(operator: Operator, planned: PushPlan) -> Pushed:
             ask(to.transport, "mkdir", "-p", "--", *sorted(folders))
         for file in planned.small:
             send_file(to.transport, folder.root, str(file), target)
-        _compare(to.transport, folder, planned.files, target)
+        _compare(to.transport, folder.root, list(map(str, planned.files)), target)
     steps = sorted(int(one.name.rpartition("_")[2]) for one in planned.checkpoints)
     return Pushed(planned.run_id, to.words, len(planned.files), planned.pending_bytes, steps)
 
@@ -207,19 +188,12 @@ def _send_checkpoint(operator: Operator, planned: PushPlan, checkpoint: PurePosi
     check_folder(planned.folder.root, str(checkpoint))
     names = [file.name for file in planned.files if file.parent == checkpoint]
     send_folder(transport, source, pushing, names, operator.tell)
-    _compare(transport, BackupFolder(source), [PurePosixPath(name) for name in names], pushing)
+    _compare(transport, source, names, pushing)
     ask(transport, "sh", "-c", _PLACE, "sh", str(parent), pushing.name, checkpoint.name)
 
 
 def _compare(
-    transport: Transport, here: BackupFolder, files: Sequence[PurePosixPath], target: PurePosixPath
+    transport: Transport, source: Path, names: Sequence[str], target: PurePosixPath
 ) -> None:
     there = {file.name: file.sha256 for file in list_files(transport, target).files}
-    for file in files:
-        expected, found = hash_file(here.root / file), there.get(str(file), "nothing")
-        if expected != found:
-            message = (
-                f"`{target / file}` on {transport.where} has sha256 {found}, and {expected} was "
-                "expected"
-            )
-            raise VerificationError(message, hint="Push again; that disk may be failing")
+    check_copies(transport, there, source, target, names)

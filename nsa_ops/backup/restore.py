@@ -10,21 +10,28 @@ from nsa_core.rundir.atomic import fsync_dir, write_text
 from nsa_core.rundir.checkpoint import (
     MANIFEST_NAME,
     CheckpointFile,
+    Flaw,
     hash_file,
     list_checkpoints,
 )
 from nsa_core.rundir.layout import RUN_ID, RunDir
-from nsa_core.rundir.names import show_name
+from nsa_core.rundir.names import path_fault, show_name
+from nsa_ops.backup.disk import (
+    ask,
+    check_copies,
+    check_space,
+    check_space_there,
+    read_free_bytes,
+    send_file,
+    send_folder,
+)
 from nsa_ops.backup.folder import (
     RECORD_NAME,
     RESERVED,
     BackupFolder,
     read_backup_record,
 )
-from nsa_ops.backup.send import ask, send_file, send_folder
-from nsa_ops.backup.space import check_space, check_space_there, read_free_bytes
-from nsa_ops.backup.verify import (
-    Difference,
+from nsa_ops.backup.verification import (
     Verification,
     check_verified,
     verify_backup,
@@ -45,7 +52,6 @@ from nsa_ops.remote.inbound import (
     check_folder,
     check_path,
     make_parents,
-    path_fault,
     reserve,
     screen,
     summarize,
@@ -61,12 +67,10 @@ class RestorePlan:
     """What a restore will do.
 
     Attributes:
-        run_id: Run.
         source: The backup.
         files: Files to copy, relative to the backup.
         step: Step that the restored run will resume from.
         target: Run directory to make.
-        plan: The same for people.
     """
 
     run_id: str
@@ -84,15 +88,7 @@ class RestorePlan:
 
 @dataclass(frozen=True)
 class Drilled:
-    """A restore that was tried and removed again.
-
-    Attributes:
-        run_id: Run.
-        step: Step that a resume would go on from.
-        num_files: Files that were hashed at their new place.
-        num_tensors: Tensors that were found in their place there.
-        seconds: How long it took.
-    """
+    """A restore that was tried and removed again; `step` is where a resume would continue."""
 
     run_id: str
     step: int
@@ -119,14 +115,14 @@ def plan_restore(
     receipts: Sequence[Receipt] = (),
     newest_only: bool = False,
 ) -> RestorePlan:
-    """Verify the backup, every byte of it, and say what would be copied where.
+    """Verify every byte of the backup, and plan what is copied where.
 
     Args:
         folder: The backup.
         runs_root: Folder that gets the run directory.
         link: Pod of that folder; None for this machine.
         receipts: Receipts of the run.
-        newest_only: Copy the newest whole checkpoint alone, and pass over damaged ones.
+        newest_only: Copy only the newest whole checkpoint, and ignore damaged ones.
 
     Raises:
         StateConflictError: If the run exists there.
@@ -142,7 +138,7 @@ def plan_restore(
     check_verified(replace(verification, differences=wanted))
     if not verification.steps or not folder.run.manifest.is_file():
         lacking = "checkpoint" if not verification.steps else "manifest.json"
-        message = f"The backup `{folder.root}` has no {lacking}, so nothing could be resumed"
+        message = f"The backup `{folder.root}` has no {lacking}, so it cannot be resumed"
         raise NotFoundError(message, hint="Pull it with `nsa-ops backup pull`")
     steps = verification.steps[:1] if newest_only else verification.steps
     files = files_of(folder, replace(verification, steps=steps))
@@ -155,7 +151,7 @@ def plan_restore(
     return RestorePlan(run_id, folder.root, files, steps[0], str(target), plan)
 
 
-def _in_checkpoints(folder: BackupFolder, verification: Verification) -> list[Difference]:
+def _in_checkpoints(folder: BackupFolder, verification: Verification) -> list[Flaw]:
     """Damage of checkpoints; they are not among the steps of a verification."""
     return [one for one in verification.differences if folder.run.checkpoints in one.path.parents]
 
@@ -240,16 +236,10 @@ def restore_here(planned: RestorePlan) -> Restored:
 def drill_restore(
     folder: BackupFolder, receipts: Sequence[Receipt], clock: Clock, parent: Path
 ) -> Drilled:
-    """Restore into a folder that is removed again, and open every file of it there.
-
-    Args:
-        folder: The backup.
-        receipts: Receipts of the run.
-        clock: For the time it takes.
-        parent: Folder on the disk that is tried.
+    """Restore into a temporary folder below `parent`, and open every file of it there.
 
     Raises:
-        VerificationError: If the backup, or what came of it, is damaged.
+        VerificationError: If the backup or its copy is damaged.
         LocalResourceError: If the disk has no room.
     """
     began_s = clock.monotonic_s()
@@ -291,7 +281,7 @@ def restore_to_pod(link: PodLink, planned: RestorePlan, tell: Tell) -> Restored:
         StateConflictError: If the run exists there.
         LocalResourceError: If the pod's disk has no room.
         VerificationError: If a copy does not have the hash of its original.
-        PartialError: If the pod refuses a step; nothing stands under the run's name then.
+        PartialError: If a command fails on the pod; the run's name is not taken then.
     """
     transport, target = link.transport, PurePosixPath(planned.target)
     temporary = target.with_name(f"{_RESTORING}{target.name}")
@@ -329,7 +319,7 @@ def _send(link: PodLink, planned: RestorePlan, temporary: PurePosixPath, tell: T
 
 
 def _check_copies(link: PodLink, planned: RestorePlan, temporary: PurePosixPath) -> None:
-    """Compare every file by its hash there; what an earlier, cut restore left beside is removed."""
+    """Compare the hash of every copy; files that an earlier, cut restore left are removed."""
     listing = list_files(link.transport, temporary)
     if listing.refused:
         message = f"`{temporary}` holds what was not sent: {summarize(listing.refused)}"
@@ -339,8 +329,4 @@ def _check_copies(link: PodLink, planned: RestorePlan, temporary: PurePosixPath)
     if strangers:
         names = [str(temporary / name) for name in strangers]
         ask(link.transport, "rm", "-f", "--", *names)
-    for file in planned.files:
-        expected, found = hash_file(planned.source / file), there.get(str(file), "nothing")
-        if found != expected:
-            message = f"`{temporary / file}` has sha256 {found}, and {expected} was expected"
-            raise VerificationError(message, hint="Restore again; the pod's disk may be failing")
+    check_copies(link.transport, there, planned.source, temporary, map(str, planned.files))

@@ -1,4 +1,4 @@
-"""Retention: which checkpoints of a backup, or of a pod, may go; the last verified one never."""
+"""Remove old checkpoints of a backup or of a pod; the last verified one is always kept."""
 
 import shutil
 from collections.abc import Sequence
@@ -9,14 +9,13 @@ from nsa_core.rundir.beginnings import read_beginnings
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.retention import plan_removal
+from nsa_ops.backup.disk import ask
 from nsa_ops.backup.folder import BackupFolder
-from nsa_ops.backup.held import is_whole_here
-from nsa_ops.backup.policy import Policy
 from nsa_ops.backup.receipts import newest_held, still_ahead
-from nsa_ops.backup.send import ask
 from nsa_ops.backup.survey import RemoteCheckpoint, Survey, read_survey
+from nsa_ops.backup.verification import is_whole_at
 from nsa_ops.context import Operator, PodLink
-from nsa_ops.errors import NotFoundError
+from nsa_ops.errors import ConfigurationError, NotFoundError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import format_bytes, sentence_case
 from nsa_ops.remote.transport import MAX_ANSWER_BYTES, QUICK_S
@@ -24,7 +23,7 @@ from nsa_ops.store import Receipt
 
 REMOVE_TIMEOUT_S = 300.0
 
-# Out of the way by one rename, under a name that the trainer clears too, and only then deleted.
+# First one rename, to a name that the trainer also clears away, and only then the deletion.
 _REMOVE = """
 cd -- "$1" || exit 1
 [ "$(sha256sum < "$2/checkpoint.json")" = "$3  -" ] || { echo "$2 has changed" >&2; exit 1; }
@@ -35,16 +34,39 @@ _KNOWN_GOOD = 'cat -- "$1/checkpoints/known_good" 2>/dev/null || true'
 
 
 @dataclass(frozen=True)
+class RetentionPolicy:
+    """How many of the newest checkpoints are kept, and each at a multiple of `keep_every` steps."""
+
+    keep_last: int
+    keep_every: int = 0
+
+    @property
+    def words(self) -> str:
+        """The policy as a sentence without its end."""
+        every = f" and every one at a multiple of step {self.keep_every}" if self.keep_every else ""
+        return f"keep the last {self.keep_last}{every}"
+
+
+def choose_policy(keep_last: int | None, keep_every: int) -> RetentionPolicy | None:
+    """The policy of two flags; None keeps everything.
+
+    Raises:
+        ConfigurationError: If only the second flag is given.
+    """
+    if keep_last is None and keep_every:
+        message = f"`--keep-every {keep_every}` only adds to the newest checkpoints that are kept"
+        raise ConfigurationError(message, hint="Give their number with `--keep K`, too")
+    return None if keep_last is None else RetentionPolicy(keep_last, keep_every)
+
+
+@dataclass(frozen=True)
 class Pruned:
-    """What a retention removed.
+    """What was removed.
 
     Attributes:
-        run_id: Run.
         where: The backup, or the run directory on its pod.
-        removed_steps: Checkpoints that went.
-        kept_steps: Checkpoints that stayed.
-        unproven_steps: Checkpoints of a pod that could have gone, and have no verified copy here.
-        freed_bytes: Their size.
+        unproven_steps: Checkpoints of a pod that are kept only because no verified copy is here.
+        freed_bytes: Size of the removed checkpoints.
     """
 
     run_id: str
@@ -57,12 +79,11 @@ class Pruned:
 
 @dataclass(frozen=True)
 class PrunePlan:
-    """What a retention will remove.
+    """What will be removed.
 
     Attributes:
         pruned: The outcome, once it is done.
-        hashes: Hash of checkpoint.json of what will go, by step.
-        plan: The same for people.
+        hashes: Hash of checkpoint.json of each checkpoint to remove from a pod, by step.
     """
 
     pruned: Pruned
@@ -71,12 +92,12 @@ class PrunePlan:
 
 
 def removable_here(
-    folder: BackupFolder, steps: Sequence[int], policy: Policy, receipts: Sequence[Receipt]
+    folder: BackupFolder, steps: Sequence[int], policy: RetentionPolicy, receipts: Sequence[Receipt]
 ) -> list[int]:
-    """Steps of a backup that may go; the newest one with a verified receipt never does.
+    """Steps of a backup that may be removed; never the newest one with a verified receipt.
 
-    Nor does the newest that the run has not gone back behind: one of an abandoned future may have
-    a higher step.
+    Also never the newest of the steps that the run still builds on: a checkpoint that a rollback
+    abandoned may have a higher step.
     """
     ours = [one for one in receipts if Path(one.path).parent == folder.run.checkpoints]
     ahead = still_ahead(ours, read_beginnings(folder.run))
@@ -88,9 +109,9 @@ def removable_here(
 
 
 def plan_prune_here(
-    operator: Operator, folder: BackupFolder, run_id: str, policy: Policy
+    operator: Operator, folder: BackupFolder, run_id: str, policy: RetentionPolicy
 ) -> PrunePlan:
-    """What would go of the backup on this machine.
+    """What would be removed from the backup on this machine.
 
     Raises:
         NotFoundError: If the folder holds neither a checkpoint nor a backup record.
@@ -106,7 +127,7 @@ def plan_prune_here(
     return PrunePlan(pruned, {}, _describe(pruned, policy))
 
 
-def _describe(pruned: Pruned, policy: Policy) -> Plan:
+def _describe(pruned: Pruned, policy: RetentionPolicy) -> Plan:
     steps = [Step("remove", f"checkpoint of step {step}") for step in pruned.removed_steps]
     notes = [f"step {step} stays: no verified copy of it is here" for step in pruned.unproven_steps]
     title = f"{policy.words} in `{pruned.where}`: {format_bytes(pruned.freed_bytes)} become free"
@@ -133,11 +154,11 @@ def prune_here(operator: Operator, folder: BackupFolder, planned: PrunePlan) -> 
 
 
 def plan_prune_there(
-    operator: Operator, link: PodLink, run_id: str, folder: BackupFolder, policy: Policy
+    operator: Operator, link: PodLink, run_id: str, folder: BackupFolder, policy: RetentionPolicy
 ) -> PrunePlan:
-    """What would go of the run on its pod: only what has a receipt, and a copy that is whole now.
+    """What would be removed from the pod: only checkpoints with a receipt and a whole copy here.
 
-    The pod's newest checkpoint and the last known good one never go: a resume begins there.
+    The pod's newest checkpoint and the last known good one are kept, because a resume needs them.
     """
     run_dir = link.run_dir(run_id)
     survey = read_survey(link.transport, run_dir)
@@ -157,7 +178,7 @@ def plan_prune_there(
 
 
 def _removable_there(
-    link: PodLink, survey: Survey, policy: Policy, run_dir: PurePosixPath
+    link: PodLink, survey: Survey, policy: RetentionPolicy, run_dir: PurePosixPath
 ) -> list[int]:
     argv = ("sh", "-c", _KNOWN_GOOD, "sh", str(run_dir))
     done = link.transport.run(argv, timeout_s=QUICK_S, max_bytes=MAX_ANSWER_BYTES)
@@ -173,12 +194,12 @@ def _is_proven(
     operator: Operator, folder: BackupFolder, run_id: str, remote: RemoteCheckpoint
 ) -> bool:
     """A receipt names this very checkpoint, and every hash of the copy agrees now."""
-    path = str(folder.run.checkpoint(remote.step))
+    path = folder.run.checkpoint(remote.step)
     named = any(
-        one.path == path and one.manifest_sha256 == remote.sha256
+        one.path == str(path) and one.manifest_sha256 == remote.sha256
         for one in operator.store.receipts(run_id)
     )
-    return named and is_whole_here(folder, remote)
+    return named and is_whole_at(path, remote)
 
 
 def prune_there(operator: Operator, link: PodLink, planned: PrunePlan) -> Pruned:

@@ -2,25 +2,30 @@
 
 import errno
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from nsa_core.rundir.atomic import fsync_dir, write_bytes
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, hash_file
-from nsa_core.rundir.names import show_name
+from nsa_core.rundir.names import path_fault, show_name
 from nsa_ops.backup.folder import BackupFolder, move_aside, read_backup_record
-from nsa_ops.backup.held import Held, is_held_good, is_whole_at, is_whole_here, mark_of
+from nsa_ops.backup.receipts import AtMostLost
 from nsa_ops.backup.survey import RemoteCheckpoint, list_run_files
+from nsa_ops.backup.verification import HeldCheckpoint, is_held_good, is_whole_at, mark_of
 from nsa_ops.context import Operator, Work
 from nsa_ops.errors import (
     DeadlineError,
+    LocalResourceError,
+    NotFoundError,
     OpsError,
+    PartialError,
     PodUnreachableError,
     StateConflictError,
     VerificationError,
 )
 from nsa_ops.quantities import count_of, format_bytes
 from nsa_ops.remote.files import is_here, pull_file
-from nsa_ops.remote.inbound import Refusal, RemoteFile, make_parents, path_fault
+from nsa_ops.remote.inbound import Refusal, RemoteFile, make_parents
 from nsa_ops.remote.many_files import SMALL_BYTES, pull_small_files
 from nsa_ops.remote.transport import Transport
 from nsa_ops.store import Receipt
@@ -30,6 +35,70 @@ ROUNDS = 3
 _MAX_REFUSALS = 100
 #: What a disk says to a name that it cannot have.
 _NAME_ERRORS = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR})
+
+
+_KINDS: dict[int, type[OpsError]] = {
+    kind.exit_code: kind
+    for kind in (NotFoundError, StateConflictError, VerificationError, LocalResourceError)
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that a pull did not bring, or not under its name; as an error it has a code."""
+
+    message: str
+    hint: str
+    exit_code: int
+
+    @property
+    def is_conflict(self) -> bool:
+        """The pod has another checkpoint of a step that is held."""
+        return self.exit_code == StateConflictError.exit_code
+
+    @property
+    def error(self) -> OpsError:
+        """The problem as an error."""
+        return _KINDS.get(self.exit_code, PartialError)(self.message, hint=self.hint)
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What a pull brought.
+
+    Attributes:
+        num_files: Small files that were brought.
+        pulled_steps: Checkpoints that were brought.
+        present_steps: Checkpoints that were here already and whole.
+        newest_step: Newest checkpoint of the backup with a true receipt; None without one.
+        num_bytes: Bytes that came over the link.
+        at_risk: What would be lost if the pod disappeared now.
+        problems: What was refused, failed, or contradicts the backup.
+    """
+
+    run_id: str
+    folder: Path
+    num_files: int
+    pulled_steps: list[int]
+    present_steps: list[int]
+    newest_step: int | None
+    num_bytes: int
+    at_risk: AtMostLost
+    problems: list[Problem]
+
+    @property
+    def failure(self) -> OpsError | None:
+        """The error of the whole pull; the only problem itself if nothing else was brought."""
+        if not self.problems:
+            return None
+        first = next((one for one in self.problems if one.is_conflict), self.problems[0])
+        is_alone = len(self.problems) == 1 and not self.num_files and not self.pulled_steps
+        has_no_room = all(one.exit_code == LocalResourceError.exit_code for one in self.problems)
+        if first.is_conflict or is_alone or has_no_room:
+            return first.error
+        count = len(self.problems)
+        message = f"{count} of the pod's files were not brought: {first.message}"
+        return PartialError(message, hint=first.hint)
 
 
 class Transfer:
@@ -58,7 +127,7 @@ class Transfer:
         self._work.add(num_bytes)
 
     def refuse(self, refused: Sequence[Refusal]) -> None:
-        """Keep what the survey has refused as failures of this pull; a crowd of it is counted."""
+        """Keep what the survey refused as failures of this pull; beyond a limit only the number."""
         hint = "It is left alone; look at it on the pod"
         for one in refused[:_MAX_REFUSALS]:
             self.keep_failure(VerificationError(f"Refused: {one.sentence}", hint=hint))
@@ -84,7 +153,7 @@ class Transfer:
             self.keep_failure(failure)
 
     def _bring_round(self, files: Sequence[RemoteFile]) -> dict[str, OpsError]:
-        """Try each file once; what failed, by name. A lost link ends it all."""
+        """Try each file once; the failures by name. A lost link ends the pull."""
         failures, surplus = self._bring_into(
             self._folder.root, self._source, files, self.brought.append
         )
@@ -129,7 +198,7 @@ class Transfer:
     def _bring_large(
         self, source: PurePosixPath, target: Path, file: RemoteFile
     ) -> OpsError | None:
-        """Bring one file by itself; why it failed. A lost link ends it all."""
+        """Bring one file by itself; the error if it failed. A lost link ends the pull."""
         try:
             pull_file(
                 self._transport, source, target,
@@ -142,9 +211,9 @@ class Transfer:
         return None
 
     def put_away_gone(self, there: Sequence[RemoteFile], refused: Sequence[Refusal]) -> None:
-        """What the pod has no longer, such as the exit record of an earlier attempt, makes room.
+        """Move away what the pod has removed, such as the exit record of an earlier attempt.
 
-        A name that was refused is not gone; what an earlier pull put away is never replaced.
+        A refused name is not removed; what an earlier pull moved away is never replaced.
         """
         before = read_backup_record(self._folder)
         kept = {show_name(file.name) for file in there} | {one.name for one in refused}
@@ -158,7 +227,7 @@ class Transfer:
     def bring_checkpoints(self, run_id: str, remotes: Sequence[RemoteCheckpoint]) -> None:
         """Checkpoints that are not here, each with a receipt as soon as it is whole."""
         for remote in remotes:
-            if is_whole_here(self._folder, remote):
+            if is_whole_at(self._folder.run.checkpoint(remote.step), remote):
                 continue
             size = format_bytes(remote.manifest.total_bytes)
             self._operator.tell(f"checkpoint of step {remote.step}: {size}")
@@ -183,7 +252,9 @@ class Transfer:
         self._collect(pulling, remote)
         if final.exists() or final.is_symlink():
             kept = move_aside(self._folder, remote.step, "damaged")
-            self._operator.tell(f"what stood at step {remote.step} is kept as `{kept.name}`")
+            self._operator.tell(
+                f"the damaged checkpoint of step {remote.step} is now `{kept.name}`"
+            )
         pulling.rename(final)
         fsync_dir(final.parent)
 
@@ -201,10 +272,10 @@ class Transfer:
         write_bytes(pulling / MANIFEST_NAME, remote.content)
 
     def _keep_conflict(self, pulling: Path, remote: RemoteCheckpoint) -> None:
-        """Keep another checkpoint of a step that is held whole beside it, and say so.
+        """Keep a second checkpoint of a step beside the whole one that the backup has.
 
         Raises:
-            StateConflictError: Always; the one that is held stays as it is, with its receipt.
+            StateConflictError: Always; the first one stays as it is, with its receipt.
         """
         kept = self._folder.conflicting(remote.step, remote.sha256)
         if not is_whole_at(kept, remote):
@@ -215,20 +286,20 @@ class Transfer:
             fsync_dir(kept.parent)
         held = self._folder.run.checkpoint(remote.step)
         message = (
-            f"Step {remote.step} is held here with the manifest {hash_file(held / MANIFEST_NAME)}, "
-            f"and the pod has another one, {remote.sha256}: both are kept, `{held}` and `{kept}`"
+            f"Step {remote.step} is here with the manifest {hash_file(held / MANIFEST_NAME)}, and "
+            f"the pod has another one, {remote.sha256}: both are kept, `{held}` and `{kept}`"
         )
         hint = "Two trainers may have written this run: compare both before you resume from either"
         raise StateConflictError(message, hint=hint)
 
-    def confirm(self, run_id: str, held: Sequence[Held]) -> None:
-        """Renew receipts of checkpoints that were hashed before, if nothing of them has changed.
+    def confirm(self, run_id: str, held: Sequence[HeldCheckpoint]) -> None:
+        """Renew the receipts of checkpoints that were hashed before and have not changed since.
 
-        Called after everything was brought: so no file of this pull can have changed them.
+        Called last, so that no file of this pull can change them afterwards.
         """
         for one in held:
             path = self._folder.run.checkpoint(one.remote.step)
-            if mark_of(path, one.remote) == one.mark or is_whole_here(self._folder, one.remote):
+            if mark_of(path, one.remote) == one.mark or is_whole_at(path, one.remote):
                 self._save_receipt(run_id, one.remote)
             else:
                 message = f"`{path}` has changed while the pull went on"
@@ -236,9 +307,9 @@ class Transfer:
                 self.keep_failure(VerificationError(message, hint=hint))
 
     def _save_receipt(self, run_id: str, remote: RemoteCheckpoint) -> None:
-        """Write down that all hashes of a checkpoint agreed now; when it arrived is kept.
+        """Record that all hashes of a checkpoint agreed now, and when it first arrived.
 
-        The receipt names the manifest whose hashes were compared, and not what a file holds now.
+        The receipt names the manifest whose hashes were compared, not the content of a file now.
         """
         path = self._folder.run.checkpoint(remote.step)
         now = self._operator.clock.unix_s()
@@ -256,20 +327,20 @@ class Transfer:
         self._operator.store.save_receipt(receipt)
 
     def keep_failure(self, error: OpsError) -> None:
-        """Tell it, and let the pull end with it once everything else was brought."""
+        """Report an error now, and end the pull with it once everything else was brought."""
         self._operator.tell(error.message)
         self.failures.append(error)
 
 
 def _forget(_file: RemoteFile) -> None:
-    """A file of a checkpoint counts with its checkpoint."""
+    """Do not list a file of a checkpoint: it counts with its checkpoint."""
 
 
 def _make_place(root: Path, name: str) -> Path:
-    """The path of a file below a folder, with its parents.
+    """The path of a file below a folder; its parent folders are made.
 
     Raises:
-        VerificationError: If a link or a file stands in the way, or the disk refuses the name.
+        VerificationError: If a link or a file is in the way, or the disk refuses the name.
     """
     try:
         return make_parents(root, name)
@@ -281,7 +352,7 @@ def _make_place(root: Path, name: str) -> Path:
 
 
 def _free_name(wanted: Path, content: Path) -> Path:
-    """A name that nothing has yet, or that the same content has."""
+    """An unused name, or that of a file with the same content."""
     path, taken = wanted, 0
     while path.is_symlink() or path.exists():
         if path.is_file() and content.is_file() and hash_file(path) == hash_file(content):
@@ -292,7 +363,7 @@ def _free_name(wanted: Path, content: Path) -> Path:
 
 
 def _drop_strangers(pulling: Path, remote: RemoteCheckpoint) -> None:
-    """Files of another checkpoint of this step, left by a pull that was cut."""
+    """Remove files of another checkpoint of this step, left by a pull that was cut."""
     wanted = {file.name for file in remote.manifest.files}
     for path in pulling.iterdir():
         if path.name not in wanted:

@@ -48,7 +48,7 @@ def _column(query: str) -> list[str]:
 
     from nsa_ops.settings import SettingsError, read_settings
     from nsa_ops.store import REGISTRY_NAME
-    from nsa_ops.store.read_only import load_registry
+    from nsa_ops.store.database import load_registry
 
     try:
         settings = read_settings()

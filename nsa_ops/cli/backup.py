@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from nsa_ops.backup.catalog import BackupEntry
+    from nsa_ops.backup.backups import BackupEntry
     from nsa_ops.backup.folder import BackupFolder
-    from nsa_ops.backup.pulled import Pulled
     from nsa_ops.backup.push import Pushed
     from nsa_ops.backup.restore import Drilled, Restored
     from nsa_ops.backup.retention import Pruned
-    from nsa_ops.backup.verify import Verification
+    from nsa_ops.backup.transfer import Pulled
+    from nsa_ops.backup.verification import Verification
 
 backup_group = typer.Typer(
     name="backup",
@@ -71,9 +71,9 @@ def pull(
     keep_every: KeepEveryOption = 0,
 ) -> None:
     """Copy a run's files and checkpoints to this laptop and verify them; resumes a partial copy."""
-    from nsa_ops.backup.locate import backup_folder
-    from nsa_ops.backup.policy import choose_policy
+    from nsa_ops.backup.backups import backup_folder
     from nsa_ops.backup.pull import plan_pull
+    from nsa_ops.backup.retention import choose_policy
     from nsa_ops.runs.choose import choose_record, link_of
     from nsa_ops.runs.follow_backup import PullRequest, follow_pull, pull_once
 
@@ -100,8 +100,8 @@ def verify(
     load: Annotated[bool, typer.Option("--load", help="Also open every tensor file")] = False,
 ) -> None:
     """Hash every file of a backup again; exit code 9 if any differs."""
-    from nsa_ops.backup.locate import find_backup
-    from nsa_ops.backup.verify import check_verified, renew_receipts, verify_backup
+    from nsa_ops.backup.backups import find_backup
+    from nsa_ops.backup.verification import check_verified, renew_receipts, verify_backup
 
     folder = find_backup(session.operator, run)
     store, now = session.operator.store, session.operator.clock.unix_s()
@@ -117,7 +117,7 @@ def verify(
 @command(backup_group, "ls")
 def ls(session: Session) -> None:
     """List the backups on this machine."""
-    from nsa_ops.backup.catalog import list_backups
+    from nsa_ops.backup.backups import list_backups
 
     session.show(list_backups(session.operator), draw_backups)
 
@@ -137,7 +137,7 @@ def restore(
     override: OverrideOption = None,
 ) -> None:
     """Restore a backup as a run directory, in a folder or on a pod; replaces nothing."""
-    from nsa_ops.backup.locate import choose_target, find_backup
+    from nsa_ops.backup.backups import choose_target, find_backup
     from nsa_ops.backup.restore import plan_restore, restore_here, restore_to_pod
     from nsa_ops.preflight.guardrails import parse_overrides
     from nsa_ops.runs.adopt import adopt_restored, plan_adoption
@@ -190,7 +190,7 @@ def push(
     ],
 ) -> None:
     """Copy a verified backup to another host or disk, and verify every file there."""
-    from nsa_ops.backup.locate import check_destination_word, find_backup
+    from nsa_ops.backup.backups import check_destination_word, find_backup
     from nsa_ops.backup.push import execute_push, parse_destination, plan_push
 
     session.interrupt_note = "what has arrived is kept, and the next push continues there"
@@ -221,10 +221,10 @@ def prune(
     ] = False,
 ) -> None:
     """Remove old checkpoints of a backup or of its pod; always keeps the last verified one."""
+    from nsa_ops.backup.backups import find_backup
     from nsa_ops.backup.folder import read_backup_record
-    from nsa_ops.backup.locate import find_backup
-    from nsa_ops.backup.policy import choose_policy
     from nsa_ops.backup.retention import (
+        choose_policy,
         plan_prune_here,
         plan_prune_there,
         prune_here,

@@ -10,7 +10,7 @@ from nsa_ops.laptop.laptop_facts import LaptopFacts, read_laptop
 from nsa_ops.machine.judge_host import MIN_PYTHON
 from nsa_ops.quantities import count_of, format_bytes, format_duration
 from nsa_ops.settings import Settings
-from nsa_ops.store.tables import UPDATE
+from nsa_ops.store.database import UPDATE
 
 #: A pulled checkpoint is larger; the registry and the audit log need no more.
 MIN_FREE_BYTES = 2 * 2**30

@@ -23,8 +23,7 @@ from nsa_ops.remote.ssh.config import resolve
 from nsa_ops.remote.ssh.host_keys import read_pin
 from nsa_ops.settings import Settings
 from nsa_ops.store import Intent, PodRecord
-from nsa_ops.store.read_only import load_registry
-from nsa_ops.store.tables import describe_newer, read_version
+from nsa_ops.store.database import describe_newer, load_registry, read_version
 
 TOOL_S = 10.0
 _SOCKET_NAME = re.compile(r"[0-9a-f]{16}")

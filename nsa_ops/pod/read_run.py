@@ -5,10 +5,9 @@ from pathlib import Path
 
 from nsa_core.rundir.checkpoint import (
     MANIFEST_NAME,
-    Checkpoint,
-    find_misfit,
+    CheckpointState,
+    inspect_checkpoint,
     list_checkpoint_folders,
-    open_checkpoint,
     read_known_good_name,
 )
 from nsa_core.rundir.events import Event, find_events
@@ -57,17 +56,15 @@ def _read_manifest(run: RunDir) -> RunManifest | None:
 def _checkpoint_fact(
     folder: Path, rejected: Event | None, manifest: RunManifest | None
 ) -> CheckpointFact:
-    checkpoint = open_checkpoint(folder)
+    found = inspect_checkpoint(folder, with_hashes=False)
     size_bytes, problem = _measure(folder)
-    damage = problem or _known_damage(checkpoint, rejected, manifest)
+    damage = problem or _known_damage(found, rejected, manifest)
     return CheckpointFact(
         name=folder.name,
         step=int(folder.name.rpartition("_")[2]),
         size_bytes=size_bytes,
         whole=not damage,
-        created_unix_s=(
-            None if isinstance(checkpoint, str) else checkpoint.manifest.created_unix_s
-        ),
+        created_unix_s=found.created_unix_s if found.manifest else None,
         damage=damage,
     )
 
@@ -91,22 +88,22 @@ def _size(path: Path) -> int:
 
 
 def _known_damage(
-    checkpoint: Checkpoint | str, rejected: Event | None, manifest: RunManifest | None
+    found: CheckpointState, rejected: Event | None, manifest: RunManifest | None
 ) -> str:
-    if isinstance(checkpoint, str):
-        return checkpoint
-    foreign = find_not_own(checkpoint.manifest, manifest) if manifest else None
+    if found.manifest is None:
+        return found.damage
+    foreign = find_not_own(found, manifest) if manifest else None
     if foreign is not None:
         return foreign
-    if rejected is not None and rejected.ts >= _placed_at(checkpoint):
+    if rejected is not None and rejected.ts >= _placed_at(Path(found.path)):
         return rejected.message.partition(": ")[2] or rejected.message
-    return find_misfit(checkpoint) or ""
+    return found.damage
 
 
-def _placed_at(checkpoint: Checkpoint) -> float:
+def _placed_at(folder: Path) -> float:
     """When it came to this machine, by the clock of this machine; it may be written elsewhere."""
     try:
-        return (checkpoint.path / MANIFEST_NAME).stat().st_ctime
+        return (folder / MANIFEST_NAME).stat().st_ctime
     except OSError:  # retention removes it while we look
         return 0.0
 

@@ -15,6 +15,7 @@ from nsa_core.rundir.names import (
     folded,
     is_part,
     name_fault,
+    path_fault,
     show_name,
 )
 from nsa_core.rundir.obstacles import is_set_aside
@@ -163,29 +164,6 @@ def summarize(refused: Sequence[Refusal], limit: int = 3) -> str:
     first = "; ".join(one.sentence for one in refused[:limit])
     more = len(refused) - limit
     return f"{first}; and {more} more" if more > 0 else first
-
-
-def path_fault(root: Path, name: str) -> str | None:
-    """Why a file below a folder of this machine must not be read; None if it may be.
-
-    Every component below the folder is looked at as it is: a link is never followed.
-    """
-    fault = name_fault(name)
-    if fault is not None:
-        return fault
-    path = root
-    parts = name.split("/")
-    for number, part in enumerate(parts, 1):
-        path = path / part
-        try:
-            mode = path.lstat().st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            return "missing"
-        if stat.S_ISLNK(mode):
-            return "a link" if number == len(parts) else f"behind the link `{path}`"
-        if number == len(parts) and not stat.S_ISREG(mode):
-            return "no regular file"
-    return None
 
 
 def check_path(root: Path, name: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nsa_core.rundir.bounded_json import JsonError, read_bounded, read_json
-from nsa_core.rundir.checkpoint import Checkpoint, find_damage, list_checkpoints
+from nsa_core.rundir.checkpoint import CheckpointState, inspect_checkpoint, list_checkpoints
 from nsa_core.rundir.data_account import DataAccount, read_account
 from nsa_core.rundir.events import Event, read_events
 from nsa_core.rundir.exit import ExitRecord, read_exit
@@ -149,14 +149,6 @@ def _parse_number(text: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class CheckpointState:
-    """A checkpoint and what its hashes said; `damage` is None where all of them agree."""
-
-    checkpoint: Checkpoint
-    damage: str | None
-
-
-@dataclass(frozen=True)
 class Sample:
     """Text the model wrote, what it was given, and how tokens were drawn."""
 
@@ -234,7 +226,7 @@ def read_record(run: RunDir) -> RecordedRun:
         goodput_s=parse_goodput(_read_json(run.goodput, missing)),
         environment=_as_mapping(_read_json(run.env, missing)),
         metrics=_as_mapping(_read_json(run.metrics, missing)),
-        checkpoints=[CheckpointState(one, find_damage(one)) for one in list_checkpoints(run)],
+        checkpoints=[inspect_checkpoint(one.path) for one in list_checkpoints(run)],
         samples=parse_samples(_read_json(run.samples, missing)),
         data=_read_data(run, missing),
         missing=missing,

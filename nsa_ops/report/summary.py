@@ -157,11 +157,10 @@ def describe_checkpoints(record: RecordedRun) -> list[tuple[Tone, Fact]]:
     """Each checkpoint with what hashing it again showed."""
     lines: list[tuple[Tone, Fact]] = []
     for state in record.checkpoints:
-        manifest = state.checkpoint.manifest
-        name = f"step {manifest.step:,}"
-        size = f"{format_bytes(manifest.total_bytes)}, saved {format_time(manifest.created_unix_s)}"
-        if state.damage is None:
-            whole = f"verified: every hash of {count_of(len(manifest.files), 'file')} agrees"
+        name = f"step {state.step:,}"
+        size = f"{format_bytes(state.total_bytes)}, saved {format_time(state.created_unix_s)}"
+        if state.manifest is not None and not state.damage:
+            whole = f"verified: every hash of {count_of(len(state.manifest.files), 'file')} agrees"
             lines.append(("good", Fact(name, size, whole)))
         else:
             lines.append(("bad", Fact(name, size, f"damaged: {state.damage}")))
@@ -326,8 +325,8 @@ def _data(manifest: RunManifest) -> str:
 
 def _fingerprint(record: RecordedRun) -> str:
     for state in record.checkpoints:
-        if state.checkpoint.manifest.tokenizer_fingerprint:
-            return f"fingerprint {state.checkpoint.manifest.tokenizer_fingerprint[:16]}"
+        if state.manifest and state.manifest.tokenizer_fingerprint:
+            return f"fingerprint {state.manifest.tokenizer_fingerprint[:16]}"
     return "fingerprint not recorded"
 
 

@@ -156,19 +156,16 @@ def _bar(span: Span, scale: Scale) -> str:
 
 def _checkpoint_marks(record: RecordedRun, scale: Scale) -> list[str]:
     marks = []
-    here = {state.checkpoint.step for state in record.checkpoints}
+    here = {state.step for state in record.checkpoints}
     for event in record.events:
         if event.kind == "saved" and event.facts.get("step") not in here:
             said = f"{_when(event.ts, scale)}: {event.message}, not in this directory any more"
             marks.append(_mark(scale(event.ts), 1, "quiet", "diamond", said))
     for state in record.checkpoints:
-        manifest = state.checkpoint.manifest
-        tone: Tone = "good" if state.damage is None else "bad"
-        found = "verified" if state.damage is None else state.damage
-        said = (
-            f"{_when(manifest.created_unix_s, scale)}: checkpoint of step {manifest.step}, {found}"
-        )
-        marks.append(_mark(scale(manifest.created_unix_s), 1, tone, "diamond", said))
+        tone: Tone = "bad" if state.damage else "good"
+        found = state.damage or "verified"
+        said = f"{_when(state.created_unix_s, scale)}: checkpoint of step {state.step}, {found}"
+        marks.append(_mark(scale(state.created_unix_s), 1, tone, "diamond", said))
     return marks
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.layout import RunDir
-from nsa_ops.backup.locate import backup_folder, find_backup
+from nsa_ops.backup.backups import backup_folder, find_backup
 from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.context import Operator
 from nsa_ops.errors import LocalResourceError, NotFoundError, StateConflictError

@@ -2,17 +2,17 @@
 
 from pathlib import PurePosixPath
 
+from nsa_core.rundir.checkpoint import NO_FOLDER, CheckpointState
 from nsa_core.rundir.lineage import find_foreign
 from nsa_core.rundir.manifest import Parent, RunManifest
 from nsa_ops.agents import verify
 from nsa_ops.context import PodLink, RunHandle
 from nsa_ops.errors import NotFoundError, VerificationError
-from nsa_ops.pod.verify import MISSING, VerifiedCheckpoint
 from nsa_ops.remote.snapshot import has_code
 from nsa_ops.remote.transport import QUICK_S
 
 
-def require_checkpoint(run: RunHandle, path: str) -> VerifiedCheckpoint:
+def require_checkpoint(run: RunHandle, path: str) -> CheckpointState:
     """A whole checkpoint on a run's pod, every hash checked; a relative path is below the root.
 
     Raises:
@@ -21,7 +21,7 @@ def require_checkpoint(run: RunHandle, path: str) -> VerifiedCheckpoint:
     """
     folder = str(run.link.root / path)
     found = verify(run, folder).checkpoints[0]
-    if found.damage == MISSING:
+    if found.damage == NO_FOLDER:
         raise _missing(run.link, folder)
     if found.damage:
         message = f"Checkpoint `{folder}` cannot be used: {found.damage}"
@@ -29,7 +29,7 @@ def require_checkpoint(run: RunHandle, path: str) -> VerifiedCheckpoint:
     return found
 
 
-def refuse_foreign(checkpoint: VerifiedCheckpoint, manifest: RunManifest) -> None:
+def refuse_foreign(checkpoint: CheckpointState, manifest: RunManifest) -> None:
     """Refuse a checkpoint that neither the run nor the parent it began from wrote.
 
     Args:

@@ -5,12 +5,10 @@ from dataclasses import dataclass, replace
 
 from nsa_ops.agents import probe_run
 from nsa_ops.backup.folder import BackupFolder
-from nsa_ops.backup.loss import at_most_lost
-from nsa_ops.backup.policy import Policy
 from nsa_ops.backup.pull import bring, plan_pull
-from nsa_ops.backup.pulled import Problem, Pulled
-from nsa_ops.backup.receipts import newest_held
-from nsa_ops.backup.retention import plan_prune_here, prune_here
+from nsa_ops.backup.receipts import at_most_lost, newest_held
+from nsa_ops.backup.retention import RetentionPolicy, plan_prune_here, prune_here
+from nsa_ops.backup.transfer import Problem, Pulled
 from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import (
     DeadlineError,
@@ -40,7 +38,7 @@ class PullRequest:
     run: RunRecord
     folder: BackupFolder
     which: str
-    policy: Policy | None = None
+    policy: RetentionPolicy | None = None
 
 
 def pull_once(

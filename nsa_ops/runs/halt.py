@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsa_core.rundir.checkpoint import CheckpointState
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.redaction import redact
 from nsa_ops.agents import ask, verify
@@ -10,7 +11,6 @@ from nsa_ops.context import Operator
 from nsa_ops.errors import DeadlineError, NotFoundError, StateConflictError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import CheckpointFact, HaltAction, RunReport, SignalAction, SignalName
-from nsa_ops.pod.verify import VerifiedCheckpoint
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.choose import LIVE, FoundRun, find_run
 from nsa_ops.runs.wait import ENDED, poll
@@ -44,7 +44,7 @@ class Halted:
     was_running: bool
     signals: list[str]
     step: int | None
-    checkpoint: VerifiedCheckpoint | None
+    checkpoint: CheckpointState | None
     damaged: list[str]
     lost_steps: int | None
     seconds: float

@@ -11,8 +11,7 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import AUTO, Parent, RunManifest
 from nsa_ops.agents import ask, probe_run
 from nsa_ops.backup.folder import BackupFolder
-from nsa_ops.backup.lineage import receipts_of
-from nsa_ops.backup.receipts import newest_held
+from nsa_ops.backup.receipts import newest_held, receipts_of
 from nsa_ops.backup.restore import RestorePlan, plan_restore, restore_to_pod
 from nsa_ops.configure import RunChoice, load_hardware, overlay, require_profile
 from nsa_ops.context import Operator, PodLink, RunHandle

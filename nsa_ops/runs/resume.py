@@ -6,6 +6,7 @@ from typing import Any
 
 from nsa_core.config.recipe import config_sha256, leaves
 from nsa_core.config.run import RunConfig
+from nsa_core.rundir.checkpoint import CheckpointState
 from nsa_core.rundir.manifest import AFRESH, AUTO, RunManifest
 from nsa_ops.agents import ask, read_run_manifest, verify
 from nsa_ops.configure import overlay
@@ -14,7 +15,6 @@ from nsa_ops.errors import NotFoundError, StateConflictError
 from nsa_ops.machine.host import read_host
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import NextAttemptAction
-from nsa_ops.pod.verify import VerifiedCheckpoint
 from nsa_ops.preflight.proof import refuse_marked
 from nsa_ops.runs.attempt import AttemptStart, start_attempt
 from nsa_ops.runs.checkpoints import refuse_foreign, require_checkpoint
@@ -60,7 +60,7 @@ class ResumePlan:
     found: FoundRun
     old: RunManifest
     new: RunManifest
-    checkpoint: VerifiedCheckpoint | None
+    checkpoint: CheckpointState | None
     damaged: list[str]
     notes: list[str]
     trainer_module: str
@@ -185,7 +185,7 @@ def _require_ended(found: FoundRun, *, changes_something: bool) -> None:
         raise StateConflictError(message, hint=hint)
 
 
-def _choose_checkpoint(found: FoundRun, path: str) -> tuple[VerifiedCheckpoint | None, list[str]]:
+def _choose_checkpoint(found: FoundRun, path: str) -> tuple[CheckpointState | None, list[str]]:
     """The checkpoint to continue from and the damaged ones that are passed over."""
     if path:
         return require_checkpoint(found.run, path), []

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.jsonl import parse_records
-from nsa_ops.backup.lineage import receipts_of
-from nsa_ops.backup.loss import AtMostLost, at_most_lost
-from nsa_ops.backup.receipts import newest_held, still_ahead
+from nsa_ops.backup.receipts import AtMostLost, at_most_lost, newest_held, receipts_of, still_ahead
 from nsa_ops.context import Operator
 from nsa_ops.errors import HaltVerdictError, VerificationError
 from nsa_ops.pod.messages import RunReport

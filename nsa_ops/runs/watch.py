@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.agents import probe_run
-from nsa_ops.backup.loss import AtMostLost
+from nsa_ops.backup.receipts import AtMostLost
 from nsa_ops.context import Operator
 from nsa_ops.errors import DeadlineError, NotFoundError, PodUnreachableError
 from nsa_ops.pod.messages import Offsets, RunReport

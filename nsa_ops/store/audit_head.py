@@ -1,4 +1,4 @@
-"""The head of the audit log's chain, kept in the registry: apart from the log it vouches for."""
+"""The head of the audit log's chain, kept in the registry, apart from the log that it protects."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from nsa_core.config.base import disk_advice
 from nsa_ops.errors import LocalResourceError
 from nsa_ops.private import create_private
 from nsa_ops.remote.audit_chain import Head
-from nsa_ops.store.read_only import load_registry
+from nsa_ops.store.database import load_registry
 from nsa_ops.store.registry import registry_advice
 
 _BUSY_S = 10.0
@@ -23,9 +23,9 @@ CREATE TABLE IF NOT EXISTS audit_head (
 
 @dataclass(frozen=True)
 class AuditHead:
-    """How far the log of this registry has come; each call opens the registry for itself.
+    """The last entry of the log of this registry; each call opens the registry for itself.
 
-    A log that is written is locked, so that two writers never meet here.
+    The writer of a log locks it, so there is never a second one here.
     """
 
     registry: Path
@@ -33,7 +33,7 @@ class AuditHead:
     log: str = "audit.jsonl"
 
     def read(self) -> Head | None:
-        """What is known of the log; None if nothing is, as before this version.
+        """The recorded head; None if there is none, as in a registry of an older version.
 
         Raises:
             LocalResourceError: If the registry cannot be read.
@@ -46,11 +46,11 @@ class AuditHead:
         except sqlite3.Error as error:
             if "no such table" in str(error):
                 return None
-            raise self._refusal(error, "give") from error
+            raise self._refusal(error, "read") from error
         return Head(*row) if row else None
 
     def _open(self) -> sqlite3.Connection:
-        """The registry to read, also where its folder takes no write."""
+        """Open the registry to read, also where its folder cannot be written."""
         registry = self._connect("ro")
         try:
             registry.execute("PRAGMA schema_version").fetchone()
@@ -60,11 +60,7 @@ class AuditHead:
         return registry
 
     def write(self, head: Head) -> None:
-        """Remember how far the log has come.
-
-        Raises:
-            LocalResourceError: If the registry takes no write.
-        """
+        """Record the head; raise LocalResourceError if the registry cannot be written."""
         row = (self.log, head.lines, head.bytes, head.sha256)
         try:
             create_private(self.registry)
@@ -74,13 +70,13 @@ class AuditHead:
                 registry.executescript(_SCHEMA)
                 registry.execute("INSERT OR REPLACE INTO audit_head VALUES (?, ?, ?, ?)", row)
         except (OSError, sqlite3.Error) as error:
-            raise self._refusal(error, "keep") from error
+            raise self._refusal(error, "record") from error
 
     def _connect(self, mode: str) -> sqlite3.Connection:
         address = f"{self.registry.absolute().as_uri()}?mode={mode}"
         return sqlite3.connect(address, uri=True, timeout=_BUSY_S, isolation_level=None)
 
     def _refusal(self, error: OSError | sqlite3.Error, verb: str) -> LocalResourceError:
-        message = f"The registry `{self.registry}` does not {verb} the audit log's head: {error}"
+        message = f"The registry `{self.registry}` cannot {verb} the audit log's head: {error}"
         advice = disk_advice(error) if isinstance(error, OSError) else registry_advice(error)
         return LocalResourceError(message, hint=advice)

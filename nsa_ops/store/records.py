@@ -10,13 +10,11 @@ class PodRecord:
     """A pod this laptop knows.
 
     Attributes:
-        name: The operator's name for it.
         pod_id: Its identity; a recycled address is a new pod.
         kind: Transport: `local`, `ssh` or `fabric`.
         root: Absolute folder on the pod that holds code/, runs/ and data/.
         python: Interpreter on the pod that trains.
-        profile: Hardware profile to use there; empty if the operator has to say.
-        added_unix_s: When it was added.
+        profile: Hardware profile to use there; empty if each command has to name one.
         address: `user@host:port` or an alias of the ssh configuration; empty if it is local.
     """
 
@@ -35,15 +33,10 @@ class RunRecord:
     """A run that was launched from this laptop; its state is on the pod and never here.
 
     Attributes:
-        run_id: Its id.
         pod: Name of the pod that has it.
-        recipe: Recipe of its configuration.
-        profile: Hardware profile.
         code_id: Version of the code that it runs.
-        config_sha256: Hash of its configuration.
-        launched_unix_s: When.
         pod_id: Identity of that pod; empty in a record of an older version.
-        attempt: Attempt that was last begun from here; 0 in a record of an older version.
+        attempt: Last attempt that was started from here; 0 in a record of an older version.
         attempt_id: Identity of that attempt; empty where it has none.
     """
 
@@ -61,16 +54,10 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Receipt:
-    """A checkpoint that was pulled, and when every hash of it last agreed.
+    """A checkpoint that was pulled to `path`, and when every hash of it last agreed.
 
     Attributes:
-        run_id: Run.
-        step: Step of the checkpoint.
-        path: Folder on this machine.
-        total_bytes: Size of its files.
         manifest_sha256: Hash of its checkpoint.json.
-        pulled_unix_s: When it arrived.
-        verified_unix_s: When all its hashes last agreed.
     """
 
     run_id: str
@@ -84,7 +71,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Intent:
-    """An act that was begun; without an end it was cut off and has to be looked at."""
+    """An act that was started; without an end it was cut off, and `reconcile` has to check it."""
 
     id: int
     at: float
@@ -96,5 +83,5 @@ class Intent:
 
     @property
     def details(self) -> dict[str, Any]:
-        """What was written down beside act and subject."""
+        """What was recorded beside act and subject."""
         return dict(json.loads(self.detail))

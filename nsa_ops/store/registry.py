@@ -1,13 +1,15 @@
-"""Which pods, runs, reports and backups this laptop knows; every act's intent is written first."""
+"""The registry: pods, runs, reports and receipts of this laptop, and acts that were started."""
 
+import fcntl
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -16,29 +18,27 @@ from nsa_core.rundir.redaction import redact
 from nsa_core.rundir.report import Report
 from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
 from nsa_ops.private import create_private, make_private_folder
-from nsa_ops.store.holds import Hold, is_held, take_hold
-from nsa_ops.store.read_only import load_registry
+from nsa_ops.store.database import UPDATE, describe_newer, load_registry, read_version, write_tables
 from nsa_ops.store.records import Intent, PodRecord, Receipt, RunRecord
-from nsa_ops.store.tables import UPDATE, describe_newer, read_version, write_tables
 
 #: The registry, in the state folder.
 REGISTRY_NAME = "registry.sqlite"
-#: Commands that go on where nothing can be recorded.
+#: Commands that also work where nothing can be recorded.
 EMERGENCY = "`status`, `watch`, `logs`, `halt` and `pod ssh` work meanwhile"
 _ADVICE = {
     sqlite3.SQLITE_FULL: "Free space",
-    sqlite3.SQLITE_READONLY: "See the rights there, and whether the disk is mounted read-only",
-    sqlite3.SQLITE_CANTOPEN: "See the rights there, and whether the disk is mounted read-only",
-    sqlite3.SQLITE_BUSY: "End the other nsa-ops, or repeat it",
-    sqlite3.SQLITE_LOCKED: "End the other nsa-ops, or repeat it",
-    sqlite3.SQLITE_IOERR: "Look at the disk: it fails, or is full",
+    sqlite3.SQLITE_READONLY: "Check the permissions, and whether the disk is mounted read-only",
+    sqlite3.SQLITE_CANTOPEN: "Check the permissions, and whether the disk is mounted read-only",
+    sqlite3.SQLITE_BUSY: "End the other nsa-ops, or try again",
+    sqlite3.SQLITE_LOCKED: "End the other nsa-ops, or try again",
+    sqlite3.SQLITE_IOERR: "Check the disk: it fails, or is full",
 }
 _BUSY_S = 10.0
 RecordT = TypeVar("RecordT", PodRecord, RunRecord, Receipt, Intent)
 
 
 def _refusal(path: Path, error: sqlite3.Error | ValidationError) -> LocalResourceError:
-    """What sqlite said of the registry, and the way out."""
+    """An error of sqlite about the registry, with what to do."""
     if isinstance(error, sqlite3.OperationalError):
         message = f"The registry `{path}` refused: {error}"
         return LocalResourceError(message, hint=f"{registry_advice(error)}; {EMERGENCY}")
@@ -51,9 +51,49 @@ def _refusal(path: Path, error: sqlite3.Error | ValidationError) -> LocalResourc
 
 
 def registry_advice(error: sqlite3.Error) -> str:
-    """What to do about an error of sqlite that is no damage, as the beginning of a hint."""
+    """What to do about an sqlite error that is no damage, as the beginning of a hint."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says where it was found
-    return _ADVICE.get(code, "See whether the disk is full and the rights there")
+    return _ADVICE.get(code, "Check whether the disk is full, and the permissions")
+
+
+@dataclass(frozen=True)
+class Hold:
+    """The lock of one act; the kernel releases it when the process ends, however it ends."""
+
+    path: Path
+    file: IO[bytes]
+
+    def release(self) -> None:
+        """Release the lock and remove its file."""
+        self.path.unlink(missing_ok=True)
+        self.file.close()
+
+
+def _take_hold(folder: Path, number: int) -> Hold:
+    """Make and lock the file of an act; raise LocalResourceError if that fails."""
+    path = folder / f"{number}.lock"
+    try:
+        make_private_folder(folder)
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb")
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        message = f"The lock `{path}` of an act cannot be made: {error.strerror}"
+        raise LocalResourceError(message, hint=disk_advice(error)) from error
+    return Hold(path, file)
+
+
+def _is_locked(folder: Path, number: int) -> bool:
+    """Whether a running process holds the lock of an act; a stale file is removed."""
+    path = folder / f"{number}.lock"
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 class Store:
@@ -70,8 +110,8 @@ class Store:
 
         Args:
             path: The file.
-            unrecorded: Takes why nothing can be written: it is then read as it is, and acts go on
-                without a record. None refuses a registry that takes no write.
+            unrecorded: Called with the reason if nothing can be written; the registry is then only
+                read, and acts continue without a record. None makes that an error.
             scratch_dirs: Folders for a copy of a registry that cannot be read in its own.
 
         Raises:
@@ -125,7 +165,7 @@ class Store:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Have the tables of this version; writes only where something is missing."""
+        """Make the tables of this version where they are missing."""
         version = read_version(connection)
         newer = describe_newer(version)
         if newer:
@@ -138,8 +178,8 @@ class Store:
         self._connection.close()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Say in one line that the disk is full, the registry stays locked, or it is damaged."""
+    def _errors(self) -> Iterator[None]:
+        """Turn an error of sqlite into one of ours: disk full, locked, or damaged."""
         try:
             yield
         except sqlite3.IntegrityError:
@@ -148,9 +188,9 @@ class Store:
             raise _refusal(self.path, error) from error
 
     def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> int:
-        """Change something; the number of the new row, or 0 where the act goes on unrecorded."""
+        """Change something; the number of the new row, or 0 if it could not be recorded."""
         try:
-            with self._told():
+            with self._errors():
                 return int(self._connection.execute(statement, values).lastrowid or 0)
         except LocalResourceError as error:
             if self._unrecorded is None:
@@ -170,7 +210,7 @@ class Store:
     ) -> list[RecordT]:
         names = ", ".join(field.name for field in fields(kind))
         statement = f"SELECT {names} FROM {table} {tail}"  # noqa: S608 (names are ours)
-        with self._told():
+        with self._errors():
             return [kind(*row) for row in self._connection.execute(statement, values)]
 
     def add_pod(self, pod: PodRecord) -> None:
@@ -228,7 +268,7 @@ class Store:
             "SELECT sha256, content FROM reports WHERE pod_id = ? AND code_id = ? AND profile = ? "
             "ORDER BY at DESC LIMIT 1"
         )
-        with self._told():
+        with self._errors():
             row = self._connection.execute(statement, (pod_id, code_id, profile)).fetchone()
             return (row[0], Report.model_validate_json(row[1])) if row else None
 
@@ -254,7 +294,7 @@ class Store:
     def provision(self, pod_id: str) -> str:
         """The receipt of a pod's provisioning as it was kept; empty if there is none."""
         statement = "SELECT content FROM provisions WHERE pod_id = ?"
-        with self._told():
+        with self._errors():
             row = self._connection.execute(statement, (pod_id,)).fetchone()
         return str(row[0]) if row else ""
 
@@ -265,10 +305,10 @@ class Store:
 
     @contextmanager
     def intent(self, act: str, subject: str, **detail: object) -> Iterator[int]:
-        """Write down what is about to be done, do it in the block, and write down how it ended.
+        """Record an act before it is done in the block, and how it ended afterwards.
 
-        It stays open where nobody knows how far the act came: a process killed in the block, a
-        link lost in it, Ctrl-C. `reconcile` looks at those; the same act done later closes them.
+        The intent stays open where the outcome is unknown: the process was killed in the block,
+        lost the link, or got Ctrl-C. `reconcile` checks it, or the same act done later closes it.
         """
         number = self.leave_open(act, subject, **detail)
         hold = self._hold(number)
@@ -287,11 +327,11 @@ class Store:
                 hold.release()
 
     def _hold(self, number: int) -> Hold | None:
-        """Lock an act that is recorded; None where it goes on without."""
+        """Lock a recorded act; None for one that could not be recorded or locked."""
         if not number:
             return None
         try:
-            return take_hold(self._holds, number)
+            return _take_hold(self._holds, number)
         except LocalResourceError as error:
             if self._unrecorded is None:
                 raise
@@ -303,7 +343,7 @@ class Store:
         return self.path.parent / "intents"
 
     def leave_open(self, act: str, subject: str, **detail: object) -> int:
-        """Write down something that is still to be looked at, redacted; its number."""
+        """Record an act that has to be checked later, redacted; its number."""
         kept = {
             key: redact(value) if isinstance(value, str) else value for key, value in detail.items()
         }
@@ -313,7 +353,7 @@ class Store:
         )
 
     def end_intent(self, number: int, outcome: str) -> None:
-        """Write down how an act ended; one that was not recorded has no end either."""
+        """Record how an act ended; nothing for one that was not recorded."""
         if not number:
             return
         self._execute(
@@ -322,22 +362,22 @@ class Store:
         )
 
     def _end_earlier(self, act: str, subject: str, number: int) -> None:
-        """What was cut off before is done now."""
+        """End earlier, interrupted intents of the same act."""
         for intent in self.open_intents():
             same = (intent.act, intent.subject) == (act, subject)
             if same and intent.id < number and not self.is_held(intent):
                 self.end_intent(intent.id, f"done by {number}")
 
     def intents(self, act: str, subject: str) -> list[Intent]:
-        """Every such act on this subject, ended or not, oldest first."""
+        """All intents of an act on a subject, ended or not, oldest first."""
         return self._select(
             Intent, "intents", "WHERE act = ? AND subject = ? ORDER BY id", (act, subject)
         )
 
     def open_intents(self) -> list[Intent]:
-        """Acts that were begun and never ended, oldest first."""
+        """Acts without an end, oldest first."""
         return self._select(Intent, "intents", "WHERE ended_unix_s IS NULL ORDER BY id")
 
     def is_held(self, intent: Intent) -> bool:
-        """Whether the command that wrote an intent is still at work."""
-        return is_held(self._holds, intent.id)
+        """Whether the command that wrote an intent still runs."""
+        return _is_locked(self._holds, intent.id)

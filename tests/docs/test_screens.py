@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nsa_ops.backup.loss import at_most_lost
+from nsa_ops.backup.receipts import at_most_lost
 from nsa_ops.cli.render_run import draw_frame
 from nsa_ops.cli.render_runs import draw_health, draw_status
 from nsa_ops.pod.messages import CheckpointFact, PhaseUse, RunFigures

@@ -19,7 +19,7 @@ from nsa_core.rundir.atomic import append_line, write_text
 from nsa_core.rundir.checkpoint import (
     CheckpointFile,
     CheckpointManifest,
-    find_damage,
+    inspect_checkpoint,
     list_checkpoints,
 )
 from nsa_core.rundir.exit import ExitRecord, write_exit
@@ -46,7 +46,9 @@ class SteadyTrainer:
         self.save_asked = True
 
     def load(self) -> int:
-        whole = [one for one in list_checkpoints(self.run) if find_damage(one) is None]
+        whole = [
+            one for one in list_checkpoints(self.run) if not inspect_checkpoint(one.path).damage
+        ]
         return whole[0].step if whole else 0
 
     def beat(self, message: str, phase: str = "train", **fields: Any) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nsa_core.rundir.checkpoint import find_damage, list_checkpoints
+from nsa_core.rundir.checkpoint import inspect_checkpoint, list_checkpoints
 from nsa_core.rundir.layout import RunDir
-from nsa_ops.backup.verify import verify_backup
+from nsa_ops.backup.verification import verify_backup
 from tests.integration.ssh_pod import SshPod
 from tests.integration.trainer_runs import wait_for
 
@@ -38,7 +38,7 @@ def test_a_followed_run_is_whole_here_when_it_ends_though_the_link_was_lost(pod:
     assert sorted(brought) == sorted(set(brought))
     here, there = list_checkpoints(backup(pod)), list_checkpoints(pod.run_dir("r1"))
     assert {one.step for one in there} <= {one.step for one in here}
-    assert [find_damage(one) for one in here] == [None] * len(here)
+    assert [inspect_checkpoint(one.path).damage for one in here] == [""] * len(here)
     assert (backup(pod).root / "exit.json").read_bytes() == pod.run_dir("r1").exit.read_bytes()
 
 

@@ -16,12 +16,12 @@ from nsa_core.rundir.checkpoint import (
     MANIFEST_NAME,
     CheckpointFile,
     CheckpointManifest,
-    find_damage,
+    inspect_checkpoint,
     list_checkpoints,
 )
 from nsa_ops.backup.folder import BackupFolder
 from nsa_ops.backup.pull import execute_pull, plan_pull
-from nsa_ops.backup.pulled import Pulled
+from nsa_ops.backup.transfer import Pulled
 from nsa_ops.errors import LocalResourceError, OpsError, PodUnreachableError, StateConflictError
 from nsa_ops.remote.openssh import OpenSSHTransport
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed, Transport
@@ -77,7 +77,7 @@ def case(tmp_path: Path) -> BigCase:
 def whole_steps(case: BigCase) -> list[int]:
     """Steps in the backup; each must be whole."""
     kept = list_checkpoints(case.backup.run)
-    assert [find_damage(one) for one in kept] == [None] * len(kept)
+    assert [inspect_checkpoint(one.path).damage for one in kept] == [""] * len(kept)
     return [one.step for one in kept]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_core.rundir.checkpoint import find_damage, list_checkpoints
+from nsa_core.rundir.checkpoint import inspect_checkpoint, list_checkpoints
 from tests.integration.trainer_runs import (
     events,
     exit_of,
@@ -59,7 +59,9 @@ def test_a_disk_that_fills_up_halts_the_run_with_whole_checkpoints_and_it_resume
     assert ended.code == 10
     assert "No space left" in ended.reason
     assert ended.checkpoint_step is not None
-    assert all(find_damage(checkpoint) is None for checkpoint in list_checkpoints(run))
+    assert all(
+        not inspect_checkpoint(checkpoint.path).damage for checkpoint in list_checkpoints(run)
+    )
     said = stderr_of(run, small_disk)
     assert "Traceback" not in said
 

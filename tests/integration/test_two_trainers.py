@@ -82,7 +82,7 @@ def test_a_pod_that_nobody_can_ask_is_left_by_a_reason_and_can_be_halted_when_it
     wait_for(lambda: there.checkpoint(10).exists())
     mixed = cli("backup", "pull", RUN)
     assert mixed.exit_code == 7, mixed
-    assert "are two lineages" in mixed.err
+    assert "are two different runs" in mixed.err
     elsewhere = str(cli.folder / "disk")
     cli.must("backup", "pull", RUN, "--dest", elsewhere)
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from nsa_core.rundir.data_account import Count, DataAccount
-from nsa_ops.backup.loss import at_most_lost
+from nsa_ops.backup.receipts import at_most_lost
 from nsa_ops.cli.console import cell_text, envelope, jsonable, make_console, plan_lines, table
 from nsa_ops.cli.render_run import frame_rows, frame_view, progress_line, progress_row, sparkline
 from nsa_ops.cli.render_runs import draw_status

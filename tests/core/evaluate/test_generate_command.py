@@ -118,7 +118,7 @@ def test_a_run_whose_only_checkpoint_is_damaged_is_refused(tmp_path, capsys):
     flip_a_bit(checkpoint.path / "config.json")
     assert call(run, "--prompt", "x") == TrainerExit.CHECKPOINT
     lines = capsys.readouterr().err.splitlines()
-    assert "config.json does not have its sha256" in lines[0]
+    assert "config.json should be sha256" in lines[0]
     assert lines[1].startswith("error: ")
 
 

@@ -4,8 +4,8 @@ from nsa_core.rundir.checkpoint import (
     MANIFEST_NAME,
     CheckpointFile,
     CheckpointManifest,
-    find_damage,
     hash_file,
+    inspect_checkpoint,
     list_checkpoints,
     read_checkpoint,
 )
@@ -56,7 +56,7 @@ def test_each_kind_of_damage_is_found_and_named(tmp_path, damage):
     weights = save(run, 3)
     checkpoint = read_checkpoint(run.checkpoint(3))
     assert checkpoint is not None
-    assert find_damage(checkpoint) is None
+    assert not inspect_checkpoint(checkpoint.path).damage
     content = bytearray(weights.read_bytes())
     if damage == "flip":
         content[100] ^= 1
@@ -65,6 +65,6 @@ def test_each_kind_of_damage_is_found_and_named(tmp_path, damage):
         weights.write_bytes(content[:-1])
     else:
         weights.unlink()
-    found = find_damage(checkpoint)
+    found = inspect_checkpoint(checkpoint.path).damage
     assert found is not None
     assert "model.safetensors" in found

@@ -7,7 +7,12 @@ import torch
 
 from nsa_core.config.run import RunConfig
 from nsa_core.model.weights import load_model_tensors, model_tensors
-from nsa_core.rundir.checkpoint import MODEL_FILE, find_damage, list_checkpoints, read_checkpoint
+from nsa_core.rundir.checkpoint import (
+    MODEL_FILE,
+    inspect_checkpoint,
+    list_checkpoints,
+    read_checkpoint,
+)
 from nsa_core.train import checkpoint as content
 from nsa_core.train.failure import CheckpointError
 from nsa_core.train.random_state import (
@@ -41,7 +46,7 @@ def write(run, *steps):
 def test_a_written_checkpoint_is_whole_and_named_by_latest(run):
     write(run, 5, 10)
     assert [c.step for c in list_checkpoints(run)] == [10, 5]
-    assert all(find_damage(c) is None for c in list_checkpoints(run))
+    assert all(not inspect_checkpoint(c.path).damage for c in list_checkpoints(run))
     assert run.latest.read_text() == "step_000010\n"
 
 

@@ -199,7 +199,7 @@ def test_a_run_that_lost_its_checkpoints_does_not_fall_back_to_its_parent(run, o
 def damage_by_folder(folder):
     (folder / "checkpoint.json").unlink()
     (folder / "checkpoint.json").mkdir()
-    return "checkpoint.json cannot be read: Is a directory"
+    return "checkpoint.json should be the checkpoint's manifest and is unreadable: Is a directory"
 
 
 def damage_by_read_error(folder):
@@ -211,13 +211,15 @@ def damage_by_read_error(folder):
     (folder / "checkpoint.json").write_text(json.dumps(record))
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to("/proc/self/mem")
-    return "model.safetensors cannot be read: Input/output error"
+    return "model.safetensors should be 0 bytes and is unreadable: Input/output error"
 
 
 def damage_by_read_error_of_the_manifest(folder):
     (folder / "checkpoint.json").unlink()
     (folder / "checkpoint.json").symlink_to("/proc/self/mem")
-    return "checkpoint.json cannot be read: Input/output error"
+    return (
+        "checkpoint.json should be the checkpoint's manifest and is unreadable: Input/output error"
+    )
 
 
 @pytest.mark.parametrize(

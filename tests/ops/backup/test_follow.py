@@ -7,8 +7,8 @@ import pytest
 
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.layout import RunDir
-from nsa_ops.backup.policy import Policy
-from nsa_ops.backup.pulled import Pulled
+from nsa_ops.backup.retention import RetentionPolicy
+from nsa_ops.backup.transfer import Pulled
 from nsa_ops.errors import PodUnreachableError
 from nsa_ops.pod.probe import probe
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed
@@ -121,6 +121,6 @@ def test_a_quiet_run_is_told_of_every_ten_seconds(case: Case) -> None:
 def test_a_policy_keeps_the_backup_small_while_it_follows(case: Case) -> None:
     builder = case.build(20, 40, 60)
     end = lambda: builder.train(60, 80, every=5).save(80).end(0, "done", 80)  # noqa: E731 (a happening)
-    follow(case, LivePod(case.run, nothing, end), which="all", policy=Policy(1, 40))
+    follow(case, LivePod(case.run, nothing, end), which="all", policy=RetentionPolicy(1, 40))
     assert [one.step for one in list_checkpoints(case.backup.run)] == [80, 40]
     assert {one.step for one in case.operator.store.receipts(RUN_ID)} == {80, 40}

@@ -14,7 +14,7 @@ from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.backup.push import Destination, execute_push, plan_push
 from nsa_ops.backup.receipts import is_held
 from nsa_ops.backup.restore import plan_restore, restore_here, restore_to_pod
-from nsa_ops.backup.verify import verify_backup
+from nsa_ops.backup.verification import verify_backup
 from nsa_ops.errors import NotFoundError, OpsError, VerificationError
 from nsa_ops.remote.local import LocalTransport
 from tests.ops.backup.case import ENVIRONMENT, RUN_ID, Case

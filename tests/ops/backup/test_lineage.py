@@ -11,11 +11,11 @@ import pytest
 from nsa_core.rundir.lineage import lineage_of
 from nsa_core.rundir.manifest import read_manifest, write_manifest
 from nsa_ops.backup.folder import read_backup_record
-from nsa_ops.backup.lineage import receipts_of
 from nsa_ops.backup.pull import execute_pull, plan_pull
-from nsa_ops.backup.pulled import Pulled
+from nsa_ops.backup.receipts import receipts_of
 from nsa_ops.backup.restore import plan_restore
-from nsa_ops.backup.verify import verify_backup
+from nsa_ops.backup.transfer import Pulled
+from nsa_ops.backup.verification import verify_backup
 from nsa_ops.errors import PartialError, StateConflictError, VerificationError
 from tests.ops.backup.case import RUN_ID, Case
 from tests.ops.report.builder import RunBuilder
@@ -100,7 +100,7 @@ def test_another_lineage_is_a_conflict_that_changes_nothing(case: Case, other: A
     pull(case)
     before, receipts = tree(case.backup.root), case.operator.store.receipts()
     other(case)
-    with pytest.raises(StateConflictError, match="are two lineages: ") as refused:
+    with pytest.raises(StateConflictError, match="are two different runs: ") as refused:
         pull(case)
     assert refused.value.exit_code == 7
     assert str(case.backup.root) in refused.value.message
@@ -127,7 +127,7 @@ def test_a_backup_that_another_lineage_reached_after_the_plan_is_refused(case: C
     other_first(case)
     pull(case)
     before = tree(case.backup.root)
-    with pytest.raises(StateConflictError, match="two lineages"):
+    with pytest.raises(StateConflictError, match="two different runs"):
         execute_pull(case.operator, case.link(), planned)
     assert tree(case.backup.root) == before
 

@@ -12,7 +12,7 @@ from nsa_core.rundir.manifest import read_manifest
 from nsa_ops.backup.folder import BackupFolder, read_record
 from nsa_ops.backup.push import Destination, execute_push, plan_push
 from nsa_ops.backup.restore import plan_restore, restore_here
-from nsa_ops.backup.verify import verify_backup
+from nsa_ops.backup.verification import verify_backup
 from nsa_ops.remote.local import LocalTransport
 from tests.ops.backup.case import ENVIRONMENT, RUN_ID, Case
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from nsa_core.rundir.checkpoint import MANIFEST_NAME, find_damage, list_checkpoints
+from nsa_core.rundir.checkpoint import MANIFEST_NAME, inspect_checkpoint, list_checkpoints
+from nsa_ops.backup.disk import RESERVE_BYTES
 from nsa_ops.backup.folder import read_backup_record
 from nsa_ops.backup.pull import execute_pull, plan_pull
-from nsa_ops.backup.pulled import Pulled
-from nsa_ops.backup.space import RESERVE_BYTES
-from nsa_ops.backup.verify import verify_backup
+from nsa_ops.backup.transfer import Pulled
+from nsa_ops.backup.verification import verify_backup
 from nsa_ops.errors import (
     ConfigurationError,
     LocalResourceError,
@@ -170,7 +170,7 @@ def test_a_pull_that_is_cut_leaves_nothing_partial_and_then_continues(
     with pytest.raises(PodUnreachableError):
         _pull(case, "all", cut)
     for checkpoint in list_checkpoints(case.backup.run):
-        assert find_damage(checkpoint) is None
+        assert not inspect_checkpoint(checkpoint.path).damage
     for path in case.run.root.iterdir():
         here = case.backup.root / path.name
         assert not here.is_file() or here.read_bytes() == path.read_bytes()
@@ -225,7 +225,7 @@ def test_another_checkpoint_of_a_held_step_is_a_conflict_and_both_are_kept(case:
     (receipt,) = case.operator.store.receipts(RUN_ID)
     _write_another(builder, 20)
     for _again in range(2):
-        with pytest.raises(StateConflictError, match="Step 20 is held here") as caught:
+        with pytest.raises(StateConflictError, match="Step 20 is here with") as caught:
             _pull(case)
         (kept,) = case.backup.run.checkpoints.glob("conflict_*")
         assert caught.value.exit_code == 7

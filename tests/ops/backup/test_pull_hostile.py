@@ -12,8 +12,8 @@ import pytest
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, list_checkpoints
 from nsa_ops.backup.folder import read_backup_record
 from nsa_ops.backup.pull import execute_pull, plan_pull
-from nsa_ops.backup.pulled import Pulled
-from nsa_ops.backup.verify import verify_backup
+from nsa_ops.backup.transfer import Pulled
+from nsa_ops.backup.verification import verify_backup
 from nsa_ops.errors import OpsError, PartialError, StateConflictError, VerificationError
 from nsa_ops.remote.local import LocalTransport
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed

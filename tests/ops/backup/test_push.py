@@ -4,12 +4,12 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from nsa_core.rundir.checkpoint import find_damage, list_checkpoints
+from nsa_core.rundir.checkpoint import inspect_checkpoint, list_checkpoints
 from nsa_core.rundir.layout import RunDir
-from nsa_ops.backup import space
+from nsa_ops.backup import disk
 from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.backup.push import Destination, execute_push, parse_destination, plan_push
-from nsa_ops.backup.verify import verify_backup
+from nsa_ops.backup.verification import verify_backup
 from nsa_ops.errors import (
     ConfigurationError,
     LocalResourceError,
@@ -53,7 +53,7 @@ def test_a_cut_push_leaves_no_checkpoint_that_is_half_there(case: Case, copy: Ru
     planned = plan_push(case.operator, case.backup, far(case, CutLink(1500)))
     with pytest.raises(PodUnreachableError):
         execute_push(case.operator, planned)
-    whole = [one for one in list_checkpoints(copy) if find_damage(one) is None]
+    whole = [one for one in list_checkpoints(copy) if not inspect_checkpoint(one.path).damage]
     assert whole == list_checkpoints(copy)
     execute_push(case.operator, plan_push(case.operator, case.backup, far(case)))
     assert [one.step for one in list_checkpoints(copy)] == [40, 20]
@@ -94,7 +94,7 @@ def test_bytes_that_change_on_the_way_are_found_on_the_far_side(case: Case, copy
 def test_a_full_far_disk_is_named_before_anything_is_sent(
     case: Case, copy: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "RESERVE_BYTES", 2**62)
+    monkeypatch.setattr(disk, "RESERVE_BYTES", 2**62)
     with pytest.raises(LocalResourceError, match="free, and the backup needs"):
         execute_push(case.operator, plan_push(case.operator, case.backup, far(case)))
     assert not copy.root.exists()
@@ -117,7 +117,7 @@ def test_a_full_far_disk_is_named_before_anything_is_sent(
     ],
 )
 def test_free_space_is_read_from_df(df: str, free_bytes: int | None) -> None:
-    assert space.parse_free_bytes(df) == free_bytes
+    assert disk.parse_free_bytes(df) == free_bytes
 
 
 def test_a_destination_is_a_known_pod_or_a_folder(case: Case, tmp_path: Path) -> None:

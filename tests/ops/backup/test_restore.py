@@ -4,10 +4,10 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from nsa_core.rundir.checkpoint import find_damage, list_checkpoints
+from nsa_core.rundir.checkpoint import inspect_checkpoint, list_checkpoints
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import begin_next_attempt, read_manifest
-from nsa_ops.backup import space
+from nsa_ops.backup import disk
 from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.backup.restore import plan_restore, restore_here, restore_to_pod
 from nsa_ops.errors import (
@@ -41,7 +41,7 @@ def test_a_restored_run_equals_the_original_and_can_go_on(case: Case, tmp_path: 
     run = RunDir(target / RUN_ID)
     assert restored.target == str(run.root)
     assert _contents(run.root) == _contents(case.run.root)
-    assert [find_damage(one) for one in list_checkpoints(run)] == [None, None]
+    assert [inspect_checkpoint(one.path).damage for one in list_checkpoints(run)] == ["", ""]
     assert begin_next_attempt(run, at_unix_s=1.0).attempt == 2
     assert read_manifest(run).run_id == RUN_ID
 
@@ -152,7 +152,7 @@ def test_what_a_cut_restore_left_beside_the_run_does_not_come_into_it(
 def test_a_full_disk_of_the_pod_is_named_before_anything_is_sent(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "RESERVE_BYTES", 2**62)
+    monkeypatch.setattr(disk, "RESERVE_BYTES", 2**62)
     runs = tmp_path / "new-pod" / "runs"
     planned = plan_restore(case.backup, PurePosixPath(runs))
     with pytest.raises(LocalResourceError, match="on this machine has"):

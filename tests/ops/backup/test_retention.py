@@ -7,9 +7,9 @@ import pytest
 
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.retention import plan_removal
-from nsa_ops.backup.policy import Policy
 from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.backup.retention import (
+    RetentionPolicy,
     plan_prune_here,
     plan_prune_there,
     prune_here,
@@ -54,14 +54,17 @@ def test_the_newest_backup_of_the_life_that_goes_on_is_never_pruned(tmp_path: Pa
     builder.save(20)
     pull(case)
     assert steps_of(case) == [40, 20]
-    assert plan_prune_here(case.operator, case.backup, RUN_ID, Policy(1)).pruned.removed_steps == []
+    assert (
+        plan_prune_here(case.operator, case.backup, RUN_ID, RetentionPolicy(1)).pruned.removed_steps
+        == []
+    )
 
 
 def test_the_last_verified_checkpoint_stays_though_newer_ones_are_there(case: Case) -> None:
     pull(case)
     for step in (60, 80):
         flip_bit(case.backup.run.checkpoint(step) / "checkpoint.json")
-    planned = plan_prune_here(case.operator, case.backup, RUN_ID, Policy(1))
+    planned = plan_prune_here(case.operator, case.backup, RUN_ID, RetentionPolicy(1))
     assert 40 not in planned.pruned.removed_steps
     assert 20 in planned.pruned.removed_steps
 
@@ -70,7 +73,10 @@ def test_without_a_receipt_nothing_of_a_backup_goes(case: Case) -> None:
     pull(case)
     for one in case.operator.store.receipts(RUN_ID):
         case.operator.store.remove_receipt(RUN_ID, one.step, one.path)
-    assert plan_prune_here(case.operator, case.backup, RUN_ID, Policy(1)).pruned.removed_steps == []
+    assert (
+        plan_prune_here(case.operator, case.backup, RUN_ID, RetentionPolicy(1)).pruned.removed_steps
+        == []
+    )
 
 
 def test_pruning_a_backup_removes_folders_and_receipts(case: Case) -> None:
@@ -78,7 +84,7 @@ def test_pruning_a_backup_removes_folders_and_receipts(case: Case) -> None:
     pruned = prune_here(
         case.operator,
         case.backup,
-        plan_prune_here(case.operator, case.backup, RUN_ID, Policy(1, 40)),
+        plan_prune_here(case.operator, case.backup, RUN_ID, RetentionPolicy(1, 40)),
     )
     assert (pruned.removed_steps, pruned.kept_steps) == ([60, 20], [40, 80])
     assert steps_of(case) == [80, 40]
@@ -90,7 +96,7 @@ def test_a_pod_loses_only_what_has_a_whole_copy_here(case: Case) -> None:
     pull(case)
     flip_bit(case.backup.run.checkpoint(40) / "model.safetensors")
     link = case.link()
-    planned = plan_prune_there(case.operator, link, RUN_ID, case.backup, Policy(1))
+    planned = plan_prune_there(case.operator, link, RUN_ID, case.backup, RetentionPolicy(1))
     assert planned.pruned.unproven_steps == [40]
     prune_there(case.operator, link, planned)
     assert steps_of(case, on_pod=True) == [80, 40]
@@ -100,7 +106,7 @@ def test_a_pod_loses_only_what_has_a_whole_copy_here(case: Case) -> None:
 def test_the_known_good_checkpoint_of_a_pod_stays(case: Case) -> None:
     pull(case)
     case.run.known_good.write_text("step_000040\n")
-    planned = plan_prune_there(case.operator, case.link(), RUN_ID, case.backup, Policy(1))
+    planned = plan_prune_there(case.operator, case.link(), RUN_ID, case.backup, RetentionPolicy(1))
     assert planned.pruned.removed_steps == [60, 20]
 
 
@@ -108,14 +114,14 @@ def test_a_copy_without_a_receipt_proves_nothing(case: Case) -> None:
     pull(case)
     for one in case.operator.store.receipts(RUN_ID):
         case.operator.store.remove_receipt(RUN_ID, one.step, one.path)
-    planned = plan_prune_there(case.operator, case.link(), RUN_ID, case.backup, Policy(1))
+    planned = plan_prune_there(case.operator, case.link(), RUN_ID, case.backup, RetentionPolicy(1))
     assert (planned.pruned.removed_steps, planned.pruned.unproven_steps) == ([], [60, 40, 20])
 
 
 def test_a_checkpoint_that_changed_after_the_plan_is_not_removed(case: Case) -> None:
     pull(case)
     link = case.link()
-    planned = plan_prune_there(case.operator, link, RUN_ID, case.backup, Policy(1))
+    planned = plan_prune_there(case.operator, link, RUN_ID, case.backup, RetentionPolicy(1))
     manifest = case.run.checkpoint(60) / "checkpoint.json"
     manifest.write_text(manifest.read_text() + "\n")
     with pytest.raises(PartialError, match="step_000060 has changed"):

@@ -189,8 +189,8 @@ def test_a_checkpoint_with_a_short_or_missing_file_is_not_called_whole(run):
     save(run, 2, b"123")
     (save(run, 3) / "model.safetensors").unlink()
     assert [(fact.step, fact.whole, fact.damage) for fact in look(run).checkpoints] == [
-        (3, False, "model.safetensors is missing"),
-        (2, False, "model.safetensors has 3 bytes instead of 5"),
+        (3, False, "model.safetensors should be 5 bytes and is missing"),
+        (2, False, "model.safetensors should be 5 bytes and is 3 bytes"),
         (1, True, ""),
     ]
 
@@ -231,7 +231,7 @@ def test_files_of_a_run_that_cannot_be_read_do_not_hide_the_others(run, make):
         make(path)
     report = look(run)
     assert [(fact.step, fact.whole) for fact in report.checkpoints] == [(2, False), (1, True)]
-    assert report.checkpoints[0].damage.startswith("checkpoint.json cannot be read: ")
+    assert " and is unreadable: " in report.checkpoints[0].damage
     assert report.last_beat.step == 2
     assert [flag for flag in report.flags if flag.startswith("events.jsonl cannot be read: ")]
     run.heartbeat().unlink()
@@ -243,7 +243,10 @@ def test_a_folder_without_a_manifest_is_named_when_a_whole_checkpoint_is_sought(
     save(run, 1)
     (save(run, 2) / MANIFEST_NAME).unlink()
     damaged = [(Path(found.path).name, found.damage) for found in verify_newest(run)]
-    assert damaged[0] == ("step_000002", "has no checkpoint.json: it is not whole")
+    assert damaged[0] == (
+        "step_000002",
+        "checkpoint.json should be the checkpoint's manifest and is missing",
+    )
 
 
 def test_a_folder_of_runs_lists_them_without_their_lines_and_names_what_is_broken(run):

@@ -5,11 +5,16 @@ import hashlib
 import pytest
 
 from nsa_core.config.run import RunConfig
-from nsa_core.rundir.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest
+from nsa_core.rundir.checkpoint import (
+    MANIFEST_NAME,
+    CheckpointFile,
+    CheckpointManifest,
+    inspect_checkpoint,
+)
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, write_manifest
 from nsa_ops.pod.read_run import list_checkpoint_facts
-from nsa_ops.pod.verify import Verification, verify_folder, verify_newest
+from nsa_ops.pod.verify import HashedCheckpoints, verify_newest
 
 OWN, OTHER = "a" * 32, "b" * 32
 
@@ -44,7 +49,7 @@ def save(run, step, run_id="r1", attempt=1, attempt_id=OWN):
 )
 def test_a_foreign_checkpoint_is_neither_the_newest_whole_one_nor_called_whole(run, foreign):
     save(run, 10, **foreign)
-    found = Verification(checkpoints=list(verify_newest(run)))
+    found = HashedCheckpoints(checkpoints=list(verify_newest(run)))
     assert found.whole.step == 5
     assert "r1" in found.damaged[0]
     assert [(fact.step, fact.whole) for fact in list_checkpoint_facts(run)] == [
@@ -53,11 +58,11 @@ def test_a_foreign_checkpoint_is_neither_the_newest_whole_one_nor_called_whole(r
 
 
 def test_the_agent_says_which_attempt_wrote_a_checkpoint(run):
-    found = verify_folder(run.checkpoint(5))
+    found = inspect_checkpoint(run.checkpoint(5))
     assert (found.run_id, found.attempt, found.attempt_id) == ("r1", 1, OWN)
 
 
 def test_a_run_whose_manifest_cannot_be_used_is_still_hashed(run):
     run.manifest.write_text("{")
-    assert Verification(checkpoints=list(verify_newest(run))).whole.step == 5
+    assert HashedCheckpoints(checkpoints=list(verify_newest(run))).whole.step == 5
     assert list_checkpoint_facts(run)[0].whole

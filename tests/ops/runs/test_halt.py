@@ -6,7 +6,7 @@ import pytest
 
 from nsa_ops.errors import DeadlineError
 from nsa_ops.pod.messages import Reply, ReplyCode
-from nsa_ops.pod.verify import Verification
+from nsa_ops.pod.verify import HashedCheckpoints
 from nsa_ops.remote.transport import Completed
 from nsa_ops.runs.halt import execute_halt, plan_halt
 from tests.ops.fakes import completed
@@ -44,7 +44,7 @@ def halted(desk: Desk):
         desk.transport.answers = {
             "pod.act": pod.act,
             "pod.probe": pod.probe,
-            "pod.verify": completed(Verification().model_dump_json()),
+            "pod.verify": completed(HashedCheckpoints().model_dump_json()),
         }
         found, _ = plan_halt(desk.operator, "r1", "enough")
         return execute_halt(desk.operator, found, "enough"), pod

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from nsa_core.rundir.checkpoint import NO_FOLDER, CheckpointState
 from nsa_core.rundir.manifest import Parent
 from nsa_core.rundir.report import CheckResult, ProbeBegun, Report
 from nsa_ops.configure import RunChoice
@@ -21,7 +22,7 @@ from nsa_ops.machine.host import TOOLS
 from nsa_ops.plan import Plan
 from nsa_ops.pod.card_watch import PodMark
 from nsa_ops.pod.messages import Reply, ReplyCode
-from nsa_ops.pod.verify import MISSING, Verification, VerifiedCheckpoint
+from nsa_ops.pod.verify import HashedCheckpoints
 from nsa_ops.preflight.preflight import Preflight, run_preflight
 from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.remote.transport import Completed
@@ -167,7 +168,7 @@ RESUMING = LaunchRequest(
 def test_a_checkpoint_that_does_not_exist_ends_the_plan(pod: Desk, has_code: bool) -> None:
     pod.transport.answers |= {
         "sys.exit(not": completed(exit_code=0 if has_code else 1),
-        "nsa_ops.pod.verify": completed(verified(damage=MISSING)),
+        "nsa_ops.pod.verify": completed(verified(damage=NO_FOLDER)),
         "test -d /pod/step_000140": completed(exit_code=1),
     }
     with pytest.raises(NotFoundError, match="`/pod/step_000140` does not exist on pod `a100-1`"):
@@ -207,8 +208,8 @@ def test_a_pod_without_the_code_hashes_the_checkpoint_once_it_has_it(pod: Desk) 
 
 def verified(damage: str = "") -> str:
     """What the agent says of the one checkpoint that it was asked about."""
-    checkpoint = VerifiedCheckpoint(path="/pod/step_000140", run_id="r0", step=140, damage=damage)
-    return Verification(checkpoints=[checkpoint]).model_dump_json()
+    checkpoint = CheckpointState(path="/pod/step_000140", run_id="r0", step=140, damage=damage)
+    return HashedCheckpoints(checkpoints=[checkpoint]).model_dump_json()
 
 
 @pytest.mark.parametrize("asked", ["launch", "resume"])

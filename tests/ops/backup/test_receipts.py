@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsa_ops.backup.loss import at_most_lost
+from nsa_ops.backup.receipts import at_most_lost
 from nsa_ops.store import Receipt
 
 STEP_400 = "the newest verified backup is step 400, verified at 1970-01-01 00:01:00 UTC"

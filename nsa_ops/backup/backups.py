@@ -1,10 +1,12 @@
-"""Find the run, the pod or the backup that an operator means by RUN or PATH."""
+"""The backups on this machine: list them, and find the one that RUN or PATH means."""
 
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 
+from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.layout import check_run_id
-from nsa_ops.backup.folder import BackupFolder
+from nsa_ops.backup.folder import BackupFolder, read_backup_record
 from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import ConfigurationError, NotFoundError
 from nsa_ops.pods.known import choose_pod
@@ -30,7 +32,7 @@ def backup_folder(operator: Operator, run_id: str, dest: Path | None = None) -> 
 
 
 def _check_destination(dest: Path, state_dir: Path) -> None:
-    """Refuse a folder whose names are taken by the registry, or whose files by a backup."""
+    """Refuse the state folder itself, and a folder inside another backup."""
     place, state = dest.resolve(), state_dir.resolve()
     inside = [place, *place.parents]
     if state in inside and state / BACKUPS not in inside:
@@ -43,13 +45,13 @@ def _check_destination(dest: Path, state_dir: Path) -> None:
 
 
 def find_backup(operator: Operator, text: str | None) -> BackupFolder:
-    """The backup that RUN or PATH means; the only one here if nothing is said.
+    """The backup that RUN or PATH means; without either, the only one here.
 
-    A known backup goes before a folder of the same name, which `./NAME` means.
+    A known backup is preferred to a folder of that name; `./NAME` always means the folder.
 
     Raises:
         NotFoundError: If there is no such backup.
-        ConfigurationError: If several would fit.
+        ConfigurationError: If there are several.
     """
     if text is None:
         return _only_backup(operator)
@@ -79,7 +81,7 @@ def _only_backup(operator: Operator) -> BackupFolder:
 
 
 def check_destination_word(operator: Operator, word: str) -> None:
-    """Raise ConfigurationError if the only word of a push is a backup: no destination was said."""
+    """Raise ConfigurationError if the only word of a push names a backup and no destination."""
     if word in {folder.root.name for folder in known_backups(operator)}:
         message = f"`{word}` is a backup, and no destination was given"
         hint = f"Say `nsa-ops backup push {word} DEST`; a folder of that name here is `./{word}`"
@@ -87,7 +89,7 @@ def check_destination_word(operator: Operator, word: str) -> None:
 
 
 def known_backups(operator: Operator) -> list[BackupFolder]:
-    """Backups in the state folder and wherever receipts say, in order of their names."""
+    """Backups in the state folder and in the folders that receipts name, sorted by name."""
     default = operator.settings.state_dir / BACKUPS
     found = {path for path in default.iterdir() if path.is_dir()} if default.is_dir() else set()
     # A receipt names checkpoints/step_N inside the backup.
@@ -110,3 +112,45 @@ def choose_target(
         return PurePosixPath(to.expanduser().absolute()), None
     link = operator.link(choose_pod(operator.store, pod))
     return link.runs, link
+
+
+@dataclass(frozen=True)
+class BackupEntry:
+    """One backup as `backup ls` shows it; nothing is hashed.
+
+    Attributes:
+        pod: Pod it came from; empty if no pull was finished.
+        steps: Steps of its checkpoints, newest first.
+        total_bytes: Size of those checkpoints.
+        pulled_unix_s: When the last pull ended; None if none did.
+        verified_unix_s: When the newest checkpoint's hashes last agreed; None without a receipt.
+    """
+
+    run_id: str
+    folder: Path
+    pod: str
+    steps: list[int]
+    total_bytes: int
+    pulled_unix_s: float | None
+    verified_unix_s: float | None
+
+
+def list_backups(operator: Operator) -> list[BackupEntry]:
+    """All backups that this laptop knows of."""
+    return [_entry(operator, folder) for folder in known_backups(operator)]
+
+
+def _entry(operator: Operator, folder: BackupFolder) -> BackupEntry:
+    checkpoints = list_checkpoints(folder.run)
+    record = read_backup_record(folder)
+    run_id = record.run_id if record else folder.root.name
+    verified = {one.path: one.verified_unix_s for one in operator.store.receipts(run_id)}
+    return BackupEntry(
+        run_id=run_id,
+        folder=folder.root,
+        pod=record.pod if record else "",
+        steps=[one.step for one in checkpoints],
+        total_bytes=sum(one.manifest.total_bytes for one in checkpoints),
+        pulled_unix_s=record.pulled_unix_s if record else None,
+        verified_unix_s=verified.get(str(checkpoints[0].path)) if checkpoints else None,
+    )

@@ -1,7 +1,13 @@
-"""The tables of the registry: what they hold, and which versions of them can be used."""
+"""The registry's file: its tables, their versions, and how to read it without write access."""
 
+import shutil
 import sqlite3
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 
+_JOURNAL = "-wal"
 UPDATE = "Update nsa-ops on this machine"
 _SCHEMA_VERSION = 2
 #: Columns that an older version did not have: table, name, type and default.
@@ -50,7 +56,7 @@ def describe_newer(version: int) -> str:
 
 
 def write_tables(connection: sqlite3.Connection) -> None:
-    """Have the tables of this version; writes only where something is missing."""
+    """Make the tables of this version where they are missing."""
     version = read_version(connection)
     connection.executescript(_SCHEMA)
     _add_columns(connection)
@@ -64,3 +70,55 @@ def _add_columns(connection: sqlite3.Connection) -> None:
         columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
         if name not in columns:
             connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
+
+
+def load_registry(path: Path, scratch_dirs: Sequence[Path]) -> sqlite3.Connection:
+    """A copy of the registry in memory, including what is only in its journal.
+
+    To read a registry in WAL mode, sqlite has to write a file beside it. Where it cannot, a
+    registry without a journal is read as it is, and one with a journal is copied first.
+
+    Args:
+        path: The registry.
+        scratch_dirs: Folders for a temporary copy, the best first.
+
+    Raises:
+        sqlite3.Error: If it cannot be read in any way.
+    """
+    address = path.absolute().as_uri()
+    try:
+        return _in_memory(f"{address}?mode=ro")
+    except sqlite3.OperationalError as error:
+        # Copying a registry that is in use would drop the locks that this process has of it.
+        if error.sqlite_errorcode in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            raise
+        journal = path.with_name(path.name + _JOURNAL)
+        if not journal.exists() or not journal.stat().st_size:
+            return _in_memory(f"{address}?immutable=1")
+        return _from_copy(path, journal, scratch_dirs)
+
+
+def _in_memory(address: str) -> sqlite3.Connection:
+    with closing(sqlite3.connect(address, uri=True)) as file:
+        copy = sqlite3.connect(":memory:", isolation_level=None)
+        try:
+            file.backup(copy)
+        except sqlite3.Error:
+            copy.close()
+            raise
+    return copy
+
+
+def _from_copy(path: Path, journal: Path, scratch_dirs: Sequence[Path]) -> sqlite3.Connection:
+    problem = "no folder for a copy of it can be written"
+    for scratch in scratch_dirs:
+        try:
+            with tempfile.TemporaryDirectory(prefix="nsa-ops-", dir=scratch) as folder:
+                copy = Path(folder) / path.name
+                shutil.copyfile(path, copy)
+                shutil.copyfile(journal, copy.with_name(copy.name + _JOURNAL))
+                return _in_memory(copy.as_uri())
+        except (OSError, sqlite3.OperationalError) as error:
+            problem = str(error)
+    message = f"it has a journal that cannot be read beside it: {problem}"
+    raise sqlite3.OperationalError(message)

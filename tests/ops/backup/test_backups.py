@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from nsa_ops.backup.backups import BACKUPS, backup_folder
 from nsa_ops.backup.folder import RECORD_NAME
-from nsa_ops.backup.locate import BACKUPS, backup_folder
 from nsa_ops.errors import ConfigurationError
 from tests.ops.backup.case import RUN_ID, Case
 
