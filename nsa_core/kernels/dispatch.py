@@ -26,7 +26,8 @@ from nsa_core.kernels.backend import (
 )
 
 #: Where each backend lives. A module offers `refusal(branch, facts) -> str | None` and
-#: `create_backend() -> AttentionBackend`; it is imported only on a device that it could run on.
+#: `create_backend() -> AttentionBackend`, and that of Triton `note(facts) -> str`, which of its
+#: kernels run; it is imported only on a device that it could run on.
 BACKEND_MODULES: dict[str, str] = {
     "triton": "nsa_core.kernels.triton.backend",
     "flash": "nsa_core.kernels.flash",
@@ -78,8 +79,10 @@ def choose_backend(
     for name in policy.backends:
         reason = refusal(name, policy.branch, facts)
         if reason is None:
-            why = "; ".join(passed_over) or "the fastest of the known backends"
-            return _create(name, facts), BackendChoice(policy.branch, name, why)
+            why = passed_over or ["the fastest of the known backends"]
+            if name == "triton":
+                why = [*why, importlib.import_module(BACKEND_MODULES[name]).note(facts)]
+            return _create(name, facts), BackendChoice(policy.branch, name, "; ".join(why))
         if policy.is_named:
             message = (
                 f"backend {name} cannot run the {policy.branch} branch: {reason}; "

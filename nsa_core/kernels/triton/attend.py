@@ -5,8 +5,8 @@ bit of the key's block. So a row tile walks key tiles in three phases: those tha
 whole (no element mask), those that the lower limit cuts, and those that the causal limit cuts. The
 pipelined loop over whole tiles comes first: behind a masked loop that writes the same sums, ptxas
 makes every product of Hopper wait for the one before (its message C7515).
-Layout: q, out [N, H, D|E]; k, v [keys, G, D|E]; lse, offset, delta [N, H]; bits [G, words, N]
-int32.
+Layout: q, out [N, H, D|E]; k, v [keys, G, D|E]; lse, offset, delta [N, H]; bits
+[G, words, padded] int32, where each document begins at a multiple of the query block.
 """
 
 import triton
@@ -66,9 +66,9 @@ def visible_keys(key, position, MODE: tl.constexpr, SPAN: tl.constexpr, STRIDE: 
     return seen
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_words"])
+@triton.jit(do_not_specialize=["num_padded", "num_words"])
 def attend_forward_kernel(
-    Q, K, V, BITS, OUT, LSE, DOCUMENT, CU, num_tokens, num_words, qk_scale,
+    Q, K, V, BITS, OUT, LSE, DOCUMENT, CU, num_padded, num_words, qk_scale,
     MODE: tl.constexpr, SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
     G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
@@ -106,9 +106,9 @@ def attend_forward_kernel(
     begin, low_end, full_end, end = row_limits(first, last, MODE, SPAN, STRIDE, BN)
     word_row = BITS
     if MODE == CHOSEN:
-        word_row += num_tokens.to(tl.int64) * (g * num_words) + start + position
+        word_row += num_padded.to(tl.int64) * (g * num_words) + pid // TILES * BLOCK + row // HG
         for w in range(tl.cdiv(full_end, 32)):
-            word = tl.load(word_row + w * num_tokens, mask=inside, other=0)
+            word = tl.load(word_row + w * num_padded, mask=inside, other=0)
             for j in tl.range(w * 32, tl.minimum(full_end, w * 32 + 32), num_stages=STAGES):
                 step = tile_step * j
                 scores = matmul(q, tl.trans(tl.load(k_base + step * D + k_tile)))
@@ -137,7 +137,7 @@ def attend_forward_kernel(
         v = tl.load(v_base + step * E + v_tile, mask=held, other=0.0)
         seen = visible_keys((j * BN + kk)[None, :], position[:, None], MODE, SPAN, STRIDE)
         if MODE == CHOSEN:
-            word = tl.load(word_row + (j // 32) * num_tokens, mask=inside, other=0)
+            word = tl.load(word_row + (j // 32) * num_padded, mask=inside, other=0)
             seen = seen & (((word >> (j % 32)) & 1) != 0)[:, None]
         scores, v = hide_unseen(matmul(q, tl.trans(k)), v, seen)
         peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, inside, False)
@@ -150,11 +150,14 @@ def attend_forward_kernel(
 @triton.jit
 def query_gradient_walk(
     dq, q, grad, K, V, OFFSET, DELTA, BITS, start, length, g, position, first, last, rows,
-    num_tokens, num_words, qk_scale,
+    padded, num_padded, num_words, qk_scale,
     MODE: tl.constexpr, SPAN: tl.constexpr, STRIDE: tl.constexpr,
     G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Add what one row tile gets from the keys of one branch to dq; `rows` index [N, H]."""
+    """Add what one row tile gets from the keys of one branch to dq.
+
+    `rows` index [N, H], and `padded` the tokens of BITS.
+    """
     inside = position < length
     kk = tl.arange(0, BN)
     offset = tl.load(OFFSET + rows, mask=inside, other=INFINITY)
@@ -176,9 +179,9 @@ def query_gradient_walk(
             dq = query_gradient_step(q, grad, offset, delta, k, v, qk_scale, dq, seen, True)
     word_row = BITS
     if MODE == CHOSEN:
-        word_row += num_tokens.to(tl.int64) * (g * num_words) + start + position
+        word_row += num_padded.to(tl.int64) * (g * num_words) + padded
         for w in range(tl.cdiv(full_end, 32)):
-            word = tl.load(word_row + w * num_tokens, mask=inside, other=0)
+            word = tl.load(word_row + w * num_padded, mask=inside, other=0)
             for j in tl.range(w * 32, tl.minimum(full_end, w * 32 + 32), num_stages=STAGES):
                 step = tile_step * j
                 k = tl.load(k_base + step * D + k_tile)
@@ -198,17 +201,17 @@ def query_gradient_walk(
         v = tl.load(v_base + step * E + v_tile, mask=held, other=0.0)
         seen = visible_keys((j * BN + kk)[None, :], position[:, None], MODE, SPAN, STRIDE)
         if MODE == CHOSEN:
-            word = tl.load(word_row + (j // 32) * num_tokens, mask=inside, other=0)
+            word = tl.load(word_row + (j // 32) * num_padded, mask=inside, other=0)
             seen = seen & (((word >> (j % 32)) & 1) != 0)[:, None]
         dq = query_gradient_step(q, grad, offset, delta, k, v, qk_scale, dq, seen, True)
     return dq
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_words"])
+@triton.jit(do_not_specialize=["num_padded", "num_words"])
 def attend_query_gradient_kernel(
     Q, GRAD, K_CMP, V_CMP, OFFSET_CMP, DELTA_CMP, K_WIN, V_WIN, OFFSET_WIN, DELTA_WIN,
     K_SLC, V_SLC, OFFSET_SLC, DELTA_SLC, BITS, DQ, DOCUMENT, CU,
-    num_tokens, num_words, qk_scale, scale,
+    num_padded, num_words, qk_scale, scale,
     HAS_CMP: tl.constexpr, HAS_WIN: tl.constexpr, HAS_SLC: tl.constexpr,
     SPAN: tl.constexpr, STRIDE: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
     G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
@@ -235,22 +238,23 @@ def attend_query_gradient_kernel(
     grad = tl.load(grad_row, mask=inside[:, None], other=0.0)
     dq = tl.zeros([BM, D], tl.float32)
     rows = head_row + local
+    padded = pid // TILES * BLOCK + row // HG
     if HAS_CMP:
         dq = query_gradient_walk(
             dq, q, grad, K_CMP, V_CMP, OFFSET_CMP, DELTA_CMP, BITS, start, length, g, position,
-            first, last, rows, num_tokens, num_words, qk_scale,
+            first, last, rows, padded, num_padded, num_words, qk_scale,
             COMPRESSED, SPAN, STRIDE, G, D, E, BN, STAGES,
         )  # fmt: skip
     if HAS_WIN:
         dq = query_gradient_walk(
             dq, q, grad, K_WIN, V_WIN, OFFSET_WIN, DELTA_WIN, BITS, start, length, g, position,
-            first, last, rows, num_tokens, num_words, qk_scale,
+            first, last, rows, padded, num_padded, num_words, qk_scale,
             SLIDING, WINDOW, 1, G, D, E, BN, STAGES,
         )  # fmt: skip
     if HAS_SLC:
         dq = query_gradient_walk(
             dq, q, grad, K_SLC, V_SLC, OFFSET_SLC, DELTA_SLC, BITS, start, length, g, position,
-            first, last, rows, num_tokens, num_words, qk_scale,
+            first, last, rows, padded, num_padded, num_words, qk_scale,
             CHOSEN, 0, 1, G, D, E, BLOCK, STAGES,
         )  # fmt: skip
     tl.store(DQ + q_row, (dq * scale).to(DQ.dtype.element_ty), mask=inside[:, None])
@@ -316,12 +320,10 @@ def key_limits(
     return first_seen, all_seen, first_lost, all_lost
 
 
-@triton.jit(
-    do_not_specialize=["num_tokens", "num_padded", "num_words", "segment", "segment_stride"]
-)
+@triton.jit(do_not_specialize=["num_padded", "num_words", "segment", "segment_stride"])
 def attend_key_gradient_kernel(
     Q, K, V, GRAD, TERMS, BITS, DK, DV, DOCUMENT, CU,
-    num_tokens, num_padded, num_words, segment, segment_stride, qk_scale, scale,
+    num_padded, num_words, segment, segment_stride, qk_scale, scale,
     MODE: tl.constexpr, SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
     G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ATOMIC: tl.constexpr,
@@ -358,7 +360,7 @@ def attend_key_gradient_kernel(
     word_row = BITS
     if MODE == CHOSEN:
         word = g.to(tl.int64) * num_words + key0 // BLOCK // 32
-        word_row = BITS + word * num_tokens + start
+        word_row = BITS + word * num_padded + padded_start
     head_row = start.to(tl.int64) * (G * HG) + g * HG
     q_base = Q + head_row * D
     grad_base = GRAD + head_row * E

@@ -1,8 +1,9 @@
 """Host side of `attend.py`: launch a mode's forward and backward over packed documents."""
 
+import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from types import ModuleType
 
 import torch
 import triton
@@ -13,60 +14,19 @@ from nsa_core.kernels.triton.attend import (
     attend_key_gradient_kernel,
     attend_query_gradient_kernel,
 )
-from nsa_core.kernels.triton.gates import RowTerms
-from nsa_core.kernels.triton.launch import Kernel, key_tile, launch_for, policy_for, row_tile
+from nsa_core.kernels.triton.launch import key_tile, launch_for, policy_for, row_tile
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import CHOSEN, COMPRESSED, SLIDING
+from nsa_core.kernels.triton.sources import LOG2E, GradientSource, Mode
 from nsa_core.kernels.triton.tiles import Documents, num_slots, tile_documents
 
-LOG2E = 1.4426950408889634
 _WHOLE = 1 << 30  # a segment no document outgrows
 
 
-Direction = Literal["forward", "key_gradient"]
-_KERNELS: dict[int, dict[Direction, Kernel]] = {
-    COMPRESSED.value: {
-        "forward": "compressed_forward",
-        "key_gradient": "compressed_key_gradient",
-    },
-    SLIDING.value: {
-        "forward": "sliding_forward",
-        "key_gradient": "sliding_key_gradient",
-    },
-    CHOSEN.value: {
-        "forward": "chosen_forward",
-        "key_gradient": "chosen_key_gradient",
-    },
-}
-
-
-@dataclass(frozen=True)
-class Mode:
-    """What a row sees: `kind` of `attend.py`, its span and stride in tokens, the bits of choice."""
-
-    kind: int
-    span: int
-    stride: int
-    bits: Tensor | None = None
-
-    def kernel(self, direction: Direction) -> Kernel:
-        """Name of this mode's kernel in the launch tables."""
-        return _KERNELS[self.kind][direction]
-
-
-def compressed_mode(compress_block: int, compress_stride: int) -> Mode:
-    """Rows see the compressed blocks that end at or before them."""
-    return Mode(COMPRESSED.value, compress_block, compress_stride)
-
-
-def sliding_mode(window: int) -> Mode:
-    """Rows see the last `window` tokens, themselves included."""
-    return Mode(SLIDING.value, window, 1)
-
-
-def chosen_mode(bits: Tensor) -> Mode:
-    """Rows see the blocks whose bit is set in `bits` [G, words, N]."""
-    return Mode(CHOSEN.value, 0, 1, bits)
+@cache
+def hopper() -> ModuleType:
+    """The Gluon kernels; imported on a card they serve, with a Triton that has this Gluon."""
+    return importlib.import_module("nsa_core.kernels.triton.hopper.key_gradient")
 
 
 def forward(
@@ -77,7 +37,7 @@ def forward(
     Writes out [N, H, E] in q's dtype and the natural log normaliser [N, H] in float32 `into`; 0
     and -inf where a row sees nothing.
     """
-    num_tokens, num_heads, key_width = q.shape
+    num_heads, key_width = q.shape[1:]
     groups, value_width = k.shape[1], v.shape[2]
     heads = num_heads // groups
     launch = launch_for(mode.kernel("forward"), q.device, key_width, value_width)
@@ -88,31 +48,21 @@ def forward(
     run(
         attend_forward_kernel, grid,
         q, k, v, bits, *into, docs.tile_document, docs.cu_seqlens,
-        num_tokens, _num_words(mode), key_width**-0.5 * LOG2E,
+        docs.num_padded, mode.num_words, key_width**-0.5 * LOG2E,
         mode.kind, mode.span, mode.stride, docs.block, groups, heads, key_width, value_width,
         rows, keys, launch.stages, **launch.options(),
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Source:
-    """One branch in the backward pass: what its rows see, its keys and values, its rows' terms."""
-
-    mode: Mode
-    k: Tensor
-    v: Tensor
-    terms: RowTerms
-
-
 def query_gradient(
-    q: Tensor, grad: Tensor, sources: Sequence[Source], docs: Documents,
+    q: Tensor, grad: Tensor, sources: Sequence[GradientSource], docs: Documents,
     *, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """Gradient of q summed over branches of different modes, in `dtype` (of q if left out).
 
     `grad` [N, H, E] is the gradient of the gated sum of their outputs.
     """
-    num_tokens, num_heads, key_width = q.shape
+    num_heads, key_width = q.shape[1:]
     by_kind = {source.mode.kind: source for source in sources}
     kinds = (COMPRESSED.value, SLIDING.value, CHOSEN.value)
     given = [by_kind.get(kind) for kind in kinds]
@@ -133,7 +83,7 @@ def query_gradient(
         attend_query_gradient_kernel, grid,
         q, grad, *tensors, docs.tile_document if chosen is None else chosen.bits, dq,
         docs.tile_document, docs.cu_seqlens,
-        num_tokens, 0 if chosen is None else _num_words(chosen),
+        docs.num_padded, 0 if chosen is None else chosen.num_words,
         key_width**-0.5 * LOG2E, key_width**-0.5,
         *(one is not None for one in given),
         *((0, 1) if compressed is None else (compressed.span, compressed.stride)),
@@ -145,11 +95,17 @@ def query_gradient(
 
 
 def key_gradient(
-    q: Tensor, grad: Tensor, source: Source, docs: Documents, into: tuple[Tensor, Tensor],
+    q: Tensor, grad: Tensor, source: GradientSource, docs: Documents, into: tuple[Tensor, Tensor],
     *, deterministic: bool,
 ) -> None:  # fmt: skip
-    """Write the gradients of k and v of one branch to `into`; arguments as in `query_gradient`."""
+    """Write the gradients of k and v of one branch to `into`; arguments as in `query_gradient`.
+
+    The form of the terms says which kernel they were made for (`hopper/support.py`).
+    """
     mode, k, v = source.mode, source.k, source.v
+    if source.terms.is_planes:
+        hopper().key_gradient(q, grad, source, docs, into, deterministic=deterministic)
+        return
     if mode.kind == COMPRESSED.value:
         _compressed_key_gradient(q, grad, source, docs, into, deterministic=deterministic)
         return
@@ -161,7 +117,7 @@ def key_gradient(
     run(
         attend_key_gradient_kernel, grid,
         q, k, v, grad, source.terms.by_head, bits, dk, dv, docs.tile_document, docs.cu_seqlens,
-        q.shape[0], source.terms.by_head.shape[1], _num_words(mode), _WHOLE, 0,
+        docs.num_padded, mode.num_words, _WHOLE, 0,
         q.shape[2]**-0.5 * LOG2E, q.shape[2]**-0.5,
         mode.kind, mode.span, mode.stride, docs.block, k.shape[1], q.shape[1] // k.shape[1],
         q.shape[2], v.shape[2], launch.rows, keys, launch.stages, False, **launch.options(),
@@ -169,7 +125,7 @@ def key_gradient(
 
 
 def _compressed_key_gradient(
-    q: Tensor, grad: Tensor, source: Source, docs: Documents, into: tuple[Tensor, Tensor],
+    q: Tensor, grad: Tensor, source: GradientSource, docs: Documents, into: tuple[Tensor, Tensor],
     *, deterministic: bool,
 ) -> None:  # fmt: skip
     """Split the many rows of the few compressed keys into segments, and sum the segments.
@@ -192,7 +148,7 @@ def _compressed_key_gradient(
     run(
         attend_key_gradient_kernel, grid,
         q, k, v, grad, source.terms.by_head, tiles, dk, dv, tiles, docs.cu_seqlens,
-        q.shape[0], source.terms.by_head.shape[1], 0, segment, k.shape[0],
+        docs.num_padded, 0, segment, k.shape[0],
         q.shape[2]**-0.5 * LOG2E, q.shape[2]**-0.5,
         mode.kind, mode.span, mode.stride, docs.block, k.shape[1], q.shape[1] // k.shape[1],
         q.shape[2], v.shape[2], launch.rows, launch.keys, launch.stages, not deterministic,
@@ -200,7 +156,3 @@ def _compressed_key_gradient(
     )  # fmt: skip
     for target, sums in zip(into, (dk, dv), strict=True):
         target.copy_(sums.sum(0) if copies > 1 else sums[0])
-
-
-def _num_words(mode: Mode) -> int:
-    return 0 if mode.bits is None else mode.bits.shape[1]

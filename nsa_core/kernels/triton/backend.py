@@ -12,6 +12,7 @@ from nsa_core.kernels.backend import DeviceFacts, check_compressed, check_tokens
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.triton import autograd, ops
+from nsa_core.kernels.triton.hopper import support
 from nsa_core.kernels.triton.launch import policy_for
 
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16)
@@ -32,6 +33,15 @@ def refusal(branch: Branch, facts: DeviceFacts) -> str | None:
     if facts.dtype not in SUPPORTED_DTYPES:
         return f"triton computes in bfloat16 or float16, and the inputs are {facts.dtype}"
     return training_refusal(facts.widths, facts.blocks, facts.queries)
+
+
+def note(facts: DeviceFacts) -> str:
+    """Which kernels make the gradients of keys and values, and why not Hopper's."""
+    block = None if facts.blocks is None else facts.blocks[0]
+    reason = support.refusal(facts.capability, facts.dtype, facts.widths, block)
+    if reason is None:
+        return "key gradients by Hopper's Gluon kernels"
+    return f"key gradients by the Triton kernels of any card: {reason}"
 
 
 def create_backend() -> "TritonBackend":

@@ -43,6 +43,21 @@ def _rows_of_slot(DOCUMENT, CU, H: tl.constexpr, BLOCK: tl.constexpr, BM: tl.con
     return row, slot * BLOCK + within // H, within % H, position < length
 
 
+@triton.jit
+def _store_by_head(
+    BY_HEAD, branch, head, padded, num_padded, offset, delta, inside, H: tl.constexpr
+):
+    """The terms of rows, packed, or in two planes where rows that do not exist are written too."""
+    width = num_padded.to(tl.int64)
+    if BY_HEAD.dtype.element_ty == tl.float32:
+        at = (2 * branch * H + head) * width + padded
+        tl.store(BY_HEAD + at, tl.where(inside, offset, INFINITY))
+        tl.store(BY_HEAD + at + H * width, tl.where(inside, delta, 0.0))
+    else:
+        at = (branch * H + head) * width + padded
+        tl.store(BY_HEAD + at, pack_terms(offset, delta), mask=inside)
+
+
 @triton.jit(do_not_specialize=["num_padded"])
 def _prepare_kernel(
     GRAD, OUT, LSE, OFFSET, DELTA, BY_HEAD, DOCUMENT, CU, num_padded,
@@ -56,8 +71,7 @@ def _prepare_kernel(
     offset = _branch_offset(LSE, gate, row, inside)
     tl.store(OFFSET + row, offset, mask=inside)
     tl.store(DELTA + row, delta, mask=inside)
-    by_head = head * num_padded.to(tl.int64) + padded
-    tl.store(BY_HEAD + by_head, pack_terms(offset, delta), mask=inside)
+    _store_by_head(BY_HEAD, 0, head, padded, num_padded, offset, delta, inside, H)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -85,7 +99,7 @@ def _mix_prepare_kernel(
     num_rows, num_padded,
     H: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """LSE, OFFSET, DELTA [3, rows]; GATE, DGATE [rows, 3]; BY_HEAD [3, H, num_padded]."""
+    """LSE, OFFSET, DELTA [3, rows]; GATE, DGATE [rows, 3]; BY_HEAD of three branches."""
     row, padded, head, inside = _rows_of_slot(DOCUMENT, CU, H, BLOCK, BM)
     at = row[:, None] * E + tl.arange(0, E)[None, :]
     grad = tl.load(GRAD + at, mask=inside[:, None], other=0.0).to(tl.float32)
@@ -101,8 +115,7 @@ def _mix_prepare_kernel(
         offset = _branch_offset(LSE + plane, gate, row, inside)
         tl.store(OFFSET + plane + row, offset, mask=inside)
         tl.store(DELTA + plane + row, delta, mask=inside)
-        by_head = (branch * H + head) * num_padded.to(tl.int64) + padded
-        tl.store(BY_HEAD + by_head, pack_terms(offset, delta), mask=inside)
+        _store_by_head(BY_HEAD, branch, head, padded, num_padded, offset, delta, inside, H)
         tl.store(DGATE + row * 3 + branch, delta.to(DGATE.dtype.element_ty), mask=inside)
 
 
@@ -115,13 +128,30 @@ def _row_grid(num_rows: int, width: int) -> tuple[tuple[int], int]:
 class RowTerms:
     """Offset and delta of every row of one branch.
 
-    `by_head` holds both of them in one int64 (rows.py), for kernels that walk along the tokens of
-    a head; each document begins at a multiple of the query block there, so that loads are aligned.
+    `by_head` holds both of them for kernels that walk along the tokens of a head; each document
+    begins at a multiple of the query block there, so that loads are aligned. It has one of two
+    forms: [H, padded] int64 with both in one (rows.py), or planes [2, H, padded] float32, where the
+    rows behind a document's end have offset +inf and delta 0 (Hopper's kernels).
     """
 
     offset: Tensor  # [N, H] float32
     delta: Tensor  # [N, H] float32
-    by_head: Tensor  # [H, slots * block] int64
+    by_head: Tensor
+
+    @property
+    def is_planes(self) -> bool:
+        """Whether offset and delta are planes of their own in `by_head`."""
+        return self.by_head.dtype == torch.float32
+
+
+def _new_by_head(
+    branches: tuple[int, ...], num_heads: int, docs: Documents, *, planes: bool
+) -> Tensor:
+    device = docs.cu_seqlens.device
+    if planes:
+        size = (*branches, 2, num_heads, docs.num_padded)
+        return torch.empty(size, dtype=torch.float32, device=device)
+    return torch.empty(*branches, num_heads, docs.num_padded, dtype=torch.int64, device=device)
 
 
 def _slot_tile(num_heads: int, width: int, block: int) -> int:
@@ -132,16 +162,16 @@ def _slot_tile(num_heads: int, width: int, block: int) -> int:
     return rows
 
 
-def prepare(grad: Tensor, out: Tensor, lse: Tensor, docs: Documents) -> RowTerms:
+def prepare(grad: Tensor, out: Tensor, lse: Tensor, docs: Documents, *, planes: bool) -> RowTerms:
     """Terms of one branch without a gate from its output, natural lse [N, H] and gradient."""
     num_heads, width = out.shape[1:]
     offset, delta = lse.new_empty(2, *lse.shape)
-    by_head = lse.new_empty(num_heads, docs.num_slots * docs.block, dtype=torch.int64)
+    by_head = _new_by_head((), num_heads, docs, planes=planes)
     rows = _slot_tile(num_heads, width, docs.block)
     run(
         _prepare_kernel, (docs.num_slots * (docs.block * num_heads // rows),),
         grad, out, lse, offset, delta, by_head, docs.tile_document, docs.cu_seqlens,
-        by_head.shape[1], num_heads, width, docs.block, rows,
+        docs.num_padded, num_heads, width, docs.block, rows,
     )  # fmt: skip
     return RowTerms(offset, delta, by_head)
 
@@ -157,18 +187,18 @@ def mix(branches: tuple[Tensor, Tensor, Tensor], gates: Tensor) -> Tensor:
 
 def mix_prepare(
     grad: Tensor, branches: tuple[Tensor, Tensor, Tensor], lse: Tensor, gates: Tensor,
-    docs: Documents,
+    docs: Documents, *, planes: bool,
 ) -> tuple[list[RowTerms], Tensor]:  # fmt: skip
     """(terms of the three branches, gradient of the gates [N, H, 3]) in one pass."""
     num_heads, width = grad.shape[1:]
     dgates = torch.empty_like(gates)
     offset, delta = lse.new_empty(2, *lse.shape)
-    by_head = lse.new_empty(3, num_heads, docs.num_slots * docs.block, dtype=torch.int64)
+    by_head = _new_by_head((3,), num_heads, docs, planes=planes)
     rows = _slot_tile(num_heads, width, docs.block)
     run(
         _mix_prepare_kernel, (docs.num_slots * (docs.block * num_heads // rows),),
         grad, *branches, lse, gates, dgates, offset, delta, by_head,
-        docs.tile_document, docs.cu_seqlens, grad.shape[0] * num_heads, by_head.shape[2],
+        docs.tile_document, docs.cu_seqlens, grad.shape[0] * num_heads, docs.num_padded,
         num_heads, width, docs.block, rows,
     )  # fmt: skip
     return [RowTerms(*of) for of in zip(offset, delta, by_head, strict=True)], dgates

@@ -39,20 +39,22 @@ def _load_ids(IDS, token, inside, g, G: tl.constexpr, CHOSEN: tl.constexpr, SLOT
     return ids, at
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_words"])
+@triton.jit(do_not_specialize=["num_padded", "num_words"])
 def block_bits_kernel(
-    IDS, BITS, num_tokens, num_words,
-    G: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr, BT: tl.constexpr,
+    IDS, BITS, DOCUMENT, CU, num_padded, num_words,
+    BLOCK: tl.constexpr, G: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Set bit j % 32 of word j // 32 for every chosen block j: bits [G, words, N]."""
+    """Set bit j % 32 of word j // 32 for every chosen block j: bits [G, words, padded]."""
+    slot = tl.program_id(0)
     g = tl.program_id(1)
-    token = tl.program_id(0) * BT + tl.arange(0, BT)
-    inside = token < num_tokens
-    ids, _ = _load_ids(IDS, token, inside, g, G, CHOSEN, SLOTS)
+    start, length, block = locate(DOCUMENT, CU, slot, BLOCK)
+    within = tl.arange(0, BLOCK)
+    position = block * BLOCK + within
+    ids, _ = _load_ids(IDS, start + position, position < length, g, G, CHOSEN, SLOTS)
     for w in range(num_words):
         bit = tl.where((ids >= 0) & (ids // 32 == w), 1 << (ids % 32), 0)
-        word = num_tokens.to(tl.int64) * (g * num_words + w)
-        tl.store(BITS + word + token, tl.sum(bit, 1), mask=inside)
+        word = num_padded.to(tl.int64) * (g * num_words + w)
+        tl.store(BITS + word + slot * BLOCK + within, tl.sum(bit, 1))
 
 
 @triton.jit(do_not_specialize=["num_slots", "chunk_slots", "num_tokens"])
@@ -210,13 +212,16 @@ def num_words(max_seqlen: int, block: int) -> int:
 
 
 def block_bits(ids: Tensor, docs: Documents) -> Tensor:
-    """Bits [G, words, N] int32 of ids [N, G, S] (unique per token, -1 for none)."""
-    num_tokens, groups, num_selected = ids.shape
+    """Bits [G, words, padded] int32 of ids [N, G, S] (unique per token, -1 for none)."""
+    _, groups, num_selected = ids.shape
     words = num_words(docs.max_seqlen, docs.block)
-    bits = torch.empty(groups, words, num_tokens, dtype=torch.int32, device=ids.device)
-    grid = (triton.cdiv(num_tokens, 128), groups)
+    bits = torch.empty(groups, words, docs.num_padded, dtype=torch.int32, device=ids.device)
     slots = max(16, triton.next_power_of_2(num_selected))
-    run(block_bits_kernel, grid, ids, bits, num_tokens, words, groups, num_selected, slots, 128)
+    run(
+        block_bits_kernel, (docs.num_slots, groups),
+        ids, bits, docs.tile_document, docs.cu_seqlens, docs.num_padded, words,
+        docs.block, groups, num_selected, slots,
+    )  # fmt: skip
     return bits
 
 

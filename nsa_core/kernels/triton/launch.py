@@ -1,9 +1,9 @@
 """Launch tables: tiles, warps and stages of every kernel, per architecture and head width.
 
 Rows are (token, head) pairs, keys are key rows of a tile. The sm_90 numbers were measured on an
-H100 (docs/kernels.md); sm_80 and sm_89 are cut to their shared memory (163 KB, 99 KB) and only
-compiled. A kernel's tile follows the data where it must: `row_tile` never pads a group, and the
-key tile of the window and of chosen blocks is one selection block (or two).
+H100 (docs/kernel-experiments.md); sm_80 and sm_89 are cut to their shared memory (163 KB, 99 KB)
+and only compiled. A kernel's tile follows the data where it must: `row_tile` never pads a group,
+and the key tile of the window and of chosen blocks is one selection block (or two).
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Policy:
+class KernelPolicy:
     """Choices between algorithms, measured per architecture and head width."""
 
     dense_until: int  # longest document for which the masked-dense path is the faster one
@@ -106,19 +106,19 @@ _TABLES: dict[tuple[int, int], dict[Kernel, Launch]] = {
     (90, 128): _SM90_128,
 }
 _POLICIES = {
-    64: Policy(
+    64: KernelPolicy(
         dense_until=3328,
         chunk_tokens=16384,
         item_queries=128,
         segment_tokens=1024,
         partial_dq=False,
     ),
-    128: Policy(
+    128: KernelPolicy(
         dense_until=3328, chunk_tokens=8192, item_queries=64, segment_tokens=1024, partial_dq=True
     ),
 }
 _INTERPRETED = Launch(32, 16, 4, 1)
-_INTERPRETED_POLICY = Policy(
+_INTERPRETED_POLICY = KernelPolicy(
     dense_until=3328, chunk_tokens=64, item_queries=16, segment_tokens=64, partial_dq=False
 )
 
@@ -167,6 +167,11 @@ def _cached_architecture(device: torch.device) -> int:
     return architecture(*torch.cuda.get_device_capability(device))
 
 
+def device_capability(device: torch.device) -> tuple[int, int] | None:
+    """Compute capability of a card; None of a CPU."""
+    return None if device.type == "cpu" else torch.cuda.get_device_capability(device)
+
+
 def launch_for(kernel: Kernel, device: torch.device, key_width: int, value_width: int) -> Launch:
     """How to launch `kernel` on `device` for these head widths."""
     arch = device_architecture(device)
@@ -175,7 +180,7 @@ def launch_for(kernel: Kernel, device: torch.device, key_width: int, value_width
     return _TABLES[arch, width_class(key_width, value_width)][kernel]
 
 
-def policy_for(device: torch.device, key_width: int, value_width: int) -> Policy:
+def policy_for(device: torch.device, key_width: int, value_width: int) -> KernelPolicy:
     """Thresholds and chunk sizes for `device`."""
     if device_architecture(device) == INTERPRETER:
         return _INTERPRETED_POLICY

@@ -10,13 +10,9 @@ from torch import Tensor
 from torch.library import custom_op
 
 from nsa_core.kernels.triton import attention, gates, pool, selected
-from nsa_core.kernels.triton.attention import (
-    Mode,
-    Source,
-    compressed_mode,
-    sliding_mode,
-)
+from nsa_core.kernels.triton.hopper.support import takes_planes
 from nsa_core.kernels.triton.select import select_blocks
+from nsa_core.kernels.triton.sources import GradientSource, Mode, compressed_mode, sliding_mode
 from nsa_core.kernels.triton.streams import run_beside
 from nsa_core.kernels.triton.tiles import Documents, documents
 
@@ -34,7 +30,8 @@ def _mode_backward(
     docs: Documents, mode: Mode, *, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     grad = grad.contiguous()
-    source = Source(mode, k, v, gates.prepare(grad, out, lse, docs))
+    planes = takes_planes(q, v, docs.block)
+    source = GradientSource(mode, k, v, gates.prepare(grad, out, lse, docs, planes=planes))
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     attention.key_gradient(q, grad, source, docs, (dk, dv), deterministic=deterministic)
     return attention.query_gradient(q, grad, (source,), docs), dk, dv
@@ -121,7 +118,8 @@ def selected_attention_backward(
     words = selected.invert(ids, q, v, docs, dense=dense, deterministic=deterministic)
     choice = selected.open_choice(ids, words, q, v, docs, dense=dense)
     grad = grad.contiguous()
-    terms = gates.prepare(grad, out, lse, docs)
+    planes = dense and takes_planes(q, v, docs.block)
+    terms = gates.prepare(grad, out, lse, docs, planes=planes)
     into = torch.empty_like(k), torch.empty_like(v)
     dq = selected.selected_backward(
         q, k, v, grad, terms, choice, docs, into, deterministic=deterministic
@@ -181,11 +179,11 @@ def attend_backward(
     grad = grad.contiguous()
     out_c, out_s, out_w = branches
     (terms_c, terms_s, terms_w), dgate = gates.mix_prepare(
-        grad, (out_c, out_s, out_w), lse, gate, docs
+        grad, (out_c, out_s, out_w), lse, gate, docs, planes=takes_planes(q, out_c, docs.block)
     )
     k_c, v_c, k_s, v_s, k_w, v_w = keys_values
-    compressed_source = Source(compressed_mode(span, stride), k_c, v_c, terms_c)
-    sliding_source = Source(sliding_mode(window), k_w, v_w, terms_w)
+    compressed_source = GradientSource(compressed_mode(span, stride), k_c, v_c, terms_c)
+    sliding_source = GradientSource(sliding_mode(window), k_w, v_w, terms_w)
     choice = selected.open_choice(ids, words, q, v_s, docs, dense=dense)
     chosen = selected.chosen_source(k_s, v_s, terms_s, choice)
     into_c, into_s, into_w = (

@@ -13,7 +13,6 @@ import triton
 from torch import Tensor
 
 from nsa_core.kernels.triton import attention
-from nsa_core.kernels.triton.attention import LOG2E, Source, chosen_mode
 from nsa_core.kernels.triton.gates import RowTerms
 from nsa_core.kernels.triton.index import (
     IndexSize,
@@ -37,6 +36,7 @@ from nsa_core.kernels.triton.merge import (
     merge_forward_kernel,
     merge_query_gradient_kernel,
 )
+from nsa_core.kernels.triton.sources import LOG2E, GradientSource, chosen_mode
 from nsa_core.kernels.triton.tiles import Documents, num_slots, tile_documents
 
 _MAX_ELEMENTS = (1 << 31) - 1  # partial outputs of a chunk are addressed in 32 bits
@@ -44,7 +44,7 @@ _FIRST_BLOCK_SEGMENT = 8  # query blocks per program of the first block's gradie
 
 
 @dataclass(frozen=True)
-class Choice:
+class BlockChoice:
     """Chosen ids [N, G, S] with what a path needs of them: bits, or the inverted index."""
 
     ids: Tensor
@@ -84,9 +84,9 @@ def count_words(
     *, dense: bool,
 ) -> int:  # fmt: skip
     """Length of what `invert` returns."""
-    if dense:
-        return ids.shape[1] * num_words(max_seqlen, block) * ids.shape[0]
     slots = num_slots(ids.shape[0], num_documents, block)
+    if dense:
+        return ids.shape[1] * num_words(max_seqlen, block) * slots * block
     return index_words(_index_size(ids, q, v, slots, block))
 
 
@@ -102,19 +102,24 @@ def invert(
 
 def open_choice(
     ids: Tensor, words: Tensor, q: Tensor, v: Tensor, docs: Documents, *, dense: bool
-) -> Choice:
+) -> BlockChoice:
     """Ids with the words that `invert` made of them."""
     if dense:
-        return Choice(
+        return BlockChoice(
             ids, words.view(ids.shape[1], num_words(docs.max_seqlen, docs.block), -1), None
         )
-    return Choice(
+    return BlockChoice(
         ids, None, QueryIndex.over(words, _index_size(ids, q, v, docs.num_slots, docs.block))
     )
 
 
 def selected_forward(
-    q: Tensor, k: Tensor, v: Tensor, choice: Choice, docs: Documents, into: tuple[Tensor, Tensor]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    choice: BlockChoice,
+    docs: Documents,
+    into: tuple[Tensor, Tensor],
 ) -> None:
     """Write out [N, H, E] and natural lse [N, H] of causal attention to the chosen blocks."""
     if choice.bits is not None:
@@ -123,16 +128,18 @@ def selected_forward(
         _items_forward(q, k, v, choice, docs, into)
 
 
-def chosen_source(k: Tensor, v: Tensor, terms: RowTerms, choice: Choice) -> Source | None:
+def chosen_source(
+    k: Tensor, v: Tensor, terms: RowTerms, choice: BlockChoice
+) -> GradientSource | None:
     """The branch as a source of the common gradient kernels; None on the KV-major path."""
     if choice.bits is None:
         return None
-    return Source(chosen_mode(choice.bits), k, v, terms)
+    return GradientSource(chosen_mode(choice.bits), k, v, terms)
 
 
 def selected_backward(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, terms: RowTerms,
-    choice: Choice, docs: Documents, into: tuple[Tensor, Tensor], *, deterministic: bool,
+    choice: BlockChoice, docs: Documents, into: tuple[Tensor, Tensor], *, deterministic: bool,
 ) -> Tensor:  # fmt: skip
     """Gradient of q; those of k and v go `into`."""
     source = chosen_source(k, v, terms, choice)
@@ -176,7 +183,12 @@ def _item_programs(docs: Documents, index: QueryIndex, shape: _Shape, chunks: in
 
 
 def _items_forward(
-    q: Tensor, k: Tensor, v: Tensor, choice: Choice, docs: Documents, into: tuple[Tensor, Tensor]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    choice: BlockChoice,
+    docs: Documents,
+    into: tuple[Tensor, Tensor],
 ) -> None:
     index, ids = choice.index, choice.ids
     assert index is not None  # noqa: S101 - narrows the type; the caller has looked at `bits`
@@ -233,7 +245,7 @@ class _Backward:
 
 def items_backward(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, terms: RowTerms,
-    choice: Choice, docs: Documents, into: tuple[Tensor, Tensor],
+    choice: BlockChoice, docs: Documents, into: tuple[Tensor, Tensor],
     *, deterministic: bool, add_to: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Gradient of q on the KV-major path; those of k and v go `into`.

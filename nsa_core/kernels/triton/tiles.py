@@ -97,6 +97,11 @@ class Documents:
         """Query blocks of all documents, empty slots included."""
         return self.tile_document.numel()
 
+    @property
+    def num_padded(self) -> int:
+        """Tokens where each document begins at a multiple of the query block, as its slots do."""
+        return self.num_slots * self.block
+
 
 def documents(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int, block: int) -> Documents:
     """Cut packed documents into query blocks of `block` tokens."""

@@ -1,6 +1,7 @@
 """Policy and capability decide; nothing falls back in silence."""
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,6 +73,34 @@ def test_auto_follows_the_architecture_and_says_why_not(capability, name):
         assert choice.name == name
         if name == "sdpa":
             assert f"sm_{capability[0]}{capability[1]}" in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "key gradients by Hopper's Gluon kernels"),
+        ({"capability": (8, 0)}, "any card: the card is not sm_90"),
+        ({"capability": (10, 0)}, "any card: the card is not sm_90"),
+        ({"widths": (64, 128)}, "64 and 128 wide"),
+        ({"widths": (32, 32)}, "32 and 32 wide"),
+        ({"blocks": (32, 16)}, "the selection block has 32 tokens, not 64"),
+    ],
+)
+def test_the_reason_names_the_kernels_of_the_key_gradients(change, said, monkeypatch):
+    triton = pytest.importorskip("triton", reason="the Triton kernels need the train extra")
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
+    known = DeviceFacts("cuda", (9, 0), torch.bfloat16, widths=(128, 128), blocks=(64, 16))
+    for choice in dispatch.choose_backends(RuntimeConfig(), replace(known, **change)).choices:
+        assert choice.name == "triton"
+        assert said in choice.reason
+
+
+def test_a_triton_whose_gluon_was_not_proven_is_named(monkeypatch):
+    triton = pytest.importorskip("triton", reason="the Triton kernels need the train extra")
+    monkeypatch.setattr(triton, "__version__", "3.99.0")
+    facts = DeviceFacts("cuda", (9, 0), torch.bfloat16)
+    for choice in dispatch.choose_backends(RuntimeConfig(), facts).choices:
+        assert "not proven on Triton 3.99.0, but on 3.6.0, 3.7.1" in choice.reason
 
 
 def test_float32_on_a_card_is_sdpa_because_of_the_dtype():

@@ -15,6 +15,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
 from nsa_core.kernels.triton import launch as launch_table
@@ -89,6 +91,9 @@ def _describe(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
             constants.append((param.name, value))
         elif isinstance(value, torch.Tensor):
             signature.append((param.name, "*" + _DTYPES[value.dtype]))
+        elif isinstance(value, TensorDescriptor):
+            box = f"{_DTYPES[value.base.dtype]}{value.block_shape}"
+            signature.append((param.name, f"tensordesc<{box},{value.layout!r}>"))
         else:
             signature.append((param.name, "fp32" if isinstance(value, float) else "i32"))
     options = tuple((name, kwargs[name]) for name in _OPTIONS if name in kwargs)
@@ -102,7 +107,8 @@ def compile_launch(one: Recorded, arch: int) -> Machine:
         for i, (_, kind) in enumerate(one.signature)
         if kind.startswith("*")
     }
-    source = ASTSource(
+    kind = GluonASTSource if isinstance(one.kernel, GluonJITFunction) else ASTSource
+    source = kind(
         fn=one.kernel, signature=dict(one.signature), constexprs=dict(one.constants),
         attrs=attributes,
     )  # fmt: skip

@@ -1,0 +1,149 @@
+"""Hopper's Gluon kernels on a card, beside the Triton kernels of any card."""
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the Triton kernels need the train extra")
+
+from nsa_core.kernels.triton import attention, gates, index
+from nsa_core.kernels.triton.hopper import support
+from nsa_core.kernels.triton.sources import (
+    GradientSource,
+    Mode,
+    chosen_mode,
+    compressed_mode,
+    sliding_mode,
+)
+from nsa_core.kernels.triton.tiles import documents
+from tests import oracle
+from tests.gpu.test_triton_backend import SHAPES, Case, branch_errors, poison
+
+pytestmark = pytest.mark.gpu
+__all__ = ["poison"]  # the fixture: every test here finds NaN in fresh memory
+
+TOLERANCE = 1e-2
+MODES = ("compressed", "sliding", "chosen")
+
+
+@pytest.fixture(autouse=True)
+def only_on_hopper() -> None:
+    reason = support.refusal(torch.cuda.get_device_capability(), torch.bfloat16, None, None)
+    if reason is not None:
+        pytest.skip(f"the Gluon kernels do not run here: {reason}")
+
+
+@dataclass(frozen=True)
+class KeyGradient:
+    """Inputs of one key gradient, and the gradients that each kind of kernel makes of them."""
+
+    q: Tensor
+    grad: Tensor
+    k: Tensor
+    v: Tensor
+    borders: tuple[int, ...]
+    mode: Mode
+
+    def run(self, *, planes: bool, deterministic: bool = False) -> tuple[Tensor, Tensor]:
+        cu = torch.tensor(self.borders, dtype=torch.int32, device="cuda")
+        longest = max(b - a for a, b in itertools.pairwise(self.borders))
+        docs = documents(cu, len(self.q), longest, 64)
+        out = torch.empty_like(self.q)
+        lse = torch.empty(self.q.shape[:2], device="cuda")
+        attention.forward(self.q, self.k, self.v, docs, self.mode, (out, lse))
+        terms = gates.prepare(self.grad, out, lse, docs, planes=planes)
+        into = torch.full_like(self.k, float("nan")), torch.full_like(self.v, float("nan"))
+        source = GradientSource(self.mode, self.k, self.v, terms)
+        attention.key_gradient(self.q, self.grad, source, docs, into, deterministic=deterministic)
+        return into
+
+    def used(self) -> Tensor:
+        """Which rows of k belong to a document: slots of the compressed keys may be unused."""
+        used = torch.ones(len(self.k), dtype=torch.bool, device="cuda")
+        if self.mode.kind == 0:
+            used.zero_()
+            for a, b in itertools.pairwise(self.borders):
+                used[a // 16 : a // 16 + max(b - a - 16, 0) // 16] = True
+        return used
+
+
+def key_gradient(
+    name: str, borders: tuple[int, ...], heads: int, groups: int, width: int, dtype: torch.dtype
+) -> KeyGradient:
+    tokens = borders[-1]
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def randn(*size: int) -> Tensor:
+        return torch.randn(*size, device="cuda", dtype=dtype, generator=generator)
+
+    rows = tokens // 16 if name == "compressed" else tokens
+    longest = max(b - a for a, b in itertools.pairwise(borders))
+    padded = 64 * (tokens // 64 + len(borders) - 1)
+    words = torch.randint(
+        -(2**31), 2**31 - 1, (groups, index.num_words(longest, 64), padded),
+        device="cuda", generator=generator, dtype=torch.int32,
+    )  # fmt: skip
+    modes = {
+        "compressed": compressed_mode(32, 16), "sliding": sliding_mode(200),
+        "chosen": chosen_mode(words),
+    }  # fmt: skip
+    q, grad = randn(tokens, heads, width), randn(tokens, heads, width)
+    k, v = randn(rows, groups, width), randn(rows, groups, width)
+    return KeyGradient(q, grad, k, v, borders, modes[name])
+
+
+#: Documents begin at any token, and have 1, 63, 64 and 65 tokens, and more than 32 blocks; groups
+#: have odd and even numbers of heads.
+SIZES = (
+    ((0, 1, 701, 2100, 2163, 4847), 12, 2, 64),
+    ((0, 64, 129, 192, 1025), 16, 1, 128),
+    ((0, 3, 700), 5, 1, 64),
+    ((0, 130, 777), 6, 2, 128),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("name", MODES)
+def test_both_kinds_of_kernels_make_the_same_gradients(name, sizes, dtype) -> None:
+    case = key_gradient(name, *sizes, dtype)
+    used = case.used()
+    for deterministic in (False, True):
+        ours = case.run(planes=True, deterministic=deterministic)
+        plain = case.run(planes=False, deterministic=deterministic)
+        for one, other in zip(ours, plain, strict=True):
+            assert oracle.relative_error(one[used], other[used]) < TOLERANCE / 2
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("name", MODES)
+def test_nan_in_the_next_document_changes_no_bit_of_a_gradient(name: str, width: int) -> None:
+    case = key_gradient(name, (0, 333, 1000), 4, 2, width, torch.bfloat16)
+    rows = 333 // 16 - 1 if name == "compressed" else 333
+    before = [one[:rows].clone() for one in case.run(planes=True, deterministic=True)]
+    for tensor in (case.q, case.grad, case.k, case.v):
+        tensor[len(tensor) * 333 // 1000 + 1 :] = float("nan")
+    case.q[333:] = case.grad[333:] = float("nan")
+    after = case.run(planes=True, deterministic=True)
+    for one, other in zip(before, after, strict=True):
+        assert torch.equal(one, other[:rows])
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_deterministic_key_gradients_repeat_bit_by_bit(name: str) -> None:
+    case = key_gradient(name, (0, 3000, 4500, 4577), 12, 2, 64, torch.bfloat16)
+    used = case.used()
+    first, second = (case.run(planes=True, deterministic=True) for _ in range(2))
+    assert all(torch.equal(a[used], b[used]) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("arguments", SHAPES[:2], ids=str)
+def test_a_triton_that_is_not_proven_takes_the_kernels_of_any_card(arguments, monkeypatch) -> None:
+    *sizes, dtype = arguments
+    monkeypatch.setattr(support, "PROVEN_TRITON", ())
+    monkeypatch.setattr(attention, "hopper", None)  # a call of it would fail
+    for name, found in branch_errors(Case(*sizes, dtype=dtype)).items():
+        assert max(found) < TOLERANCE, f"{name}: {found}"
