@@ -1,6 +1,5 @@
 """Tensors as the copy engine of Hopper (TMA) sees them: two axes, cut into boxes."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -8,19 +7,27 @@ from torch import Tensor
 ROW_BYTES = 128  # a box with rows of as many bytes is swizzled, so that products read no bank twice
 
 
-@dataclass(frozen=True, slots=True)
 class TileDescriptor:
     """What Triton needs at a launch to encode a tensor's map; `for_triton` is what it compiles for.
 
-    Triton's own class checks itself for 5 us whenever it is made, and one is made for each launch.
+    Triton's own class checks itself for 5 us whenever it is made, and one is made for each launch;
+    a frozen dataclass takes about as long. Triton reads the attributes by these names.
+
+    Args:
+        base: A contiguous tensor.
+        size: Rows and columns of the matrix that it is seen as.
+        box: Rows and columns of what one copy brings.
     """
 
-    base: Tensor
-    shape: tuple[int, int]
-    strides: tuple[int, int]
-    block_shape: tuple[int, int]
-    padding: str = "zero"
-    round_f32_to_tf32: bool = False
+    __slots__ = ("base", "block_shape", "padding", "round_f32_to_tf32", "shape", "strides")
+
+    def __init__(self, base: Tensor, size: tuple[int, int], box: tuple[int, int]) -> None:
+        self.base = base
+        self.shape = size
+        self.strides = (size[1], 1)
+        self.block_shape = box
+        self.padding = "zero"
+        self.round_f32_to_tf32 = False
 
     def for_triton(self) -> Any:
         """The same as Triton's own class."""
@@ -32,15 +39,3 @@ class TileDescriptor:
         return TensorDescriptor(
             self.base, list(self.shape), list(self.strides), list(self.block_shape), layout
         )
-
-
-def tiles_of(tensor: Tensor, rows: int, columns: int) -> TileDescriptor:
-    """A contiguous tensor [R, ...] as a matrix of R rows, in boxes of `rows` by `columns`."""
-    width = tensor.numel() // tensor.shape[0]
-    return TileDescriptor(tensor, (tensor.shape[0], width), (width, 1), (rows, columns))
-
-
-def lines_of(tensor: Tensor, columns: int) -> TileDescriptor:
-    """A contiguous tensor [..., C] as a matrix of rows of C numbers, in pieces of one row."""
-    width = tensor.shape[-1]
-    return TileDescriptor(tensor, (tensor.numel() // width, width), (width, 1), (1, columns))

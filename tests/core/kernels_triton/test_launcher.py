@@ -11,7 +11,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from nsa_core.kernels.triton import launcher
-from nsa_core.kernels.triton.descriptors import lines_of, tiles_of
+from nsa_core.kernels.triton.descriptors import TileDescriptor
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -82,22 +82,23 @@ def test_whatever_decides_machine_code_is_compiled_by_itself(compilations):
 def test_a_descriptor_is_made_for_triton_once_and_then_passed_as_it_is(compilations):
     pytest.importorskip("triton.experimental.gluon")
     x, other = torch.zeros(128, 64), torch.zeros(256, 64)
-    launcher.run(copy_kernel, (1,), tiles_of(x, 64, 64), x, 64)
-    again = tiles_of(other, 64, 64)
+    box = (64, 64)
+    launcher.run(copy_kernel, (1,), TileDescriptor(x, (128, 64), box), x, 64)
+    again = TileDescriptor(other, (256, 64), box)
     launcher.run(copy_kernel, (2,), again, other, 64)
-    launcher.run(copy_kernel, (1,), tiles_of(x.half(), 64, 64), x, 64)
+    launcher.run(copy_kernel, (1,), TileDescriptor(x.half(), (128, 64), box), x, 64)
     assert len(compilations) == 2
     assert compilations[0].launches == [((2, 1, 1), (again, other, 64))]
 
 
-def test_boxes_have_the_rows_of_a_matrix_and_the_layout_of_their_width():
+def test_triton_gets_the_matrix_its_boxes_and_the_layout_of_their_rows():
     pytest.importorskip("triton.experimental.gluon")
-    tile = tiles_of(torch.zeros(100, 4, 64, dtype=torch.bfloat16), 64, 64)
-    assert (tile.shape, tile.strides, tile.block_shape) == ((100, 256), (256, 1), (64, 64))
-    line = lines_of(torch.zeros(2, 12, 192), 64)
-    assert (line.shape, line.strides, line.block_shape) == ((24, 192), (192, 1), (1, 64))
-    widths = [one.for_triton().layout.swizzle_byte_width for one in (tile, line)]
-    assert widths == [128, 0]
+    bfloat = torch.zeros(100, 4, 64, dtype=torch.bfloat16)
+    tile = TileDescriptor(bfloat, (100, 256), (64, 64)).for_triton()
+    assert (tile.shape, tile.strides, tile.block_shape) == ([100, 256], [256, 1], [64, 64])
+    assert (tile.layout.swizzle_byte_width, tile.layout.element_bitwidth) == (128, 16)
+    line = TileDescriptor(torch.zeros(2, 12, 192), (24, 192), (1, 64)).for_triton()
+    assert (line.layout.swizzle_byte_width, line.layout.element_bitwidth) == (0, 32)
 
 
 def test_an_integer_that_triton_would_specialise_on_is_refused(compilations):

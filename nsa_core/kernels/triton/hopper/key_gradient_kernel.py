@@ -110,7 +110,7 @@ def clear_rows(tile, rows, D: gl.constexpr, BM: gl.constexpr):
 @gluon.jit
 def add_tile(
     s, dk, dv, k, v, q_ring, grad_ring, offset_ring, delta_ring, bits_ring, filled, emptied,
-    slot, phase, has_next, at, next_at, length, key, bit, qk_scale,
+    slot, phase, has_next, at, length, key, bit, qk_scale,
     MODE: gl.constexpr, SPAN: gl.constexpr, STRIDE: gl.constexpr, D: gl.constexpr,
     BM: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr, AHEAD: gl.constexpr,
     CLEAR: gl.constexpr,
@@ -132,20 +132,14 @@ def add_tile(
     if AHEAD:
         dp = warpgroup_mma(v, grad.permute((1, 0)), zero, use_acc=False, is_async=True)
         mbarrier.wait(filled.index(next_slot), next_phase, pred=has_next)
-        if MASKED and CLEAR:  # noqa: SIM102 - the first is of the compiler, the second of the card
-            if has_next & (next_at + BM > length):
-                clear_rows(q_ring.index(next_slot), length - next_at, D, BM)
-                clear_rows(grad_ring.index(next_slot), length - next_at, D, BM)
-                fence_async_shared()
         next_q = q_ring.index(next_slot).permute((1, 0))
         next_s = warpgroup_mma(k, next_q, zero, use_acc=False, is_async=True)
     else:
         mbarrier.wait(filled.index(slot), phase)
-        if MASKED and CLEAR:  # noqa: SIM102
-            if at + BM > length:
-                clear_rows(q, length - at, D, BM)
-                clear_rows(grad, length - at, D, BM)
-                fence_async_shared()
+        if CLEAR:
+            clear_rows(q, length - at, D, BM)
+            clear_rows(grad, length - at, D, BM)
+            fence_async_shared()
         s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
         dp = warpgroup_mma(v, grad.permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(1, deps=(s,))
@@ -195,26 +189,20 @@ def add_tiles(
     s = gl.full([64, BM], 0.0, gl.float32, s_layout)
     if AHEAD:
         mbarrier.wait(filled.index(slot), phase, pred=count > 0)
-        if MASKED and CLEAR:  # noqa: SIM102
-            if (count > 0) & (first * BM + BM > length):
-                clear_rows(q_ring.index(slot), length - first * BM, D, BM)
-                clear_rows(grad_ring.index(slot), length - first * BM, D, BM)
-                fence_async_shared()
         s = warpgroup_mma(k, q_ring.index(slot).permute((1, 0)), s, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
     total = HG * count
     for i in range(0, total, STEP):
         at = (first + i // HG) * BM
-        next_at = (first + (i + STEP) // HG) * BM
         if PAIRS:
             s, dk, dv, slot, phase = add_tile(
                 s, dk, dv, k, v, q_ring, grad_ring, offset_ring, delta_ring, bits_ring, filled,
-                emptied, slot, phase, True, at, at, length, key, bit, qk_scale,
+                emptied, slot, phase, True, at, length, key, bit, qk_scale,
                 MODE, SPAN, STRIDE, D, BM, STAGES, MASKED, AHEAD, CLEAR,
             )  # fmt: skip
         s, dk, dv, slot, phase = add_tile(
             s, dk, dv, k, v, q_ring, grad_ring, offset_ring, delta_ring, bits_ring, filled,
-            emptied, slot, phase, i + STEP < total, at, next_at, length, key, bit, qk_scale,
+            emptied, slot, phase, i + STEP < total, at, length, key, bit, qk_scale,
             MODE, SPAN, STRIDE, D, BM, STAGES, MASKED, AHEAD, CLEAR,
         )  # fmt: skip
     return dk, dv, slot, phase
@@ -264,8 +252,11 @@ def sum_half(
     seen_from = gl.minimum(gl.maximum(first_seen // BM, begin), end)
     seen_from = gl.where(own0 < num_keys, seen_from, end)
     seen_to = gl.maximum(gl.minimum(gl.cdiv(all_lost, BM), end), seen_from)
-    whole_from = gl.minimum(gl.maximum(gl.cdiv(all_seen, BM), seen_from), seen_to)
-    whole_to = gl.minimum(gl.maximum(gl.minimum(first_lost, high) // BM, whole_from), seen_to)
+    full_to = seen_to
+    if CLEAR:
+        full_to = gl.maximum(gl.minimum(seen_to, length // BM), seen_from)
+    whole_from = gl.minimum(gl.maximum(gl.cdiv(all_seen, BM), seen_from), full_to)
+    whole_to = gl.minimum(gl.maximum(gl.minimum(first_lost, high) // BM, whole_from), full_to)
     slot = gl.to_tensor(0)
     phase = gl.to_tensor(0)
     slot, phase = skip_tiles(filled, emptied, slot, phase, HG * (seen_from - begin), STAGES)
@@ -273,13 +264,19 @@ def sum_half(
         dk, dv, slot, phase = add_tiles(
             dk, dv, k, v, q_ring, grad_ring, offset_ring, delta_ring, bits_ring, filled, emptied,
             slot, phase, gl.where(part == 0, seen_from, whole_to),
-            gl.where(part == 0, whole_from - seen_from, seen_to - whole_to), length, key, bit,
-            qk_scale, MODE, SPAN, STRIDE, HG, D, BM, STAGES, True, AHEAD, CLEAR,
+            gl.where(part == 0, whole_from - seen_from, full_to - whole_to), length, key, bit,
+            qk_scale, MODE, SPAN, STRIDE, HG, D, BM, STAGES, True, AHEAD, False,
         )  # fmt: skip
         dk, dv, slot, phase = add_tiles(
             dk, dv, k, v, q_ring, grad_ring, offset_ring, delta_ring, bits_ring, filled, emptied,
             slot, phase, whole_from, gl.where(part == 0, whole_to - whole_from, 0), length, key,
-            bit, qk_scale, MODE, SPAN, STRIDE, HG, D, BM, STAGES, False, AHEAD, CLEAR,
+            bit, qk_scale, MODE, SPAN, STRIDE, HG, D, BM, STAGES, False, AHEAD, False,
+        )  # fmt: skip
+    if CLEAR:
+        dk, dv, slot, phase = add_tiles(
+            dk, dv, k, v, q_ring, grad_ring, offset_ring, delta_ring, bits_ring, filled, emptied,
+            slot, phase, full_to, seen_to - full_to, length, key, bit, qk_scale,
+            MODE, SPAN, STRIDE, HG, D, BM, STAGES, True, False, True,
         )  # fmt: skip
     slot, phase = skip_tiles(filled, emptied, slot, phase, HG * (end - seen_to), STAGES)
     row = gl.arange(0, 64, layout=gl.SliceLayout(1, sum_layout))
@@ -307,15 +304,17 @@ def hopper_key_gradient_kernel(
 ):  # fmt: skip
     """dk, dv of 128 keys of one group over the tokens of one segment (axis 2).
 
+    DOCUMENT names the documents of tiles of 128 compressed keys, or of query blocks: programs of
+    every second query block of a document return, the others take the next one's keys along.
     Compressed keys are few and their rows many: segments add up by float32 atomics (ATOMIC), or
     each writes its own copy, `copy_keys` keys apart (0 for ATOMIC). The other modes see a key once
     and store.
     """
-    TILE: gl.constexpr = 128 * STRIDE
+    KEYS: gl.constexpr = 128 if MODE == COMPRESSED else 64
     document = gl.load(DOCUMENT + gl.program_id(0))
     start = gl.load(CU + document)
     length = gl.load(CU + document + 1) - start
-    key0 = (gl.program_id(0) - start // TILE - document) * 128
+    key0 = (gl.program_id(0) - start // (KEYS * STRIDE) - document) * KEYS
     if MODE == COMPRESSED:  # noqa: SIM108 - this is one branch, and the other would be both
         num_keys = gl.maximum(length - SPAN + STRIDE, 0) // STRIDE
     else:
@@ -324,7 +323,7 @@ def hopper_key_gradient_kernel(
     low = gl.maximum(gl.program_id(2) * segment, first_seen)
     high = gl.minimum((gl.program_id(2) + 1) * segment, all_lost)
     g = gl.program_id(1)
-    if (key0 < num_keys) & (low < high):
+    if (key0 < num_keys) & (low < high) & (key0 % 128 == 0):
         begin = low // BM
         end = gl.cdiv(high, BM)
         padded = (start // 64 + document) * 64
