@@ -33,8 +33,7 @@ from nsa_core.config.backend_policy import policy_text
 from nsa_core.config.run import RunConfig
 from nsa_core.evaluate.device import COMPUTE_DTYPE
 from nsa_core.kernels.backend import BranchBackends
-from nsa_core.kernels.decode import choose_decode_attention
-from nsa_core.kernels.dispatch import choose_backends, device_facts
+from nsa_core.kernels.dispatch import choose_backends, choose_decode_attention, device_facts
 from nsa_core.kernels.gathered_backend import MASKED_LENGTH_FACTOR, GatheredBackend
 from nsa_core.model.transformer import LanguageModel
 from nsa_core.rundir.report import CheckResult, Report

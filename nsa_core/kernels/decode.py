@@ -6,14 +6,12 @@ width, R rows of a buffer, C rows of the compressed one, S = num_selected, L tok
 block.
 """
 
-import importlib
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.gathered import (
     FiniteKeys,
     attend_tiles,
@@ -133,16 +131,6 @@ class GatheredDecode:
             ids_BGS,
             CountedReads(sees_cmp_B1C, sees_slc_BGR, sees_win_B1R),
         )
-
-
-def choose_decode_attention(backends: BranchBackends) -> DecodeAttention:
-    """Triton where the policy gave it the compressed and chosen keys, and decode has the sizes."""
-    is_wanted = backends.compressed.name == backends.selected.name == "triton"
-    if is_wanted and backends.not_in_decode is None:
-        module = importlib.import_module("nsa_core.kernels.triton.decode_host")
-        made: DecodeAttention = module.TritonDecode()
-        return made
-    return GatheredDecode()
 
 
 def by_group(pair: Pair) -> Pair:

@@ -24,6 +24,7 @@ from nsa_core.kernels.backend import (
     BranchBackends,
     DeviceFacts,
 )
+from nsa_core.kernels.decode import DecodeAttention, GatheredDecode
 
 #: Where each backend lives. A module offers `refusal(branch, facts) -> str | None` and
 #: `create_backend() -> AttentionBackend`, and that of Triton `note(facts) -> str`, which of its
@@ -114,6 +115,16 @@ def choose_backends(
     return BranchBackends(
         compressed, selected, sliding, choices, not_in_decode=_decode_refusal(facts)
     )
+
+
+def choose_decode_attention(backends: BranchBackends) -> DecodeAttention:
+    """Triton where the policy gave it the compressed and chosen keys, and decode has the sizes."""
+    is_wanted = backends.compressed.name == backends.selected.name == "triton"
+    if is_wanted and backends.not_in_decode is None:
+        module = importlib.import_module("nsa_core.kernels.triton.decode_host")
+        made: DecodeAttention = module.TritonDecode()
+        return made
+    return GatheredDecode()
 
 
 def _decode_refusal(facts: DeviceFacts) -> str | None:

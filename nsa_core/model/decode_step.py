@@ -20,8 +20,8 @@ from nsa_core.kernels.decode import (
     DecodeAttention,
     attend_one,
     by_group,
-    choose_decode_attention,
 )
+from nsa_core.kernels.dispatch import choose_decode_attention
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.model.attention import DenseAttention, KeysValues, NSAAttention
 from nsa_core.model.cache import DecodeCache, DenseLayerCache, NSALayerCache, PairBuffer

@@ -11,7 +11,6 @@ from nsa_core.config.recipe import resolve
 from nsa_core.config.training import RuntimeConfig
 from nsa_core.kernels import dispatch
 from nsa_core.kernels.backend import DeviceFacts
-from nsa_core.kernels.decode import choose_decode_attention
 
 CPU = DeviceFacts("cpu", None, torch.float32)
 
@@ -165,7 +164,7 @@ def test_decode_is_triton_only_for_groups_that_its_kernels_serve(groups, name):
     config = resolve("m7c-125m", sets=sets).config
     chosen = dispatch.choose_backends(config.runtime, card_facts(config))
     assert {choice.name for choice in chosen.choices} == {"triton"}
-    assert choose_decode_attention(chosen).name == name
+    assert dispatch.choose_decode_attention(chosen).name == name
 
 
 def test_flash_without_a_known_length_says_so():
