@@ -150,5 +150,5 @@ def _call(
         message = (
             f"The agent on pod `{pod.name}` gave no answer (exit code {done.exit_code}): {said}"
         )
-        hint = f"See that `{pod.python} -c 'import pydantic, yaml'` works on the pod"
+        hint = f"Check that `{pod.python} -c 'import pydantic, yaml'` works on the pod"
         raise VerificationError(message, hint=hint) from error

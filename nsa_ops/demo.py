@@ -77,7 +77,7 @@ class Demo:
 
 
 class _Stage:
-    """Keeps the time of each part and tells its outcome."""
+    """Keeps the time of each part and reports its outcome."""
 
     def __init__(self, operator: Operator, demo: Demo) -> None:
         self.operator = operator

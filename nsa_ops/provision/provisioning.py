@@ -199,7 +199,7 @@ def _do_all(operator: Operator, planned: Provisioning, done: list[str]) -> Provi
     while planned.plan.changes:
         step = next(step for step in planned.plan.steps if not step.is_done)
         if step.name in done:
-            message = f"Step `{step.name}` ended well on pod `{planned.want.pod}`, but is not done"
+            message = f"Step `{step.name}` succeeded on pod `{planned.want.pod}` without a result"
             hint = f"See what it did: {step.shell or ', '.join(step.files)}"
             raise PartialError(message, hint=hint)
         operator.tell(f"{step.name}: {step.detail}")

@@ -107,12 +107,12 @@ def judge_environment(receipt: ProvisionReceipt | None, pod: PodRecord, lock: st
     """Whether runs use an environment of ours, made from the packages this code is locked to."""
     name, hint = "python.environment", f"Run `nsa-ops provision {pod.name}`"
     if receipt is None or receipt.python != pod.python:
-        message = f"`{pod.python}` was not made by `nsa-ops provision`: its versions are its own"
+        message = f"its packages are not checked: `nsa-ops provision` did not make `{pod.python}`"
         return checked(name, "skipped", message)
     measured, limit = receipt.lock_sha256[:12], lock[:12]
     if lock and receipt.lock_sha256 != lock:
-        message = "it was made from other locks than this code has"
+        message = "it was made from other lock files than this code has"
         return checked(name, "warn", message, measured=measured, limit=limit, hint=hint)
     flash = receipt.flash_attention
-    message = f"made from these locks; torch {receipt.torch_build}; flash-attn {flash}"
+    message = f"made from these lock files; torch {receipt.torch_build}; flash-attn {flash}"
     return checked(name, "pass", message)

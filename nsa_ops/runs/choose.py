@@ -86,32 +86,16 @@ def find_run(
         NotFoundError: If there is none.
         ConfigurationError: If several fit.
     """
-    if pod is not None and run_id is not None:
-        return _find_on(operator, run_id, choose_pod(operator.store, pod))
-    record = choose_record(operator, run_id, among=among)
-    if pod is not None and record.pod != pod:
-        return _find_on(operator, record.run_id, choose_pod(operator.store, pod))
-    link = link_of(operator, record)
-    return FoundRun(record, link, probe_run(handle_of(link, record)))
-
-
-def _find_on(operator: Operator, run_id: str, pod: PodRecord) -> FoundRun:
-    """A run on a named pod: one that it left, or one that this registry does not know."""
-    known = next(iter(_known(operator, run_id)), None)
-    link = operator.link(pod)
-    is_there = known is not None and known.pod == pod.name
-    record = known if known and is_there else read_record(link, known.run_id if known else run_id)
-    return FoundRun(record, link, probe_run(handle_of(link, record)))
-
-
-def read_record(link: PodLink, run_id: str) -> RunRecord:
-    """What the registry would say of a run, had it been launched from here on this pod.
-
-    Raises:
-        ConfigurationError: If that cannot be a run id.
-        OpsError: As `read_run_manifest`.
-    """
-    return record_of(link, read_named_manifest(link, run_id))
+    if pod is None:
+        record = choose_record(operator, run_id, among=among)
+        link = link_of(operator, record)
+        return FoundRun(record, link, probe_run(handle_of(link, record)))
+    run_id = run_id if run_id is not None else choose_record(operator, None, among=among).run_id
+    known = _known(operator, run_id)
+    link = operator.link(choose_pod(operator.store, pod))
+    if known is None or known.pod != link.record.name:  # it left that pod, or is not known here
+        known = record_of(link, read_named_manifest(link, known.run_id if known else run_id))
+    return FoundRun(known, link, probe_run(handle_of(link, known)))
 
 
 def read_named_manifest(link: PodLink, run_id: str) -> RunManifest:
@@ -149,7 +133,7 @@ def choose_record(
 ) -> RunRecord:
     """As `find_run`, without looking at the named run."""
     if run_id is not None:
-        return _named(operator, run_id)
+        return _require_known(operator, run_id)
     runs = operator.store.runs(operator.settings.values.pod or None)
     if not runs:
         message = "No run was launched from here yet"
@@ -160,7 +144,8 @@ def choose_record(
         raise NotFoundError(message, hint=hint)
     if len(runs) == 1:
         return runs[0]
-    states = _states(operator, runs) if among else {}
+    looked = look_at_pods(operator, runs) if among else []  # a pod that is silent has no reports
+    states = {report.run_id: report.state for pod in looked for report in pod.reports}
     fitting = [run for run in runs if among and states.get(run.run_id) in among]
     if len(fitting) == 1:
         return fitting[0]
@@ -171,10 +156,10 @@ def choose_record(
     raise ConfigurationError(message, hint="Name one; see `nsa-ops run ls`")
 
 
-def _named(operator: Operator, run_id: str) -> RunRecord:
+def _require_known(operator: Operator, run_id: str) -> RunRecord:
     known = _known(operator, run_id)
-    if known:
-        return known[0]
+    if known is not None:
+        return known
     message = f"No run `{run_id}` was launched from here"
     hint = (
         "See `nsa-ops run ls`; one of a colleague is known here after `nsa-ops run adopt --pod POD`"
@@ -182,22 +167,11 @@ def _named(operator: Operator, run_id: str) -> RunRecord:
     raise NotFoundError(message, hint=hint)
 
 
-def _known(operator: Operator, run_id: str) -> list[RunRecord]:
-    """The run of this id, or the only one whose id begins so; none if it is not known."""
+def _known(operator: Operator, run_id: str) -> RunRecord | None:
+    """The run of this id, or the only one whose id begins so; None if it is not known."""
     found = operator.store.find_run(run_id)
-    if found is not None:
-        return [found]
     beginning = [run for run in operator.store.runs() if run.run_id.startswith(run_id)]
-    return beginning if len(beginning) == 1 else []
-
-
-def _states(operator: Operator, runs: Sequence[RunRecord]) -> dict[str, str]:
-    """State of each run; one whose pod cannot be asked is left out."""
-    return {
-        report.run_id: report.state
-        for pod in look_at_pods(operator, runs)
-        for report in pod.reports
-    }
+    return found or (beginning[0] if len(beginning) == 1 else None)
 
 
 def look_at_pods(operator: Operator, runs: Sequence[RunRecord]) -> list[PodRuns]:

@@ -73,7 +73,9 @@ def plan_halt(
             is_done=ended,
         ),
         Step(
-            "wait", "until it has saved and ended; TERM, then KILL, after the grace", is_done=ended
+            "wait",
+            "until it has saved and ended; after the grace period TERM, then KILL",
+            is_done=ended,
         ),
     ]
     return found, plan_of(f"Halt {report.run_id} ({report.state}, {report.why})", steps)

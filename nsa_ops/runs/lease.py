@@ -42,7 +42,7 @@ OLD_POD = "old-pod"
 #: How long the watchdog of a run that has ended may take to be gone, and how often it is asked.
 LEAVING_S = 20.0
 LEAVING_POLL_S = 1.0
-_FLAG = f"say `--override {OLD_POD}=REASON`"
+_FLAG = f"pass `--override {OLD_POD}=REASON`"
 _NEVER_TWO = "Two trainers of one run are never allowed"
 #: The locks end with the processes that hold them, however those end.
 _LOCKS = """
@@ -161,7 +161,7 @@ def allow_leaving(
         ]
     if old.report is None:
         why = f"Pod `{old.pod}` cannot tell whether `{run_id}` still runs there: {old.problem}"
-        return _overridden(why, f"Make it answer, or {_FLAG}", overrides)
+        return _overridden(why, f"Make the pod answer, or {_FLAG}", overrides)
     _refuse_living(old, old.report, run_id)
     if old.report.state == "finished" and not more_steps:
         message = f"Run `{run_id}` finished on pod `{old.pod}`: {old.report.why}"
@@ -173,7 +173,7 @@ def allow_leaving(
         f"Pod `{old.pod}` answers and has a checkpoint of step {newest:,}; the newest verified "
         f"backup is step {backup_step:,}"
     )
-    fix = f"Bring it with `nsa-ops backup pull {run_id}`, or {_FLAG}"
+    fix = f"Pull it with `nsa-ops backup pull {run_id}`, or {_FLAG}"
     return _overridden(why, fix, overrides)
 
 

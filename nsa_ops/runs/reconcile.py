@@ -268,7 +268,7 @@ def _decide_start(intent: Intent, truth: Truth) -> Remedy:
     where = f"attempt {attempt} is {report.state}: {report.why}"
     if _is_registered(intent, truth):
         return Remedy("done", where)
-    return Remedy("adopt", f"{where}; the registry did not know")
+    return Remedy("adopt", f"{where}; the registry did not know it")
 
 
 def _went_elsewhere(intent: Intent, truth: Truth) -> str:
