@@ -161,7 +161,7 @@ _KNOWN_ERRORS = (
     ),
     _KnownError(
         "acs",
-        r"ACSCtl:.*ReqRedir\+",
+        r"(?-i:ACSCtl:.*ReqRedir\+)",
         "PCIe access control (ACS) sends traffic between cards through the processor",
         "Set NCCL_P2P_DISABLE=1 for training on several cards, or have ACS switched off",
         "warn",
@@ -178,11 +178,7 @@ _KNOWN_ERRORS = (
         "ACSCtl`)",
     ),
 )
-#: `ReqRedir` and its neighbours are printed in this case only.
-_PATTERNS = {
-    one.kind: re.compile(one.pattern, re.NOFLAG if one.kind == "acs" else re.IGNORECASE)
-    for one in _KNOWN_ERRORS
-}
+_PATTERNS = {one.kind: re.compile(one.pattern, re.IGNORECASE) for one in _KNOWN_ERRORS}
 _BY_KIND = {one.kind: one for one in _KNOWN_ERRORS}
 
 

@@ -23,13 +23,13 @@ _STAMP = re.compile(
     r"\[\w{3} +\d+ \d{4} [\d:]+\] \[\w+\]|\w{3} +\d+ [\d:]+ \S+ kernel:|"
     r"\d{4}-\d\d-\d\dT[\d:.,]+\S*(?: \S+ kernel:)?|NVRM: )"
 )
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)[^)]*\):\s*(\d+)(?:,\s*(.*))?")
-_SXID = re.compile(r"SXid \((?:PCI:)?([0-9A-Fa-f:.]+)\):\s*(\d+),?\s*(.*)")
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)[^)]*\):\s*(\d{1,9})(?:,\s*(.*))?")
+_SXID = re.compile(r"SXid \((?:PCI:)?([0-9A-Fa-f:.]+)\):\s*(\d{1,9}),?\s*(.*)")
 _FABRIC = re.compile(
-    r"NVSwitch ((?:non-)?fatal) error (\d+).*?bus id ([0-9A-Fa-f:.]+)", re.IGNORECASE
+    r"NVSwitch ((?:non-)?fatal) error (\d{1,9}).*?bus id ([0-9A-Fa-f:.]+)", re.IGNORECASE
 )
 _PROCESS = re.compile(r"\bname=([^,<]+)")
-_GPU_NUMBER = re.compile(r"\bGPU(\d+) GSP|from GPU(\d+)\b")
+_GPU_NUMBER = re.compile(r"\bGPU(\d{1,9}) GSP|from GPU(\d{1,9})\b")
 _MODULE = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+\.\d+(?:\.\d+)?)")
 _MISMATCH = re.compile(r"NVRM: API mismatch")
 _VERSION = re.compile(r"version (\d+\.\d+(?:\.\d+)?)")
@@ -47,20 +47,19 @@ class _KnownLine:
     meaning: str
     advice: str = _REBOOT
     status: Status = "fail"
-    flags: re.RegexFlag = re.IGNORECASE
 
 
 _KNOWN_LINES = tuple(
-    (re.compile(one.pattern, one.flags), one)
+    (re.compile(one.pattern, re.IGNORECASE), one)
     for one in (
         _KnownLine(
-            "collective", r"segfault at .* in libnccl", "a program crashed inside NCCL",
-            "Update NCCL with torch, and see its own log", "warn", re.NOFLAG,
+            "collective", r"(?-i:segfault at .* in libnccl)", "a program crashed inside NCCL",
+            "Update NCCL with torch, and see its own log", "warn",
         ),
         _KnownLine(
-            "host_memory", r"Out of memory: Kill(?:ed)? process|oom-kill:",
+            "host_memory", r"(?-i:Out of memory: Kill(?:ed)? process|oom-kill:)",
             "the machine ran out of its own memory and killed a program",
-            "Use fewer data workers, or a pod with more RAM", "warn", re.NOFLAG,
+            "Use fewer data workers, or a pod with more RAM", "warn",
         ),
         _KnownLine(
             "firmware",
@@ -92,15 +91,16 @@ _KNOWN_LINES = tuple(
             "a program that uses the card is stuck in the kernel",
         ),
         _KnownLine(
-            "iommu", r"AMD-Vi:.*IO_PAGE_FAULT|DMAR:.*fault addr|DMAR:.*\[DMA (?:Read|Write)",
+            "iommu", r"(?-i:AMD-Vi:.*IO_PAGE_FAULT|DMAR:.*fault addr|DMAR:.*\[DMA (?:Read|Write))",
             "the IOMMU blocked a transfer between devices",
             "Set NCCL_P2P_DISABLE=1 for several cards, or boot with iommu=pt and ACS off",
-            "warn", re.NOFLAG,
+            "warn",
         ),
         _KnownLine(
-            "pcie", r"AER:.*Uncorrect|PCIe Bus Error: severity=Uncorrect|DPC: containment event",
+            "pcie",
+            r"(?-i:AER:.*Uncorrect|PCIe Bus Error: severity=Uncorrect|DPC: containment event)",
             "uncorrected PCIe error", "Reseat the card, or take another pod if it comes back",
-            "warn", re.NOFLAG,
+            "warn",
         ),
     )
 )  # fmt: skip

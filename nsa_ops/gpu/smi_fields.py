@@ -11,8 +11,8 @@ from nsa_ops.gpu.card import GPU, Process, Slice
 
 #: A value and where it stood: names in lower case with underscores, outermost first.
 Leaf = tuple[tuple[str, ...], str]
-_NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)\s*(?:[x%]|[A-Za-z][A-Za-z/()]*)?")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B", re.IGNORECASE)
+_NUMBER = re.compile(r"(-?\d{1,18}(?:\.\d+)?)\s*(?:[x%]|[A-Za-z][A-Za-z/()]*)?")
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT])i?B", re.IGNORECASE)
 _IN_MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 _BUS = re.compile(r"\b([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-9a-f])?\b", re.IGNORECASE)
 _UNKNOWN = frozenset({"", "n/a", "err!", "unknown", "not available", "not found", "gpu is lost"})

@@ -27,7 +27,9 @@ _TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)([^<>]*?)(/?)>([^<]*)")
 _ID = re.compile(r'\bid\s*=\s*"([^"]*)"')
 _ROOT = "nvidia_smi_log"
 _MIN_LINES = 3
-_ATTACHED = re.compile(r"^\s*Attached GPUs\s* : *(\d+)|<attached_gpus>\s*(\d+)", re.MULTILINE)
+_ATTACHED = re.compile(
+    r"^[ \t]*Attached GPUs[ \t]* : *(\d{1,9})|<attached_gpus>\s*(\d{1,9})", re.MULTILINE
+)
 _QUERY = re.compile(r"--query-(gpu|compute-apps|remapped-rows|retired-pages)[= ]([\w.,]+)")
 _KNOWN = {place for _, places in FIELDS.values() for place in places} | {"pid", "process_name"}
 #: Groups of fields that are summed, whatever their ending.

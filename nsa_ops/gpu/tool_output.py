@@ -37,6 +37,8 @@ _MAX_LINE = 16_000
 _MAX_SHORT_LINE = 1000
 #: With or without its escape character, which some terminals and pasters remove.
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[\d+(?:;\d+)*m")
+#: No value has so many digits, and Python refuses to read some thousands of them.
+_LONG_NUMBER = re.compile(r"\d{19,}")
 _PLACE = re.compile(r"^\((container|host|guest|vm|pod)\)\s*[$#]", re.IGNORECASE)
 _PROMPT = re.compile(r"^\S*\s*[$#]\s+\S")
 _INSIDE = frozenset({"container", "guest", "pod"})
@@ -87,7 +89,7 @@ class ToolOutput:
 
 def parse_output(text: str, source: str = "") -> ToolOutput:
     """Everything that a text says; a text of no known form gives a `ToolOutput` without kinds."""
-    whole = _ANSI.sub("", text)
+    whole = _LONG_NUMBER.sub("?", _ANSI.sub("", text))
     inside, outside = _places("\n".join(line[:_MAX_LINE] for line in whole.splitlines()))
     # An XML or JSON document may be one long line.
     by_kind = {

@@ -1,5 +1,6 @@
 """Topology, kernel log, dcgmi, failures; and that no cut or garbled text is an error."""
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -184,6 +185,13 @@ def test_no_cut_of_a_sample_is_an_error(name: str) -> None:
 def test_no_cut_of_a_real_file_is_an_error(path: Path) -> None:
     for text in _cuts(path.read_text(errors="replace")):
         judge_texts([text])
+
+
+@pytest.mark.parametrize("name", samples.ALL)
+def test_no_number_of_thousands_of_digits_is_an_error(name: str) -> None:
+    text = samples.ALL[name]
+    for number in re.finditer(r"\d+", text):
+        judge_texts([text[: number.start()] + "9" * 5000 + text[number.end() :]])
 
 
 @settings(max_examples=60, deadline=None)
