@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-_NUMBER = r"[-+]?(?:nan|inf(?:inity)?|\d[\d,]*\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?)(?![\w.])"
+_NUMBER = (
+    r"[-+]?(?:nan|inf(?:inity)?|\d[\d,]{0,40}\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?)(?![\w.])"
+)
 _IS = r"""['"]?\s*[:=]?\s*['"]?"""
 
 
@@ -19,13 +21,15 @@ def _after(names: str, number: str = _NUMBER) -> re.Pattern[str]:
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+#: No figure has so many digits; patterns must not wander through more, nor Python read them.
+_LONG_NUMBER = re.compile(r"\d{40,}")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
 _STEPS = (
     re.compile(r"(?<![\w-])iteration\s*[:=]?\s*(\d+)\s*(?:/\s*(\d+))?", re.IGNORECASE),
     re.compile(r"(?<![\w-])num_updates\W+(\d+)()", re.IGNORECASE),
     re.compile(
-        r"(?<![\w-])(?:global[ _]?step|step|iter|update)\b['\"]?\s*[:=]?\s*(\d[\d,]*)"
-        r"(?:\s*/\s*(\d[\d,]*))?",
+        r"(?<![\w-])(?:global[ _]?step|step|iter|update)\b['\"]?\s*[:=]?\s*(\d[\d,]{0,40})"
+        r"(?:\s*/\s*(\d[\d,]{0,40}))?",
         re.IGNORECASE,
     ),
     re.compile(r"^s:(\d+)() "),
@@ -51,13 +55,15 @@ _RATE = _after(
     r"(?:tok(?:en)?s?|samples?|steps?|it)/s(?:ec(?:ond)?)?|throughput"
 )
 _RATE_UNIT = re.compile(
-    r"(?<![\w.])(\d[\d,]*\.?\d*)\s*"
+    r"(?<![\w.])(\d[\d,]{0,40}\.?\d*)\s{0,99}"
     r"(?:tok(?:ens?)?|samples|images|img|examples|sentences|seqs?|steps|it)/s",
     re.IGNORECASE,
 )
-_BAR_TIME = re.compile(r"([\d.]+)s/it\b")
+_BAR_TIME = re.compile(r"(\d{1,40}(?:\.\d{0,40})?)s/it\b")
 _TIME = re.compile(rf"elapsed time per iteration \((ms|s)\):\s*({_NUMBER})", re.IGNORECASE)
-_TIME_MS = re.compile(r"(?<![\w_])(?:time )?(\d[\d,.]*)\s*ms\b(?!\s*\w*avg)", re.IGNORECASE)
+_TIME_MS = re.compile(
+    r"(?<![\w_])(?:time )?(\d[\d,]{0,40}(?:\.\d{0,40})?)\s{0,99}ms\b(?!\s*\w*avg)", re.IGNORECASE
+)
 _FIGURES = {
     "lr": _after(r"(?:optim/)?(?:learning[ _]rate(?:_group0)?|lr)"),
     "grad_norm": _after(r"(?:optim/)?(?:total[ _])?grad(?:ient)?[ _]norm|gnorm|norm"),
@@ -120,8 +126,8 @@ class LineFigures:
 
 
 def clean(line: str) -> str:
-    """A line without colours."""
-    return _ANSI.sub("", line)
+    """A line without colours and without numbers of more digits than any figure has."""
+    return _LONG_NUMBER.sub("?", _ANSI.sub("", line))
 
 
 def number(text: str) -> float:
@@ -168,8 +174,11 @@ def find_time(line: str) -> float | None:
     found = _STAMP.search(line)
     if not found:
         return None
-    at = datetime.fromisoformat(f"{found[1]} {found[2]}").replace(tzinfo=UTC).timestamp()
-    return at + float(f"0.{found[3] or 0}")
+    try:
+        at = datetime.fromisoformat(f"{found[1]} {found[2]}").replace(tzinfo=UTC)
+    except ValueError:  # a month 13
+        return None
+    return at.timestamp() + float(f"0.{found[3] or 0}")
 
 
 def _find_step_s(line: str) -> float | None:

@@ -6,7 +6,6 @@ but no rate, the rate is in steps a second, which serves as well for the run's o
 
 import csv
 import io
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
+from nsa_core.rundir.bounded_json import JsonError, parse_json
 from nsa_ops.health.foreign_lines import (
     LineFigures,
     clean,
@@ -30,9 +30,10 @@ _MOST_LINE = 20_000
 _MULTILINE = re.compile(r"\[step=[\d,]+/")
 _CONTINUED = re.compile(r"^\s+[\w/().\- ]+=\S")
 _OVERFLOW = re.compile(r"\bOVERFLOW!|overflow detected, setting loss scale to", re.IGNORECASE)
-_NEW_SCALE = re.compile(r"(?:reducing to|loss scale to:?)\s*([\d.e+]+)", re.IGNORECASE)
+_PLAIN = r"(\d{1,40}(?:\.\d{0,40})?(?:e[-+]?\d{1,3})?)"
+_NEW_SCALE = re.compile(rf"(?:reducing to|loss scale to:?)\s*{_PLAIN}", re.IGNORECASE)
 _ROUTER = re.compile(r"layer:?\s*(\d+).*?topk_idx:?\s*\[([\d,\s]+)\]")
-_READ_TIME = re.compile(r"read batch time\s*:\s*'?,?\s*([\d.e-]+)")
+_READ_TIME = re.compile(rf"read batch time\s*:\s*'?,?\s*{_PLAIN}")
 _LOAD = re.compile(
     r"(?:layer:?\s*(\d+).*?)?(?:tokens[ _]per[ _]expert|expert[ _](?:load|counts?|usage|tokens))"
     r"\W*\[([\d.,\s]+)\]",
@@ -40,6 +41,7 @@ _LOAD = re.compile(
 )
 _COLLECTIVE = re.compile(r"collective operation timeout.*ran for (\d+) mil")
 _NUMBERS = re.compile(r"\d+")
+_STEP = re.compile(r"[0-9]{1,18}")
 _WORDS = re.compile(r"[^\W\d]+(?:[-_./][^\W\d]+)*")
 _OUT_OF_MEMORY = re.compile(
     r"\bout of memory\b|\bOOM when allocating|OutOfMemory|\boom[-_ ]kill|std::bad_alloc|"
@@ -130,7 +132,7 @@ def _take(reader: LogReader, lines: list[str]) -> None:
         chosen = Counter(found[2].replace(" ", "").split(","))
         reader.router(found[1], [float(count) for count in chosen.values()])
     elif found := _LOAD.search(line):
-        reader.router(found[1], [float(word) for word in re.findall(r"[\d.]+", found[2])])
+        reader.router(found[1], [float(word) for word in re.findall(r"\d+\.?\d*", found[2])])
     elif found := _READ_TIME.search(line):
         reader.read_s = float(found[1])
     elif _OVERFLOW.search(line):
@@ -185,8 +187,8 @@ def _parse_series(text: str) -> ForeignLog | None:
     if not text.lstrip().startswith("{"):
         return None
     try:
-        document = json.loads(text)
-    except ValueError:
+        document = parse_json(text.encode(errors="replace"), is_nan_allowed=True)
+    except JsonError:
         return None
     if not isinstance(document, dict):
         return None
@@ -201,7 +203,7 @@ def _parse_series(text: str) -> ForeignLog | None:
     times = series.get("iteration-time", {})
     reader = LogReader()
     for step, loss in losses.items():
-        if isinstance(loss, (int, float)):
+        if isinstance(loss, (int, float)) and _STEP.fullmatch(step):
             step_s = times.get(step)
             reader.progress(
                 LineFigures(

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from math import log
 from typing import Any, Literal
 
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.health.foreign_lines import LineFigures
 from nsa_ops.pod.tracker import RunFacts
+from nsa_ops.quantities import format_time
 
 #: A first loss above this is no cross entropy over a vocabulary (ln 10^6 is 13.8 nats).
 _MOST_NATS = 15.0
@@ -71,7 +71,7 @@ class LogReader:
         self.beats.append(
             Heartbeat(
                 run_id="log", attempt=self.attempt, rank=0, pid=0, ts=self.clock_s,
-                iso=datetime.fromtimestamp(self.clock_s, UTC).isoformat(),
+                iso=format_time(self.clock_s),
                 **{"msg": "progress", "phase": "train", "alive_seq": len(self.beats),
                    "progress_seq": self.progress_seq, "step": self.last_step, **fields},
             )
