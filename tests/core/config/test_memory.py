@@ -33,7 +33,7 @@ def test_the_estimate_is_within_a_tenth_of_every_measured_peak(
     assert found.total == pytest.approx(peak_mib, rel=0.1)
 
 
-def test_gradients_count_where_they_lie_beside_activations():
+def test_gradients_count_where_they_are_in_memory_beside_activations():
     config = resolve(MAIN).config
 
     def gradients(**shape):

@@ -11,7 +11,7 @@ from nsa_core.config.profile import list_profiles, load_profile
 from nsa_core.config.recipe import list_recipes, resolve
 
 
-def test_flags_win_over_variables_over_profile_over_recipe_and_each_value_tells_its_origin():
+def test_flags_win_over_variables_over_profile_over_recipe_and_each_value_knows_its_origin():
     found = resolve(
         "m7c-125m",
         "a100",
@@ -182,7 +182,7 @@ def test_flash_may_be_named_for_every_branch_that_it_can_run(sets):
         ("h100", ["runtime.backend_dense=flash"], "dense", "flash: named by the configuration"),
     ],
 )
-def test_the_laptop_can_tell_what_the_policy_of_a_branch_comes_to(profile, sets, branch, says):
+def test_the_laptop_predicts_the_backend_of_a_branch(profile, sets, branch, says):
     config = resolve("m7c-125m", profile, sets).config
     assert says in expected_backend(config, load_profile(profile), branch)
 

@@ -49,7 +49,7 @@ def test_the_full_text_record_is_read() -> None:
     )  # fmt: skip
 
 
-def test_a_record_of_some_cards_does_not_pretend_to_number_them() -> None:
+def test_a_record_of_some_cards_only_does_not_number_them() -> None:
     text = samples.QUERY.replace(
         "Attached GPUs                             : 1", "Attached GPUs : 8"
     )

@@ -79,7 +79,7 @@ def test_no_collected_file_is_left_out() -> None:
 
 
 @pytest.mark.skipif(not CASES.is_dir(), reason="the collected cases are not beside the checkout")
-def test_both_spellings_of_unknown_in_a_real_file_are_told_as_unknown() -> None:
+def test_both_spellings_of_unknown_in_a_real_file_are_reported_as_unknown() -> None:
     found = judge_texts([(CASES / "H32_csv_not_supported_vs_na.txt").read_text()])
     told = [one.message for one in found if one.name.endswith(".untold")]
     assert len(told) == 2
@@ -128,7 +128,7 @@ def test_what_is_wrong_with_a_card_is_named(
     assert statuses(replace(CARD, **changes))[check] == status  # type: ignore[arg-type]
 
 
-def test_what_a_source_does_not_tell_of_is_no_check() -> None:
+def test_a_value_that_a_source_has_no_place_for_gives_no_check() -> None:
     assert statuses(GPU(index=0, name=CARD.name, reported=frozenset({"name"}))) == {
         "card": "pass", "precision": "pass"
     }  # fmt: skip
@@ -139,7 +139,7 @@ def test_a_busy_card_at_work_is_not_called_hung() -> None:
     assert "activity" not in statuses(working)
 
 
-def test_a_card_without_bf16_is_well_where_the_profile_asks_for_fp16() -> None:
+def test_a_card_without_bf16_passes_where_the_profile_asks_for_fp16() -> None:
     card = replace(CARD, name="Tesla V100-SXM2-32GB", memory_mib=32510)
     assert statuses(card, V100)["precision"] == "pass"
     assert statuses(card, None)["precision"] == "warn"
@@ -171,12 +171,12 @@ def test_a_card_without_a_profile_is_refused_with_the_nearest() -> None:
         ({}, "unknown"),
     ],
 )
-def test_cards_should_be_joined_alike(pairs: dict[tuple[int, int], str], status: str) -> None:
+def test_cards_should_be_connected_alike(pairs: dict[tuple[int, int], str], status: str) -> None:
     assert judge_topology(Topology((0, 1, 2), pairs)).status == status
     assert judge_topology(Topology((0,), {})).status == "pass"
 
 
-def test_a_board_with_links_down_is_told_and_a_bridge_is_not() -> None:
+def test_links_down_on_a_board_warn_and_idle_links_of_a_bridge_do_not() -> None:
     board = NVLinks(0, "NVIDIA A100-SXM4-80GB", tuple(range(10)), (10, 11))
     bridge = NVLinks(0, "NVIDIA H100 NVL", tuple(range(12)), (12, 13))
     assert [judge_nvlinks([card])[0].status for card in (board, bridge)] == ["warn", "pass"]
@@ -194,7 +194,7 @@ def test_a_board_with_links_down_is_told_and_a_bridge_is_not() -> None:
         ("GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", "pass"),
     ],
 )  # fmt: skip
-def test_an_xid_is_as_grave_as_it_is_for_a_run(line: str, status: str) -> None:
+def test_the_status_of_an_xid_is_what_it_means_for_a_run(line: str, status: str) -> None:
     found = judge_kernel_log(parse_kernel_log(f"[1.0] NVRM: {line}"))
     assert [one.status for one in found] == [status]
 
@@ -204,7 +204,7 @@ SOUND = samples.QUERY.replace(
 ).replace("DRAM Uncorrectable            : 3", "DRAM Uncorrectable : 0")
 
 
-def test_corrected_errors_and_replaced_rows_of_a_sound_card_are_shown_and_it_is_not_hung() -> None:
+def test_corrected_errors_and_replaced_rows_of_a_working_card_are_shown() -> None:
     text = SOUND.replace(
         "        Correctable Error                 : 0", "        Correctable Error : 4"
     ).replace("    Ecc Mode", "    Utilization\n        Gpu : 100 %\n    Power Readings\n"
@@ -250,7 +250,7 @@ def test_a_record_that_was_asked_of_one_card_misses_none() -> None:
     assert not [one for one in judge_texts([text]) if one.name == "gpu.missing"]
 
 
-def test_a_card_that_draws_a_screen_or_is_windows_is_told() -> None:
+def test_a_card_with_a_screen_and_a_windows_machine_are_reported() -> None:
     wsl = {one.name: one for one in judge_texts([WSL])}
     assert [wsl[name].status for name in ("host.system", "gpu0.display")] == ["warn", "warn"]
     assert "WSL" in wsl["host.system"].message
@@ -259,7 +259,7 @@ def test_a_card_that_draws_a_screen_or_is_windows_is_told() -> None:
     assert (windows.status, "not Linux" in windows.message) == ("fail", True)
 
 
-def test_an_xid_is_told_with_the_number_of_its_card_where_that_is_known() -> None:
+def test_an_xid_names_the_number_of_its_card_where_that_is_known() -> None:
     card = GPU(index=5, bus="0000:3b:00")
     log = parse_kernel_log("[1.0] NVRM: Xid (PCI:0000:3b:00): 31, pid=1, name=python3, MMU Fault")
     (found,) = judge_kernel_log(log, [card])
@@ -297,7 +297,7 @@ def test_files_are_judged_on_the_command_line(cli: CommandLine, tmp_path: Path) 
     assert "verdict: FAIL for profile a100" in both.out
 
 
-def test_evidence_that_tells_nothing_is_no_verdict(cli: CommandLine, tmp_path: Path) -> None:
+def test_a_file_without_known_output_gives_no_verdict(cli: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("all is well, says the owner\n")
     (tmp_path / "topo.txt").write_text("\tGPU0\tGPU1\nGPU0\t X \tNV12\nGPU1\tNV12\t X \n")
     words = [word for path in tmp_path.glob("*.txt") for word in ("--evidence", str(path))]

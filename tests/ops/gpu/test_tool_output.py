@@ -44,7 +44,7 @@ FILES = sorted(CASES.iterdir()) if CASES.is_dir() else []
 _CUTS = 12
 
 
-def test_a_topology_is_read_through_its_underlining_and_other_columns() -> None:
+def test_a_topology_is_read_in_spite_of_underlining_and_other_columns() -> None:
     output = parse_output(samples.TOPOLOGY)
     assert output.topology is not None
     assert output.topology.cards == (0, 1, 2)
@@ -126,11 +126,11 @@ def test_a_diagnosis_is_read_from_json() -> None:
         ("[rank3]: Watchdog caught collective operation timeout: WorkNCCL", "peer_hang"),
     ],
 )  # fmt: skip
-def test_a_failure_is_known_by_its_words(text: str, kind: str) -> None:
+def test_an_error_is_recognised_by_its_words(text: str, kind: str) -> None:
     assert kind in [found.kind for found in parse_errors(text)]
 
 
-def test_a_lost_card_is_named_even_where_no_blank_stands_before_its_address() -> None:
+def test_a_lost_card_is_named_even_without_a_blank_before_its_address() -> None:
     text = "Unable to determine the device handle for GPU0000:8A:00.0: Unknown Error"
     assert parse_errors(text)[0].bus == "0000:8a:00"
 
@@ -158,12 +158,12 @@ def test_out_of_memory_is_read_in_the_older_wording() -> None:
         ("kernel", "kernel log"), ("dcgm_table", "dcgmi diag"), ("dcgm_json", "dcgmi diag"),
     ],
 )  # fmt: skip
-def test_the_kind_of_a_text_is_told(name: str, kind: str) -> None:
+def test_the_kind_of_a_text_is_recognised(name: str, kind: str) -> None:
     assert parse_output(samples.ALL[name]).kinds[0] == kind
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "a, b, c\n1, 2, 3\n", "| a | b |\n", "{}"])
-def test_a_text_of_no_known_kind_is_unknown_and_not_well(text: str) -> None:
+def test_a_text_of_no_known_kind_is_unknown_and_does_not_pass(text: str) -> None:
     assert parse_output(text).kinds == ()
     assert [result.status for result in judge_texts([text])] == ["unknown"]
 
@@ -226,7 +226,7 @@ def test_a_quiet_kernel_log_is_known_as_one_in_every_format(line: str) -> None:
     assert (found.name, found.status) == ("kernel.log", "pass")
 
 
-def test_the_fabric_managers_own_log_tells_of_a_switch() -> None:
+def test_an_error_of_a_switch_is_read_from_the_fabric_managers_own_log() -> None:
     line = (
         "[Feb 27 2025 15:10:02] [ERROR] [tid 7] detected NVSwitch fatal error 20034 on fid 0 on "
         "NVSwitch pci bus id 00000000:86:00.0 physical id 3 port 61"
@@ -235,7 +235,7 @@ def test_the_fabric_managers_own_log_tells_of_a_switch() -> None:
     assert (event.kind, event.bus, event.code) == ("switch", "0000:86:00", 20034)
 
 
-def test_cuda_programs_tell_of_cards_too() -> None:
+def test_cards_are_read_from_the_output_of_cuda_programs() -> None:
     text = "_CudaDeviceProperties(name='Tesla T4', major=7, minor=5, total_memory=15102MB, x=1)"
     (card,) = parse_output(text).cards
     assert (card.name, card.compute_capability, card.memory_mib) == ("Tesla T4", 7.5, 15102)
@@ -298,7 +298,7 @@ def test_cards_on_the_bus_are_read_from_lspci() -> None:
         ("C:\\Users\\me>nvidia-smi -L\nAccess is denied.\n", "windows"),
     ],
 )  # fmt: skip
-def test_windows_and_wsl_are_told_apart_from_linux(text: str, system: str) -> None:
+def test_windows_and_wsl_are_distinguished_from_linux(text: str, system: str) -> None:
     assert parse_output(text).system == system
 
 
@@ -310,5 +310,5 @@ def test_documents_on_one_long_line_are_read_whole() -> None:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("piece", ["nccl ", " ", "nvidia-smi ", "| ", "a,", "GPU 0: ", "<gpu "])
-def test_a_very_long_line_takes_no_time_to_speak_of(piece: str) -> None:
+def test_a_very_long_line_is_read_quickly(piece: str) -> None:
     judge_texts([piece * 50_000 + "x"])

@@ -72,7 +72,7 @@ def test_a_healthy_run_is_read_whole_and_never_halted(name):
 
 
 @pytest.mark.parametrize("name", WARNED)
-def test_a_passing_trouble_is_told_and_not_halted(name):
+def test_a_passing_problem_is_reported_and_not_halted(name):
     rule, step = WARNED[name]
     _, told = judged(name)
     assert told.first("halt") is None
@@ -92,7 +92,7 @@ def test_a_lost_run_is_halted_within_its_delay(name):
     assert (alarm.finding.rule, alarm.record - seen) == (rule, delay)
 
 
-def test_the_slow_run_is_told_with_its_cause():
+def test_the_slow_run_is_reported_with_its_cause():
     _, told = judged("L55")
     assert "the data loader is not the cause" in told.first("warn").finding.sentence
 
@@ -104,7 +104,7 @@ def test_a_resume_in_a_log_begins_a_new_attempt_without_an_alarm():
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_a_made_log_is_told_of_in_time_and_of_nothing_else(name):
+def test_the_problem_of_a_made_log_is_reported_in_time_and_nothing_else(name):
     _, told = judged(name)
     for level in ("halt", "warn"):
         alarms = [a for a in told.alarms if a.finding.level == level]
@@ -115,13 +115,13 @@ def test_a_made_log_is_told_of_in_time_and_of_nothing_else(name):
             assert alarms == []
 
 
-def test_a_late_leak_is_told_before_the_loss_is_at_six_tenths_of_its_level():
+def test_a_late_leak_is_reported_before_the_loss_is_at_six_tenths_of_its_level():
     log, told = judged("h01")
     alarm = next(a for a in told.alarms if a.finding.rule == "loss_fall")
     assert log.beats[alarm.record].loss > 0.6 * log.beats[0].loss
 
 
-def test_a_slow_epoch_is_told_again_when_it_gets_worse():
+def test_a_slow_epoch_is_reported_again_when_it_gets_worse():
     _, told = judged("t08")
     assert [a.finding.stage for a in told.alarms if a.finding.rule == "throughput_low"] == [0, 1]
 

@@ -84,7 +84,7 @@ def test_a_line_of_each_kind_gives_its_figures(kind):
         "",
     ],
 )
-def test_lines_that_tell_of_no_training_step_give_none(text):
+def test_lines_without_a_training_step_give_no_record(text):
     beats = parse_log(f"iter 1: loss 3.0\n{text}\niter 2: loss 3.0").beats
     assert [beat.step for beat in beats if beat.msg == "progress"] == [1, 2]
 
@@ -119,7 +119,7 @@ def test_an_error_counts_only_if_no_record_follows():
     assert told.first("halt").finding.rule == "process_gone"
 
 
-def test_a_loss_scale_that_is_looked_for_at_the_start_is_healthy():
+def test_a_loss_scale_that_falls_at_the_start_is_healthy():
     lines = [
         f"OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {2**k}, reducing to {2 ** (k - 1)}"
         for k in range(32, 16, -1)
@@ -179,7 +179,7 @@ def test_a_printed_zero_is_a_small_number_unless_the_figure_fell_to_it():
     assert norms("0.0013", "0.0") == [0.0013, 0.0]
 
 
-def test_a_figure_that_never_was_anything_but_zero_is_not_measured_where_the_run_learns():
+def test_a_figure_that_is_always_zero_is_not_measured_where_the_run_learns():
     assert norms("0.0", "0.0", "0.0") == [None, None, None]
     stuck = parse_log("\n".join(f"step {n} loss 9.000 norm: 0.0" for n in range(3)))
     assert [beat.grad_norm for beat in stuck.beats] == [0.0, 0.0, 0.0]
@@ -206,7 +206,7 @@ def test_a_rate_may_stand_after_its_unit(words):
     assert parse_log(f"epoch 1 | iter 4 | loss 2.0 | {words}").beats[0].tokens_per_s == 330.5
 
 
-def test_steps_that_are_counted_anew_in_an_epoch_go_on():
+def test_steps_that_each_epoch_counts_anew_are_continued():
     lines = [f"Epoch: {e} Batch: {b}/40 Loss: 2.5" for e in (1, 2) for b in (10, 20, 30)]
     beats = parse_log("\n".join(lines)).beats
     assert [beat.step for beat in beats] == [10, 20, 30, 40, 50, 60]
@@ -234,7 +234,7 @@ def test_steps_that_are_counted_anew_in_an_epoch_go_on():
         ("saved the model", ""),
     ],
 )  # fmt: skip
-def test_how_a_log_ends_is_told_from_its_last_lines(last, ending):
+def test_how_a_run_ended_is_read_from_the_last_lines_of_its_log(last, ending):
     assert parse_log(f"step 1 loss 3.0\n{last}").ending == ending
     assert parse_log(f"step 1 loss 3.0\n{last}\nstep 2 loss 2.9").ending == ""
 
@@ -250,6 +250,6 @@ def test_our_own_training_table_is_read_with_its_empty_cells():
     assert second.tokens_per_s == 2549.2
 
 
-def test_a_validation_in_a_record_is_no_reason_to_pass_over_its_loss():
+def test_the_loss_of_a_record_with_a_validation_is_read():
     (beat,) = parse_log('{"step": 5, "loss": 2.1, "val_loss": 2.2}').beats
     assert (beat.loss, beat.val_loss) == (2.1, 2.2)

@@ -18,7 +18,7 @@ def test_a_healthy_log_is_healthy(tmp_path):
     assert judge_log(log).level == "healthy"
 
 
-def test_a_file_that_is_no_log_or_is_not_there_is_said_so(tmp_path):
+def test_a_file_that_is_no_log_or_does_not_exist_is_refused(tmp_path):
     prose = tmp_path / "prose.txt"
     prose.write_text("It was a dark and stormy night.")
     with pytest.raises(ConfigurationError, match="no line with a training step"):
@@ -52,7 +52,7 @@ def test_a_log_that_would_halt_a_run_is_a_failure_of_its_own(tmp_path):
     assert failure_of(judge_log(log)).exit_code == 25
 
 
-def test_a_job_that_was_cancelled_is_told_of_and_stays_healthy(tmp_path):
+def test_a_cancelled_job_is_reported_and_stays_healthy(tmp_path):
     log = tmp_path / "cancelled.log"
     log.write_text(
         "step 7 loss 3.0\nslurmstepd: error: *** STEP 4 CANCELLED DUE TO TIME LIMIT ***\n"

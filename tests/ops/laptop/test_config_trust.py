@@ -87,7 +87,7 @@ def test_the_name_of_an_untrusted_file_moves_no_cursor(
     assert len(said.err.splitlines()) == 1
 
 
-def test_nothing_in_the_way_that_is_no_project_file_is_an_error(
+def test_what_is_no_project_file_cannot_be_trusted(
     cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -54,7 +54,7 @@ def checks(settings: Settings) -> dict[str, CheckResult]:
     return {check.name: check for check in judge_laptop(read_laptop(settings))}
 
 
-def test_a_laptop_that_is_well_is_fit(settings: Settings) -> None:
+def test_a_healthy_laptop_is_fit(settings: Settings) -> None:
     found = checks(settings)
     assert {name for name, check in found.items() if check.status == "fail"} == set()
     assert found["state.registry"].message == "undamaged, with 1 pod"

@@ -35,7 +35,7 @@ def test_a_machine_with_two_cards_is_asked_for_everything() -> None:
     assert (len(facts.gpus), facts.problem, facts.unread) == (2, "", ())
 
 
-def test_no_nvidia_smi_and_a_hanging_one_are_told_apart() -> None:
+def test_a_missing_nvidia_smi_and_a_hanging_one_are_distinguished() -> None:
     missing = read_hardware(FakeTransport({"nvidia-smi": NotFoundError("gone")}))
     assert missing.problem == "nvidia-smi is missing"
     transport = FakeTransport({"nvidia-smi": DeadlineError("late")})
@@ -45,7 +45,7 @@ def test_no_nvidia_smi_and_a_hanging_one_are_told_apart() -> None:
     assert transport.asked == [CARDS, KERNEL_LOG]
 
 
-def test_a_sick_driver_is_a_problem_in_its_own_words_and_its_module_is_asked() -> None:
+def test_a_broken_driver_is_quoted_and_its_module_is_asked() -> None:
     said = "Failed to initialize NVML: Driver/library version mismatch"
     transport = FakeTransport(
         {"nvidia-smi": completed(f"{said}\n", exit_code=18),
@@ -57,7 +57,7 @@ def test_a_sick_driver_is_a_problem_in_its_own_words_and_its_module_is_asked() -
     assert facts.outputs[1].versions.module == "550.1.2"
 
 
-def test_a_kernel_log_that_may_not_be_read_is_told() -> None:
+def test_a_kernel_log_that_may_not_be_read_is_reported() -> None:
     refused = completed("", exit_code=1, stderr="dmesg: read kernel buffer failed: not permitted\n")
     facts = read_hardware(FakeTransport({"-q -x": completed(samples.QUERY), "dmesg": refused}))
     assert facts.unread[0].reason == "dmesg: read kernel buffer failed: not permitted"

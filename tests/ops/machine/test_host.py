@@ -19,7 +19,7 @@ from nsa_ops.remote.local import LocalTransport
 from tests.ops.fakes import FakeTransport, completed
 
 
-def test_this_machine_tells_its_facts() -> None:
+def test_the_facts_of_this_machine_are_read() -> None:
     facts = read_host(LocalTransport({"PATH": os.environ["PATH"]}), sys.executable, "/none/such")
     assert facts.python_pair == sys.version_info[:2]
     assert facts.disk_path == "/"
@@ -29,7 +29,7 @@ def test_this_machine_tells_its_facts() -> None:
     assert facts.system.startswith("Linux ")
 
 
-def test_noise_before_the_answer_is_passed_over() -> None:
+def test_noise_before_the_answer_is_skipped() -> None:
     facts = parse_answer(
         HostFacts, 'Welcome to the pod\n{"python_version": "3.12.1", "unix_s": 1.0}\n'
     )
@@ -39,13 +39,13 @@ def test_noise_before_the_answer_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "Traceback", "{}", "[1]"])
-def test_an_answer_that_is_none_is_refused(answer: str) -> None:
+def test_an_answer_that_is_not_one_is_refused(answer: str) -> None:
     assert parse_answer(HostFacts, answer) is None
     with pytest.raises(VerificationError, match="gave no answer: boom"):
         read_host(FakeTransport({"-I": completed(answer, stderr="boom\n")}), "python3", "/pod")
 
 
-def test_a_bare_machine_is_told_every_tool_that_it_lacks(tmp_path: Path) -> None:
+def test_every_tool_that_a_bare_machine_lacks_is_named(tmp_path: Path) -> None:
     for tool in ("sh", "head"):
         (tmp_path / tool).symlink_to(shutil.which(tool) or "")
     with pytest.raises(NotFoundError) as refused:

@@ -55,7 +55,7 @@ def test_what_is_wrong_with_a_machine_is_named(
     assert host(**changes)[name] == status
 
 
-def test_every_finding_that_is_not_well_says_what_to_do() -> None:
+def test_every_warning_and_failure_says_what_to_do() -> None:
     facts = HOST.model_copy(update={"python_version": "3.8.1", "tools": {}, "unix_s": 0.0})
     results = judge_host(facts, is_local=False, laptop_unix_s=1000.0)
     assert all(one.hint for one in results if one.status in {"fail", "warn"})
