@@ -45,12 +45,12 @@ def judge_limits(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> l
     """Memory, shared memory, open files and clock; arguments as in `judge_host`."""
     return [
         _at_least(
-            "host.memory", facts.memory_free_bytes, MIN_MEMORY_GIB * GIB, "of memory available",
-            "Stop other programs on the machine", status="warn",
+            "host.memory", facts.memory_free_bytes, MIN_MEMORY_GIB * GIB, "memory available",
+            "Stop other programs on the machine",
         ),
         _at_least(
             "host.shm", facts.shm_free_bytes, MIN_SHM_MIB * _MIB, "free in /dev/shm",
-            "Start the container with a larger `--shm-size`", status="warn",
+            "Start the container with a larger `--shm-size`",
         ),
         _open_files(facts),
         _clock(facts, is_local=is_local, laptop_unix_s=laptop_unix_s),
@@ -58,16 +58,12 @@ def judge_limits(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> l
 
 
 def _python(facts: HostFacts) -> CheckResult:
-    good = facts.python_pair >= MIN_PYTHON
-    limit = ".".join(map(str, MIN_PYTHON))
+    version, limit = facts.python_version, ".".join(map(str, MIN_PYTHON))
+    status: Status = "pass" if facts.python_pair >= MIN_PYTHON else "fail"
     return checked(
-        "host.python",
-        "pass" if good else "fail",
-        f"Python {facts.python_version}",
-        measured=facts.python_version,
-        limit=f">= {limit}",
+        "host.python", status, f"Python {version}", measured=version, limit=f">= {limit}",
         hint=f"Name a Python {limit} or later with `pod add --python`",
-    )
+    )  # fmt: skip
 
 
 def _tool(tool: str, facts: HostFacts, *, is_needed: bool) -> CheckResult:
@@ -90,23 +86,20 @@ def _scripts(facts: HostFacts) -> CheckResult:
 
 
 def _writable(facts: HostFacts) -> CheckResult:
-    good = facts.disk_writable
     free = "unknown" if facts.disk_free_bytes is None else format_bytes(facts.disk_free_bytes)
-    message = f"{free} free in {facts.disk_path}" if good else f"cannot write in {facts.disk_path}"
-    status: Status = "pass" if good else "fail"
-    hint = "Choose another root with `pod add`"
-    return checked("host.disk", status, message, measured=free, hint=hint)
+    if facts.disk_writable:
+        return checked("host.disk", "pass", f"{free} free in {facts.disk_path}", measured=free)
+    message, hint = f"cannot write in {facts.disk_path}", "Choose another root with `pod add`"
+    return checked("host.disk", "fail", message, measured=free, hint=hint)
 
 
-def _at_least(
-    name: str, found: int | None, limit: int, what: str, hint: str, *, status: Status
-) -> CheckResult:
+def _at_least(name: str, found: int | None, limit: int, what: str, hint: str) -> CheckResult:
     bound = f">= {format_bytes(limit)}"
     if found is None:
         return checked(name, "unknown", f"{what}: unknown", limit=bound, hint=hint)
     measured = format_bytes(found)
-    verdict: Status = "pass" if found >= limit else status
-    return checked(name, verdict, f"{measured} {what}", measured=measured, limit=bound, hint=hint)
+    status: Status = "pass" if found >= limit else "warn"
+    return checked(name, status, f"{measured} {what}", measured=measured, limit=bound, hint=hint)
 
 
 def _logout(facts: HostFacts) -> list[CheckResult]:
@@ -125,30 +118,26 @@ def _open_files(facts: HostFacts) -> CheckResult:
     found = facts.open_files_limit
     if found is None:
         return checked("host.open_files", "unknown", "limit of open files: unknown")
-    good = found < 0 or found >= MIN_OPEN_FILES  # RLIM_INFINITY is -1
+    is_enough = found < 0 or found >= MIN_OPEN_FILES  # RLIM_INFINITY is -1
+    message = "no limit of open files" if found < 0 else f"{found} open files allowed"
     return checked(
-        "host.open_files",
-        "pass" if good else "warn",
-        "no limit of open files" if found < 0 else f"{found} open files allowed",
-        measured=str(found),
+        "host.open_files", "pass" if is_enough else "warn", message, measured=str(found),
         limit=f">= {MIN_OPEN_FILES}",
         hint="Raise it with `ulimit -n 65536` in the pod's start script",
-    )
+    )  # fmt: skip
 
 
 def _clock(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> CheckResult:
     if is_local:
         return checked("host.clock", "skipped", "the pod is this machine: there is one clock")
     offset_s = facts.unix_s - laptop_unix_s
-    good = abs(offset_s) <= MAX_CLOCK_OFFSET_S
+    status: Status = "pass" if abs(offset_s) <= MAX_CLOCK_OFFSET_S else "warn"
+    measured = f"{offset_s:+.1f} s"
     return checked(
-        "host.clock",
-        "pass" if good else "warn",
-        f"its clock differs from this laptop's by {offset_s:+.1f} s",
-        measured=f"{offset_s:+.1f} s",
-        limit=f"within {MAX_CLOCK_OFFSET_S:g} s",
+        "host.clock", status, f"its clock differs from this laptop's by {measured}",
+        measured=measured, limit=f"within {MAX_CLOCK_OFFSET_S:g} s",
         hint="Start time synchronisation on the pod (`timedatectl set-ntp true`)",
-    )
+    )  # fmt: skip
 
 
 def judge_python(facts: PythonFacts, profile: HardwareProfile) -> list[CheckResult]:

@@ -81,9 +81,9 @@ def test_no_collected_file_is_left_out() -> None:
 @pytest.mark.skipif(not CASES.is_dir(), reason="the collected cases are not beside the checkout")
 def test_both_spellings_of_unknown_in_a_real_file_are_reported_as_unknown() -> None:
     found = judge_texts([(CASES / "H32_csv_not_supported_vs_na.txt").read_text()])
-    told = [one.message for one in found if one.name.endswith(".untold")]
-    assert len(told) == 2
-    assert all("fan.speed" in message and "not 0" in message for message in told)
+    messages = [one.message for one in found if one.name.endswith(".untold")]
+    assert len(messages) == 2
+    assert all("fan.speed" in message and "not 0" in message for message in messages)
 
 
 def statuses(card: GPU, profile: HardwareProfile | None = A100) -> dict[str, str]:

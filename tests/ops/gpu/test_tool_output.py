@@ -97,8 +97,8 @@ def test_an_api_mismatch_names_both_versions() -> None:
 def test_a_diagnosis_is_read_from_the_newer_table() -> None:
     found = parse_diagnoses(samples.DCGM_TABLE)
     assert Diagnosis("memory", "pass", (0,)) in found
-    told = "Double-bit ECC errors were found; please reset the GPU."
-    assert Diagnosis("memory", "fail", (3,), told) in found
+    reason = "Double-bit ECC errors were found; please reset the GPU."
+    assert Diagnosis("memory", "fail", (3,), reason) in found
     assert found[-1] == Diagnosis("pcie", "pass")
 
 

@@ -19,7 +19,7 @@ HEALTHY = {
     "L01": 19073, "L03": 9536, "L05": 1530, "L07": 71, "L09": 1500, "L11": 2544, "L37": 5,
     "L39": 12,
 }  # fmt: skip
-#: Logs that must be told about and not halted: rule, and the step of the first warning at latest.
+#: Logs that must warn and not halt: rule, and the step of the first warning at latest.
 WARNED = {
     "L18": ("loss_jump", 31219), "L46": ("loss_nonfinite", 2), "L52": ("data_slow", 32),
     "L55": ("throughput_low", 6250),
@@ -39,8 +39,8 @@ ALARMS = {
 }
 
 
-#: Small made logs: what must be told first of each level, and the step at the latest.
-TOLD = {
+#: Small made logs: what must be reported first of each level, and the step at the latest.
+EXPECTED = {
     "t01": {}, "t02": {"halt": ("loss_jump", 820)}, "t03": {"halt": ("loss_exploded", 9010)},
     "t04": {"halt": ("loss_jump", 100)}, "t05": {"warn": ("validation_rising", 2000)}, "t06": {},
     "t07": {"halt": ("process_gone", 299)}, "t08": {"warn": ("throughput_low", 220)}, "t09": {},
@@ -62,28 +62,28 @@ def test_every_log_of_the_collection_is_judged():
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_is_read_whole_and_never_halted(name):
-    log, told = judged(name)
+    log, replayed = judged(name)
     assert sum(beat.loss is not None for beat in log.beats) == HEALTHY[name]
     assert log.num_unread <= len(log.beats)
-    assert told.first("halt") is None
-    # Single records that stand out are told of once and summed up; nothing else speaks.
-    assert told.num_findings.keys() <= {"loss_jump"}
-    assert sum(told.num_findings.values()) <= 0.01 * told.num_records
+    assert replayed.first("halt") is None
+    # Single records that stand out are reported once and summed up; no other rule speaks.
+    assert replayed.num_findings.keys() <= {"loss_jump"}
+    assert sum(replayed.num_findings.values()) <= 0.01 * replayed.num_records
 
 
 @pytest.mark.parametrize("name", WARNED)
 def test_a_passing_problem_is_reported_and_not_halted(name):
     rule, step = WARNED[name]
-    _, told = judged(name)
-    assert told.first("halt") is None
-    assert any(alarm.finding.rule == rule and alarm.step <= step for alarm in told.alarms)
+    _, replayed = judged(name)
+    assert replayed.first("halt") is None
+    assert any(alarm.finding.rule == rule and alarm.step <= step for alarm in replayed.alarms)
 
 
 @pytest.mark.parametrize("name", ALARMS)
 def test_a_lost_run_is_halted_within_its_delay(name):
     rule, step, delay = ALARMS[name]
-    log, told = judged(name)
-    alarm = told.first("halt")
+    log, replayed = judged(name)
+    alarm = replayed.first("halt")
     seen = next(
         (index for index, beat in enumerate(log.beats) if beat.step >= step), len(log.beats)
     )
@@ -93,37 +93,40 @@ def test_a_lost_run_is_halted_within_its_delay(name):
 
 
 def test_the_slow_run_is_reported_with_its_cause():
-    _, told = judged("L55")
-    assert "the data loader is not the cause" in told.first("warn").finding.sentence
+    _, replayed = judged("L55")
+    assert "the data loader is not the cause" in replayed.first("warn").finding.sentence
 
 
 def test_a_resume_in_a_log_begins_a_new_attempt_without_an_alarm():
-    log, told = judged("L13")
+    log, replayed = judged("L13")
     assert [next(b.step for b in log.beats if b.attempt == n) for n in (1, 2)] == [0, 430]
-    assert told.first("warn") is None
+    assert replayed.first("warn") is None
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_the_problem_of_a_made_log_is_reported_in_time_and_nothing_else(name):
-    _, told = judged(name)
+    _, replayed = judged(name)
     for level in ("halt", "warn"):
-        alarms = [a for a in told.alarms if a.finding.level == level]
-        if level in TOLD[name]:
-            rule, step = TOLD[name][level]
+        alarms = [a for a in replayed.alarms if a.finding.level == level]
+        if level in EXPECTED[name]:
+            rule, step = EXPECTED[name][level]
             assert any(a.finding.rule == rule and a.step <= step for a in alarms)
-        elif level == "halt" or not TOLD[name]:
+        elif level == "halt" or not EXPECTED[name]:
             assert alarms == []
 
 
 def test_a_late_leak_is_reported_before_the_loss_is_at_six_tenths_of_its_level():
-    log, told = judged("h01")
-    alarm = next(a for a in told.alarms if a.finding.rule == "loss_fall")
+    log, replayed = judged("h01")
+    alarm = next(a for a in replayed.alarms if a.finding.rule == "loss_fall")
     assert log.beats[alarm.record].loss > 0.6 * log.beats[0].loss
 
 
 def test_a_slow_epoch_is_reported_again_when_it_gets_worse():
-    _, told = judged("t08")
-    assert [a.finding.stage for a in told.alarms if a.finding.rule == "throughput_low"] == [0, 1]
+    _, replayed = judged("t08")
+    assert [a.finding.stage for a in replayed.alarms if a.finding.rule == "throughput_low"] == [
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("name", ["t01", "t06"])

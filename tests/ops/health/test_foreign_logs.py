@@ -115,8 +115,8 @@ def test_no_line_of_a_hostile_log_is_an_error_or_takes_long(text):
 def test_an_error_counts_only_if_no_record_follows():
     crash = "Traceback (most recent call last):\n  File\nRuntimeError: CUDA error"
     assert parse_log(f"iter 1: loss 3.0\n{crash}\niter 2: loss 3.0").error == ""
-    told = replay(parse_log(f"iter 1: loss 3.0\n{crash}"), WatchdogLimits())
-    assert told.first("halt").finding.rule == "process_gone"
+    replayed = replay(parse_log(f"iter 1: loss 3.0\n{crash}"), WatchdogLimits())
+    assert replayed.first("halt").finding.rule == "process_gone"
 
 
 def test_a_loss_scale_that_falls_at_the_start_is_healthy():
@@ -133,8 +133,8 @@ def test_a_loss_scale_at_its_floor_is_an_alarm():
     lines = [f"iteration {n}/ 100 | lm loss: 3.0 | loss scale: 4.0 |" for n in range(1, 5)] + [
         "OVERFLOW! Skipping step. Attempted loss scale: 1, reducing to 1" for _ in range(12)
     ]
-    told = replay(parse_log("\n".join(lines)), WatchdogLimits())
-    assert told.first("halt").finding.rule == "loss_scale_falling"
+    replayed = replay(parse_log("\n".join(lines)), WatchdogLimits())
+    assert replayed.first("halt").finding.rule == "loss_scale_falling"
 
 
 def test_a_policy_loss_of_zero_is_healthy_and_two_nan_are_not():

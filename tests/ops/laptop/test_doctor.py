@@ -163,19 +163,19 @@ def test_a_fault_is_named_with_its_fix(
 
 
 @pytest.mark.parametrize(
-    ("says", "status", "told"),
+    ("says", "status", "message"),
     [
         (MASTER, "pass", "1 open connection, no dead socket"),
         (b"220 a mail server\r\n", "warn", "1 socket whose ssh is gone or does not answer"),
     ],
 )
 def test_a_link_is_open_where_its_master_answers(
-    settings: Settings, says: bytes, status: str, told: str
+    settings: Settings, says: bytes, status: str, message: str
 ) -> None:
     settings.socket_dirs[0].mkdir(mode=0o700)
     with listener(settings.socket_dirs[0] / "0123456789abcdef", says):
         found = checks(settings)["links.stale"]
-    assert (found.status, found.message) == (status, told)
+    assert (found.status, found.message) == (status, message)
 
 
 def test_a_folder_for_sockets_whose_name_is_too_long_is_named(settings: Settings) -> None:
