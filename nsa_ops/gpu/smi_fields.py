@@ -71,7 +71,8 @@ def parse_bus(text: str) -> str:
 
 
 _Reader = Callable[[str], Any]
-#: By how a value is read: fields of `GPU` and their places in text, XML and CSV, best first.
+#: By how a value is read: fields of `GPU` and their places in text, XML and CSV, best first. A
+#: field with many places has several lines.
 _PLACES: Mapping[_Reader, str] = {
     parse_text: """
         name: product_name name gpu_name
@@ -144,6 +145,7 @@ _PLACES: Mapping[_Reader, str] = {
         reset_required: gpu_reset_status/reset_required reset_status/reset_required
     """,
 }
+#: Field of `GPU`: how its value is read, and its places, best first.
 FIELDS: dict[str, tuple[_Reader, tuple[str, ...]]] = {}
 for _read, _lines in _PLACES.items():
     for _line in _lines.strip().splitlines():
