@@ -6,13 +6,11 @@ import sys
 
 import pytest
 
-from nsa_core.config.run import RunConfig
 from nsa_core.rundir.atomic import append_line
 from nsa_core.rundir.events import Event, read_events
 from nsa_core.rundir.exit import ExitRecord, write_exit
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.manifest import RunManifest, read_manifest, write_manifest
+from nsa_core.rundir.manifest import read_manifest
 from nsa_core.rundir.process import identify
 from nsa_ops.pod.act import act
 from nsa_ops.pod.ending import (
@@ -134,14 +132,8 @@ AGAIN = {"changes": {"resume": "auto"}, "by": "watchdog"}
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(run):
     """A run of five steps that is being watched."""
-    run = RunDir(tmp_path / "run-1")
-    run.root.mkdir()
-    manifest = RunManifest(
-        run_id="run-1", config=RunConfig(), config_sha256="0" * 64, created_unix_s=1.0
-    )
-    write_manifest(run, manifest)
     beat = Heartbeat(
         run_id="run-1", attempt=1, rank=0, pid=1, ts=1.0, iso="", msg="progress", phase="train",
         alive_seq=1, progress_seq=1, step=5,

@@ -9,11 +9,9 @@ import time
 
 import pytest
 
-from nsa_core.config.run import RunConfig
 from nsa_core.rundir.exit import ExitRecord, read_exit, write_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import (
-    RunManifest,
     begin_next_attempt,
     read_manifest,
     write_manifest,
@@ -35,14 +33,8 @@ class KilledError(BaseException):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(run):
     """Attempt 1 was halted; its processes are gone."""
-    run = RunDir(tmp_path / "run-1")
-    run.root.mkdir()
-    manifest = RunManifest(
-        run_id="run-1", config=RunConfig(), config_sha256="0" * 64, created_unix_s=1.0
-    )
-    write_manifest(run, manifest)
     gone = ProcessIdentity(pid=2**22, start_ticks=1, boot_id=boot_id())
     write_processes(
         run,

@@ -7,31 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from nsa_core.config.run import RunConfig
 from nsa_core.rundir import events
 from nsa_core.rundir.atomic import append_line
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest
 from nsa_core.rundir.data_account import DataAccount, FileAccount
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.manifest import RunManifest, write_manifest
 from nsa_ops.pod.journal import Journal
 from nsa_ops.pod.messages import Offsets, ProbeDocument
 from nsa_ops.pod.probe import MAX_BYTES, probe
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.pod.verify import verify_newest
-
-
-@pytest.fixture
-def run(tmp_path):
-    run = RunDir(tmp_path / "run-1")
-    run.root.mkdir()
-    write_manifest(
-        run,
-        RunManifest(run_id="run-1", config=RunConfig(), config_sha256="0" * 64, created_unix_s=1.0),
-    )
-    return run
+from tests.ops.pod.conftest import begin
 
 
 def write_beats(run, first, last, attempt=1, at=None, **fields):
@@ -110,22 +97,12 @@ def test_the_verdict_is_the_judges_on_the_current_attempt_only(run):
     write_beats(run, 4, 6, loss=float("nan"), finite=False)
     report = look(run)
     assert (report.verdict.level, report.verdict.rule) == ("halt", "loss_nonfinite")
-    write_manifest(
-        run,
-        RunManifest(
-            run_id="run-1", attempt=2, config=RunConfig(), config_sha256="", created_unix_s=2.0
-        ),
-    )
+    begin(run, attempt=2)
     assert look(run).verdict.level == "healthy"
 
 
 def test_a_resumed_run_is_held_against_what_its_watchdog_remembers(run):
-    write_manifest(
-        run,
-        RunManifest(
-            run_id="run-1", attempt=2, config=RunConfig(), config_sha256="", created_unix_s=2.0
-        ),
-    )
+    begin(run, attempt=2)
     for n in range(100):
         write_beats(run, n, n, attempt=2, tokens_per_s=400.0, at=time.time() - 1000 + 10 * n)
     assert look(run).verdict.level == "healthy"

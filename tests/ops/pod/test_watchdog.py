@@ -6,12 +6,10 @@ import time
 
 import pytest
 
-from nsa_core.config.run import RunConfig
 from nsa_core.rundir.atomic import append_line, write_text
 from nsa_core.rundir.events import read_events
 from nsa_core.rundir.exit import ExitRecord, write_exit
-from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.manifest import RunManifest, write_manifest
+from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.process import ProcessIdentity, identify
 from nsa_ops.pod.ending import read_stop
 from nsa_ops.pod.journal import read_watchdog
@@ -20,20 +18,10 @@ from nsa_ops.pod.probe import probe
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.pod.runner import MAX_STARTS, WatchdogKeeper, start_watchdog
 from nsa_ops.pod.watchdog import Watchdog
+from tests.ops.pod.conftest import begin
 from tests.ops.pod.health import beat
 
 DEAD = ProcessIdentity(pid=2**22 - 1, start_ticks=1, boot_id="another boot")
-
-
-@pytest.fixture
-def run(tmp_path):
-    run = RunDir(tmp_path / "run-1")
-    run.root.mkdir()
-    write_manifest(
-        run,
-        RunManifest(run_id="run-1", config=RunConfig(), config_sha256="0", created_unix_s=1.0),
-    )
-    return run
 
 
 def record(run, identity, doing="watching"):
@@ -104,20 +92,7 @@ def test_an_end_together_with_the_watchdog_is_reported_as_the_end_of_all_process
     assert read_stop(run, RunManifest.model_validate_json(run.manifest.read_bytes())) == ""
 
 
-def begin(run, attempt):
-    write_manifest(
-        run,
-        RunManifest(
-            run_id="r", attempt=attempt, config=RunConfig(), config_sha256="0" * 64,
-            created_unix_s=1.0,
-        ),
-    )  # fmt: skip
-
-
-def test_the_rate_of_a_run_survives_its_watchdog_and_a_resume(tmp_path):
-    run = RunDir(tmp_path / "r")
-    run.root.mkdir()
-    begin(run, attempt=1)
+def test_the_rate_of_a_run_survives_its_watchdog_and_a_resume(run):
     for step in range(1, 30):
         append_line(run.heartbeat(), beat(step, tokens_per_s=1000.0).model_dump_json())
     first = Watchdog(run)
