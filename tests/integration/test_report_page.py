@@ -124,7 +124,7 @@ def test_a_pointer_over_a_chart_shows_one_reading(browser: Browser) -> None:
     )
     browser.move_to(box["left"] + box["width"] / 2, box["top"] + box["height"] / 2)
     shown = browser.evaluate(
-        "[...document.querySelectorAll('.told')].filter(t => "
+        "[...document.querySelectorAll('.shown')].filter(t => "
         "getComputedStyle(t).visibility === 'visible').map(t => t.textContent)"
     )
     browser.move_to(1, 1)
