@@ -219,7 +219,7 @@ def test_a_card_that_falls_off_the_bus_stops_the_run(tmp_path, both, monkeypatch
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     run = make_run(tmp_path, [["wait_halt", 30]], limits=PATIENT | {"cards_every_s": 0.2})
     _, watchdog = both(run)
-    wait_for(run.cards.exists)
+    wait_for(lambda: run.cards.exists() and run.heartbeat().exists())
     (tools / "log").write_text("[ 9.0] NVRM: Xid (PCI:0000:1a:00): 79, pid=1, fell off the bus\n")
     assert watchdog.wait(20) == 0
     assert read_exit(run).code == 10
