@@ -6,7 +6,6 @@ that cannot be used; what was measured is judged by who asked.
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,8 +16,8 @@ from nsa_core.checks.__main__ import read_config
 from nsa_core.config.base import ConfigError
 from nsa_core.config.run import RunConfig
 from nsa_core.env import set_before_torch
-from nsa_core.rundir.speed import MachineSpeed
-from nsa_core.terminal import run_to_exit_code
+from nsa_core.rundir.speed import AllReduceSpeed, CardSpeed, MachineSpeed
+from nsa_core.terminal import run_to_exit_code, tell
 
 EXIT_USAGE = 2
 _MAX_SAID = 300
@@ -28,7 +27,6 @@ class _Measuring:
     """Collects parts, each with its time or its problem."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
         self.problems: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
 
@@ -55,18 +53,24 @@ def measure_machine(config: RunConfig, folder: Path) -> MachineSpeed:
     denied = measuring.part("debugger", try_debugger)
     if denied:
         measuring.problems["debugger"] = denied
-    found: dict[str, Any] = {
-        "torch_version": torch.__version__,
-        "can_debug": None if denied is None else not denied,
-        "disk": measuring.part("disk", lambda: measure_disk(folder)),
-        "first_batch": measuring.part("first_batch", lambda: read_first_batch(config)),
-    }
-    if config.runtime.device != "cpu":
-        found |= _measure_cards(config, measuring)
-    return MachineSpeed(**found, problems=measuring.problems, seconds=measuring.seconds)
+    disk = measuring.part("disk", lambda: measure_disk(folder))
+    first_batch = measuring.part("first_batch", lambda: read_first_batch(config))
+    cards, all_reduce = ([], None) if config.runtime.device == "cpu" else _cards(config, measuring)
+    return MachineSpeed(
+        torch_version=torch.__version__,
+        can_debug=None if denied is None else not denied,
+        disk=disk,
+        first_batch=first_batch,
+        cards=cards,
+        all_reduce=all_reduce,
+        problems=measuring.problems,
+        seconds=measuring.seconds,
+    )
 
 
-def _measure_cards(config: RunConfig, measuring: _Measuring) -> dict[str, Any]:
+def _cards(
+    config: RunConfig, measuring: _Measuring
+) -> tuple[list[CardSpeed], AllReduceSpeed | None]:
     import torch
 
     from nsa_core.checks.card_speed import measure_all_reduce, measure_card
@@ -74,7 +78,7 @@ def _measure_cards(config: RunConfig, measuring: _Measuring) -> dict[str, Any]:
 
     if not torch.cuda.is_available():
         measuring.problems["cards"] = "torch finds no card"
-        return {}
+        return [], None
     dtype, count = COMPUTE_DTYPE[config.runtime.precision], torch.cuda.device_count()
     cards = [
         measuring.part(f"gpu{index}", partial(measure_card, index, dtype)) for index in range(count)
@@ -82,7 +86,7 @@ def _measure_cards(config: RunConfig, measuring: _Measuring) -> dict[str, Any]:
     summed = None
     if count > 1:
         summed = measuring.part("all_reduce", lambda: measure_all_reduce(count))
-    return {"cards": [card for card in cards if card is not None], "all_reduce": summed}
+    return [card for card in cards if card is not None], summed
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -104,11 +108,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = read_config(arguments.config, "cpu")
     except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
+        tell(f"error: {error}")
         return EXIT_USAGE
     found = measure_machine(config, arguments.folder)
-    sys.stdout.write(found.model_dump_json() + "\n")
-    sys.stdout.flush()
+    print(found.model_dump_json(), flush=True)  # noqa: T201 - the result
     return 0
 
 

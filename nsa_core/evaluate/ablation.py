@@ -68,16 +68,15 @@ def only_forced_blocks(model: LanguageModel) -> Iterator[None]:
 
 
 class _ForcedChoice:
-    """A backend that chooses block 0, the current block and the one before it."""
+    """The inner backend, but it chooses block 0, the current block and the one before it."""
 
     def __init__(self, inner: AttentionBackend) -> None:
         self.inner, self.name = inner, inner.name
-
-    def compressed(
-        self, q_NHD: Tensor, k_CGD: Tensor, v_CGE: Tensor, geometry: BlockGeometry, packing: Packing
-    ) -> tuple[Tensor, Tensor]:
-        """As the inner backend."""
-        return self.inner.compressed(q_NHD, k_CGD, v_CGE, geometry, packing)
+        self.compressed, self.selected, self.sliding = (
+            inner.compressed,
+            inner.selected,
+            inner.sliding,
+        )
 
     def select(
         self,
@@ -93,21 +92,3 @@ class _ForcedChoice:
         is_kept_NGS = (ids_NGS >= 0) & is_forced(ids_NGS, current_N11)
         kept_NGS = torch.where(is_kept_NGS, ids_NGS, _NO_BLOCK).sort(dim=-1).values
         return torch.where(kept_NGS < _NO_BLOCK, kept_NGS, -1)
-
-    def selected(
-        self,
-        q_NHD: Tensor,
-        k_NGD: Tensor,
-        v_NGE: Tensor,
-        ids_NGS: Tensor,
-        geometry: BlockGeometry,
-        packing: Packing,
-    ) -> Tensor:
-        """As the inner backend."""
-        return self.inner.selected(q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing)
-
-    def sliding(
-        self, q_NHD: Tensor, k_NGD: Tensor, v_NGE: Tensor, geometry: BlockGeometry, packing: Packing
-    ) -> Tensor:
-        """As the inner backend."""
-        return self.inner.sliding(q_NHD, k_NGD, v_NGE, geometry, packing)

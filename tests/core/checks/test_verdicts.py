@@ -8,7 +8,7 @@ from torch import nn
 
 from nsa_core.checks import __main__ as command
 from nsa_core.checks import decoding, probes
-from nsa_core.checks.causality import SentinelSettings
+from nsa_core.checks.causality import SentinelResult, SentinelSettings
 from nsa_core.checks.decoding import DecodeResult, decode_probe
 from nsa_core.checks.long_context import ANGLE_LIMIT, LongContextResult, angle_error
 from nsa_core.checks.numerics import (
@@ -44,6 +44,9 @@ def long_row(growth=1.0, moved_token=None):
         ("decode", "decode_probe", DecodeResult(93, 0.9e-5), "pass"),
         ("decode", "decode_probe", DecodeResult(93, 1.1e-5), "fail"),
         ("decode", "decode_probe", DecodeResult(93, math.nan), "fail"),
+        ("sentinel", "sentinel_probe", SentinelResult((), 4.15, limit=4.14), "pass"),
+        ("sentinel", "sentinel_probe", SentinelResult((), 4.13, limit=4.14), "fail"),
+        ("sentinel", "sentinel_probe", SentinelResult((), math.nan, limit=4.14), "fail"),
         ("angles", "angle_error", 0.0079, "pass"),
         ("angles", "angle_error", 0.0081, "fail"),
         ("angles", "angle_error", math.nan, "fail"),

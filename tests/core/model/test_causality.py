@@ -56,10 +56,13 @@ class ChoiceLeak(GatheredBackend):
 LEAKS = {"sliding": SlidingLeak(), "compressed": CompressedLeak(), "selected": SelectedLeak()}
 
 
-@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "backend"),
+    [(torch.float32, "reference"), (torch.float32, "sdpa"), (torch.float64, "sdpa")],
+    ids=str,
+)
 def test_changing_the_future_changes_no_bit_of_the_past(backend, dtype):
-    model = small_model(backends=BranchBackends.of(backend), dtype=dtype)
+    model = small_model(backends=BranchBackends.of(BACKENDS[backend]), dtype=dtype)
     assert free_tokens(model.config, max(LENGTHS)) >= 40
     result = perturbation_probe(model, vocab_size=31, lengths=LENGTHS)
     assert result.num_cases > 40
