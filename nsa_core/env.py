@@ -36,9 +36,7 @@ def set_before_torch(name: str, value: str) -> None:
 def trainer_environment(allocator: str, caches: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment a trainer is started with: this process's own and what a run needs.
 
-    Args:
-        allocator: Value of PYTORCH_CUDA_ALLOC_CONF; empty leaves what is set.
-        caches: Folders of the compilers, as `compiler_caches` gives them.
+    `allocator` is the value of PYTORCH_CUDA_ALLOC_CONF; empty leaves what is set.
     """
     needed = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
     if allocator:
@@ -57,11 +55,7 @@ def compiler_caches(
 
     Each code has its own: a cache that other code filled can hold nothing that this one may use,
     and goes when that code goes. A folder that the pod's owner has set stays.
-
-    Args:
-        pod_root: Folder of ours on the pod.
-        code_id: Hash of the code; without one, the folders stay as they are.
-        environment: What is set already; this process's own if omitted.
+    Without a hash of the code the folders stay as they are.
     """
     found = os.environ if environment is None else environment
     if code_id in ("", "unknown"):

@@ -67,12 +67,9 @@ def decode_probe(
 
     The single tokens go the way that generation takes: through one CUDA graph on a card.
 
-    Args:
-        model: In float32.
-        num_tokens: T, best beyond the window.
-        prompt: Tokens that are prefilled, in chunks that divide neither them nor the blocks.
-        one_pass: The same weights on backends that train in float32; `model` if left out.
-        seed: Of the tokens.
+    The model is in float32. The prompt is prefilled in chunks that divide neither it nor the
+    blocks; T is best beyond the window. `one_pass` has the same weights on backends that train in
+    float32; `model` if left out.
     """
     device = model.embedding.weight.device
     generator = torch.Generator().manual_seed(seed)

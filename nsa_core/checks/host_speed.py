@@ -56,9 +56,7 @@ sys.exit(0 if word.raw == b"seen" else "the memory read was not the memory writt
 def measure_disk(folder: Path, size_mib: int = DISK_MIB) -> DiskSpeed:
     """Write a file where runs are written, force it to the disk, and remove it.
 
-    Args:
-        folder: Folder of the runs.
-        size_mib: How much; less if that takes longer than `DISK_S`.
+    It writes less than `size_mib` if that takes longer than `DISK_S`.
     """
     block = os.urandom(_BLOCK_MIB * _MIB)
     written = 0

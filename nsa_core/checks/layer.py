@@ -56,12 +56,7 @@ def layer_probe(
 ) -> LayerResult:
     """Compare the first attention layer of two models of equal weights, and of neither.
 
-    Args:
-        model: On the backends of the run.
-        plain: On plain PyTorch; it is float64 afterwards.
-        num_tokens: T, best with more blocks than may be chosen.
-        autocast: The precision of the run.
-        seed: Of the layer's input.
+    `plain` is in float64 afterwards; T is best with more blocks than may be chosen.
     """
     generator = torch.Generator().manual_seed(seed)
     device = model.embedding.weight.device
@@ -92,9 +87,7 @@ def _error(found_TW: Tensor, wanted_TW: Tensor) -> float:
 def expected_attention(model: LanguageModel, x_TW: Tensor) -> Tensor:
     """Output [T, W] of the first attention layer for one document, from its weights.
 
-    Args:
-        model: In float64; of it only the configuration and the weights of the layer are used.
-        x_TW: Input of the layer in float64.
+    Of the float64 model only the configuration and the weights of the layer are used.
     """
     config, layer = model.config, model.block_list[0].attention
     weights: dict[str, Tensor] = dict(layer.named_parameters())

@@ -151,8 +151,7 @@ class Tallies:
     def account(self, *, goes_on: bool = False) -> DataAccount:
         """Everything so far; the file that is being read counts as if it ended here.
 
-        Args:
-            goes_on: That file is not said to be lost as a whole: the rest of it is not known.
+        If it `goes_on`, it is not counted as lost as a whole: the rest of it is not known.
         """
         now = self._describe_file()
         is_whole = now is not None and now.is_whole and not goes_on

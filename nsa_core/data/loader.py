@@ -170,8 +170,7 @@ class Loader:
     def next_batch(self, poll: Callable[[], None] = do_nothing) -> TokenBatch:
         """The next batch; `state` and the batch's own state then point behind it.
 
-        Args:
-            poll: Called about ten times a second while waiting; it may raise.
+        `poll` is called about ten times a second while waiting, and may raise.
         """
         started_s = time.monotonic()
         batch = self._prefetcher.next(poll)

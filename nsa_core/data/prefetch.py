@@ -28,8 +28,7 @@ def do_nothing() -> None:
 class Prefetcher(Generic[Item]):
     """Runs `build(0)`, `build(1)`, … in one daemon thread and returns the results in that order.
 
-    Args:
-        depth: Items kept ready; 0 builds each one when it is asked for, under the same deadline.
+    `depth` items are kept ready; 0 builds each one when it is needed, under the same deadline.
     """
 
     def __init__(self, build: Callable[[int], Item], depth: int, timeout_s: float) -> None:
@@ -55,9 +54,8 @@ class Prefetcher(Generic[Item]):
     def next(self, poll: Callable[[], None] = do_nothing) -> Item:
         """The next item.
 
-        Args:
-            poll: Called about ten times a second while waiting; what it raises ends the wait, and
-                no item is lost.
+        `poll` is called about ten times a second while waiting; what it raises ends the wait, and
+        no item is lost.
 
         Raises:
             LoaderStalled: If it is not built before the deadline, or the thread has died.

@@ -99,12 +99,8 @@ def open_run_model(
 ) -> RunModel:
     """Load the newest whole checkpoint of a run, or its final weights where it kept none.
 
-    Args:
-        run: Run directory.
-        device: Where the model goes.
-        tell: Called for each checkpoint that was passed over, and where nothing could be verified.
-        step: Only the checkpoint of this step.
-        tokenizer_folder: Holds the tokenizer; by default the run's staged data is looked for.
+    `tell` gets a line for each checkpoint that was passed over, and where nothing could be
+    verified. Without `tokenizer_folder` the tokenizer of the run, or of its staged data, is used.
 
     Raises:
         RunModelError: If there are no whole weights, or the tokenizer is not found.

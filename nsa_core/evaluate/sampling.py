@@ -95,14 +95,9 @@ def stream(
 
     Each comes when the step after it has been started: a card never waits for the host.
 
-    Args:
-        model: In any mode; no gradient is kept.
-        prompt: At least one id.
-        max_new_tokens: At most so many new ids.
-        sampling: Greedy if left out.
-        stop_token: Ends the text, usually the end-of-document id.
-        prefill_chunk: Tokens of the prompt that are taken at a time.
-        num_ids: Draw only from the first ids: a vocabulary may be padded beyond its tokenizer's.
+    Without `sampling` it is greedy. `stop_token` ends the text; `prefill_chunk` tokens of the
+    prompt are taken at a time. Only the first `num_ids` ids are drawn: a vocabulary may be padded
+    beyond its tokenizer's.
 
     Raises:
         ValueError: If the prompt is empty, an id is not in the vocabulary, or a count is below 1;

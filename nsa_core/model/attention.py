@@ -157,10 +157,8 @@ class NSAAttention(nn.Module):
         Made by one matrix product: x is read once, its gradient written once, and the few rows of
         the gate cost no product of their own, which the tensor cores of no card like.
 
-        Args:
-            x_NW: Input of the layer.
-            has_few_rows: Multiply with each weight where it lies: copying the weights side by side
-                would cost a decode step more than it saves.
+        With few rows each weight is multiplied where it lies: copying the weights side by side
+        would cost a decode step more than it saves.
         """
         weights = [self.q.weight, self.kv.weight]
         if self.gate.hidden is None:

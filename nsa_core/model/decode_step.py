@@ -80,13 +80,7 @@ def decode_step(
     """Write one token of every sequence to the caches and compute the logits after it.
 
     The caller keeps `cache.length`, and keeps every position below the capacity.
-
-    Args:
-        model: In any mode; no gradient is kept.
-        cache: Holds the tokens before these positions.
-        token_B: New ids.
-        position_B: int64, where each of them stands in its sequence.
-        attend: Attention of the NSA layers.
+    The int64 `position_B` may differ between sequences; `attend` serves the NSA layers.
     """
     place = _Place.of(position_B, model.rotary, model.geometry)
     steps = CachedPass(

@@ -74,9 +74,7 @@ class BranchGate(nn.Module):
     def forward(self, x_XW: Tensor, product_XY: Tensor | None = None) -> Tensor:
         """Gates [X, H, 3] in at least float32, order compressed, selected, sliding.
 
-        Args:
-            x_XW: Input of the layer.
-            product_XY: `x @ logits.weight.T`, where the caller has it already.
+        `product_XY` is `x @ logits.weight.T`, where the caller has it already.
         """
         if product_XY is None:
             inner_XW = x_XW if self.hidden is None else F.silu(self.hidden(x_XW))

@@ -123,9 +123,7 @@ class LanguageModel(nn.Module):
     def hidden(self, tokens_BT: Tensor, packing: Packing | None = None) -> Tensor:
         """Hidden states [N, W] after the last norm.
 
-        Args:
-            tokens_BT: Token ids.
-            packing: Documents of the flattened batch; None makes each row one document.
+        Without `packing`, the documents of the flattened batch, each row is one document.
 
         Raises:
             ValueError: If there is no token, an id is no int64 or int32, or the documents and the
@@ -156,9 +154,7 @@ class LanguageModel(nn.Module):
     ) -> Tensor:
         """Embed these ids, let `run` take the stream through every block, and norm: [N, W].
 
-        Args:
-            token_N: Ids.
-            run: Layer from 0, block and residual stream [N, W] in; residual stream out.
+        `run` takes the layer from 0, its block and the residual stream [N, W], and returns that.
         """
         x_NW = self.embedding(token_N)
         for index, block in enumerate(self.block_list):

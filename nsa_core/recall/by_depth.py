@@ -38,13 +38,7 @@ def make_contexts(
     """Contexts [B, T] that end in a key, and the value [B] that followed it; pure.
 
     Keys are distinct within a context, and so is each key from every value.
-
-    Args:
-        vocab_size: Ids to draw from; at least one more than `context`.
-        context: T, odd: pairs and the key that is asked for.
-        depth: 0 asks for the first pair, 1 for the last.
-        num_trials: B.
-        seed: Of the draws.
+    `context` T is odd and below `vocab_size`; depth 0 asks for the first pair, 1 for the last.
     """
     num_pairs = (context - 1) // 2
     generator = torch.Generator().manual_seed(seed)

@@ -38,7 +38,7 @@ def test_every_command_that_prints_ends_quietly_without_a_reader(module):
 
 
 @pytest.mark.integration
-def test_a_text_that_nobody_reads_ends_while_it_is_written(tmp_path):
+def test_a_text_ends_when_its_reader_leaves(tmp_path):
     run = make_run(tmp_path)
     save(run, read_manifest(run).config, 5)
     words = ["--run", str(run.root), "--device", "cpu", "--prompt", "x", "--temperature", "1"]
@@ -48,7 +48,7 @@ def test_a_text_that_nobody_reads_ends_while_it_is_written(tmp_path):
     assert said.count("\n") == 1
 
 
-def test_a_bench_whose_table_nobody_reads_lacks_no_disk(monkeypatch):
+def test_a_bench_whose_reader_left_does_not_blame_the_disk(monkeypatch):
     def leave(*_):
         raise BrokenPipeError(32, "Broken pipe")
 

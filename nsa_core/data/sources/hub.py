@@ -3,7 +3,7 @@
 import importlib
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nsa_core.data.documents import Document, RecordOrigin, Tallies, take_text
@@ -59,35 +59,27 @@ def open_hub_stream(dataset: str, subset: str) -> Stream:
     return stream
 
 
+@dataclass(eq=False)
 class HubSource:
     """Documents of a hub data set; waits for a network that fails, and gives up after a while."""
 
-    def __init__(
-        self,
-        dataset: str,
-        subset: str,
-        text_key: str,
-        open_stream: Callable[[str, str], Stream] = open_hub_stream,
-        sleep: Callable[[float], None] = time.sleep,
-        stall_s: float = STALL_S,
-    ) -> None:
-        self.tallies = Tallies()
-        self._dataset = dataset
-        self._subset = subset
-        self._text_key = text_key
-        self._open_stream = open_stream
-        self._sleep = sleep
-        self._stall_s = stall_s
-        self._num_records = 0
-        self._place: dict[str, Any] | None = None
+    dataset: str
+    subset: str
+    text_key: str
+    open_stream: Callable[[str, str], Stream] = open_hub_stream
+    sleep: Callable[[float], None] = time.sleep
+    stall_s: float = STALL_S
+    tallies: Tallies = field(default_factory=Tallies)
+    _num_records: int = 0
+    _place: dict[str, Any] | None = None
 
     def record(self, hash_of: HashOf) -> SourceRecord:
         """The names; what the hub holds under them is not hashed."""
         del hash_of  # there are no files
         settings: dict[str, str | int] = {
-            "dataset": self._dataset,
-            "subset": self._subset,
-            "text_key": self._text_key,
+            "dataset": self.dataset,
+            "subset": self.subset,
+            "text_key": self.text_key,
         }
         return SourceRecord(kind="fineweb_edu", settings=settings)
 
@@ -102,8 +94,8 @@ class HubSource:
         """
         self._go_to(start)
         for record in self._records(progress):
-            origin = RecordOrigin(self._dataset, self._num_records)
-            text = record.get(self._text_key)
+            origin = RecordOrigin(self.dataset, self._num_records)
+            text = record.get(self.text_key)
             if isinstance(text, str):
                 yield from take_text(text, origin, self.tallies)
             else:
@@ -117,17 +109,17 @@ class HubSource:
         self.tallies.rejected.restore(start.rejected)
         self.tallies.repaired.restore(start.repaired)
         if start.account is not None:
-            self.tallies.restore(start.account, self._dataset)
+            self.tallies.restore(start.account, self.dataset)
         if start.remote is not None:
             self._num_records = start.remote.num_records
             self._place = start.remote.place
 
     def _count_missing(self, record: Mapping[str, Any], origin: RecordOrigin) -> None:
-        if self._text_key in record:
-            self.tallies.reject(f"`{self._text_key}` is null or not a text", origin)
+        if self.text_key in record:
+            self.tallies.reject(f"`{self.text_key}` is null or not a text", origin)
             return
         columns = ", ".join(f"`{name}`" for name in record)
-        message = f"{self._dataset} has no column `{self._text_key}`; its columns are {columns}"
+        message = f"{self.dataset} has no column `{self.text_key}`; its columns are {columns}"
         raise DataError(message, "name the text column with data.text_key")
 
     def _records(self, progress: OnProgress) -> Iterator[Mapping[str, Any]]:
@@ -137,7 +129,7 @@ class HubSource:
         while True:
             before = self._num_records
             pull = _Pull(self._open, (*final, *passing, OSError, EOFError, ValueError))
-            reader = Prefetcher(pull, READ_AHEAD, self._stall_s)
+            reader = Prefetcher(pull, READ_AHEAD, self.stall_s)
             try:
                 failure = yield from self._drain(reader, progress)
             finally:
@@ -147,7 +139,7 @@ class HubSource:
             if isinstance(failure, DataError) and not isinstance(failure, LoaderStalled):
                 raise failure
             if isinstance(failure, final):
-                message = f"the hub has no {self._dataset} ({self._subset}) for us: {failure}"
+                message = f"the hub has no {self.dataset} ({self.subset}) for us: {failure}"
                 raise DataError(message, "correct data.path, log in, or go online") from failure
             num_failures = 1 if self._num_records > before else num_failures + 1
             self._wait(num_failures, failure, progress)
@@ -174,11 +166,11 @@ class HubSource:
     def _open(self) -> Stream:
         """The stream at its place."""
         try:
-            stream = self._open_stream(self._dataset, self._subset)
+            stream = self.open_stream(self.dataset, self.subset)
         except DataError:
             raise
         except ValueError as error:  # `datasets` names the subsets there are
-            message = f"{self._dataset} ({self._subset}) cannot be opened: {error}"
+            message = f"{self.dataset} ({self.subset}) cannot be opened: {error}"
             raise DataError(message, "correct data.path or data.subset") from error
         if self._place is not None:
             stream.load_state_dict(self._place)
@@ -189,7 +181,7 @@ class HubSource:
         waits_s = RETRY_WAITS_S if self._num_records else FIRST_WAITS_S
         if num_failures > len(waits_s):
             message = (
-                f"{self._dataset} did not answer in {num_failures} tries over "
+                f"{self.dataset} did not answer in {num_failures} tries over "
                 f"{sum(waits_s)} s, after record {self._num_records}: {failure}"
             )
             raise DataError(message, HINT) from failure
@@ -197,7 +189,7 @@ class HubSource:
             why = f"{type(failure).__name__}: {failure}"[:200]
             detail = f"data stalled, try {num_failures + 1} in {left_s} s; {why}"
             progress(StageProgress("wait", self._num_records, detail=detail))
-            self._sleep(1)
+            self.sleep(1)
 
 
 @dataclass(frozen=True)

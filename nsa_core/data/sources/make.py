@@ -4,6 +4,7 @@ import platform
 import random
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nsa_core.config.training import DataConfig
@@ -101,31 +102,31 @@ class StdlibSource(ReadAgain):
             )
 
 
+@dataclass(eq=False)
 class SyntheticSource:
     """Documents of words drawn from a small random dictionary; the seed decides every letter.
 
     Endless where `max_tokens` stops the staging, else `NUM_DOCUMENTS` documents.
     """
 
-    def __init__(self, seed: int, *, is_endless: bool = False) -> None:
-        self.tallies = Tallies()
-        self._seed = seed
-        self._is_endless = is_endless
+    seed: int
+    is_endless: bool = False
+    tallies: Tallies = field(default_factory=Tallies)
 
     def record(self, hash_of: HashOf) -> SourceRecord:
         """The seed is all there is."""
         del hash_of  # there are no files
-        return SourceRecord(kind="synthetic", settings={"seed": self._seed})
+        return SourceRecord(kind="synthetic", settings={"seed": self.seed})
 
     def documents(
         self, start: SourcePosition, progress: OnProgress = ignore_progress
     ) -> Iterator[Document]:
         """Yield the documents from a number on; each has its own random stream."""
         del progress  # a local source does not wait
-        words = _dictionary(self._seed)
+        words = _dictionary(self.seed)
         number = start.num_documents
-        while self._is_endless or number < NUM_DOCUMENTS:
-            draw = random.Random(f"{self._seed}/{number}")  # noqa: S311 - text, not a secret
+        while self.is_endless or number < NUM_DOCUMENTS:
+            draw = random.Random(f"{self.seed}/{number}")  # noqa: S311 - text, not a secret
             count = draw.randint(*WORDS_PER_DOCUMENT)
             number += 1
             origin = RecordOrigin("synthetic", number)

@@ -207,7 +207,7 @@ def test_no_row_says_anything_of_kernels_that_are_not_used():
     assert rows() == {}
 
 
-def test_every_run_of_the_probes_asks_for_the_kernels(decodes_with, monkeypatch):
+def test_every_run_of_the_probes_judges_the_kernels(decodes_with, monkeypatch):
     decodes_with(SwapsTheSequences())
     for other in ("parity", "choice", "layer", "gradients", "perturbation"):
         monkeypatch.setattr(_Probes, other, lambda _: iter(()))

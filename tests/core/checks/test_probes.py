@@ -228,7 +228,7 @@ def test_the_command_answers_bad_input_with_one_line_and_exit_code_2(words, says
     assert says in done.stderr
 
 
-def test_each_branch_tells_its_backend_and_the_policy_that_a_launch_is_held_to():
+def test_each_branch_reports_its_backend_and_the_policy_that_a_launch_is_held_to():
     lines = list(probes._Probes(CONFIG, "cpu", "quick").kernels())
     assert [line.name for line in lines] == [
         "kernels.compressed", "kernels.selected", "kernels.sliding",

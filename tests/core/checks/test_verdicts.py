@@ -284,7 +284,7 @@ def test_the_json_of_the_command_is_one_document(monkeypatch, capsys, status, co
     assert report.verdict == status
 
 
-def test_a_check_is_told_before_the_next_probe_begins(monkeypatch):
+def test_a_check_is_reported_before_the_next_probe_begins(monkeypatch):
     told = []
     right = _Probes.choice
 

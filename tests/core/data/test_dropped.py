@@ -180,7 +180,7 @@ def test_a_start_reads_neither_data_nor_shards_that_it_knows(begun, tmp_path, mo
         stage(config, tmp_path, 0, is_rehashed=True)
 
 
-def test_a_run_goes_on_with_its_shards_whatever_became_of_the_data_and_says_what(begun, tmp_path):
+def test_a_run_continues_with_its_shards_and_reports_how_the_data_changed(begun, tmp_path):
     folder, config, staged = begun
     (folder / "a.jsonl").write_text(good(9).replace("many", "x"))
     (folder / "b.jsonl").unlink()
@@ -254,7 +254,7 @@ def test_trials_of_bad_bytes_and_values(trials):
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
-def test_a_source_without_a_document_is_told_of_and_refused_before_its_end(
+def test_a_source_without_a_document_reports_progress_and_is_refused_before_its_end(
     tmp_path, monkeypatch, tokenizer
 ):
     """A stop is noticed, the heartbeat moves, and the wrong key does not cost hours."""

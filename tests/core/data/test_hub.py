@@ -137,7 +137,7 @@ def test_a_subset_that_does_not_exist_is_a_stop():
         texts(made.documents(SourcePosition()))
 
 
-def test_a_resume_goes_on_at_the_next_record_and_keeps_the_counts():
+def test_a_resume_continues_at_the_next_record_and_keeps_the_counts():
     records = [{"text": ""}, *RECORDS]
     first, _ = source(records=records)
     documents = first.documents(SourcePosition())
@@ -179,7 +179,7 @@ def test_a_real_datasets_stream_resumes_at_the_next_record(corpus, tmp_path):
     assert len(whole) == 40
 
 
-def test_a_staging_that_the_hub_ended_goes_on_at_its_last_shard(tmp_path, monkeypatch):
+def test_a_staging_that_the_hub_interrupted_continues_at_its_last_shard(tmp_path, monkeypatch):
     records = [{"text": f"record {n} " + "word " * 30} for n in range(60)]
     failures = {45: [ConnectionError("no route")] * (len(RETRY_WAITS_S) + 1)}
     opened = []

@@ -92,7 +92,7 @@ def test_unpacked_rows_are_one_segment_each(staged, corpus):
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(consumed=st.integers(0, 90), prefetch=st.integers(0, 5))
-def test_resume_goes_on_with_the_next_batch(staged, config, consumed, prefetch):
+def test_resume_continues_with_the_next_batch(staged, config, consumed, prefetch):
     config = config.model_copy(update={"prefetch": prefetch})
     whole = take(Loader(staged, config, plan()), consumed + 3)
     first = Loader(staged, config, plan())
@@ -200,7 +200,7 @@ class CountedRow:
 
 
 @pytest.mark.parametrize(("prefetch", "ready"), [(2, 6), (8, 8), (0, 0)])
-def test_the_batches_of_a_whole_step_are_built_before_it_asks_for_them(
+def test_the_batches_of_a_whole_step_are_built_before_they_are_needed(
     staged, corpus, prefetch, ready
 ):
     """A step takes six; while it computes, the six of the next one are built."""

@@ -152,7 +152,7 @@ def test_whatever_bytes_a_text_file_holds_every_document_is_valid_utf8(tmp_path_
     assert all("\0" not in text and text.encode() for text in texts)
 
 
-def test_a_bad_byte_or_a_nul_costs_what_is_around_it_and_is_told_with_its_place(tmp_path):
+def test_a_bad_byte_or_a_nul_drops_the_part_around_it_and_is_counted_with_its_place(tmp_path):
     paragraph = b"A plain sentence about rain, and one more. " * 30 + b"\n\n"
     bad = paragraph[:70] + b"\xe9" + paragraph[71:]
     torn = paragraph[:50] + b"\0" + paragraph[51:]
@@ -356,7 +356,7 @@ def test_missing_and_unknown_paths_say_what_is_known(tmp_path):
         LocalSource(tmp_path / "a.bin", "text")
 
 
-def test_resuming_a_local_source_counts_again_and_goes_on(tmp_path):
+def test_a_resumed_local_source_counts_again_and_continues(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"bad\n" + jsonl(["one", "two", "three"]))
     source = LocalSource(tmp_path / "a.jsonl", "text")
     found = [d.text for d in source.documents(SourcePosition(num_documents=2))]

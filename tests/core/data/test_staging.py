@@ -103,7 +103,7 @@ def test_small_shards_read_as_one_row(corpus, tmp_path):
 
 
 @pytest.mark.parametrize(("max_tokens", "is_known"), [(0, False), (4000, True)])
-def test_staging_tells_its_share_where_its_end_is_known(corpus, tmp_path, max_tokens, is_known):
+def test_staging_reports_its_share_where_its_end_is_known(corpus, tmp_path, max_tokens, is_known):
     told = []
     build_folder(job(local(corpus, document_batch=2, max_tokens=max_tokens), tmp_path, told.append))
     shares = [one.share for one in told if one.doing == "tokenise"]
@@ -196,7 +196,7 @@ def test_a_missing_shard_and_a_damaged_manifest_are_refused(corpus, tmp_path):
         open_staged(tmp_path / "nowhere")
 
 
-def test_the_manifest_tells_what_was_left_out(corpus, tmp_path):
+def test_the_manifest_lists_what_was_left_out(corpus, tmp_path):
     corpus.write_text(corpus.read_text() + '{"text": ""}\nno json\n')
     staged = stage(local(corpus, max_dropped=0.1), tmp_path, 0)
     assert staged.manifest.rejected["empty text"].origins == ("corpus.jsonl:41",)

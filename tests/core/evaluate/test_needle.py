@@ -212,7 +212,7 @@ def wanted_label(row, column):
     return f"{10 * row + column}%{' *' if row < column else ''}"
 
 
-def test_each_cell_of_the_picture_stands_in_the_row_and_column_of_its_labels(distinct):
+def test_each_cell_of_the_picture_is_in_the_row_and_column_of_its_labels(distinct):
     """Labels are found by their place alone, as a reader finds them."""
     nodes = ElementTree.fromstring(picture(distinct, is_cut=False)).iter()
     at = {(float(n.get("x")), float(n.get("y"))): n.text for n in nodes if n.tag.endswith("text")}
@@ -226,7 +226,7 @@ def test_each_cell_of_the_picture_stands_in_the_row_and_column_of_its_labels(dis
             assert near == [wanted_label(row, column)]
 
 
-def test_each_cell_of_the_table_stands_in_the_row_and_column_of_its_labels(distinct):
+def test_each_cell_of_the_table_is_in_the_row_and_column_of_its_labels(distinct):
     heads, *rows, _ = as_text(distinct).splitlines()
     assert heads.split() == ["depth", "100", "2000"]
     for row, (depth, line) in enumerate(zip(DEPTHS, rows, strict=True)):

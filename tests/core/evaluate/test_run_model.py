@@ -37,7 +37,7 @@ def test_the_newest_whole_checkpoint_is_opened(tmp_path):
     assert told == []
 
 
-def test_a_flipped_bit_is_told_and_the_checkpoint_before_it_is_opened(tmp_path):
+def test_a_flipped_bit_is_reported_and_the_checkpoint_before_it_is_opened(tmp_path):
     run = make_run(tmp_path)
     config = read_manifest(run).config
     model, _ = save(run, config, 5)

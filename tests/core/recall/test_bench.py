@@ -32,7 +32,7 @@ def test_a_missed_bar_is_named_with_its_value(change, says):
     assert says in judge([DENSE, NSA, replace(NSA, **change)])
 
 
-def test_a_line_stands_under_its_heads_and_the_control_has_nothing_to_cut():
+def test_a_line_is_aligned_with_its_header_and_the_control_has_nothing_to_cut():
     assert "97.0%" in as_line(NSA)
     assert as_line(DENSE).split()[:6] == ["dense", "3", "150", "40.0%", "-", "-"]
     assert len(as_line(NSA)) - len("sdpa") == HEADER.index("backend")
