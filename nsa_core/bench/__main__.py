@@ -16,13 +16,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nsa_core.bench.command import Bench, tell
+from nsa_core.bench.command import Bench
 from nsa_core.config.base import ConfigError, disk_advice, one_line
 from nsa_core.env import set_before_torch
 from nsa_core.rundir.atomic import check_place, write_text
 from nsa_core.rundir.bench_result import BenchResult, Machine
 from nsa_core.rundir.redaction import redact
-from nsa_core.terminal import run_to_exit_code
+from nsa_core.terminal import run_to_exit_code, tell
 
 #: Where each bench lives; only the one that is asked for is imported.
 BENCHES: Mapping[str, str] = {

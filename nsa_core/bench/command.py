@@ -1,7 +1,6 @@
 """What `python -m nsa_core.bench` needs of every bench: flags, rows, a table, a verdict."""
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +12,6 @@ def accept(rows: Sequence[Any]) -> str | None:
     """The verdict of a bench that only measures."""
     del rows
     return None
-
-
-def tell(line: str) -> None:
-    """One line about progress, on stderr."""
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal
 
 
 def check_at_least(least: int, flags: Mapping[str, Sequence[int]]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nsa_core.bench.command import Bench, Column, Table, add_repeatable, tell
+from nsa_core.bench.command import Bench, Column, Table, add_repeatable
 from nsa_core.config.base import ConfigError
 from nsa_core.config.recipe import ResolvedConfig, parse_set, resolve
 from nsa_core.config.run import RunConfig
@@ -30,6 +30,7 @@ from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.jsonl import read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, read_manifest, write_manifest
+from nsa_core.terminal import tell
 
 ATTENTIONS = ("nsa", "dense")
 #: NSA may be so much worse on held-out text before the comparison counts as failed.

@@ -12,15 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from nsa_core.bench.command import (
-    Bench,
-    Column,
-    Table,
-    add_count,
-    add_repeatable,
-    check_at_least,
-    tell,
-)
+from nsa_core.bench.command import Bench, Column, Table, add_count, add_repeatable, check_at_least
 from nsa_core.bench.measure import allocated_gib, reset_peak
 from nsa_core.config.base import ConfigError
 from nsa_core.config.counts import count_flops
@@ -30,6 +22,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.config.training import BatchConfig, DataConfig, RuntimeConfig
 from nsa_core.data.batch import TokenBatch
 from nsa_core.rundir.bench_result import Machine
+from nsa_core.terminal import tell
 from nsa_core.train.card import peak_flops_per_s
 from nsa_core.train.learner import Learner, choose_device, make_learner, set_up_torch
 from nsa_core.train.step import StepResult

@@ -16,15 +16,7 @@ from pathlib import Path
 
 import torch
 
-from nsa_core.bench.command import (
-    Bench,
-    Column,
-    Table,
-    add_count,
-    add_repeatable,
-    check_at_least,
-    tell,
-)
+from nsa_core.bench.command import Bench, Column, Table, add_count, add_repeatable, check_at_least
 from nsa_core.bench.measure import allocated_gib, reset_peak
 from nsa_core.checks.__main__ import read_config
 from nsa_core.config.run import RunConfig
@@ -36,6 +28,7 @@ from nsa_core.kernels.backend import AttentionBackend, BranchBackends, DeviceFac
 from nsa_core.kernels.dispatch import device_facts, refusal
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.rundir.bench_result import Machine
+from nsa_core.terminal import tell
 from nsa_core.train.failure import TrainerError
 from nsa_core.train.learner import choose_device, choose_kernels, make_learner, set_up_torch
 from nsa_core.train.schedule import learning_rate_scale

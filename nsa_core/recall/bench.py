@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nsa_core.bench.command import Bench
+from nsa_core.bench.command import Bench, Column, Table
 from nsa_core.config.training import RuntimeConfig
 from nsa_core.evaluate.device import COMPUTE_DTYPE, choose_device
 from nsa_core.kernels.dispatch import choose_backends, device_facts
@@ -125,22 +125,21 @@ def judge(rows: Sequence[Any]) -> str | None:
 
 
 _LEAST = f"{LEAST_ACCURACY:.0%}"
-HEADER = (
-    f"{'model':6}{'seed':>5}{'tokens':>8}{'right':>8}{'no selection':>14}{'forced blocks only':>20}"
-    f"{'chance':>8}{'answers':>9}{'steps':>7}{'train s':>9}  backend"
+TABLE = Table(
+    (
+        Column("model", 5, "attention"),
+        Column("seed", 5, "seed"),
+        Column("tokens", 7, "seq_len", ","),
+        Column("right", 7, "accuracy", ".1%"),
+        Column("no selection", 13, "without_selection", ".1%"),
+        Column("forced blocks only", 19, "without_choice", ".1%"),
+        Column("chance", 7, "chance", ".1%"),
+        Column("answers", 8, "num_queries", ","),
+        Column("steps", 6, "steps", ","),
+        Column("train s", 8, "train_s", ".1f"),
+        Column("backend", 0, "backend"),
+    )
 )
-
-
-def as_line(row: RecallRow) -> str:
-    """One line under `HEADER`."""
-    cut, forced = (
-        "-" if share is None else f"{share:.1%}"
-        for share in (row.without_selection, row.without_choice)
-    )
-    return (
-        f"{row.attention:6}{row.seed:>5}{row.seq_len:>8,}{row.accuracy:>8.1%}{cut:>14}{forced:>20}"
-        f"{row.chance:>8.1%}{row.num_queries:>9,}{row.steps:>7,}{row.train_s:>9.1f}  {row.backend}"
-    )
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -160,7 +159,7 @@ BENCH = Bench(
     needs_card=False,
     add_flags=_add_flags,
     measure=measure,
-    header=HEADER,
-    format_row=as_line,
+    header=TABLE.header,
+    format_row=TABLE.line,
     failure=judge,
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nsa_core.kernels.geometry import BlockGeometry
-from nsa_core.recall.bench import HEADER, as_line, judge, teach_and_judge
+from nsa_core.recall.bench import TABLE, judge, teach_and_judge
 from nsa_core.recall.learning import as_dense
 from nsa_core.recall.recipes import CARD_NSA, CARD_TASK, LONG_CARD_TASK, on_card
 
@@ -21,7 +21,7 @@ def learned():
     device = torch.device("cuda")
     found = list(teach_and_judge(on_card(), device))
     dense = list(teach_and_judge(as_dense(on_card()), device))
-    print(HEADER, *map(as_line, [*found, *dense]), sep="\n")  # noqa: T201 - the result
+    print(TABLE.header, *map(TABLE.line, [*found, *dense]), sep="\n")  # noqa: T201 - the result
     return {row.seq_len: row for row in found}
 
 

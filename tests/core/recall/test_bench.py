@@ -8,7 +8,7 @@ import torch
 from nsa_core.bench.__main__ import load_bench, main, parse_arguments
 from nsa_core.recall import bench as recall
 from nsa_core.recall import learning
-from nsa_core.recall.bench import HEADER, RecallRow, as_line, judge, teach_and_judge
+from nsa_core.recall.bench import TABLE, RecallRow, judge, teach_and_judge
 from nsa_core.recall.learning import as_dense
 from tests.core.recall.test_learning import LONG, short_recipe
 
@@ -33,9 +33,9 @@ def test_a_missed_bar_is_named_with_its_value(change, says):
 
 
 def test_a_line_is_aligned_with_its_header_and_the_control_has_nothing_to_cut():
-    assert "97.0%" in as_line(NSA)
-    assert as_line(DENSE).split()[:6] == ["dense", "3", "150", "40.0%", "-", "-"]
-    assert len(as_line(NSA)) - len("sdpa") == HEADER.index("backend")
+    assert "97.0%" in TABLE.line(NSA)
+    assert TABLE.line(DENSE).split()[:6] == ["dense", "3", "150", "40.0%", "n/a", "n/a"]
+    assert len(TABLE.line(NSA)) - len("sdpa") == TABLE.header.index("backend")
 
 
 def test_both_models_are_taught_the_same_and_counted_alike(monkeypatch):

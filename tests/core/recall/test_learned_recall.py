@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nsa_core.kernels.geometry import BlockGeometry
-from nsa_core.recall.bench import HEADER, as_line, judge, teach_and_judge
+from nsa_core.recall.bench import TABLE, judge, teach_and_judge
 from nsa_core.recall.recipes import CARD_NSA, CPU_NSA, CPU_TASK, on_card, on_cpu
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def test_far_pairs_are_recalled_and_not_without_the_selected_branch():
         (found,) = teach_and_judge(on_cpu(), CPU)
     finally:
         torch.set_num_threads(threads)
-    print(HEADER, as_line(found), sep="\n")  # noqa: T201 - the result
+    print(TABLE.header, TABLE.line(found), sep="\n")  # noqa: T201 - the result
     assert judge([found]) is None
     assert found.num_queries >= 1000
     assert found.without_choice <= 0.5
