@@ -27,7 +27,7 @@ class ConfigurationError(OpsError):
 
 
 class RefusedError(OpsError):
-    """A guardrail or a red preflight stands against it."""
+    """A guardrail or a red preflight forbids it."""
 
     exit_code = 3
 
@@ -93,7 +93,7 @@ class UnknownVerdictError(OpsError):
 
 
 class InterruptedByOperatorError(OpsError):
-    """Ctrl-C: says what goes on without us."""
+    """Ctrl-C: says what continues."""
 
     exit_code = 130
 

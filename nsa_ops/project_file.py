@@ -33,7 +33,7 @@ class Trusted(FrozenModel):
 
 @dataclass(frozen=True)
 class ProjectFile:
-    """A project's settings file that stands in the way.
+    """A project's settings file.
 
     Attributes:
         path: Where it is.

@@ -200,7 +200,7 @@ def measure_cells(request: ValidationRequest) -> Iterator[ValidationRow]:
 
 
 def wanted_paths(request: ValidationRequest, device: torch.device) -> list[str]:
-    """The paths to run; those that a device lacks are told, and refused where they are named.
+    """The paths to run; those that a device lacks are reported, or refused where they are named.
 
     Raises:
         ValueError: If one is unknown or cannot run here.

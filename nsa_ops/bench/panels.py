@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Line:
+class PlotLine:
     """One line of a panel.
 
     Attributes:
@@ -43,7 +43,7 @@ class Panel:
     title: str
     unit: str
     x_label: str
-    lines: tuple[Line, ...]
+    lines: tuple[PlotLine, ...]
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,12 @@ def compare_panels(result: BenchResult) -> list[Panel]:
     for attention, name, css in (("dense", "dense", "s2"), ("nsa", "NSA", "s1")):
         for row in (row for row in result.rows if row.get("attention") == attention):
             curve = [(float(tokens), float(loss)) for _, tokens, loss in row["loss_curve"]]
-            losses.append(Line(name, tuple(_averaged(_drawable(curve))), css))
+            losses.append(PlotLine(name, tuple(_averaged(_drawable(curve))), css))
             held_out = [
                 (float(step * row["tokens_per_step"]), float(found))
                 for step, _, found in row["validation"]
             ]
-            bits.append(Line(name, _drawable(held_out), css))
+            bits.append(PlotLine(name, _drawable(held_out), css))
     x_label = "tokens seen"
     return [
         Panel("Training loss", "nats", x_label, tuple(line for line in losses if line.points)),
@@ -196,16 +196,16 @@ def _branch_ms(row: Row, branch: str, index: int) -> object:
 
 
 def _panel(
-    title: str, unit: str, lines: Sequence[Line], x_label: str = "tokens of a document"
+    title: str, unit: str, lines: Sequence[PlotLine], x_label: str = "tokens of a document"
 ) -> Panel:
     return Panel(title, unit, x_label, tuple(line for line in lines if line.points))
 
 
-def _line(label: str, rows: Sequence[Row], values: Sequence[object], css: str) -> Line:
+def _line(label: str, rows: Sequence[Row], values: Sequence[object], css: str) -> PlotLine:
     """A line through the rows that have a positive value; logarithms know no other."""
     found = zip((row.get("T") for row in rows), values, strict=True)
     points = [(float(x), float(y)) for x, y in found if _is_positive(x) and _is_positive(y)]
-    return Line(label, tuple(sorted(points)), css)
+    return PlotLine(label, tuple(sorted(points)), css)
 
 
 def _is_positive(value: object) -> TypeGuard[float]:

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nsa_ops.bench.panels import Line, Panel, Panels
+from nsa_ops.bench.panels import Panel, Panels, PlotLine
 from nsa_ops.report.axes import Scale, escape
 
 #: Pixels. The right margin holds the names of the lines, which end there.
@@ -78,7 +78,7 @@ class _Axes:
         return self.x(math.log(point[0])), self.y(math.log(point[1]))
 
 
-def _axes(lines: Sequence[Line]) -> _Axes:
+def _axes(lines: Sequence[PlotLine]) -> _Axes:
     xs = sorted({x for line in lines for x, _ in line.points})
     ys = [y for line in lines for _, y in line.points]
     low, high = xs[0], xs[-1]
@@ -148,7 +148,7 @@ def tokens_text(tokens: float) -> str:
     return f"{tokens / 1024:g}k" if tokens >= 1024 and tokens % 1024 == 0 else f"{tokens:g}"
 
 
-def _draw_line(line: Line, axes: _Axes, unit: str) -> str:
+def _draw_line(line: PlotLine, axes: _Axes, unit: str) -> str:
     pixels = [axes.at(point) for point in line.points]
     steps = "L".join(f"{x:.1f} {y:.1f}" for x, y in pixels)
     dots = "".join(
@@ -161,7 +161,7 @@ def _draw_line(line: Line, axes: _Axes, unit: str) -> str:
     return _path(f"M{steps}", f"line {line.css}") + dots
 
 
-def _labels(lines: Sequence[Line], axes: _Axes) -> list[str]:
+def _labels(lines: Sequence[PlotLine], axes: _Axes) -> list[str]:
     """Every line's name beside its end; names that would meet are moved apart."""
     ends = sorted(((axes.at(line.points[-1])[1], line) for line in lines), key=lambda pair: pair[0])
     heights = spread_apart([y for y, _ in ends], LABEL_HEIGHT, TOP, HEIGHT - BOTTOM)

@@ -20,7 +20,7 @@ from nsa_ops.errors import (
     OpsError,
     VerificationError,
 )
-from nsa_ops.named_file import check_writable_place, read_named
+from nsa_ops.local_files import check_writable_place, read_named
 from nsa_ops.pods.known import choose_pod
 from nsa_ops.quantities import sentence_case
 from nsa_ops.remote.snapshot import Snapshot, ship, take_snapshot

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LINE_S = 10.0
 _BAR_S = 0.25
 _BAR_WIDTH = 24
-#: A time that is left is told once so much of the work is done.
+#: The time that is left is shown once this share of the work is done.
 _FIRST_SHARE = 0.02
 _CLEAR = "\r\x1b[2K"
 
@@ -47,7 +47,7 @@ def _counted(work: "Work", seconds: float, encoding: str) -> list[str]:
     shown = f"{bar(share, encoding, _BAR_WIDTH)} {100 * share:.0f} %"
     if not work.unit:
         return [shown]
-    if work.unit != "bytes":  # one probe or step may take as long as all others: no time is told
+    if work.unit != "bytes":  # one probe or step may take as long as all others: no time is shown
         return [shown, f"{round(done):,} of {_amount(total, work.unit)}"]
     left = seconds * (1 - share) / share if share >= _FIRST_SHARE else None
     of = f"{format_bytes(done)} of {format_bytes(total)}"

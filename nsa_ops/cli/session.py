@@ -1,4 +1,4 @@
-"""Session: the options every command has, its voice on stderr and its result on stdout."""
+"""Session: the options of a command, its messages on stderr and its result on stdout."""
 
 import sys
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class Session:
             command: Its words, such as `pod ls`.
             options: What every command takes.
             changes: It changes something.
-            is_emergency: It goes on where nothing can be recorded, and says what is not.
+            is_emergency: It also works where nothing can be recorded, and says what is not.
         """
         self.command = command
         self.options = options
@@ -75,7 +75,7 @@ class Session:
         try:
             found = read_settings()
         except SettingsError as error:
-            hint = "See docs/variables.md; `nsa-ops doctor` goes on without the settings"
+            hint = "See docs/variables.md; `nsa-ops doctor` works without the settings"
             raise ConfigurationError(str(error), hint=hint) from error
         for notice in found.notices:
             self.tell(notice)
@@ -90,7 +90,7 @@ class Session:
         _ = self.settings
 
     def use_built_in_settings(self) -> "Settings":
-        """Go on without the configured settings, which cannot be used; the caller says why."""
+        """Use defaults instead of invalid configured settings; the caller says why."""
         from nsa_ops.settings import built_in_settings
 
         self.__dict__["settings"] = built_in_settings()
@@ -134,7 +134,7 @@ class Session:
         Raises:
             LocalResourceError: If it belongs to another user.
         """
-        from nsa_ops.private import close_tree
+        from nsa_ops.local_files import close_tree
 
         if notice := close_tree(settings.state_dir).notice:
             self._warn_once(notice)
@@ -149,7 +149,7 @@ class Session:
 
     @property
     def is_verbose(self) -> bool:
-        """`-v`: every command on the pod is told."""
+        """`-v`: every command on the pod is shown."""
         return self.options.verbosity > 0
 
     def close(self) -> None:
@@ -233,10 +233,10 @@ class Session:
         return make_console(color, is_color_forbidden=self.settings.is_color_forbidden)
 
     def agree(self, plan: "Plan", *, is_reversible: bool = True) -> None:
-        """Show a plan and go on only if the operator agrees.
+        """Show a plan and return only if the operator agrees.
 
         `--plan` prints it and ends the command. A person at a terminal is asked. Off a terminal, or
-        with `--no-input`, nobody can be asked: a reversible plan goes on, any other needs `-y`.
+        with `--no-input`, nobody can be asked: only a reversible plan is carried out without `-y`.
 
         Raises:
             typer.Exit: After `--plan`, or if the answer was no.
@@ -256,10 +256,10 @@ class Session:
         if self.options.yes:
             return
         if can_ask:
-            if not typer.confirm("Go on?", default=is_reversible, err=True):
+            if not typer.confirm("Continue?", default=is_reversible, err=True):
                 self.tell("nothing was changed")
                 raise typer.Exit(0)
             return
         if not is_reversible:
-            message = f"`{self.command}` cannot be undone and nobody can be asked"
+            message = f"`{self.command}` cannot be undone, and nobody can be asked to confirm it"
             raise ConfigurationError(message, hint="Repeat it with `-y`")

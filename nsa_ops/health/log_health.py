@@ -14,7 +14,7 @@ from nsa_ops.errors import (
 )
 from nsa_ops.health.foreign_logs import parse_log
 from nsa_ops.health.foreign_reader import ForeignLog
-from nsa_ops.named_file import read_named
+from nsa_ops.local_files import read_named
 from nsa_ops.pod.rules.rulebook import judge
 from nsa_ops.pod.rules.verdict import Finding, Level
 from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, Tracker, is_record

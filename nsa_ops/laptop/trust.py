@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_ops.errors import ConfigurationError, NotFoundError, RefusedError
+from nsa_ops.local_files import make_private_folder
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.private import make_private_folder
 from nsa_ops.project_file import (
     PROJECT_FILE,
     Trusted,

@@ -11,7 +11,7 @@ from nsa_ops.errors import (
     LocalResourceError,
     NotFoundError,
 )
-from nsa_ops.named_file import read_named
+from nsa_ops.local_files import read_named
 from nsa_ops.remote.audit import AuditedTransport
 from nsa_ops.remote.ssh.config import identity_paths, resolve
 from nsa_ops.remote.ssh.target import Address, SshSettings

@@ -10,7 +10,7 @@ from nsa_core.rundir.report import CheckResult, verdict_of
 from nsa_ops.configure import all_hardware, load_hardware
 from nsa_ops.errors import ConfigurationError, OpsError, RefusedError, UnknownVerdictError
 from nsa_ops.gpu.judge_outputs import is_unread, judge_texts
-from nsa_ops.named_file import read_named
+from nsa_ops.local_files import read_named
 from nsa_ops.quantities import count_of
 
 #: More of a kernel log is no more evidence; the newest lines are at its end.

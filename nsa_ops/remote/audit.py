@@ -20,10 +20,10 @@ from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed, Transport
 
 __all__ = ["CALLS", "AuditLog", "AuditedTransport", "first_broken_line"]
 
-#: What an entry may be about: a call of the door, or a copy of whole folders.
+#: What an entry may be about: a call of the transport, or a copy of whole folders.
 CALLS = ("run", "put", "get", "stream", "tail", "rsync")
 _MAX_ARGUMENT = 2_000
-_MAX_TOLD = 60
+_MAX_WORD = 60
 
 
 class AuditedTransport:
@@ -52,7 +52,7 @@ class AuditedTransport:
 
     @property
     def inner(self) -> Transport:
-        """The door itself, for copies of whole folders; who uses it calls it in `recorded`."""
+        """The transport itself, for copies of whole folders; its calls belong into `recorded`."""
         return self._inner
 
     def run(
@@ -154,8 +154,8 @@ class AuditedTransport:
             learned["seconds"] = round(time.monotonic() - started, 3)
             self._append(call, learned)
             if self._tell is not None:
-                told = {key: _redacted(value) for key, value in (facts | learned).items()}
-                self._tell(_narrate(call, told))
+                shown = {key: _redacted(value) for key, value in (facts | learned).items()}
+                self._tell(_narrate(call, shown))
 
     def _append(self, call: str, facts: dict[str, Any]) -> None:
         """Write a line to the log, every word of it redacted."""
@@ -165,7 +165,7 @@ class AuditedTransport:
 
 @cache
 def _process(pid: int) -> dict[str, Any] | None:
-    """Who makes the call, so that a call under way is told from one whose process is gone."""
+    """Who makes the call: a call without an end is still running while this process lives."""
     identity = identify(pid)
     return identity.model_dump() if identity is not None else None
 
@@ -183,7 +183,7 @@ def _narrate(call: str, facts: dict[str, Any]) -> str:
     named = facts.get("argv") or [
         str(facts[key]) for key in ("source", "target", "path") if key in facts
     ]
-    line = shlex.join(word if len(word) <= _MAX_TOLD else f"{word[:_MAX_TOLD]}…" for word in named)
+    line = shlex.join(word if len(word) <= _MAX_WORD else f"{word[:_MAX_WORD]}…" for word in named)
     ended = facts.get("error") or f"exit {facts.get('exit_code', 0)}"
     return f"{call}: {' '.join(line.split())} ({ended}, {facts['seconds']:g} s)"
 

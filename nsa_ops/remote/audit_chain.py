@@ -71,7 +71,7 @@ class AuditLog:
     Attributes:
         path: The log.
         head: Where its head is kept; None keeps none.
-        unrecorded: Takes why a line cannot be written, and the act goes on; None refuses the act.
+        unrecorded: Takes why a line cannot be written, and the act continues; None refuses the act.
     """
 
     path: Path
@@ -82,18 +82,18 @@ class AuditLog:
         """Append an entry under a file lock, chained to the last one; whole or not at all.
 
         Raises:
-            LocalResourceError: If it cannot be written, unless the act goes on without it.
+            LocalResourceError: If it cannot be written, unless the act continues without it.
         """
         try:
             with _locked(self.path) as descriptor:
                 self._append(descriptor, entry)
         except OSError as error:
-            message = f"The audit log `{self.path}` takes no line: {error.strerror or error}"
-            self._go_on_or_raise(LocalResourceError(message, hint=disk_advice(error)))
+            message = f"The audit log `{self.path}` cannot be written: {error.strerror or error}"
+            self._report_or_raise(LocalResourceError(message, hint=disk_advice(error)))
         except LocalResourceError as error:
-            self._go_on_or_raise(error)
+            self._report_or_raise(error)
 
-    def _go_on_or_raise(self, error: OpsError) -> None:
+    def _report_or_raise(self, error: OpsError) -> None:
         if self.unrecorded is None:
             raise error
         self.unrecorded(error.message)

@@ -114,7 +114,7 @@ class FabricTransport(FramedTransport):
         return receive
 
     def _close_in_time(self, channel: Any) -> None:
-        """Say that a channel is done with; on a link that was cut nobody hears it."""
+        """Close a channel; on a link that was cut this may block, so only for a short time."""
 
         def close() -> None:
             with contextlib.suppress(self._paramiko.SSHException, OSError, EOFError):
@@ -210,13 +210,13 @@ class FabricTransport(FramedTransport):
             shown = HostKey(key.get_name(), key.get_base64()).fingerprint if key else ""
             return another_host_key(where, self._target.pod, str(error), shown=shown)
         if isinstance(error, paramiko.AuthenticationException):
-            message = f"{where} does not let us in: {error}"
+            message = f"{where} refuses our login: {error}"
             hint = "Name a key in ~/.ssh/config or load it into your agent"
             if self._password is not None:
                 hint = "See that the password is right, and that sshd there takes passwords"
             return AuthenticationError(message, hint=hint)
         said = str(error) or type(error).__name__
-        return PodUnreachableError(f"{where} does not answer: {said}", hint="A run there goes on")
+        return PodUnreachableError(f"{where} does not answer: {said}", hint="A run there continues")
 
     def _explain(self, ended: Ended, said: str) -> OpsError:
         return explain_ssh(ended.status, said, self.where, self._target.pod)

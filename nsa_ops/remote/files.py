@@ -34,7 +34,7 @@ _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITEBACK_BYTES = 16 * 2**20
 
 _NO_FOLDER = 66
-# Links, pipes and devices are named, so that what is not brought can be told. Each file is hashed
+# Links, pipes and devices are named, so that it can be said what is not copied. Each file is hashed
 # up to the size it had when it was looked at: appending changes nothing of it.
 _LIST = f"""
 cd -- "$1" || exit {_NO_FOLDER}
@@ -57,7 +57,7 @@ def list_files(
     What is neither a file nor a folder is refused by its name.
 
     Args:
-        transport: Door to the pod.
+        transport: How to reach the pod.
         folder: Absolute folder there.
         without: Names of subfolders to leave out.
 
@@ -83,7 +83,7 @@ def check_listed(done: Completed, folder: PurePosixPath, transport: Transport) -
 
 
 def is_here(path: Path, *, size: int, sha256: str) -> bool:
-    """Whether this very content stands at a path of this machine, and no link to it."""
+    """Whether a path of this machine is a file with this content, and no link."""
     return (
         not path.is_symlink()
         and path.is_file()
@@ -107,7 +107,7 @@ def pull_file(
     is thrown away and the file is brought from its beginning, once.
 
     Args:
-        transport: Door to the pod.
+        transport: How to reach the pod.
         source: Absolute path there.
         target: Path here; replaced only by content with the right hash.
         size: Bytes to bring; the file may have grown since.

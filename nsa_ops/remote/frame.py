@@ -1,8 +1,8 @@
 """Frame: a call as one line for `sh`, and its answer between random marks.
 
-A login shell's start-up file may print before and after a command, ssh writes its own words to
+A login shell's start-up file may print before and after a command, ssh writes its own messages to
 the same stderr, and `exit 255` looks like a dead link. So both streams carry a mark before and
-after the command's own bytes, and the exit code stands in the last one:
+after the command's own bytes, and the last mark holds the exit code:
 
     noise  NONCE{PID;  output of the command  NONCE}0;  noise
 
@@ -129,8 +129,8 @@ class Framed:
     """One stream of an answer, fed piece by piece; the command's own bytes go to a sink.
 
     Attributes:
-        pid: What stands in the first mark: the command was about to start; None until then.
-        ending: What stands in the last mark; None until it was seen.
+        pid: From the first mark: the command was about to start; None until then.
+        ending: From the last mark; None until it was seen.
     """
 
     def __init__(self, nonce: str, sink: Callable[[bytes], object]) -> None:
@@ -148,7 +148,7 @@ class Framed:
 
         Raises:
             VerificationError: If a mark cannot be understood.
-            OversizeError: If more than `MAX_NOISE_BYTES` stand outside the marks.
+            OversizeError: If more than `MAX_NOISE_BYTES` arrive outside the marks.
         """
         self._pending = self._pending + piece if self._pending else piece
         if self.ending is not None:
@@ -160,7 +160,7 @@ class Framed:
 
     @property
     def noise(self) -> str:
-        """What stood outside the marks: words of ssh and of start-up files."""
+        """What arrived outside the marks: messages of ssh and of start-up files."""
         outside = self._noise if self.pid is not None else self._noise + self._pending
         return outside.decode(errors="replace")
 
@@ -194,14 +194,12 @@ class Framed:
             self._pass_noise(len(self._pending))
 
     def _match(self, pattern: re.Pattern[bytes], at: int) -> re.Match[bytes] | None:
-        """What stands in a mark; None while it may still arrive."""
+        """The value in a mark; None while it may still arrive."""
         value = pattern.match(self._pending, at)
         if value is None and len(self._pending) - at >= _MAX_VALUE:
             found = self._pending[at : at + _MAX_VALUE]
             message = f"A mark in the pod's answer cannot be understood: {found!r}"
-            raise VerificationError(
-                message, hint="The pod does not answer as it should: look at it"
-            )
+            raise VerificationError(message, hint="The pod does not answer as expected: check it")
         return value
 
     def _pass_noise(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""What transports over a link share: framed calls, whole-file copies, and what an end means."""
+"""What transports over a network share: framed calls, copies of whole files, and error cases."""
 
 import math
 import os
@@ -200,7 +200,7 @@ class FramedTransport(CollectingTransport):
         """What came of a call that Ctrl-C has cut off: it is ended there, as at a deadline."""
         command = f"`{shorten(argv)}` on {self.where}"
         if answer.pid is None:
-            return f"nobody knows whether {command} had begun"
+            return f"it is unknown whether {command} had begun"
         try:
             left = self._kill(answer.pid)
         except KeyboardInterrupt:  # asked for twice: leave at once
@@ -229,7 +229,7 @@ class FramedTransport(CollectingTransport):
         if ended.outcome == "silent":
             kind = AnswerLostError if answer.has_begun else PodUnreachableError
             message = f"{self.where} has not answered for {BEGIN_S:g} s"
-            return kind(message, hint="A run there goes on without us")
+            return kind(message, hint="A run there continues without us")
         if ended.outcome == "late":
             left = self._kill(None if is_last else answer.pid)
             message = f"`{command}` did not end within {timeout_s:g} s on {self.where}{left}"
@@ -239,7 +239,7 @@ class FramedTransport(CollectingTransport):
             message = (
                 f"The link to {self.where} ended in the middle of the answer of `{command}`{words}"
             )
-            hint = "It may have run to its end there: look at the state before you repeat it"
+            hint = "It may have run to its end there: check the state before you repeat it"
             return AnswerLostError(message, hint=hint)
         return self._explain(ended, answer.noise)
 

@@ -167,7 +167,7 @@ def summarize(refused: Sequence[Refusal], limit: int = 3) -> str:
 
 
 def check_path(root: Path, name: str) -> None:
-    """Raise VerificationError unless a regular file stands below a folder, behind no link."""
+    """Raise VerificationError unless it is a regular file below a folder, behind no link."""
     fault = path_fault(root, name)
     if fault is not None:
         message = f"The file {show_name(name)} in `{root}` is {fault}"
@@ -175,7 +175,7 @@ def check_path(root: Path, name: str) -> None:
 
 
 def check_folder(root: Path, name: str) -> None:
-    """Raise VerificationError unless a folder stands below another one, behind no link."""
+    """Raise VerificationError unless it is a folder below another one, behind no link."""
     path = root
     for part in name.split("/"):
         path = path / part
@@ -188,7 +188,7 @@ def make_parents(root: Path, name: str) -> Path:
     """The path of a file below a folder; its parent folders are made, and no link is followed.
 
     Raises:
-        VerificationError: If the name is refused, or a link or file stands in the way.
+        VerificationError: If the name is refused, or a link or file is in the way.
     """
     fault = name_fault(name)
     if fault is not None:

@@ -48,7 +48,7 @@ class _OutOfStepError(VerificationError):
 
 
 @dataclass(eq=False)
-class _Arrival:
+class _SmallFile:
     """One file under way.
 
     Attributes:
@@ -129,7 +129,7 @@ class _Stream:
 
     def __init__(
         self,
-        arrivals: Sequence[_Arrival],
+        arrivals: Sequence[_SmallFile],
         on_bytes: Callable[[int], object],
         on_file: Callable[[RemoteFile], object],
     ) -> None:
@@ -147,7 +147,7 @@ class _Stream:
         return "".join(lines).encode()
 
     @property
-    def current(self) -> _Arrival | None:
+    def current(self) -> _SmallFile | None:
         """The file that is arriving; None once all have."""
         return self._arrivals[self._at] if self._at < len(self._arrivals) else None
 
@@ -168,7 +168,7 @@ class _Stream:
                 return
             self._finish(one)
 
-    def _finish(self, one: _Arrival) -> None:
+    def _finish(self, one: _SmallFile) -> None:
         is_good = one.finish()
         if is_good:
             self._on_file(one.file)
@@ -219,18 +219,18 @@ def pull_small_files(
     other content costs only itself: the stream is begun anew behind it where it is out of step.
 
     Args:
-        transport: Door to the pod.
+        transport: How to reach the pod.
         folder: Folder there.
         files: Each file with its path here, whose parent exists.
         on_bytes: Called with the number of bytes of each piece that arrived.
-        on_file: Called with each file that stands at its path, verified.
+        on_file: Called with each file that is complete and verified.
 
     Raises:
         NotFoundError: If the folder does not exist.
         PodUnreachableError, DeadlineError: From the transport; what arrived stays.
     """
     queue = [
-        _Arrival(file, folder / file.name, target, begin_part(target, file.size))
+        _SmallFile(file, folder / file.name, target, begin_part(target, file.size))
         for file, target in files
     ]
     arrivals, surplus, wanted = list(queue), None, CHUNK_BYTES
@@ -245,9 +245,9 @@ def pull_small_files(
     return Brought({one.file.name: one.error for one in arrivals if one.error}, surplus)
 
 
-def _take(queue: Sequence[_Arrival], wanted: int) -> list[_Arrival]:
+def _take(queue: Sequence[_SmallFile], wanted: int) -> list[_SmallFile]:
     """The next files: about that many bytes, and at least one file."""
-    taken: list[_Arrival] = []
+    taken: list[_SmallFile] = []
     num_bytes = 0
     for one in queue[:_MAX_FILES]:
         if taken and num_bytes + one.wanted > wanted:

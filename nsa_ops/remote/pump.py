@@ -222,7 +222,7 @@ def await_child(
             code = process.wait(max(0.0, began_s + timeout_s - time.monotonic()))
             close_quietly(process.stdin, process.stdout, process.stderr)
             return code
-    except subprocess.TimeoutExpired:  # it closed its streams and goes on
+    except subprocess.TimeoutExpired:  # it closed its streams and continues
         pass
     except BaseException:
         kill_group(process)

@@ -174,7 +174,7 @@ def ship(snapshot: Snapshot, transport: Transport, python: str, target: PurePosi
 
     Args:
         snapshot: What to ship.
-        transport: Door to the pod.
+        transport: How to reach the pod.
         python: Interpreter on the pod.
         target: Folder to make, named by the code id.
 

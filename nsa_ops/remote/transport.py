@@ -24,7 +24,7 @@ class OversizeError(VerificationError):
 
 
 class Ceiling:
-    """A sink that passes on a number of bytes and refuses all that goes beyond.
+    """A sink that passes on a limited number of bytes and refuses the rest.
 
     Attributes:
         num_bytes: Bytes that arrived.
@@ -47,10 +47,9 @@ class Ceiling:
         if len(piece) > room:
             self._sink(piece[: max(0, room)])
             message = (
-                f"{self._what} sent {self.num_bytes} bytes or more, and the limit is "
-                f"{self._max_bytes}"
+                f"{self._what} sent {self.num_bytes} bytes or more; the limit is {self._max_bytes}"
             )
-            raise OversizeError(message, hint="The pod does not answer as it should: look at it")
+            raise OversizeError(message, hint="The pod does not answer as expected: check it")
         self._sink(piece)
 
 

@@ -74,9 +74,9 @@ def put_tree(
     found = [name for name in differing.splitlines() if not name.endswith("/")]
     if found:
         files = count_of(len(found), "file")
-        message = f"{files} not the same after the copy, such as `{found[0]}`"
+        message = f"{files} differ after the copy, such as `{found[0]}`"
         raise VerificationError(
-            message, hint="They change meanwhile: repeat it when nothing writes"
+            message, hint="They changed meanwhile: repeat it when nothing writes to them"
         )
 
 
@@ -95,7 +95,7 @@ def _rsync(transport: OpenSSHTransport, argv: list[str], names: bytes, timeout_s
     code = await_child(process, [names], feeds, timeout_s)
     if code is None:
         message = f"The copy did not end within {timeout_s:g} s on {transport.where}"
-        raise DeadlineError(message, hint="Repeat it: it goes on where it stopped")
+        raise DeadlineError(message, hint="Repeat it to continue where it stopped")
     if code:
         raise explain_rsync(code, errors.decode(errors="replace"), transport.where)
     return output.decode(errors="replace")
@@ -115,4 +115,4 @@ def explain_rsync(status: int, said: str, where: str) -> OpsError:
     if status in {_PARTIAL, _VANISHED}:
         return PartialError(f"Not everything was copied to or from {where}{words}")
     message = f"The copy to or from {where} ended with code {status}{words}"
-    return PodUnreachableError(message, hint="Repeat it: it goes on where it stopped")
+    return PodUnreachableError(message, hint="Repeat it to continue where it stopped")

@@ -27,8 +27,8 @@ from nsa_ops.errors import (
     RefusedError,
     StateConflictError,
 )
+from nsa_ops.local_files import make_private_folder
 from nsa_ops.pod.messages import ManifestSummary, RunReport
-from nsa_ops.private import make_private_folder
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.choose import LIVE
 from nsa_ops.runs.wait import ENDED

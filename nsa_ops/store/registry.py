@@ -17,7 +17,7 @@ from nsa_core.config.base import disk_advice
 from nsa_core.rundir.redaction import redact
 from nsa_core.rundir.report import Report
 from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
-from nsa_ops.private import create_private, make_private_folder
+from nsa_ops.local_files import create_private, make_private_folder
 from nsa_ops.store.database import UPDATE, describe_newer, load_registry, read_version, write_tables
 from nsa_ops.store.records import Intent, PodRecord, Receipt, RunRecord
 

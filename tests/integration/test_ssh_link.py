@@ -273,7 +273,7 @@ def test_a_wrong_key_is_an_authentication_error(
     config = tmp_path / "client.conf"
     config.write_text(f"IdentityFile {tmp_path}/stranger\nIdentitiesOnly yes\nIdentityAgent none\n")
     stranger = with_config(server, tmp_path, config)
-    refused = pytest.raises(AuthenticationError, match="does not let us in")
+    refused = pytest.raises(AuthenticationError, match="refuses our login")
     with opener(stranger) as transport, refused:
         echo(transport)
 

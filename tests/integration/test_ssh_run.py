@@ -136,7 +136,7 @@ def test_a_login_that_is_refused_leaves_no_pod(pod: SshPod, tmp_path: Path) -> N
         env=env, cwd=pod.folder, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 4
-    assert "does not let us in" in done.stderr
+    assert "refuses our login" in done.stderr
     assert pod("pod", "show").exit_code == 6
     assert list((pod.folder / "state" / "known_hosts").iterdir()) == []
 

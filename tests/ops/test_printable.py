@@ -69,7 +69,7 @@ WRITERS = {
     ("session.py", "typer.echo(envelope(self.command, result, failure))"),
     ("session.py", "sys.stdout.buffer.write(content)"),  # `--raw`
     ("session.py", "sys.stdout.write(text)"),  # what a PrintableStream gave
-    ("session.py", "typer.confirm('Go on?', default=is_reversible, err=True)"),
+    ("session.py", "typer.confirm('Continue?', default=is_reversible, err=True)"),
     ("pods.py", "typer.prompt('Password of the new pod', hide_input=True, err=True)"),
     ("streams.py", "typer.echo(f'warning: {printable(line)}', err=True)"),
     ("streams.py", "typer.echo(f'error: {printable(error.message)}', err=True)"),

@@ -1,4 +1,4 @@
-"""What went wrong with ssh, from its own words; they are always shown, never guessed over."""
+"""What went wrong with ssh, from its own error text, which every message also shows."""
 
 import re
 from collections.abc import Sequence
@@ -96,7 +96,7 @@ _KINDS: Sequence[_Kind] = (
         r"permission denied \(|too many authentication failures|no supported authentication|"
         r"no more authentication methods",
         AuthenticationError,
-        "{where} does not let us in",
+        "{where} refuses our login",
         "Try `nsa-ops pod ssh {pod}`; name a key in ~/.ssh/config or load it into your agent",
     ),
     _kind(
@@ -110,7 +110,7 @@ _KINDS: Sequence[_Kind] = (
         r"missing argument|unsupported option",
         ConfigurationError,
         "ssh cannot use its configuration on this machine",
-        "Mend the named line; it is never edited by nsa-ops",
+        "Fix the named line; nsa-ops never edits that file",
     ),
     _kind(
         r"doesn't support PTY|requires? a (pty|tty|terminal)|pty (is )?required|"
@@ -124,13 +124,13 @@ _KINDS: Sequence[_Kind] = (
         r"is not recognized as (an internal or external command|(the|a) name of a cmdlet)",
         RefusedError,
         "{where} runs Windows, not Linux: its shell does not know `sh`",
-        "Take a machine that runs Linux; on Windows, let an ssh server run inside WSL 2",
+        "Use a machine that runs Linux; on Windows, run an ssh server inside WSL 2",
     ),
     _kind(
         r"account is currently not available|nologin",
         AuthenticationError,
         "the login on {where} has no shell",
-        "Add the pod with a login that has one",
+        "Add the pod with a login that has a shell",
     ),
 )
 
@@ -154,7 +154,7 @@ def explain_ssh(status: int | None, said: str, where: str, pod: str) -> OpsError
         hint = "Its start-up file (such as ~/.bashrc or ~/.zshenv) must not exit or refuse"
         return StateConflictError(message, hint=hint)
     message = f"{where} does not answer{words}"
-    return PodUnreachableError(message, hint="A run there goes on; see `nsa-ops pod show`")
+    return PodUnreachableError(message, hint="A run there continues; see `nsa-ops pod show`")
 
 
 def another_host_key(where: str, pod: str, said: str, *, shown: str = "") -> OpsError:

@@ -85,7 +85,7 @@ def test_nothing_is_done_that_could_not_be_recorded_before(tmp_path: Path) -> No
     transport = FakeTransport({"echo": completed()})
     (tmp_path / "file").touch()
     log = AuditLog(tmp_path / "file" / "audit.jsonl")
-    with pytest.raises(LocalResourceError, match="takes no line"):
+    with pytest.raises(LocalResourceError, match="cannot be written"):
         AuditedTransport(transport, log, "p").run(["echo"], timeout_s=1)
     assert transport.asked == []
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_recorded_is_told_and_done_where_that_was_agreed(tmp_path
     log = AuditLog(tmp_path / "file" / "audit.jsonl", unrecorded=told.append)
     transport = FakeTransport({"echo": completed("x")})
     assert AuditedTransport(transport, log, "p").run(["echo"], timeout_s=1).stdout == b"x"
-    assert "takes no line" in told[0]
+    assert "cannot be written" in told[0]
 
 
 @pytest.mark.parametrize("length", [10, 65_535, 65_536, 65_537, 3_000_000])

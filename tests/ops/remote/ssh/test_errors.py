@@ -100,7 +100,7 @@ def test_the_key_of_a_pod_is_not_called_that_of_a_jump(said: str) -> None:
 
 def test_the_name_of_a_host_keeps_its_case() -> None:
     said = "Permission denied (publickey)."
-    assert explain_ssh(255, said, "gpu", "a100").message.startswith("gpu does not let us in: ")
+    assert explain_ssh(255, said, "gpu", "a100").message.startswith("gpu refuses our login: ")
 
 
 def test_a_login_shell_that_ends_first_is_not_a_dead_link() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsa_ops.errors import LocalResourceError
-from nsa_ops.private import close_tree, make_private_folder
+from nsa_ops.local_files import close_tree, make_private_folder
 from nsa_ops.store import Store
 from tests.ops.cli_case import CommandLine
 from tests.ops.operators import POD

@@ -1,7 +1,8 @@
-"""Files of this user alone: the state folder has 0700 and what is in it 0600, whatever the umask.
+"""Files of this laptop: the private state folder, and files that somebody named on a command line.
 
-A folder of an earlier version, or one that something else has opened to others, is closed at the
-next start. What belongs to another user is refused: its owner could change it under us.
+The state folder has mode 0700 and what is in it 0600, whatever the umask is. A folder of an earlier
+version, or one that others may enter, is closed at the next start. What belongs to another user is
+refused: its owner could change it meanwhile.
 """
 
 import contextlib
@@ -11,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nsa_ops.errors import LocalResourceError
+from nsa_core.rundir.atomic import check_place
+from nsa_ops.errors import ConfigurationError, LocalResourceError, NotFoundError
 
 #: What nobody else may do: read, write, enter.
 OTHERS = 0o077
@@ -129,3 +131,46 @@ def _open_to_others(folder: str) -> Iterator[tuple[str, int]]:
                         yield entry.path, stat.S_IMODE(mode)
         except (FileNotFoundError, PermissionError):  # moved meanwhile, or closed to us too
             continue
+
+
+def read_named(path: Path, what: str, *, hint: str = "Check the path") -> bytes:
+    """The content of a file.
+
+    Args:
+        path: As it was typed.
+        what: What the message calls it, such as `Log`.
+        hint: What to do where it is not there or no file.
+
+    Raises:
+        NotFoundError: If there is no such file.
+        ConfigurationError: If it is a folder.
+        LocalResourceError: If it may not or cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        message = f"{what} `{path}` does not exist"
+        raise NotFoundError(message, hint=hint) from error
+    except IsADirectoryError as error:
+        message = f"{what} `{path}` is a folder, and a file is needed"
+        raise ConfigurationError(message, hint=hint) from error
+    except OSError as error:
+        message = f"{what} `{path}` cannot be read: {error.strerror or error}"
+        raise LocalResourceError(message, hint=f"See `ls -l {path}`") from error
+
+
+def check_writable_place(path: Path, flag: str) -> None:
+    """Refuse a file that could never be written, before minutes are spent on its content.
+
+    Raises:
+        ConfigurationError: If it is a folder.
+        NotFoundError: If the folder it would be in does not exist.
+    """
+    try:
+        check_place(path)
+    except IsADirectoryError as error:
+        message = f"`{flag} {path}` {error.strerror}"
+        raise ConfigurationError(message, hint=f"Write `{flag} {path / 'NAME'}`") from error
+    except FileNotFoundError as error:
+        message = f"`{flag} {path}` cannot be written: {error.strerror}"
+        raise NotFoundError(message, hint=f"Make it: `mkdir -p {path.parent}`") from error
