@@ -27,9 +27,9 @@ from nsa_ops.remote.pump import BEGIN_S, Outcome
 from nsa_ops.remote.transport import (
     MAX_OUTPUT_BYTES,
     Ceiling,
-    CollectingTransport,
     Completed,
     OversizeError,
+    Transport,
     last_line,
     shorten,
 )
@@ -55,7 +55,7 @@ class Ended:
     outcome: Outcome
 
 
-class FramedTransport(CollectingTransport):
+class FramedTransport(Transport):
     """The contract of `Transport` on top of one exchange of bytes with `sh` on the pod.
 
     Attributes:

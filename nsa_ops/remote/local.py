@@ -13,8 +13,8 @@ from nsa_ops.remote.pump import await_child, start_child
 from nsa_ops.remote.transport import (
     MAX_OUTPUT_BYTES,
     Ceiling,
-    CollectingTransport,
     Completed,
+    Transport,
     shorten,
 )
 
@@ -22,7 +22,7 @@ _SIGNAL_BASE = 128
 _PIECE_BYTES = 2**20
 
 
-class LocalTransport(CollectingTransport):
+class LocalTransport(Transport):
     """This machine as the pod; processes get a login's environment, not the caller's."""
 
     def __init__(self, environment: Mapping[str, str], *, longest_s: float = math.inf) -> None:

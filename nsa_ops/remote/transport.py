@@ -1,6 +1,5 @@
 """Transport: the only way to a pod, whatever lies between (this machine, OpenSSH, Fabric)."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +83,8 @@ class Transport(Protocol):
     """Run a command on a pod and move bytes; every call has a deadline.
 
     A command is an argument list and is never joined into a shell line by the caller. Secrets go
-    through `stdin`, never through `argv`.
+    through `stdin`, never through `argv`. `run` and `tail` collect what `run_into` and `stream`
+    hand to a sink as it arrives.
     """
 
     @property
@@ -114,7 +114,11 @@ class Transport(Protocol):
             PodUnreachableError: If the pod could not be asked.
             NotFoundError: If the program does not exist there.
         """
-        ...
+        output = bytearray()
+        done = self.run_into(
+            argv, output.extend, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes
+        )
+        return Completed(tuple(argv), done.exit_code, bytes(output), done.stderr)
 
     def run_into(
         self,
@@ -173,53 +177,6 @@ class Transport(Protocol):
             NotFoundError: If the file does not exist.
             DeadlineError, PodUnreachableError: As in `run`.
         """
-        ...
-
-
-class CollectingTransport(ABC):
-    """`run` and `tail` of a transport that hands bytes to a sink as they arrive."""
-
-    @abstractmethod
-    def run_into(
-        self,
-        argv: Sequence[str],
-        sink: Callable[[bytes], object],
-        *,
-        stdin: bytes = b"",
-        timeout_s: float,
-        max_bytes: int,
-    ) -> Completed:
-        """As `Transport.run_into`."""
-
-    @abstractmethod
-    def stream(
-        self,
-        path: str,
-        offset: int,
-        sink: Callable[[bytes], object],
-        *,
-        max_bytes: int,
-        timeout_s: float,
-    ) -> None:
-        """As `Transport.stream`."""
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout_s: float,
-        max_bytes: int = MAX_OUTPUT_BYTES,
-    ) -> Completed:
-        """Run a command and keep its stdout."""
-        output = bytearray()
-        done = self.run_into(
-            argv, output.extend, stdin=stdin, timeout_s=timeout_s, max_bytes=max_bytes
-        )
-        return Completed(tuple(argv), done.exit_code, bytes(output), done.stderr)
-
-    def tail(self, path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
-        """Bytes of a file from an offset on, together."""
         content = bytearray()
         self.stream(path, offset, content.extend, max_bytes=max_bytes, timeout_s=timeout_s)
         return bytes(content)
