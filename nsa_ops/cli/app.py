@@ -17,12 +17,10 @@ from nsa_ops.cli import (
     inspection,
     pods,
     readiness,
-    report,
     runs,
     this_laptop,
 )
-from nsa_ops.cli.console import envelope
-from nsa_ops.cli.streams import close_stdout, complain, prepare_streams
+from nsa_ops.cli.console import close_stdout, complain, envelope, prepare_streams
 from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError, ReaderGoneError
 from nsa_ops.printable import printable_lines
 
@@ -45,7 +43,6 @@ def _add(*groups: typer.Typer) -> None:
 _add(
     readiness.commands,
     runs.commands,
-    report.commands,
     inspection.commands,
     this_laptop.commands,
     configuration.commands,

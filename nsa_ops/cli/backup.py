@@ -47,7 +47,7 @@ KeepEveryOption = Annotated[
         "--keep-every",
         min=0,
         metavar="M",
-        help="Also keep every checkpoint at a multiple of M steps",
+        help="Also keep every checkpoint whose step is a multiple of M",
     ),
 ]
 _INTERRUPTED = "what has arrived is kept, and the next pull continues there"
@@ -132,7 +132,7 @@ def restore(
     ] = None,
     pod: PodOption = None,
     drill: Annotated[
-        bool, typer.Option("--drill", help="Try a restore in a temporary folder")
+        bool, typer.Option("--drill", help="Only test a restore, in a temporary folder")
     ] = False,
     override: OverrideOption = None,
 ) -> None:

@@ -15,12 +15,14 @@ from nsa_ops.cli.arguments import (
 from nsa_ops.cli.command import command
 from nsa_ops.cli.console import facts, line, table
 from nsa_ops.cli.session import Session
+from nsa_ops.quantities import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from nsa_core.config.profile import HardwareProfile
     from nsa_ops.configure import Checked, Value
+    from nsa_ops.estimate import Estimate
     from nsa_ops.laptop.trust import TrustedFile
 
 commands = typer.Typer()
@@ -141,7 +143,6 @@ def estimate(
     sets: SetOption = None,
 ) -> None:
     """Estimate parameters, memory, FLOPs and disk space of a run before launching it."""
-    from nsa_ops.cli.render_runs import draw_estimate
     from nsa_ops.estimate import estimate_choice
 
     choice = choice_of(recipe, profile, sets)
@@ -209,4 +210,28 @@ def draw_profile(console: "Console", profile: "HardwareProfile") -> None:
     for tier in profile.batch_tiers:
         batches = ", ".join(f"{count} x {length}" for length, count in tier.micro_batch.items())
         pairs.append((f"batch from {tier.min_memory_gib:g} GiB", batches))
+    facts(console, pairs)
+
+
+def draw_estimate(console: "Console", estimate: "Estimate") -> None:
+    """What a run needs."""
+    memory = estimate.memory
+    pairs: list[tuple[str, Any]] = [
+        ("parameters", f"{estimate.parameters.total:,}"),
+        ("tokens a step", f"{estimate.tokens_per_step:,}"),
+        ("tokens in all", f"{estimate.total_tokens:,}"),
+        ("FLOPs a token", f"{estimate.flops.train:,.0f} in training"),
+        ("memory", f"about {memory.total:,.0f} MiB at the peak of a step"),
+        ("  weights", f"{memory.weights:,.0f} MiB"),
+        ("  gradients", f"{memory.gradients:,.0f} MiB"),
+        ("  optimizer", f"{memory.optimizer:,.0f} MiB"),
+        ("  activations", f"{memory.activations:,.0f} MiB"),
+        ("  logits", f"{memory.logits:,.0f} MiB"),
+        ("a checkpoint", format_bytes(estimate.checkpoint_bytes)),
+        ("disk", f"{format_bytes(estimate.disk_bytes)} for all kept ones, plus the data shards"),
+        ("data", estimate.staging.sentence()),
+    ]
+    if estimate.best_tokens_per_s is not None and estimate.shortest_hours is not None:
+        best = f"at most {estimate.best_tokens_per_s:,.0f} tokens/s on one card"
+        pairs.append(("speed", f"{best}, so {estimate.shortest_hours:.1f} hours or more"))
     facts(console, pairs)

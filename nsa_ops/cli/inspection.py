@@ -2,14 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nsa_ops.cli.arguments import OnPodOption, PodOption, RunArgument
+from nsa_ops.cli.arguments import OnPodOption, PodOption, RunArgument, complete_run
 from nsa_ops.cli.command import command
+from nsa_ops.cli.console import facts, line
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from nsa_ops.report.write import WrittenReport
 
 commands = typer.Typer()
 run_group = typer.Typer(name="run", help="The runs that this laptop knows.")
@@ -44,6 +50,35 @@ def run_adopt(session: Session, run: RunArgument = None, pod: PodOption = None) 
     session.show(execute_adopt_run(session.operator, planned), draw_adopted)
 
 
+@command(commands, "report")
+def report(
+    session: Session,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN|PATH", help="Run id, run directory or backup", autocompletion=complete_run
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="HTML file, or a folder for it")
+    ] = Path(),
+) -> None:
+    """Write a report about a run: a self-contained HTML page, and the same as Markdown."""
+    from nsa_ops.report.write import find_run_directory, write_report
+
+    folder = find_run_directory(session.operator, run)
+    now = session.operator.clock.unix_s()
+    session.show(write_report(folder, out=out, now_unix_s=now), draw_written)
+
+
+def draw_written(console: "Console", written: "WrittenReport") -> None:
+    """Where the report is, and the outcome in one sentence."""
+    line(console, written.outcome)
+    facts(console, [("page", str(written.page)), ("markdown", str(written.markdown))])
+    for missing in written.missing:
+        line(console, f"missing: {missing}")
+
+
 @command(commands, "status", is_emergency=True)
 def status(
     session: Session,
@@ -52,8 +87,8 @@ def status(
         bool,
         typer.Option(
             "--exit-code",
-            help="Exit with 0 finished, 20 failed, 21 running, 22 halted by the watchdog, 23 lost, "
-            "24 cancelled",
+            help="Exit code: 0 finished, 20 failed, 21 running, 22 halted by the watchdog, "
+            "23 lost, 24 cancelled",
         ),
     ] = False,
     pod: OnPodOption = None,

@@ -22,7 +22,6 @@ from nsa_ops.cli.render_run import (
     verdict_rows,
 )
 from nsa_ops.cli.session import Session
-from nsa_ops.estimate import Estimate
 from nsa_ops.health.log_health import LogHealth
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.printable import PrintableStream
@@ -227,30 +226,6 @@ def draw_tunnel(console: Console, tunnel: Tunnel) -> None:
     """Where TensorBoard is."""
     where = f"port {tunnel.pod_port} of pod {tunnel.pod}, process {tunnel.pod_pid}"
     line(console, f"TensorBoard of {tunnel.run_id}: {tunnel.url} ({where}); Ctrl-C ends it")
-
-
-def draw_estimate(console: Console, estimate: Estimate) -> None:
-    """What a run needs."""
-    memory = estimate.memory
-    pairs: list[tuple[str, Any]] = [
-        ("parameters", f"{estimate.parameters.total:,}"),
-        ("tokens a step", f"{estimate.tokens_per_step:,}"),
-        ("tokens in all", f"{estimate.total_tokens:,}"),
-        ("FLOPs a token", f"{estimate.flops.train:,.0f} in training"),
-        ("memory", f"about {memory.total:,.0f} MiB at the peak of a step"),
-        ("  weights", f"{memory.weights:,.0f} MiB"),
-        ("  gradients", f"{memory.gradients:,.0f} MiB"),
-        ("  optimizer", f"{memory.optimizer:,.0f} MiB"),
-        ("  activations", f"{memory.activations:,.0f} MiB"),
-        ("  logits", f"{memory.logits:,.0f} MiB"),
-        ("a checkpoint", format_bytes(estimate.checkpoint_bytes)),
-        ("disk", f"{format_bytes(estimate.disk_bytes)} for all kept ones, plus the data shards"),
-        ("data", estimate.staging.sentence()),
-    ]
-    if estimate.best_tokens_per_s is not None and estimate.shortest_hours is not None:
-        best = f"at most {estimate.best_tokens_per_s:,.0f} tokens/s on one card"
-        pairs.append(("speed", f"{best}, so {estimate.shortest_hours:.1f} hours or more"))
-    facts(console, pairs)
 
 
 def show_frames(

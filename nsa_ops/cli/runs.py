@@ -99,7 +99,7 @@ def halt(
     ] = "asked by the operator",
     pod: OnPodOption = None,
 ) -> None:
-    """Halt a run; returns when a verified checkpoint exists, or it is certain that none does."""
+    """Halt a run; returns when a verified checkpoint exists, or reports that there is none."""
     from nsa_ops.cli.render_runs import draw_halted
     from nsa_ops.runs.halt import execute_halt, plan_halt
 
@@ -122,7 +122,7 @@ def resume(
     sets: SetOption = None,
     afresh: Annotated[
         bool,
-        typer.Option("--afresh", help="Begin at the first step; keeps old checkpoints aside"),
+        typer.Option("--afresh", help="Begin at the first step; old checkpoints are set aside"),
     ] = False,
     prove: Annotated[
         bool,

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from nsa_ops.cli.console import envelope
+from nsa_ops.cli.console import complain, envelope, warn
 from nsa_ops.cli.progress import Display
-from nsa_ops.cli.streams import complain, warn
 from nsa_ops.errors import ConfigurationError, OpsError
 from nsa_ops.printable import printable
 

@@ -71,9 +71,9 @@ WRITERS = {
     ("session.py", "sys.stdout.write(text)"),  # what a PrintableStream gave
     ("session.py", "typer.confirm('Continue?', default=is_reversible, err=True)"),
     ("pods.py", "typer.prompt('Password of the new pod', hide_input=True, err=True)"),
-    ("streams.py", "typer.echo(f'warning: {printable(line)}', err=True)"),
-    ("streams.py", "typer.echo(f'error: {printable(error.message)}', err=True)"),
-    ("streams.py", "typer.echo(f'\\nhint: {printable(error.hint)}', err=True)"),
+    ("console.py", "typer.echo(f'warning: {printable(line)}', err=True)"),
+    ("console.py", "typer.echo(f'error: {printable(error.message)}', err=True)"),
+    ("console.py", "typer.echo(f'\\nhint: {printable(error.hint)}', err=True)"),
     (
         "app.py",
         "typer.echo(printable_lines(''.join(traceback.format_exception(error))), err=True)",
