@@ -44,20 +44,7 @@ class RunFailedError(ValueError):
 
 @dataclass(frozen=True)
 class DataFacts:
-    """The text that both runs saw, and the text that neither did.
-
-    Attributes:
-        manifest_sha256: Names exactly these tokens.
-        tokenizer: Kind of tokenizer.
-        vocab_size: Its ids.
-        train_documents: Documents of the training split.
-        train_tokens: Their tokens.
-        train_bytes: Their bytes of text.
-        held_out_documents: Documents of the validation split.
-        held_out_tokens: Their tokens.
-        held_out_bytes: Their bytes of text.
-        shared_documents: Documents of equal content in both splits; 0, or nothing is held out.
-    """
+    """The text that both runs saw, and the held-out text; `shared_documents` must be 0."""
 
     manifest_sha256: str
     tokenizer: str

@@ -72,11 +72,7 @@ class DecodeRequest:
     runs: int
 
     def __post_init__(self) -> None:
-        """Refuse what would time nothing.
-
-        Raises:
-            ValueError: If a size is below 1.
-        """
+        """Refuse what would time nothing (ValueError)."""
         check_at_least(
             1, {"--length": self.lengths, "--batch": self.batches, "--runs": (self.runs,)}
         )

@@ -88,11 +88,7 @@ class KernelRequest:
     runs: int
 
     def __post_init__(self) -> None:
-        """Refuse what would time something else.
-
-        Raises:
-            ValueError: If a call holds no whole number of documents, or nothing would be run.
-        """
+        """Refuse what would time something else (ValueError)."""
         check_at_least(
             1, {"--length": self.lengths, "--tokens": (self.tokens,), "--runs": (self.runs,)}
         )
@@ -118,12 +114,7 @@ def run_case(case: Case, runs: int) -> CaseResult:
 
 @dataclass(frozen=True)
 class Floor:
-    """Milliseconds that the arithmetic alone takes.
-
-    Attributes:
-        fwd_ms: Compressed branch, its scoring pass, selected branch and window.
-        fwd_bwd_ms: The same and 2.5 times the branches; nothing is scored backward.
-    """
+    """Milliseconds that the arithmetic alone takes; nothing is scored backward."""
 
     fwd_ms: float
     fwd_bwd_ms: float
@@ -161,14 +152,7 @@ def floor_of(shape: Shape, length: int, tokens: int, tflops: float) -> Floor:
 
 
 def measure_row(shape: Shape, length: int, request: KernelRequest, tflops: float) -> KernelRow:
-    """Time one shape at one length: dense first, NSA after it.
-
-    Args:
-        shape: Heads and widths.
-        length: Tokens of a document.
-        request: What else.
-        tflops: Rate of a matrix product, for the floor.
-    """
+    """Time one shape at one length, dense first; `tflops` is the rate of a matrix product."""
     dense = {
         name: run_case(dense_case(name, shape, length, request.tokens, request.dtype), request.runs)
         for name in DENSE_BACKENDS

@@ -56,11 +56,7 @@ class ModelRequest:
     runtime: RuntimeConfig = field(default_factory=lambda: RuntimeConfig(compile=True))
 
     def __post_init__(self) -> None:
-        """Refuse what would time something else.
-
-        Raises:
-            ValueError: If a step holds no whole number of rows, or nothing would be timed.
-        """
+        """Refuse what would time something else (ValueError)."""
         check_at_least(
             1,
             {

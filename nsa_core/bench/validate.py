@@ -48,12 +48,7 @@ LOSS_LIMIT, LIMIT_TOKENS = 0.02, 16_384
 
 @dataclass(frozen=True)
 class SelectionPath:
-    """One way.
-
-    Attributes:
-        backend: Whose it is.
-        make: Makes the backend that takes this way at every length.
-    """
+    """One way to compute the selected branch: its backend, and what makes it."""
 
     backend: str
     make: Callable[[], AttentionBackend]
@@ -149,11 +144,7 @@ class ValidationRequest:
     root: Path = Path()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            ValueError: If the model has no selected branch, or there is nothing to do.
-        """
+        """Refuse what cannot be run (ValueError)."""
         if self.config.model.attention != "nsa":
             message = f"recipe {self.config.recipe} has dense attention: it selects nothing"
             raise ValueError(message)

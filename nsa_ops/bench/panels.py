@@ -16,13 +16,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class PlotLine:
-    """One line of a panel.
-
-    Attributes:
-        label: What it is; written at its end.
-        points: (tokens, value), ascending.
-        css: Class that colours it.
-    """
+    """One line of a panel: its label, its (tokens, value) points, ascending, and its CSS class."""
 
     label: str
     points: tuple[Point, ...]
@@ -31,14 +25,7 @@ class PlotLine:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of logarithmic axes.
-
-    Attributes:
-        title: What is measured.
-        unit: Unit of the vertical axis.
-        x_label: What the horizontal axis counts.
-        lines: What is drawn, the first one at the back.
-    """
+    """One pair of logarithmic axes; the first line is at the back."""
 
     title: str
     unit: str
@@ -48,13 +35,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Panels:
-    """A whole picture.
-
-    Attributes:
-        title: What it shows.
-        remark: What it was measured on and with.
-        panels: Two in a row, from left to right.
-    """
+    """A whole picture, and on what it was measured; two panels in a row."""
 
     title: str
     remark: str

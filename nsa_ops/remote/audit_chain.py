@@ -24,13 +24,7 @@ _BLOCK_BYTES = 65_536
 
 @dataclass(frozen=True)
 class Head:
-    """How far a log had come when it was last written.
-
-    Attributes:
-        lines: Lines in it.
-        bytes: Its size.
-        sha256: Hash of the last line.
-    """
+    """How far a log had come when it was last written: lines, bytes, hash of the last line."""
 
     lines: int
     bytes: int

@@ -94,12 +94,7 @@ def _octal(word: str) -> str:
 
 @dataclass(frozen=True)
 class FramedAnswer:
-    """Both streams of one answer.
-
-    Attributes:
-        out: Its stdout.
-        err: Its stderr.
-    """
+    """Both streams of one answer."""
 
     out: "Framed"
     err: "Framed"

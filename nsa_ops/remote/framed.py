@@ -44,12 +44,7 @@ class AnswerLostError(PodUnreachableError):
 
 @dataclass(frozen=True)
 class Ended:
-    """How an exchange ended.
-
-    Attributes:
-        status: Exit status of the far side or of ssh; None if there was none.
-        outcome: Whether it ended by itself, was late, or never began.
-    """
+    """How an exchange ended; `status` is that of the far side or of ssh, None if there was none."""
 
     status: int | None
     outcome: Outcome

@@ -36,13 +36,7 @@ _UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file on a pod as it was at one moment; its name, size and hash follow the rules.
-
-    Attributes:
-        name: Path relative to the folder that was listed.
-        size: Bytes it had.
-        sha256: Hash of those bytes, computed on the pod.
-    """
+    """A file that a pod or a backup names, with its path below the folder."""
 
     name: str
     size: int
@@ -51,12 +45,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something that a pod or a backup names and that is not followed.
-
-    Attributes:
-        name: What it is called, printable.
-        reason: Why it is refused.
-    """
+    """Something that a pod or a backup names and that is refused; its name is printable."""
 
     name: str
     reason: str
@@ -69,12 +58,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Listing:
-    """Files of a folder on a pod.
-
-    Attributes:
-        files: Those whose names, sizes and hashes follow the rules.
-        refused: The others.
-    """
+    """Files of a folder on a pod: those that follow the rules, and the others."""
 
     files: list[RemoteFile]
     refused: list[Refusal]

@@ -194,12 +194,7 @@ class _Stream:
 
 @dataclass(frozen=True)
 class Brought:
-    """How it ended.
-
-    Attributes:
-        failures: Why files were not brought, by name.
-        surplus: What the pod sent after the last file, which was thrown away.
-    """
+    """Why files were not copied, by name, and what the pod sent after the last file."""
 
     failures: dict[str, OpsError]
     surplus: OpsError | None

@@ -54,14 +54,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Completed:
-    """A command that ran to its end on the pod.
-
-    Attributes:
-        argv: The command.
-        exit_code: Its exit code; 128 + signal if a signal ended it.
-        stdout: Its output, unchanged bytes.
-        stderr: Its errors, unchanged bytes.
-    """
+    """A command that ran to its end; its exit code is 128 + signal if a signal ended it."""
 
     argv: tuple[str, ...]
     exit_code: int

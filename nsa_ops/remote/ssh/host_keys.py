@@ -29,12 +29,7 @@ _FIELDS = 3
 
 @dataclass(frozen=True)
 class HostKey:
-    """A public host key.
-
-    Attributes:
-        kind: Its algorithm, such as `ssh-ed25519`.
-        base64: The key.
-    """
+    """A public host key: its algorithm, such as `ssh-ed25519`, and the key."""
 
     kind: str
     base64: str
