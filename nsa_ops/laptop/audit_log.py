@@ -13,8 +13,7 @@ from pydantic import ValidationError
 
 from nsa_core.rundir.process import ProcessIdentity, is_alive
 from nsa_ops.errors import ConfigurationError, VerificationError
-from nsa_ops.remote.audit import CALLS
-from nsa_ops.remote.audit_chain import Chain, ChainHead, read_chain
+from nsa_ops.remote.audit import CALLS, Chain, ChainHead, read_chain
 
 _CUT_OFF = "cut off"
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 from nsa_ops.context import SSH, audit_log, ssh_settings, target_of
 from nsa_ops.errors import OpsError
 from nsa_ops.local_files import list_open
-from nsa_ops.remote.audit_chain import Chain, read_chain
+from nsa_ops.remote.audit import Chain, read_chain
 from nsa_ops.remote.openssh import OpenSSHTransport, ask_master
 from nsa_ops.remote.ssh.config import resolve
 from nsa_ops.remote.ssh.host_keys import read_pin

@@ -9,7 +9,7 @@ from pathlib import Path
 from nsa_core.config.base import disk_advice
 from nsa_ops.errors import LocalResourceError
 from nsa_ops.local_files import create_private
-from nsa_ops.remote.audit_chain import Head
+from nsa_ops.remote.audit import Head
 from nsa_ops.store.database import load_registry
 from nsa_ops.store.registry import registry_advice
 

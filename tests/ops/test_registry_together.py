@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from nsa_ops.remote.audit_chain import AuditLog
+from nsa_ops.remote.audit import AuditLog
 from nsa_ops.remote.snapshot import code_root
 from nsa_ops.store import REGISTRY_NAME, Store
 from nsa_ops.store.audit_head import AuditHead
@@ -15,7 +15,7 @@ PROCESSES, CALLS = 8, 30
 COMMAND = """
 import sys
 from pathlib import Path
-from nsa_ops.remote.audit_chain import AuditLog
+from nsa_ops.remote.audit import AuditLog
 from nsa_ops.store import Store
 from nsa_ops.store.audit_head import AuditHead
 

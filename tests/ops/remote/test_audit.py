@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from nsa_ops.errors import LocalResourceError, NotFoundError, OpsError
-from nsa_ops.remote.audit import AuditedTransport, AuditLog, first_broken_line
-from nsa_ops.remote.audit_chain import Chain, Head, read_chain
+from nsa_ops.remote.audit import (
+    AuditedTransport,
+    AuditLog,
+    Chain,
+    Head,
+    first_broken_line,
+    read_chain,
+)
 from nsa_ops.remote.transport import Completed
 from tests.ops.fakes import FakeTransport, completed
 
