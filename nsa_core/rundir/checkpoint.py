@@ -102,18 +102,13 @@ class Flaw:
 class CheckpointState(TolerantModel):
     """A checkpoint folder as it is now: whole, or everything that is wrong with it.
 
-    The agent on a pod answers with it; the manifest and the single flaws stay there.
+    The agent on a pod answers with it, without the last three fields.
 
     Attributes:
-        path: The folder.
         damage: What is wrong with it, in one line; empty if it is whole.
         run_id: Run that wrote it; empty if it has no readable manifest.
         attempt: Its attempt; 0 where that is not known.
         attempt_id: Identity of that attempt; empty where that is not known.
-        step: Optimizer steps done.
-        tokens_seen: Tokens consumed.
-        total_bytes: Bytes of its files.
-        created_unix_s: When it was written.
         manifest_sha256: Hash of checkpoint.json, as a receipt names it.
         manifest: Its manifest; None if that cannot be read.
         flaws: Every file that is not as recorded.
@@ -155,10 +150,10 @@ def inspect_checkpoint(
     """
     if not path.is_dir():
         return CheckpointState(path=str(path), damage=NO_FOLDER, flaws=[_missing_manifest(path)])
-    content = _read_manifest(path, follow_links=follow_links)
-    if isinstance(content, Flaw):
-        return CheckpointState(path=str(path), damage=content.short, flaws=[content])
-    manifest = parse_manifest(content)
+    read = _read_manifest(path, follow_links=follow_links)
+    if isinstance(read, Flaw):
+        return CheckpointState(path=str(path), damage=read.short, flaws=[read])
+    content, manifest = read
     flaws = _manifest_flaws(path, manifest) or [
         flaw
         for file in manifest.files
@@ -202,15 +197,14 @@ def inspect_file(
     return None
 
 
-def _read_manifest(path: Path, *, follow_links: bool) -> bytes | Flaw:
-    """Bytes of checkpoint.json that can be parsed, or why there are none."""
+def _read_manifest(path: Path, *, follow_links: bool) -> tuple[bytes, CheckpointManifest] | Flaw:
+    """checkpoint.json as bytes and parsed, or why it cannot be used."""
     name = f"{path.name}/{MANIFEST_NAME}"
     found = None if follow_links else path_fault(path.parent, name)
     try:
         if found is None:
             content = read_bounded(path / MANIFEST_NAME, MANIFEST.max_bytes)
-            parse_manifest(content)
-            return content
+            return content, parse_manifest(content)
     except (FileNotFoundError, NotADirectoryError):
         found = "missing"
     except OSError as error:
@@ -253,7 +247,7 @@ def parse_manifest(content: bytes) -> CheckpointManifest:
 
 
 def read_known_good_name(run: RunDir) -> str:
-    """Name of the checkpoint that clean steps have proven; empty where none is named yet.
+    """Name of the last known good checkpoint; empty if there is none yet.
 
     Raises:
         OSError: If the file cannot be read.

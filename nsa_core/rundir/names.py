@@ -1,7 +1,7 @@
 """Rules for the names, sizes and hashes of files that another machine announces.
 
-A name, a size and a hash from a pod or from a backup are only text. They may become a path, a
-length or a receipt after these rules, and not before.
+A name, a size or a hash from a pod or a backup is only text. Nothing uses it as a path, a length
+or a receipt before it has passed these rules.
 """
 
 import hashlib
@@ -90,7 +90,7 @@ def _text_fault(name: str) -> str | None:
 def path_fault(root: Path, name: str) -> str | None:
     """Why a file below a folder of this machine must not be read; None if it may be.
 
-    Every component below the folder is looked at as it is: a link is never followed.
+    No component below the folder may be a link.
     """
     fault = name_fault(name)
     if fault is not None:
@@ -128,10 +128,10 @@ def folded(name: str) -> str:
 
 
 def collisions(names: Sequence[str]) -> dict[str, str]:
-    """Names that cannot stand beside the others, each with the reason.
+    """Names that conflict with others, each with the reason.
 
-    Of names that differ in case or Unicode form only, the plainest stays. A name that is the folder
-    of another one is refused, and the other one stays.
+    Of names that differ in case or Unicode form only, the plainest is kept. A file whose name is
+    the folder of another one is refused, and the other one is kept.
     """
     first: dict[str, str] = {}
     refused: dict[str, str] = {}
@@ -153,11 +153,9 @@ def _folders(name: str) -> Iterable[str]:
 
 
 def checkpoint_fault(files: Sequence[FileEntry], manifest_name: str) -> str | None:
-    """Why a manifest's list of files is refused, in words that name the file; None if it is not.
+    """Why a manifest's list of files is refused, with the name of the file; None if it is not.
 
-    Args:
-        files: All files but the manifest itself, as it lists them.
-        manifest_name: Name of the manifest, which cannot hold its own hash.
+    The manifest does not list itself, as it cannot contain its own hash.
     """
     if not files:
         return "lists no file"
@@ -186,12 +184,12 @@ def _plain_name_fault(name: str, manifest_name: str) -> str | None:
 
 
 def is_part(name: str) -> bool:
-    """Whether a component is the name under which an incomplete file is collected."""
+    """Whether a component is the name of an incomplete file."""
     return name.startswith(".") and folded(name).endswith(".part")
 
 
 def beside(name: str, ending: str) -> str:
-    """A hidden name next to a file, for what is not whole yet; as short as the file system asks."""
+    """A hidden name for an incomplete file next to its place; hashed where it would be too long."""
     hidden = f".{name}{ending}"
     if len(hidden.encode(errors="surrogateescape")) <= MAX_COMPONENT_BYTES:
         return hidden
@@ -211,5 +209,5 @@ def show_name(name: str) -> str:
 
 
 def show_number(number: int) -> str:
-    """A number for messages; one with more digits than Python prints is only called long."""
+    """A number for messages; of one with more digits than Python prints, only its length."""
     return str(number) if number.bit_length() <= 128 else f"of {number.bit_length()} bits"
