@@ -19,6 +19,7 @@ from nsa_ops.remote.trees import put_tree
 KeyT = TypeVar("KeyT")
 #: Left free on a disk beyond what is written, so that a log line or a registry still fits.
 RESERVE_BYTES = 64 * 2**20
+SEND_TIMEOUT_S = 3600.0
 
 # The file system that holds a path, or would hold it.
 _FREE = """
@@ -68,10 +69,10 @@ def choose_too_large(sizes: Mapping[KeyT, int], free_bytes: int) -> list[KeyT]:
     return []
 
 
-def no_room(root: Path, name: str, size: int, free_bytes: int) -> str:
-    """The message about one thing that is too large for the free space."""
+def describe_need(place: str, what: str, size: int, free_bytes: int) -> str:
+    """The message about something that needs more than the free space of a disk."""
     return (
-        f"The disk of `{root}` has {format_bytes(free_bytes)} free, and {name} needs "
+        f"The disk of {place} has {format_bytes(free_bytes)} free, and {what} needs "
         f"{format_bytes(size)} and {format_bytes(RESERVE_BYTES)} to spare"
     )
 
@@ -79,7 +80,7 @@ def no_room(root: Path, name: str, size: int, free_bytes: int) -> str:
 def check_space(root: Path, pending_bytes: int, free_bytes: int) -> None:
     """Raise LocalResourceError unless this machine's disk has room for the bytes and a reserve."""
     if free_bytes < pending_bytes + RESERVE_BYTES:
-        message = f"The disk of `{root}` has {_need(pending_bytes, free_bytes)}"
+        message = describe_need(f"`{root}`", "the backup", pending_bytes, free_bytes)
         raise LocalResourceError(message, hint="Free space, or name a folder on another disk")
 
 
@@ -87,19 +88,9 @@ def check_space_there(transport: Transport, path: PurePosixPath, pending_bytes: 
     """Raise LocalResourceError if a pod's disk is known to have no room for the bytes."""
     free_bytes = read_free_bytes_there(transport, path)
     if free_bytes is not None and free_bytes < pending_bytes + RESERVE_BYTES:
-        need = _need(pending_bytes, free_bytes)
-        message = f"The disk of `{path}` on {transport.where} has {need}"
+        place = f"`{path}` on {transport.where}"
+        message = describe_need(place, "the backup", pending_bytes, free_bytes)
         raise LocalResourceError(message, hint="Free space there, or name another place")
-
-
-def _need(pending_bytes: int, free_bytes: int) -> str:
-    return (
-        f"{format_bytes(free_bytes)} free, and the backup needs {format_bytes(pending_bytes)} "
-        f"and {format_bytes(RESERVE_BYTES)} to spare"
-    )
-
-
-SEND_TIMEOUT_S = 3600.0
 
 
 def send_folder(

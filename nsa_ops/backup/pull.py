@@ -17,7 +17,7 @@ from nsa_core.rundir.retention import plan_removal
 from nsa_ops.backup.disk import (
     check_space,
     choose_too_large,
-    no_room,
+    describe_need,
     read_free_bytes,
     read_free_bytes_there,
 )
@@ -291,12 +291,13 @@ def _leave_too_large(planned: PullPlan, free: int) -> tuple[PullPlan, list[OpsEr
     sizes |= {one.step: _pending_bytes(folder, one) for one in planned.checkpoints}
     left = choose_too_large(sizes, free)
     errors: list[OpsError] = []
+    place = f"`{folder.root}`"
     for key in left:
         if isinstance(key, int):
-            need = no_room(folder.root, f"the checkpoint of step {key}", sizes[key], free)
+            need = describe_need(place, f"the checkpoint of step {key}", sizes[key], free)
             errors.append(LocalResourceError(need, hint=_ROOM))
         else:
-            need = no_room(folder.root, f"the file {show_name(key)}", sizes[key], free)
+            need = describe_need(place, f"the file {show_name(key)}", sizes[key], free)
             errors.append(PartialError(need, hint=_ROOM))
     kept = replace(
         planned,
