@@ -230,11 +230,8 @@ def _manifest_flaws(path: Path, manifest: CheckpointManifest) -> list[Flaw]:
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """The checkpoint in a folder; None without a readable manifest: then it is not whole."""
-    try:
-        content = read_bounded(path / MANIFEST_NAME, MANIFEST.max_bytes)
-        return Checkpoint(path, parse_manifest(content))
-    except (OSError, ValueError):
-        return None
+    read = _read_manifest(path, follow_links=True)
+    return None if isinstance(read, Flaw) else Checkpoint(path, read[1])
 
 
 def parse_manifest(content: bytes) -> CheckpointManifest:

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from nsa_core.rundir.checkpoint import (
@@ -7,7 +9,6 @@ from nsa_core.rundir.checkpoint import (
     hash_file,
     inspect_checkpoint,
     list_checkpoints,
-    read_checkpoint,
 )
 from nsa_core.rundir.layout import RunDir
 
@@ -50,21 +51,58 @@ def test_a_run_without_checkpoints_has_none(tmp_path):
     assert list_checkpoints(RunDir(tmp_path)) == []
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
-def test_each_kind_of_damage_is_found_and_named(tmp_path, damage):
-    run = RunDir(tmp_path)
-    weights = save(run, 3)
-    checkpoint = read_checkpoint(run.checkpoint(3))
-    assert checkpoint is not None
-    assert not inspect_checkpoint(checkpoint.path).damage
+def flip(weights):
     content = bytearray(weights.read_bytes())
-    if damage == "flip":
-        content[100] ^= 1
-        weights.write_bytes(content)
-    elif damage == "cut":
-        weights.write_bytes(content[:-1])
-    else:
-        weights.unlink()
-    found = inspect_checkpoint(checkpoint.path).damage
-    assert found is not None
-    assert "model.safetensors" in found
+    content[100] ^= 1
+    weights.write_bytes(content)
+
+
+def cut(weights):
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+
+def link(weights):
+    weights.symlink_to(weights.rename(weights.with_name("elsewhere")))
+
+
+@pytest.mark.parametrize(
+    ("harm", "has_right_size", "found"),
+    [
+        (flip, True, "sha256 "),
+        (cut, False, "767 bytes"),
+        (Path.unlink, False, "missing"),
+    ],
+)
+def test_each_kind_of_damage_is_found_and_named(tmp_path, harm, has_right_size, found):
+    weights = save(RunDir(tmp_path), 3)
+    folder = weights.parent
+    assert not inspect_checkpoint(folder).damage
+    harm(weights)
+    assert (not inspect_checkpoint(folder, with_hashes=False).damage) is has_right_size
+    state = inspect_checkpoint(folder)
+    assert state.damage.startswith("model.safetensors should be ")
+    assert [flaw.path for flaw in state.flaws] == [weights]
+    assert state.flaws[0].found.startswith(found)
+
+
+def test_a_link_is_a_flaw_only_where_links_are_not_followed(tmp_path):
+    weights = save(RunDir(tmp_path), 3)
+    link(weights)
+    assert not inspect_checkpoint(weights.parent).damage
+    flaws = inspect_checkpoint(weights.parent, follow_links=False).flaws
+    assert [flaw.found for flaw in flaws] == ["a link"]
+
+
+def test_a_folder_with_the_name_of_another_step_is_not_whole(tmp_path):
+    folder = save(RunDir(tmp_path), 3).parent
+    renamed = folder.rename(RunDir(tmp_path).checkpoint(4))
+    assert "should be of step 4 and is of step 3" in inspect_checkpoint(renamed).damage
+    assert not inspect_checkpoint(renamed.rename(tmp_path / "conflict_step_000004")).damage
+
+
+def test_what_an_agent_prints_has_neither_manifest_nor_flaws(tmp_path):
+    printed = inspect_checkpoint(save(RunDir(tmp_path), 3).parent).model_dump()
+    assert printed.keys() == {
+        "path", "damage", "run_id", "attempt", "attempt_id", "step", "tokens_seen", "total_bytes",
+        "created_unix_s",
+    }  # fmt: skip
