@@ -36,7 +36,7 @@ def _check_destination(dest: Path, state_dir: Path) -> None:
     place, state = dest.resolve(), state_dir.resolve()
     inside = [place, *place.parents]
     if state in inside and state / BACKUPS not in inside:
-        message = f"`--dest {dest}` is in the state folder `{state_dir}`, which names its own files"
+        message = f"`--dest {dest}` is in the state folder `{state_dir}`, whose names are reserved"
         raise ConfigurationError(message, hint="Name another folder, or leave `--dest` out")
     within = next((folder for folder in inside if BackupFolder(folder).record.is_file()), None)
     if within is not None:
@@ -64,7 +64,7 @@ def find_backup(operator: Operator, text: str | None) -> BackupFolder:
         return BackupFolder(path.absolute())
     near = get_close_matches(text, [folder.root.name for folder in known], n=1)
     meant = f"; did you mean `{near[0]}`?" if near else ""
-    message = f"`{text}` is no folder and no backup that is known here{meant}"
+    message = f"`{text}` is neither a folder nor a known backup{meant}"
     raise NotFoundError(message, hint="See `nsa-ops backup ls` and `nsa-ops run ls`")
 
 
@@ -76,7 +76,7 @@ def _only_backup(operator: Operator) -> BackupFolder:
         message = "There is no backup here"
         raise NotFoundError(message, hint="Pull one with `nsa-ops backup pull`")
     names = ", ".join(folder.root.name for folder in known[:4])
-    message = f"{len(known)} backups are here; say which: {names}"
+    message = f"{len(known)} backups are here; name one: {names}"
     raise ConfigurationError(message, hint="See `nsa-ops backup ls`")
 
 
@@ -84,7 +84,7 @@ def check_destination_word(operator: Operator, word: str) -> None:
     """Raise ConfigurationError if the only word of a push names a backup and no destination."""
     if word in {folder.root.name for folder in known_backups(operator)}:
         message = f"`{word}` is a backup, and no destination was given"
-        hint = f"Say `nsa-ops backup push {word} DEST`; a folder of that name here is `./{word}`"
+        hint = f"Use `nsa-ops backup push {word} DEST`; a folder of that name here is `./{word}`"
         raise ConfigurationError(message, hint=hint)
 
 

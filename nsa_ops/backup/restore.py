@@ -291,7 +291,7 @@ def restore_to_pod(link: PodLink, planned: RestorePlan, tell: Tell) -> Restored:
         _send(link, planned, temporary, tell)
         _check_copies(link, planned, temporary)
     except VerificationError:
-        ask(transport, "rm", "-rf", "--", str(temporary))  # begin anew the next time
+        ask(transport, "rm", "-rf", "--", str(temporary))  # the next restore starts again
         raise
     latest = RunDir(planned.source).checkpoint(planned.step).name
     script = 'echo "$1" > "$2"'

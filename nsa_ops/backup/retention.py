@@ -129,8 +129,8 @@ def plan_prune_here(
 
 def _describe(pruned: Pruned, policy: RetentionPolicy) -> Plan:
     steps = [Step("remove", f"checkpoint of step {step}") for step in pruned.removed_steps]
-    notes = [f"step {step} stays: no verified copy of it is here" for step in pruned.unproven_steps]
-    title = f"{policy.words} in `{pruned.where}`: {format_bytes(pruned.freed_bytes)} become free"
+    notes = [f"step {step} stays: it has no verified copy here" for step in pruned.unproven_steps]
+    title = f"{policy.words} in `{pruned.where}`, which frees {format_bytes(pruned.freed_bytes)}"
     return plan_of(sentence_case(title), steps, notes)
 
 

@@ -132,7 +132,7 @@ def parse_manifests(
         if isinstance(judged, str):
             refused.append(Refusal(f"the checkpoint {show_name(name)}", judged))
         elif found.setdefault(judged.step, judged).content != content:
-            refused.append(Refusal(f"the checkpoint {show_name(name)}", "is shown twice"))
+            refused.append(Refusal(f"the checkpoint {show_name(name)}", "is listed twice"))
     return sorted(found.values(), key=lambda one: one.step, reverse=True), refused
 
 

@@ -128,7 +128,7 @@ class Transfer:
 
     def refuse(self, refused: Sequence[Refusal]) -> None:
         """Keep what the survey refused as failures of this pull; beyond a limit only the number."""
-        hint = "It is left alone; look at it on the pod"
+        hint = "It is left alone; check it on the pod"
         for one in refused[:_MAX_REFUSALS]:
             self.keep_failure(VerificationError(f"Refused: {one.sentence}", hint=hint))
         more = len(refused) - _MAX_REFUSALS
@@ -302,7 +302,7 @@ class Transfer:
             if mark_of(path, one.remote) == one.mark or is_whole_at(path, one.remote):
                 self._save_receipt(run_id, one.remote)
             else:
-                message = f"`{path}` has changed while the pull went on"
+                message = f"`{path}` has changed during the pull"
                 hint = f"See `nsa-ops backup verify {run_id}`"
                 self.keep_failure(VerificationError(message, hint=hint))
 
@@ -347,7 +347,7 @@ def _make_place(root: Path, name: str) -> Path:
     except OSError as error:
         if error.errno not in _NAME_ERRORS:
             raise
-        message = f"The file {show_name(name)} cannot be named on this disk: {error.strerror}"
+        message = f"The file {show_name(name)} cannot have its name on this disk: {error.strerror}"
         raise VerificationError(message, hint="Name another folder with `--dest`") from error
 
 

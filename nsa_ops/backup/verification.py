@@ -66,10 +66,7 @@ def verify_backup(
         message = f"`{root}` holds no backup: no {folder.record.name} and no checkpoint"
         raise NotFoundError(message, hint="See `nsa-ops backup ls`")
     small = read.record.files if read.record else []
-    flaws = [
-        Flaw(folder.record, "a record that can be followed", f"not: {one.sentence}")
-        for one in read.refused
-    ]
+    flaws = [Flaw(folder.record, "a usable record", f"not: {one.sentence}") for one in read.refused]
     checked = [inspect_file(root, one, with_hash=True, follow_links=False) for one in small]
     flaws += [flaw for flaw in checked if flaw is not None]
     manifest, parted = _read_lineage(folder, read.record)
