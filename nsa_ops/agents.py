@@ -106,11 +106,7 @@ def read_run_manifest(link: PodLink, run_id: str) -> RunManifest:
 
 
 def parse_run_manifest(content: bytes, path: str, pod: str = "the pod") -> RunManifest:
-    """A run's manifest from the bytes of its file on a pod.
-
-    Raises:
-        VerificationError: If it is none; names the file and why.
-    """
+    """A run's manifest from the bytes of its file on a pod."""
     try:
         return parse_model(RunManifest, content, MANIFEST)
     except ValueError as error:
@@ -122,9 +118,6 @@ def require_run(link: PodLink, manifest: RunManifest, run_id: str) -> None:
     """Refuse a manifest that a pod gives for one run and that is of another.
 
     The registry keeps what it says, and would otherwise name this pod for a run of another one.
-
-    Raises:
-        VerificationError: If it is.
     """
     if manifest.run_id != run_id:
         message = (

@@ -134,11 +134,7 @@ def list_settings(settings: Settings) -> list[Value]:
 
 
 def load_hardware(name: str) -> HardwareProfile:
-    """A hardware profile.
-
-    Raises:
-        ConfigurationError: If there is none of that name, or it cannot be used.
-    """
+    """The hardware profile of this name."""
     try:
         return load_profile(name)
     except ConfigError as error:
@@ -163,11 +159,7 @@ def explain_profile(settings: Settings, choice: RunChoice) -> list[Value]:
 
 
 def require_profile(operator: Operator, choice: RunChoice, pod_profile: str) -> str:
-    """The profile that applies.
-
-    Raises:
-        ConfigurationError: If none was named anywhere.
-    """
+    """The profile that applies: the named one, else that of the settings, else the pod's."""
     profile = choice.profile or operator.settings.values.profile or pod_profile
     if not profile:
         message = "No hardware profile was named"
@@ -177,11 +169,7 @@ def require_profile(operator: Operator, choice: RunChoice, pod_profile: str) -> 
 
 
 def overlay(config: RunConfig, sets: Sequence[str]) -> RunConfig:
-    """The configuration with these values changed; the same object without any.
-
-    Raises:
-        ConfigurationError: If a key is unknown or the values cannot go together.
-    """
+    """The configuration with these values changed; the same object without any."""
     if not sets:
         return config
     nested = config.model_dump(mode="python")

@@ -221,11 +221,7 @@ def open_transport(
 
 
 def look_at_host(kind: str, address: Address, settings: SshSettings) -> tuple[str, HostKey]:
-    """The route to an address in words, and the host key that answers there.
-
-    Raises:
-        PodUnreachableError: If nobody answers.
-    """
+    """The route to an address in words, and the host key that answers there."""
     if kind == FABRIC:
         from nsa_ops.remote import fabric
 

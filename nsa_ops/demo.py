@@ -14,7 +14,7 @@ from nsa_ops.backup.backups import backup_folder
 from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.backup.verification import check_verified, verify_backup
 from nsa_ops.configure import RunChoice
-from nsa_ops.context import Operator, PodLink
+from nsa_ops.context import Operator
 from nsa_ops.errors import LocalResourceError, RefusedError, StateConflictError, VerificationError
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.pod.processes import is_running, read_processes
@@ -141,11 +141,7 @@ def demo_settings(settings: Settings, folder: Path) -> Settings:
 
 
 def run_demo(operator: Operator, folder: Path) -> Demo:
-    """Walk the whole path once.
-
-    Raises:
-        OpsError: As soon as a part does not hold what it promises.
-    """
+    """Walk the whole path once."""
     demo = Demo(folder)
     began_s = operator.clock.monotonic_s()
     stage = _Stage(operator, demo)
@@ -248,8 +244,8 @@ def _back_up(stage: _Stage) -> Path:
     operator, run_id = stage.operator, stage.demo.run_id
     with stage.part("backup", f"nsa-ops backup pull {run_id}") as found:
         folder = backup_folder(operator, run_id)
-        planned = plan_pull(_link(stage), run_id, folder, "latest")
-        pulled = execute_pull(operator, _link(stage), planned)
+        link = find_run(operator, run_id).link
+        pulled = execute_pull(operator, link, plan_pull(link, run_id, folder, "latest"))
         files = count_of(pulled.num_files, "file")
         found(f"checkpoint {pulled.newest_step} and {files} in `{pulled.folder}`")
     with stage.part("verify", f"nsa-ops backup verify {run_id} --load") as found:
@@ -276,15 +272,6 @@ def _read_results(demo: Demo, run: RunDir) -> None:
     demo.bits_per_byte = (first["bits_per_byte"], last["bits_per_byte"])
     drawn = parse_samples(json.loads(run.samples.read_text(encoding="utf-8")))[-1]
     demo.sample = drawn.prompt + drawn.text
-
-
-def _link(stage: _Stage) -> PodLink:
-    operator = stage.operator
-    pod = operator.store.find_pod(POD)
-    if pod is None:
-        message = f"Pod `{POD}` is not in the registry any more"
-        raise StateConflictError(message, hint="Run the demo again")
-    return operator.link(pod)
 
 
 def _await(stage: _Stage, is_done: Callable[[RunReport], bool], what: str) -> RunReport:

@@ -62,11 +62,7 @@ def read_password(source: str, stdin: TextIO) -> str:
 
 
 def find_public_key(address: Address, settings: SshSettings) -> Path:
-    """The public half of the first key that ssh would try for an address.
-
-    Raises:
-        NotFoundError: If this machine has none.
-    """
+    """The public half of the first key that ssh would try for an address."""
     tried = identity_paths(resolve(address, settings))
     for path in tried:
         public = path.with_name(f"{path.name}.pub")

@@ -145,11 +145,7 @@ def proven_kernels(config: RunConfig, report: Report | None) -> dict[str, Kernel
 
 
 def require_proven(config: RunConfig, proven: Mapping[str, KernelChoice]) -> None:
-    """Refuse kernels that are named and were not proven; SDPA is torch's own and needs no proof.
-
-    Raises:
-        RefusedError: Names the first one.
-    """
+    """Refuse kernels that are named and were not proven; SDPA is torch's own and needs no proof."""
     for branch in branches_of(config.model.attention):
         policy = branch_policy(config.runtime, branch, RowLayout.of(config))
         if branch not in proven and policy.is_named and policy.backends != ("sdpa",):

@@ -36,11 +36,7 @@ class Site:
 
     @property
     def base(self) -> BasePython:
-        """The interpreter that was there before us.
-
-        Raises:
-            VerificationError: If there is none; no step that needs one is planned then.
-        """
+        """The interpreter that was there before us."""
         found = choose_python(self.facts, needs_headers=self.want.profile.triton)
         if found is None:
             message = f"Pod `{self.want.pod}` has no interpreter to make an environment with"

@@ -63,11 +63,7 @@ class TorchBuild:
 
 
 def choose_build(profile: HardwareProfile, facts: BareFacts, pod: str) -> TorchBuild:
-    """The build that the profile wants and the driver runs.
-
-    Raises:
-        RefusedError: If the profile needs a card and there is none, or its driver is too old.
-    """
+    """The build that the profile wants and the driver runs."""
     if not profile.needs_card:
         return TorchBuild(CPU_BUILD, profile.torch_requirement, f"profile {profile.name}: no card")
     driver = facts.driver.partition(".")[0]

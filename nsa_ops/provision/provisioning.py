@@ -108,11 +108,7 @@ def _look(link: PodLink, want: Wanted) -> BareFacts:
 def _judge(
     want: Wanted, facts: BareFacts, steps: tuple[Step, ...], laptop_unix_s: float
 ) -> tuple[CheckResult, ...]:
-    """Checks on the machine.
-
-    Raises:
-        RefusedError: If one of them forbids it.
-    """
+    """Checks on the machine."""
     checks = judge_bare(
         facts,
         build=choose_build(want.profile, facts, want.pod).name,

@@ -161,11 +161,7 @@ def _hash_locks(snapshot: Snapshot) -> str:
 
 
 def read_wheel(path: Path | None) -> FlashWheel | None:
-    """Hash a flash-attn wheel on this machine.
-
-    Raises:
-        ConfigurationError: If it is no wheel of flash-attn.
-    """
+    """Hash a flash-attn wheel on this machine."""
     if path is None:
         return None
     if not path.is_file() or path.suffix != ".whl" or not path.name.startswith("flash_attn-"):
@@ -176,11 +172,7 @@ def read_wheel(path: Path | None) -> FlashWheel | None:
 
 
 def read_source(snapshot: Snapshot) -> PinnedSource:
-    """The source of a snapshot; empty outside a checkout.
-
-    Raises:
-        LocalResourceError: If git fails.
-    """
+    """The source of a snapshot; empty outside a checkout."""
     if snapshot.commit == "unknown":
         return PinnedSource("", b"")
     return PinnedSource(
@@ -189,11 +181,7 @@ def read_source(snapshot: Snapshot) -> PinnedSource:
 
 
 def make_bundle(root: Path, commit: str) -> bytes:
-    """The commit with its history as one file.
-
-    Raises:
-        LocalResourceError: If git fails.
-    """
+    """The commit with its history as one file."""
     with tempfile.TemporaryDirectory(prefix="nsa-bundle-") as folder:
         path = Path(folder) / "source.bundle"
         reference = f"refs/heads/nsa-{commit[:12]}"

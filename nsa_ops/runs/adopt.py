@@ -135,11 +135,7 @@ def _refuse_another(known: RunRecord, record: RunRecord, manifest: RunManifest) 
 
 
 def _interpreter(link: PodLink) -> str:
-    """The interpreter of runs that the pod's receipt names, else the one that is known here.
-
-    Raises:
-        VerificationError: If it names something that is no path of a program.
-    """
+    """The interpreter of runs that the pod's receipt names, else the one that is known here."""
     path = f"{link.root}/{RECEIPT_NAME}"
     try:
         content = link.transport.tail(path, 0, max_bytes=MAX_ANSWER_BYTES, timeout_s=QUICK_S)
@@ -155,12 +151,7 @@ def _interpreter(link: PodLink) -> str:
 
 
 def execute_adopt_run(operator: Operator, planned: AdoptionPlan) -> Adopted:
-    """Ask the run's own agent once, then remember the run and how its pod is asked.
-
-    Raises:
-        StateConflictError: If another command starts or moves it, or has adopted it meanwhile.
-        OpsError: If the agent gives no answer; nothing is remembered then.
-    """
+    """Ask the run's own agent once, then remember the run and how its pod is asked."""
     record, pod = planned.record, planned.pod
     with lease_held(operator, record.run_id):
         if operator.store.find_run(record.run_id) != planned.known:
@@ -192,11 +183,7 @@ def plan_adoption(
 
 
 def read_backed_up(folder: BackupFolder) -> RunManifest:
-    """The manifest of a backed-up run.
-
-    Raises:
-        VerificationError: If it cannot be used.
-    """
+    """The manifest of a backed-up run."""
     try:
         return read_manifest(folder.run)
     except ManifestError as error:

@@ -35,9 +35,6 @@ def refuse_foreign(checkpoint: CheckpointState, manifest: RunManifest) -> None:
     Args:
         checkpoint: What the agent says of it; without a run id it says nothing about who wrote it.
         manifest: Manifest of the run that would continue from it.
-
-    Raises:
-        VerificationError: With what contradicts.
     """
     foreign = find_foreign(checkpoint, manifest) if checkpoint.run_id else None
     if foreign is not None:
@@ -47,12 +44,7 @@ def refuse_foreign(checkpoint: CheckpointState, manifest: RunManifest) -> None:
 
 
 def with_parent(link: PodLink, manifest: RunManifest) -> RunManifest:
-    """Verify the checkpoint to begin from, and name its run as the parent; once is enough.
-
-    Raises:
-        NotFoundError: If it does not exist.
-        VerificationError: If it is not whole.
-    """
+    """Verify the checkpoint to begin from, and name its run as the parent; once is enough."""
     if manifest.resume == "auto" or manifest.parent is not None:
         return manifest
     run = RunHandle(link, manifest.code_id, manifest.run_id)
@@ -68,10 +60,6 @@ def with_parent_as_planned(link: PodLink, manifest: RunManifest) -> RunManifest:
 
     A pod that does not have it yet is only asked whether the checkpoint is there; `with_parent`
     does the rest once the code is.
-
-    Raises:
-        NotFoundError: If it does not exist.
-        VerificationError: If it is not whole.
     """
     if manifest.resume == "auto":
         return manifest

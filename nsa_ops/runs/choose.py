@@ -99,12 +99,7 @@ def find_run(
 
 
 def read_named_manifest(link: PodLink, run_id: str) -> RunManifest:
-    """The manifest of a run that somebody has named.
-
-    Raises:
-        ConfigurationError: If that cannot be a run id.
-        OpsError: As `read_run_manifest`.
-    """
+    """The manifest of a run that somebody has named."""
     try:
         return read_run_manifest(link, check_run_id(run_id))
     except ValueError as error:

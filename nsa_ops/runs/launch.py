@@ -208,11 +208,7 @@ def _manifest(
 
 
 def check_request(request: LaunchRequest) -> None:
-    """Refuse what no pod has to be asked about, before one is asked, prepared or probed.
-
-    Raises:
-        ConfigurationError: If the run id cannot be used.
-    """
+    """Refuse what no pod has to be asked about, before one is asked, prepared or probed."""
     if not request.run_id:
         return
     try:
@@ -312,11 +308,6 @@ def make_ready(operator: Operator, request: LaunchRequest, agree: Callable[[Plan
     """Provision a pod and run its preflight, whichever of them was not done before.
 
     `agree` shows a plan that changes something; it raises unless the operator agrees.
-
-    Raises:
-        ConfigurationError: If the launch could not follow, as `check_request` says.
-        RefusedError: If the machine cannot become a pod, or its preflight is red.
-        OpsError: If a step fails.
     """
     check_request(request)
     planned = plan_provision(operator, request.pod, request.choice.profile)

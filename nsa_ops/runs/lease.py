@@ -293,11 +293,7 @@ def lease_held(operator: Operator, run_id: str) -> Iterator[None]:
 
 
 def require_unmoved(operator: Operator, planned: Takeover) -> Takeover:
-    """Refuse a plan for a run that another command has started or moved since; under its lease.
-
-    Raises:
-        StateConflictError: If the registry says something else of the run than the plan does.
-    """
+    """Refuse a plan for a run that another command has started or moved since; under its lease."""
     run = planned.run
     if run is None or (now := operator.store.find_run(run.run_id)) == run:
         return planned

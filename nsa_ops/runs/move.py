@@ -173,11 +173,7 @@ def plan_move(operator: Operator, request: MoveRequest) -> MovePlan:
 
 
 def newest_backup(operator: Operator, run_id: str) -> BackupFolder:
-    """The backup that holds the newest checkpoint whose receipt is still valid.
-
-    Raises:
-        NotFoundError: If there is none.
-    """
+    """The backup that holds the newest checkpoint whose receipt is still valid."""
     run, receipts = operator.store.find_run(run_id), operator.store.receipts(run_id)
     if run is not None:  # a backup of another lineage of this run id is no backup of it
         receipts = receipts_of(receipts, run.attempt, run.attempt_id)
@@ -198,11 +194,7 @@ def _choose_code(link: PodLink, manifest: RunManifest) -> Snapshot | None:
 
 
 def _look_there(run: RunHandle) -> RunReport | None:
-    """The run on the new pod, where a cut move may have left it; None if it is not there.
-
-    Raises:
-        StateConflictError: If it runs there, or is there from earlier.
-    """
+    """The run on the new pod, where a cut move may have left it; None if it is not there."""
     link, run_dir = run.link, str(run.run_dir)
     if link.transport.run(("test", "-e", run_dir), timeout_s=QUICK_S).exit_code != 0:
         return None
@@ -225,13 +217,7 @@ def _look_there(run: RunHandle) -> RunReport | None:
 
 
 def execute_move(operator: Operator, planned: MovePlan) -> Resumed:
-    """Restore, begin the next attempt, start it; the registry names the new pod from then on.
-
-    Raises:
-        StateConflictError: If another command starts or moves the run, or did since the plan was
-            made.
-        OpsError: If a step fails; repeated, it continues there.
-    """
+    """Restore, begin the next attempt, start it; the registry names the new pod from then on."""
     run, manifest = planned.target, planned.manifest
 
     def begin() -> None:
@@ -277,12 +263,7 @@ def next_manifest(
     sets: Sequence[str],
     overrides: Mapping[str, str],
 ) -> RunManifest:
-    """The manifest of the next attempt, once nothing on the new pod forbids it.
-
-    Raises:
-        RefusedError: If a guardrail or the preflight of the new pod forbids it.
-        LocalResourceError, NotFoundError: If the pod lacks tmux or the data.
-    """
+    """The manifest of the next attempt, once nothing on the new pod forbids it."""
     pod = link.record
     profile = require_profile(operator, RunChoice(), pod.profile or old.profile)
     hardware = load_hardware(profile)

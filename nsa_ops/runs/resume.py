@@ -246,13 +246,7 @@ def _taken(operator: Operator, manifest: RunManifest, pod: PodRecord) -> RunMani
 
 
 def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
-    """Begin the next attempt and wait until it is up.
-
-    Raises:
-        StateConflictError: If something of the run is still alive, or another command starts or
-            moves it, or did since the plan was made.
-        OpsError: If the attempt does not come up.
-    """
+    """Begin the next attempt and wait until it is up."""
     found, run = planned.found, planned.found.run
     attempt = found.report.manifest.attempt
 

@@ -48,11 +48,7 @@ def start_step(run: RunHandle, module: str) -> Step:
 
 
 def require_tmux(link: PodLink, facts: HostFacts) -> None:
-    """Refuse a pod on which no run could be started, before anything is written.
-
-    Raises:
-        LocalResourceError: If it has no tmux.
-    """
+    """Refuse a pod on which no run could be started, before anything is written."""
     if not facts.tools.get("tmux"):
         message = f"Pod `{link.record.name}` has no tmux on its PATH, in which runs are started"
         raise LocalResourceError(message, hint=TOOL_HINTS["tmux"])
@@ -107,11 +103,7 @@ def runner_ended(run: RunHandle) -> VerificationError:
 
 
 def start_watchdog(run: RunHandle, module: str = TRAINER_MODULE) -> None:
-    """Start the watchdog of a run that nobody watches; a second one would refuse by its lock.
-
-    Raises:
-        StateConflictError: If tmux does not start it.
-    """
+    """Start the watchdog of a run that nobody watches; a second one would refuse by its lock."""
     tmux, names = run.link.tmux, {window.name for window in list_windows(run)}
     start = tmux.new_window if names else tmux.new_session
     command = watchdog_command(run, module)

@@ -147,7 +147,7 @@ def test_a_part_that_failed_says_why(part: str, name: str, status: str) -> None:
         (DataAccount(num_lost=9, rejected={"bad": Count(count=9)}), "90% are dropped", "fail"),
     ],
 )
-def test_dropped_documents_are_told_and_too_many_are_red(
+def test_dropped_documents_are_reported_and_too_many_are_red(
     account: DataAccount, excess: str, status: str
 ) -> None:
     batch = FirstBatch(seconds=1, num_documents=9, num_characters=9, account=account, excess=excess)

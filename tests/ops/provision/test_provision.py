@@ -283,7 +283,7 @@ def test_a_disk_that_is_too_small_is_refused_with_what_is_needed(machine: Machin
         machine.provision()
 
 
-def test_apt_is_run_as_root_or_by_a_sudo_that_asks_nothing(machine: Machine) -> None:
+def test_apt_is_run_as_root_or_by_a_sudo_without_a_password(machine: Machine) -> None:
     """`id` says that this is root; then that it is not, and sudo is there."""
     installed = " ".join(f'"{machine.bin}/{name}"' for name in ("tmux", "rsync", "git"))
     apt = f'#!/bin/sh\necho "apt-get $*" >>"{machine.folder}/calls"\n'

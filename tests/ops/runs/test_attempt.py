@@ -172,7 +172,7 @@ def test_a_session_of_another_directory_is_not_taken_for_this_run(desk: Desk) ->
     assert started(desk) == []
 
 
-def test_a_runner_that_ends_at_once_is_told_in_the_words_of_its_log(desk: Desk) -> None:
+def test_a_runner_that_ends_at_once_is_reported_with_the_end_of_its_log(desk: Desk) -> None:
     """Its window was the only one of the session, which is gone before the watchdog gets one."""
     windows(desk, "")
     desk.transport.answers |= {

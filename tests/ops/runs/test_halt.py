@@ -1,4 +1,4 @@
-"""Halt: a trainer that does not answer is told by TERM, then ended by KILL, each in its time."""
+"""Halt: a trainer that does not answer gets TERM, then KILL, each after its wait."""
 
 import json
 
@@ -15,7 +15,7 @@ from tests.ops.runs.documents import RUN, answer, ended, report
 
 
 class Pod:
-    """A pod whose run ends only when it is told in a certain way."""
+    """A pod whose run ends only after a certain request or signal."""
 
     def __init__(self, ends_after: str) -> None:
         self.ends_after = ends_after
@@ -63,6 +63,6 @@ def test_each_step_of_the_ladder_has_its_time(halted, ends_after, signals, secon
     assert seconds[0] <= outcome.seconds <= seconds[1]
 
 
-def test_a_run_that_even_kill_does_not_end_is_said_to_go_on(halted) -> None:
+def test_a_run_that_even_kill_does_not_end_is_reported_as_running(halted) -> None:
     with pytest.raises(DeadlineError, match="it is running"):
         halted("nothing")

@@ -104,7 +104,7 @@ def test_a_pod_that_answers_and_cannot_tell_is_no_gone_pod() -> None:
     assert leave(old, overrides={OLD_POD: "terminated at the provider"})
 
 
-def test_a_finished_run_goes_on_only_with_more_steps() -> None:
+def test_a_finished_run_continues_only_with_more_steps() -> None:
     old = OldPod("a", report("finished"), is_gone=False)
     with pytest.raises(StateConflictError, match="finished on pod"):
         leave(old)

@@ -1,4 +1,4 @@
-"""A hint names a command that works as it stands, for the pod, recipe and run that were meant."""
+"""A hint names a command that works as printed, for the pod, recipe and run that were meant."""
 
 from dataclasses import replace
 from pathlib import Path

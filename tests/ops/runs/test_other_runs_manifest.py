@@ -56,7 +56,7 @@ def test_a_reconcile_does_not_adopt_another_run(liar: Desk) -> None:
     assert liar.store.runs() == [VICTIM]
 
 
-def test_a_resume_does_not_go_on_with_the_manifest_of_another_run(liar: Desk) -> None:
+def test_a_resume_does_not_continue_with_the_manifest_of_another_run(liar: Desk) -> None:
     liar.store.save_run(RUN)
     with pytest.raises(VerificationError, match="of run `victim`"):
         plan_resume(liar.operator, "r1")

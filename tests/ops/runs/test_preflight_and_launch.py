@@ -367,7 +367,7 @@ def test_a_resume_says_which_damaged_checkpoint_it_passed_over(pod: Desk) -> Non
     assert (resumed.from_step, resumed.damaged) == (140, ["step_000141: x is missing"])
 
 
-def test_a_run_whose_checkpoints_are_gone_begins_again_only_when_told_to(pod: Desk) -> None:
+def test_a_run_whose_checkpoints_are_gone_begins_again_only_with_afresh(pod: Desk) -> None:
     request = LaunchRequest(RunChoice(), run_id="r1", overrides={"preflight": "trial"})
     manifest = plan_launch(pod.operator, request).manifest
     pod.transport.files["/pod/runs/r1/manifest.json"] = manifest.model_dump_json().encode()

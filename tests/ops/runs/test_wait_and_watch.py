@@ -142,7 +142,7 @@ def test_watch_asks_from_where_it_stopped_and_ends_with_the_run(desk: Desk) -> N
     ]
 
 
-def test_a_lost_link_is_told_and_changes_nothing(desk: Desk) -> None:
+def test_a_lost_link_is_reported_and_changes_nothing(desk: Desk) -> None:
     desk.store.save_run(RUN)
     gone = PodUnreachableError("Pod `a100-1` did not answer")
     seen = answer(report(beats_offset=7))
