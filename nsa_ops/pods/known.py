@@ -112,7 +112,7 @@ def execute_add(operator: Operator, pod: PodRecord, plan: Plan) -> PodRecord:
 
 def show_pod(operator: Operator, name: str | None) -> PodDetails:
     """A pod and its runs."""
-    pod = choose_pod(operator.store, name or operator.settings.values.pod or None)
+    pod = meant_pod(operator, name)
     runs = operator.store.runs(pod.name)
     if pod.kind == LOCAL:
         return PodDetails(pod, runs)
@@ -136,6 +136,11 @@ def execute_remove(operator: Operator, pod: PodRecord) -> PodRecord:
             forget_link(target_of(pod, operator.settings))
         operator.store.remove_pod(pod.name)
     return pod
+
+
+def meant_pod(operator: Operator, name: str | None) -> PodRecord:
+    """The named pod, else the one that the settings name, else as `choose_pod`."""
+    return choose_pod(operator.store, name or operator.settings.values.pod or None)
 
 
 def choose_pod(store: Store, name: str | None) -> PodRecord:

@@ -21,6 +21,7 @@ from nsa_ops.pods.known import (
     check_profile,
     choose_pod,
     is_local,
+    meant_pod,
     new_pod_id,
     plan_known,
     refuse_another,
@@ -320,7 +321,7 @@ def open_terminal(operator: Operator, name: str | None) -> int:
         ConfigurationError: If the pod is this machine.
         LocalResourceError: If ssh is not installed.
     """
-    pod = choose_pod(operator.store, name or operator.settings.values.pod or None)
+    pod = meant_pod(operator, name)
     if not pod.address:
         message = f"Pod `{pod.name}` is this machine: you are there"
         raise ConfigurationError(message)

@@ -25,7 +25,7 @@ from nsa_ops.estimate import estimate_run
 from nsa_ops.machine.hardware import HardwareFacts, judge_hardware, read_hardware
 from nsa_ops.machine.host import HostFacts, PythonFacts, read_host, read_python
 from nsa_ops.machine.judge_host import judge_host, judge_python
-from nsa_ops.pods.known import choose_pod
+from nsa_ops.pods.known import meant_pod
 from nsa_ops.preflight.guardrails import Subject, apply_overrides, check_guardrails
 from nsa_ops.preflight.judge_speed import COMMAND, judge_speed, judge_staging
 from nsa_ops.preflight.proof import (
@@ -131,7 +131,7 @@ def run_preflight(
     Raises:
         OpsError: If the pod cannot be asked or the configuration cannot be used.
     """
-    pod = choose_pod(operator.store, pod_name or operator.settings.values.pod or None)
+    pod = meant_pod(operator, pod_name)
     link = operator.link(pod)
     hardware = load_hardware(require_profile(operator, choice, pod.profile))
     operator.tell(f"reading pod {pod.name} ({link.transport.where})")

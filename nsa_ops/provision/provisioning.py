@@ -11,7 +11,7 @@ from nsa_ops.errors import PartialError, RefusedError, VerificationError
 from nsa_ops.machine.bare import BareFacts, read_bare
 from nsa_ops.machine.judge_host import judge_limits
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.pods.known import choose_pod
+from nsa_ops.pods.known import choose_pod, meant_pod
 from nsa_ops.provision.do_step import Site, do_step
 from nsa_ops.provision.needs import choose_build
 from nsa_ops.provision.receipt import ProvisionReceipt, parse_receipt
@@ -72,7 +72,7 @@ def plan_provision(
         RefusedError: If the machine cannot become a pod for this profile.
         OpsError: If the pod cannot be asked.
     """
-    pod = choose_pod(operator.store, pod_name or operator.settings.values.pod or None)
+    pod = meant_pod(operator, pod_name)
     link = operator.link(pod)
     hardware = load_hardware(require_profile(operator, RunChoice(profile=profile), pod.profile))
     snapshot = take_snapshot(code)

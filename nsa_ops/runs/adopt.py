@@ -17,7 +17,7 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.pods.known import choose_pod
+from nsa_ops.pods.known import meant_pod
 from nsa_ops.provision.receipt import RECEIPT_NAME, parse_receipt
 from nsa_ops.remote.snapshot import has_code, ship, take_snapshot
 from nsa_ops.remote.transport import MAX_ANSWER_BYTES, QUICK_S
@@ -82,7 +82,7 @@ def plan_adopt_run(operator: Operator, run_id: str | None, pod: str | None) -> A
         VerificationError: If its manifest cannot be used.
     """
     store = operator.store
-    link = operator.link(choose_pod(store, pod or operator.settings.values.pod or None))
+    link = operator.link(meant_pod(operator, pod))
     manifest = read_named_manifest(link, run_id or _only_new(operator, link))
     record, known = record_of(link, manifest), store.find_run(manifest.run_id)
     if known is not None:

@@ -21,7 +21,7 @@ from nsa_ops.machine.hardware import HardwareFacts, read_cards
 from nsa_ops.machine.host import PythonFacts, read_host
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import PrepareRunAction
-from nsa_ops.pods.known import choose_pod
+from nsa_ops.pods.known import meant_pod
 from nsa_ops.preflight.guardrails import PREFLIGHT, require_guardrails
 from nsa_ops.preflight.preflight import (
     PodFacts,
@@ -117,8 +117,7 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
         VerificationError: If the checkpoint is not whole; known only where the pod has the code.
     """
     check_request(request)
-    wanted = request.pod or operator.settings.values.pod or None
-    link = operator.link(choose_pod(operator.store, wanted))
+    link = operator.link(meant_pod(operator, request.pod))
     known = operator.store.find_run(request.run_id)
     taken = plan_takeover(operator, known, link, request.overrides)
     hardware = load_hardware(require_profile(operator, request.choice, link.record.profile))
