@@ -159,7 +159,7 @@ def test_a_watchdog_that_was_killed_is_started_again_by_the_same_launch(pod: Ssh
     wait_for(lambda: pod.must("status", "--json").data["report"]["flags"] == ["unwatched"])
     again = pod.launch("r1", LONG)
     assert (again.exit_code, again.data["is_new"]) == (0, False)
-    assert "its watchdog is started" in again.err
+    assert "its watchdog was gone and is started again" in again.err
     wait_for(lambda: pod.must("status", "--json").data["report"]["flags"] == [])
     assert len(trainers_of(pod, "r1")) == 1
 
