@@ -5,7 +5,6 @@ trainers, OLMo, fairseq, MXNet and plain `step … loss …` lines.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -40,10 +39,6 @@ _STEPS = (
 )
 _EPOCH = re.compile(r"\bepoch\W{0,3}(\d+)(?![.\d])", re.IGNORECASE)
 _BAR = re.compile(r"%\|[^|]*\|\s*(\d+)/(\d+) \[")
-_LOSS = _after(
-    r"lm loss|(?:train(?:ing)?[ _/])?loss|train/CrossEntropyLoss|(?:train/)?ce[ _]loss|trl"
-)
-_EVALUATION_LOSS = _after(r"(?:val|valid|validation|eval|test)[ _/]?loss|tel")
 _EVALUATION = re.compile(
     r"\b(?:val|valid|validation|eval|test)[ _/]?loss|(?<!\w)tel:|eval[_/]|running_loss|"
     r"train_runtime",
@@ -64,13 +59,17 @@ _TIME = re.compile(rf"elapsed time per iteration \((ms|s)\):\s*({_NUMBER})", re.
 _TIME_MS = re.compile(
     r"(?<![\w_])(?:time )?(\d[\d,]{0,40}(?:\.\d{0,40})?)\s{0,99}ms\b(?!\s*\w*avg)", re.IGNORECASE
 )
+_STEP_S = _after(r"itime|step[ _]time|sec/step|time(?=:? +\d+\.\d+[ ,(])")
 _FIGURES = {
+    "loss": _after(
+        r"lm loss|(?:train(?:ing)?[ _/])?loss|train/CrossEntropyLoss|(?:train/)?ce[ _]loss|trl"
+    ),
+    "evaluation_loss": _after(r"(?:val|valid|validation|eval|test)[ _/]?loss|tel"),
     "lr": _after(r"(?:optim/)?(?:learning[ _]rate(?:_group0)?|lr)"),
     "grad_norm": _after(r"(?:optim/)?(?:total[ _])?grad(?:ient)?[ _]norm|gnorm|norm"),
     "loss_scale": _after(r"loss[ _]scale"),
     "skipped": _after(r"number of skipped iterations"),
     "num_nan": _after(r"number of nan iterations"),
-    "step_s": _after(r"itime|step[ _]time|sec/step|time(?=:? +\d+\.\d+[ ,(])"),
     "data_s": _after(r"rtime|data[ _]time|data_s|data(?=\s+\d+\.\d)"),
     "train_ms": re.compile(rf"train_time:({_NUMBER[:-9]})ms"),
 }
@@ -154,11 +153,6 @@ def _unit(pattern: re.Pattern[str], line: str) -> float:
     return printed_unit(found[1]) if found else 0.0
 
 
-def _find_epoch(line: str) -> int | None:
-    found = _EPOCH.search(line)
-    return int(found[1]) if found else None
-
-
 def find_step(line: str) -> tuple[int | None, int | None]:
     """Step and total steps."""
     for pattern in (*_STEPS, _BAR):
@@ -169,7 +163,7 @@ def find_step(line: str) -> tuple[int | None, int | None]:
     return None, None
 
 
-def find_time(line: str) -> float | None:
+def _find_time(line: str) -> float | None:
     """Unix seconds of the time stamp, taken as UTC."""
     found = _STAMP.search(line)
     if not found:
@@ -185,7 +179,7 @@ def _find_step_s(line: str) -> float | None:
     found = _TIME.search(line)
     if found:
         return number(found[2]) / (1000 if found[1].lower() == "ms" else 1)
-    step_s = _search(_FIGURES["step_s"], line)
+    step_s = _search(_STEP_S, line)
     if step_s is not None:
         return step_s
     bar = _search(_BAR_TIME, line)
@@ -198,32 +192,19 @@ def _find_step_s(line: str) -> float | None:
 def parse_line(line: str) -> LineFigures:
     """The figures of one line; pure."""
     step, total = find_step(line)
-    rate = _search(_RATE_UNIT, line)
+    rate, epoch = _search(_RATE_UNIT, line), _EPOCH.search(line)
     return LineFigures(
+        **{name: _search(pattern, line) for name, pattern in _FIGURES.items()},
         step=step,
         total_steps=total,
-        loss=_search(_LOSS, line),
-        evaluation_loss=_search(_EVALUATION_LOSS, line),
-        lr=_search(_FIGURES["lr"], line),
-        grad_norm=_search(_FIGURES["grad_norm"], line),
-        loss_scale=_search(_FIGURES["loss_scale"], line),
-        skipped=_search(_FIGURES["skipped"], line),
-        num_nan=_search(_FIGURES["num_nan"], line),
         step_s=_find_step_s(line),
-        data_s=_search(_FIGURES["data_s"], line),
-        train_ms=_search(_FIGURES["train_ms"], line),
         rate=_search(_RATE, line) if rate is None else rate,
-        unix_s=find_time(line),
-        loss_unit=_unit(_LOSS, line),
+        unix_s=_find_time(line),
+        loss_unit=_unit(_FIGURES["loss"], line),
         lr_unit=_unit(_FIGURES["lr"], line),
         grad_norm_unit=_unit(_FIGURES["grad_norm"], line),
-        epoch=_find_epoch(line),
+        epoch=int(epoch[1]) if epoch else None,
         is_evaluation=bool(_EVALUATION.search(line)),
         is_policy=bool(_POLICY.search(line)),
         is_dictionary=line.strip().startswith("{") and line.rstrip().endswith("}"),
     )
-
-
-def parse_lines(lines: Sequence[str]) -> LineFigures:
-    """The figures of a record that is written over several lines."""
-    return parse_line(" ".join(line.strip() for line in lines))

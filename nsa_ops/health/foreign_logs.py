@@ -19,7 +19,6 @@ from nsa_ops.health.foreign_lines import (
     clean,
     find_step,
     parse_line,
-    parse_lines,
     printed_unit,
 )
 from nsa_ops.health.foreign_reader import ForeignLog, LogReader, facts_of_log, without_unreported
@@ -143,7 +142,8 @@ def _take(reader: LogReader, lines: list[str]) -> None:
 
 
 def _take_figures(reader: LogReader, lines: list[str]) -> None:
-    figures = parse_lines(lines) if len(lines) > 1 else parse_line(lines[0])
+    # A record may be written over several lines.
+    figures = parse_line(lines[0] if len(lines) == 1 else " ".join(map(str.strip, lines)))
     is_bar = "%|" in lines[0]
     if figures.is_record:
         reader.progress(figures, val_loss=figures.evaluation_loss)
