@@ -16,6 +16,7 @@ from nsa_ops.errors import ConfigurationError, VerificationError
 from nsa_ops.remote.audit import CALLS, Chain, ChainHead, read_chain
 
 _CUT_OFF = "cut off"
+_MAX_S = 1e12
 
 
 @dataclass(frozen=True)
@@ -168,13 +169,18 @@ def _entry(number: int, document: dict[str, Any]) -> AuditEntry:
     what = shlex.join(map(str, argv)) if isinstance(argv, list) else " ".join(places)
     return AuditEntry(
         line=number,
-        at=float(document.get("at", 0.0)),
+        at=_number(document.get("at")),
         pod=str(document.get("pod", "")),
         call=str(document.get("call", "")),
         what=" ".join(what.split()),
         outcome=_outcome(document),
-        seconds=float(document.get("seconds", 0.0)),
+        seconds=_number(document.get("seconds")),
     )
+
+
+def _number(value: object) -> float:
+    """A number of seconds; 0 for what a damaged line has instead."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < _MAX_S else 0.0
 
 
 def _outcome(document: dict[str, Any]) -> str:

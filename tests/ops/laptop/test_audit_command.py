@@ -118,8 +118,10 @@ def test_a_broken_line_ends_with_9_and_its_number(log: AuditLog, cli: CommandLin
     assert said.exit_code == 9
     assert "Line 5 of" in said.err
     assert json.loads(said.out)["data"]["broken_line"] == 5
-    log.path.write_text("".join(lines[:3]) + "not json\n" + "".join(lines[4:]))
-    assert "Line 4 of" in cli("audit").err
+    for damaged in ("not json", '{"at": null, "seconds": [1]}', f'{{"at": {"9" * 400}}}'):
+        log.path.write_text("".join([*lines[:3], damaged, "\n", *lines[4:]]))
+        said = cli("audit")
+        assert (said.exit_code, "Line 4 of" in said.err) == (9, True)
 
 
 def test_a_log_whose_end_is_gone_ends_with_9_also_after_the_next_command(
