@@ -1,11 +1,12 @@
 """What a bare machine has and what was made on it already, asked with nothing but its `sh`."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from nsa_ops.errors import VerificationError
-from nsa_ops.machine.host import HostFacts
+from nsa_ops.machine.host import VERSION, HostFacts
 from nsa_ops.remote.transport import Transport
 
 #: Every tool that is asked has a deadline of its own within this one.
@@ -196,7 +197,8 @@ def _of(said: dict[str, list[list[str]]], name: str, count: int) -> list[list[st
 def _pythons(said: dict[str, list[list[str]]]) -> tuple[BasePython, ...]:
     found: dict[str, BasePython] = {}
     for path, version, venv, headers, *_ in _of(said, "python", 4):
-        found.setdefault(path, BasePython(path, version, venv == "1", headers == "1"))
+        if re.match(VERSION, version):
+            found.setdefault(path, BasePython(path, version, venv == "1", headers == "1"))
     return tuple(found.values())
 
 

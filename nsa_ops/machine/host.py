@@ -2,11 +2,15 @@
 
 from typing import TypeVar
 
+from pydantic import Field
+
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.bounded_json import parse_model
 from nsa_ops.errors import DeadlineError, NotFoundError, VerificationError
 from nsa_ops.remote.transport import QUICK_S, Transport
 
+#: Version of an interpreter, such as 3.11.2; anything else that a machine says is no answer.
+VERSION = r"^[0-9]{1,3}(\.[0-9]{1,3}){1,2}$"
 #: Tools that our scripts on a pod call by name; `sh` itself answers the first call.
 NEEDED = ("tmux", "find", "dd", "head", "stat", "sha256sum")
 #: Those, and tools that some commands use.
@@ -95,7 +99,7 @@ class HostFacts(TolerantModel):
     """A machine; None where a value is unknown."""
 
     system: str = ""  # name and release of its kernel
-    python_version: str  # of the interpreter that trains
+    python_version: str = Field(pattern=VERSION)  # of the interpreter that trains
     num_cpus: int | None = None  # that this login may use
     memory_bytes: int | None = None
     memory_free_bytes: int | None = None

@@ -10,6 +10,7 @@ import pytest
 from nsa_core.config.profile import load_profile
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.errors import DeadlineError, NotFoundError, VerificationError
+from nsa_ops.machine.bare import parse_bare
 from nsa_ops.machine.host import (
     NEEDED,
     TOOLS,
@@ -54,11 +55,18 @@ def test_noise_before_the_answer_is_skipped() -> None:
     assert facts.memory_bytes is None
 
 
-@pytest.mark.parametrize("answer", ["", "Traceback", "{}", "[1]"])
+@pytest.mark.parametrize(
+    "answer", ["", "Traceback", "{}", "[1]", '{"python_version": "three", "unix_s": 1.0}']
+)
 def test_an_answer_that_is_not_one_is_refused(answer: str) -> None:
     assert parse_answer(HostFacts, answer) is None
     with pytest.raises(VerificationError, match="gave no answer: boom"):
         read_host(FakeTransport({"-I": completed(answer, stderr="boom\n")}), "python3", "/pod")
+
+
+def test_an_interpreter_without_a_readable_version_is_left_out() -> None:
+    said = "uid\t0\nrights\troot\nclock\t1.0\npython\t/a\tthree\t1\t1\npython\t/b\t3.12.1\t1\t1\n"
+    assert [one.pair for one in parse_bare(said).pythons] == [(3, 12)]
 
 
 def test_every_tool_that_a_bare_machine_lacks_is_named(tmp_path: Path) -> None:
