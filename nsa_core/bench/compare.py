@@ -24,10 +24,10 @@ from nsa_core.data.shards import read_hashes
 from nsa_core.data.staging import StagedData, stage
 from nsa_core.env import trainer_environment
 from nsa_core.rundir.bench_result import Machine
+from nsa_core.rundir.bounded_json import read_records
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.goodput import read_goodput
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, read_manifest, write_manifest
 from nsa_core.terminal import tell

@@ -115,7 +115,7 @@ def measure_model(request: ModelRequest) -> Iterator[ModelRow]:
     """Time every kind of attention at every length.
 
     Raises:
-        ConfigurationError: If the device or the precision does not exist here.
+        TrainerConfigurationError: If the device or the precision does not exist here.
         NoGoodStepError: If a step gave no usable loss or gradient.
     """
     for length in request.lengths:

@@ -31,7 +31,7 @@ from nsa_core.rundir.bench_result import Machine
 from nsa_core.terminal import tell
 from nsa_core.train.failure import TrainerError
 from nsa_core.train.learner import choose_device, choose_kernels, make_learner, set_up_torch
-from nsa_core.train.schedule import learning_rate_scale
+from nsa_core.train.optimizer import learning_rate_scale
 from nsa_core.train.step import StepRunner
 
 LENGTHS, STEPS = (512, 1024, 2048), 200

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessException, spawn
 
-from nsa_core.rundir.speed import AllReduceSpeed, CardSpeed
+from nsa_core.rundir.report import AllReduceSpeed, CardSpeed
 from nsa_core.train.card import ask_nvidia_smi
 
 #: Side of the matrix product: large enough to fill every card of a profile.

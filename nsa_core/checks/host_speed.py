@@ -18,7 +18,7 @@ from nsa_core.data.sources.local import LocalSource
 from nsa_core.data.sources.make import make_source
 from nsa_core.data.sources.source import SourcePosition
 from nsa_core.rundir.data_account import DataAccount, find_excess
-from nsa_core.rundir.speed import DiskSpeed, FirstBatch
+from nsa_core.rundir.report import DiskSpeed, FirstBatch
 
 DISK_MIB = 256
 #: A disk slower than this is known to be slow before all is written.

@@ -16,7 +16,7 @@ from nsa_core.checks.__main__ import read_config
 from nsa_core.config.base import ConfigError
 from nsa_core.config.run import RunConfig
 from nsa_core.env import set_before_torch
-from nsa_core.rundir.speed import AllReduceSpeed, CardSpeed, MachineSpeed
+from nsa_core.rundir.report import AllReduceSpeed, CardSpeed, MachineSpeed
 from nsa_core.terminal import run_to_exit_code, tell
 
 EXIT_USAGE = 2

@@ -17,13 +17,8 @@ class Machine(TolerantModel):
         card: Name of the card, as torch prints it; `cpu` without one.
         multiprocessors: Streaming multiprocessors of the card.
         memory_gib: Memory of the card in GiB (base 2).
-        driver: Version of the driver.
         clock_mhz: Clock of the multiprocessors right after work, as nvidia-smi says.
-        max_clock_mhz: Highest clock that the card may take.
-        memory_clock_mhz: Clock of its memory.
-        power_limit_w: Power it may take.
-        torch: Version.
-        triton: Version.
+        max_clock_mhz: Highest clock that the card allows.
         cuda: CUDA version that torch was built for.
         matmul_tflops: bf16 matrix product of 8,192 in the same process, in TFLOP/s: the floor of
             every row is its arithmetic at this rate.
@@ -48,8 +43,6 @@ class BenchResult(Machine):
 
     Attributes:
         bench: `kernels`, `model`, `decode`, `validate` or `recall`.
-        commit: Commit of the code that was measured.
-        command: Command that measured it.
         at_unix_s: When it began.
         rows: What was measured; which fields a row has depends on the bench.
     """
@@ -67,11 +60,7 @@ class BenchResultError(ValueError):
 
 
 def parse_bench_result(content: bytes | str, where: str) -> BenchResult:
-    """Read a result.
-
-    Args:
-        content: JSON.
-        where: What the message calls it.
+    """Read a result; `where` is what an error message calls it.
 
     Raises:
         BenchResultError: If it is no bench result.

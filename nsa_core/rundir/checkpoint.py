@@ -2,16 +2,16 @@
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field
 
 from nsa_core.config.base import FrozenModel, TolerantModel, one_line
-from nsa_core.rundir.attempt_id import AttemptId
 from nsa_core.rundir.bounded_json import MANIFEST, parse_model, read_bounded
 from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
+from nsa_core.rundir.manifest import AttemptId
 from nsa_core.rundir.names import FileEntry, checkpoint_fault, path_fault, show_number
 
 MANIFEST_NAME = "checkpoint.json"
@@ -276,3 +276,22 @@ def list_checkpoints(run: RunDir) -> list[Checkpoint]:
     """All folders under checkpoints/ that have a manifest, newest step first; not yet verified."""
     found = [one for one in map(read_checkpoint, list_checkpoint_folders(run)) if one is not None]
     return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)
+
+
+def plan_removal(
+    steps: Sequence[int], *, keep_last: int, keep_every: int, protected: Collection[int] = ()
+) -> list[int]:
+    """Steps of the checkpoints that may go, newest first; pure.
+
+    Args:
+        steps: Steps of all whole checkpoints, in any order.
+        keep_last: Newest ones that are kept.
+        keep_every: Every one at a multiple of this step is kept for good; 0 for none.
+        protected: Steps that are kept whatever else holds.
+    """
+    ordered = sorted(steps, reverse=True)
+    return [
+        step
+        for step in ordered[keep_last:]
+        if step not in protected and not (keep_every and step % keep_every == 0)
+    ]

@@ -8,7 +8,7 @@ from nsa_core.rundir.bounded_json import parse_model as parse_bounded
 
 #: Reasons and files that one sentence names; the account itself holds more.
 MAX_NAMED = 3
-#: Why files are passed over in most folders, which is no news.
+#: Why files are skipped in most folders; not worth attention.
 HIDDEN = "hidden"
 
 
@@ -24,8 +24,7 @@ class FileAccount(TolerantModel):
 
     Attributes:
         file: Its name below the data's folder.
-        num_documents: Documents that were taken from it.
-        num_lost: Documents that were not; a dropped part of a text counts as its share of one.
+        num_lost: Documents that were dropped; a dropped part of a text counts as its share of one.
         reasons: Records dropped, by reason.
         keys: Keys that its records have where the text's key is missing.
     """
@@ -52,8 +51,6 @@ class DataAccount(TolerantModel):
     """What became of the records of a data set.
 
     Attributes:
-        num_documents: Documents that were taken.
-        num_lost: Documents that were not.
         rejected: Records that were dropped, by reason.
         repaired: Records that were taken with a change, by reason.
         passed_over: Files that are no data, by reason.
@@ -79,7 +76,7 @@ class DataAccount(TolerantModel):
 
     @property
     def has_findings(self) -> bool:
-        """Whether there is anything to say."""
+        """Whether anything was dropped, repaired or not read."""
         return bool(self.rejected or self.repaired or self.passed_over)
 
     @property
@@ -105,7 +102,7 @@ class DataAccount(TolerantModel):
         )
 
     def sentence(self) -> str:
-        """What was dropped, repaired and passed over, by reason; then the worst files."""
+        """What was dropped, repaired and not read, by reason; then the worst files."""
         parts = [f"{self.num_documents:,} documents"]
         if self.rejected:
             lost = f"{self.lost_share:.2%} dropped" if self.num_lost else "nothing lost"

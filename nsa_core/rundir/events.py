@@ -1,12 +1,13 @@
 """events.jsonl: everything that happened to a run, by whom and why."""
 
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import append_line
-from nsa_core.rundir.jsonl import MAX_HISTORY_BYTES, find_last_records, read_last_records
+from nsa_core.rundir.bounded_json import MAX_HISTORY_BYTES, find_last_records, read_last_records
 from nsa_core.rundir.layout import RunDir
 
 
@@ -14,15 +15,11 @@ class Event(TolerantModel):
     """One thing that happened.
 
     Attributes:
-        ts: Unix seconds.
-        iso: The same in UTC.
-        attempt: Attempt of the run it belongs to.
         kind: launched, first_step, saved, checkpoint_rejected, anomaly, halt_asked, halt_ack,
             stale_halt, signal, resumed, rolled_back, restarted, ended, save_failed, torn_line,
             unreadable, watchdog_started, watchdog_ended…
         by: trainer, watchdog, runner or operator.
-        message: One line for people.
-        facts: Numbers and names behind it.
+        facts: Numbers and names behind `message`.
     """
 
     ts: float
@@ -67,3 +64,29 @@ def find_events(run: RunDir, *kinds: str) -> list[Event]:
     """Events of these kinds, oldest first, however many others there are."""
     found = find_last_records(run.events, Event, [f'"{kind}"' for kind in kinds])
     return [event for event in found if event.kind in kinds]
+
+
+#: Newest attempts that `read_beginnings` returns.
+MAX_BEGINNINGS = 1000
+
+
+class Beginning(TolerantModel):
+    """An attempt, and the step that it continued from; 0 where it began afresh."""
+
+    attempt: int
+    step: int
+
+
+def read_beginnings(run: RunDir) -> list[Beginning]:
+    """Of the newest attempts that continued from a step, oldest first, as their trainers report."""
+    found = [
+        Beginning(attempt=event.attempt, step=step)
+        for event in find_events(run, "resumed")
+        if event.by == "trainer" and isinstance(step := event.facts.get("step"), int)
+    ]
+    return found[-MAX_BEGINNINGS:]
+
+
+def is_abandoned(attempt: int, step: int, beginnings: Iterable[Beginning]) -> bool:
+    """Whether a later attempt went back behind a step that an attempt has saved; pure."""
+    return any(one.attempt > attempt and one.step < step for one in beginnings)

@@ -3,10 +3,9 @@
 from enum import IntEnum
 
 from nsa_core.config.base import TolerantModel
-from nsa_core.rundir.atomic import write_bytes, write_text
+from nsa_core.rundir.atomic import move_aside, write_bytes, write_text
 from nsa_core.rundir.bounded_json import DOCUMENT, JsonError, read_bounded, read_model
 from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.obstacles import move_aside
 
 
 class TrainerExit(IntEnum):
@@ -38,11 +37,7 @@ class ExitRecord(TolerantModel):
     """Content of exit.json.
 
     Attributes:
-        run_id: Run.
-        attempt: Attempt that ended.
         code: Exit code; negative is the signal that ended the process.
-        reason: One line.
-        step: Optimizer steps that were done.
         checkpoint_step: Step of the newest whole checkpoint; None without one.
         at: Unix seconds.
         by: `trainer`, or `runner` when the trainer could not write it itself.

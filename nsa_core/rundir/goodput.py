@@ -4,13 +4,12 @@ from typing import Literal
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import write_text
-from nsa_core.rundir.bounded_json import read_model
+from nsa_core.rundir.bounded_json import read_last_records, read_model
 from nsa_core.rundir.exit import ExitRecord, TrainerExit
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_last_records
 from nsa_core.rundir.layout import RunDir
 
-#: Heartbeats that may tell when a hung loop moved last: hours of them.
+#: Heartbeats that are searched for the last move of a hung loop: hours of them.
 _HANG_BYTES = 2**20
 
 Bucket = Literal[
@@ -26,7 +25,6 @@ class Goodput(TolerantModel):
         began_unix_s: When the first attempt was launched.
         updated_unix_s: Until when the buckets count.
         attempt: Attempt that wrote it.
-        step: Optimizer steps done.
         buckets: Seconds by bucket.
         wall_s: Seconds between the two times.
         goodput: Share of the wall time that went into steps which still count.
@@ -59,7 +57,7 @@ def add_unrecorded(before: Goodput, *, moved_unix_s: float, ended_unix_s: float)
     """A record that reaches to the end of its attempt; pure.
 
     Seconds between the last record and the last step were trained and never recorded: they count
-    as lost. What the loop stood still from there to its end counts as hang.
+    as lost. From there to the end of the attempt the loop made no progress: that counts as hang.
 
     Args:
         before: The last record.
@@ -92,7 +90,7 @@ def read_moved(run: RunDir, attempt: int) -> float | None:
 
 
 def record_hang(run: RunDir, ended: ExitRecord) -> None:
-    """Let goodput.json say how long a hung attempt stood still; a second time changes nothing.
+    """Record in goodput.json how long a hung attempt made no progress; repeating changes nothing.
 
     Raises:
         OSError: If it cannot be written.

@@ -4,10 +4,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from nsa_core.config.base import TolerantModel, one_line
-from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.atomic import move_aside, write_text
 from nsa_core.rundir.bounded_json import LINE, JsonError, open_regular, parse_model
 from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.obstacles import move_aside
 from nsa_core.rundir.redaction import FreeText, redact
 
 _MAX_BYTES = 65_536
@@ -17,14 +16,10 @@ class HaltRequest(TolerantModel):
     """Content of `.HALT`.
 
     Attributes:
-        run_id: Run it is meant for.
-        attempt: Attempt it is meant for.
         reason: Why, in one line, redacted; a watchdog's rule id comes first.
         rule: Rule of the watchdog that asks; empty where a person does.
         by: Who asks: `operator`, `watchdog` or `file` (a plain line written by hand).
-        at: Unix seconds.
-        grace_s: Seconds the trainer has before it is told by signal.
-        save_checkpoint: Save before stopping.
+        grace_s: Seconds the trainer has before it gets a signal.
     """
 
     run_id: str
@@ -97,7 +92,7 @@ def _begun_at(run: RunDir) -> float:
 
 
 def describe_halt_file(run: RunDir) -> str | None:
-    """One line that says what stands in `.HALT`, for one that is being ignored."""
+    """The content of a `.HALT` that is ignored, in one line."""
     try:
         text = _read_text(run)
         written = datetime.fromtimestamp(run.halt.stat().st_mtime, UTC)

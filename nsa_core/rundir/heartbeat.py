@@ -10,14 +10,10 @@ Message = Literal["boot", "beat", "progress", "checkpoint", "eval", "anomaly", "
 Phase = Literal["init", "data", "compile", "train", "data_wait", "eval", "checkpoint", "shutdown"]
 
 
-class Heartbeat(TolerantModel):
-    """One line of heartbeat_rank{r}.jsonl; fields a reader does not know are kept.
+class BeatHead(TolerantModel):
+    """What every line says: who writes it, when, in which phase, and how far the loop is.
 
-    `alive_seq` moves every few seconds from a thread; `progress_seq` moves with the loop. Loss is
-    in nats per token, memory in MiB (base 2), power in watt, temperature in degrees Celsius. Fields
-    of progress are None on lines that carry no progress and where the machine cannot tell. Lines of
-    the phase `data` say in `staging` what it is doing, and in `staging_share` how much of it is
-    done, where its end is known.
+    `alive_seq` moves every few seconds from a thread; `progress_seq` moves with the loop.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -34,6 +30,15 @@ class Heartbeat(TolerantModel):
     progress_seq: int
     step: int
     micro_step: int = 0
+
+
+class BeatFigures(TolerantModel):
+    """What was measured; None on lines that do not carry it and where the machine cannot say.
+
+    Loss is in nats per token, memory in MiB (base 2), power in watt, temperature in degrees
+    Celsius. Lines of the phase `data` say in `staging` what it is doing, and in `staging_share` how
+    much of it is done, where its end is known.
+    """
 
     loss: float | None = None
     lr: float | None = None
@@ -71,3 +76,7 @@ class Heartbeat(TolerantModel):
 
     staging: str | None = None
     staging_share: float | None = None
+
+
+class Heartbeat(BeatFigures, BeatHead):
+    """One line of heartbeat_rank{r}.jsonl; fields that a reader does not know are kept."""

@@ -10,10 +10,9 @@ any is not of it.
 from typing import Protocol
 
 from nsa_core.config.base import FrozenModel
-from nsa_core.rundir.attempt_id import AttemptId
-from nsa_core.rundir.manifest import RunManifest
+from nsa_core.rundir.manifest import AttemptId, RunManifest
 
-#: Digits of an identity that are enough for a person to tell two apart.
+#: Digits of an identity that a message shows; enough to distinguish two.
 _SHOWN = 12
 
 
@@ -31,7 +30,7 @@ class Lineage(FrozenModel):
     ids: dict[int, AttemptId] = {}
 
 
-class Written(Protocol):
+class SignedCheckpoint(Protocol):
     """What a checkpoint says about who wrote it."""
 
     @property
@@ -58,7 +57,7 @@ def lineage_of(manifest: RunManifest) -> Lineage:
     return Lineage(run_id=manifest.run_id, attempt=manifest.attempt, ids=ids)
 
 
-def find_foreign(checkpoint: Written, manifest: RunManifest) -> str | None:
+def find_foreign(checkpoint: SignedCheckpoint, manifest: RunManifest) -> str | None:
     """Why a checkpoint is not of this run or of the parent that it began from; None if it is.
 
     Args:
@@ -70,14 +69,14 @@ def find_foreign(checkpoint: Written, manifest: RunManifest) -> str | None:
     return _find_other_attempt(checkpoint, lineage_of(manifest))
 
 
-def find_not_own(checkpoint: Written, manifest: RunManifest) -> str | None:
+def find_not_own(checkpoint: SignedCheckpoint, manifest: RunManifest) -> str | None:
     """Why a checkpoint was not written by this run itself; None if it was."""
     if checkpoint.run_id != manifest.run_id:
         return f"it was written by run {checkpoint.run_id}, not by {manifest.run_id}"
     return _find_other_attempt(checkpoint, lineage_of(manifest))
 
 
-def _find_other_parent(checkpoint: Written, manifest: RunManifest) -> str | None:
+def _find_other_parent(checkpoint: SignedCheckpoint, manifest: RunManifest) -> str | None:
     parent = manifest.parent
     if parent is None or parent.run_id != checkpoint.run_id:
         named = f", whose parent is {parent.run_id}" if parent else ""
@@ -91,7 +90,7 @@ def _find_other_parent(checkpoint: Written, manifest: RunManifest) -> str | None
     return None
 
 
-def _find_other_attempt(checkpoint: Written, lineage: Lineage) -> str | None:
+def _find_other_attempt(checkpoint: SignedCheckpoint, lineage: Lineage) -> str | None:
     attempt, found = checkpoint.attempt, checkpoint.attempt_id
     if not 0 <= attempt <= lineage.attempt:
         return f"it was written by attempt {attempt}, and {lineage.run_id} is at {lineage.attempt}"
@@ -110,7 +109,7 @@ def _is_known(lineage: Lineage) -> bool:
 
 
 def find_divergence(held: Lineage, now: Lineage) -> str | None:
-    """Why `now` does not go on from `held`; None if it is the same chain, or the same and longer.
+    """Why `now` does not continue `held`; None if it is the same chain, or the same and longer.
 
     An identity is given when an attempt begins and never later: an attempt that has one in only
     one of the two chains is not the same attempt.

@@ -1,28 +1,31 @@
 """RunManifest: the frozen record of one launch, and how the next attempt replaces it."""
 
-from typing import Any
+import secrets
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from nsa_core.config.base import FrozenModel, TolerantModel, one_line
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.atomic import fsync_dir, write_text
-from nsa_core.rundir.attempt_id import AttemptId, new_attempt_id
 from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.exit import keep_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.redaction import FreeText
 
+#: 128 random bits in hex; empty in files that were written before attempts had one.
+AttemptId = Annotated[str, Field(pattern=r"^(?:[0-9a-f]{32})?$")]
 #: `resume` beside a path: from the newest whole checkpoint, or from the first step in any case.
 AUTO, AFRESH = "auto", "afresh"
 
 
-class Parent(FrozenModel):
-    """The run and step whose checkpoint another run began from.
+def new_attempt_id() -> str:
+    """An identity that no other attempt has and that nobody can guess."""
+    return secrets.token_hex(16)
 
-    Attributes:
-        run_id: Run.
-        step: Optimizer steps done.
-        attempt_id: Identity of the attempt that wrote it; empty where it has none.
-    """
+
+class Parent(FrozenModel):
+    """The run and step whose checkpoint another run began from; `attempt_id` wrote it."""
 
     run_id: str
     step: int
@@ -40,15 +43,11 @@ class RunManifest(TolerantModel):
     """Content of manifest.json.
 
     Attributes:
-        run_id: Name of the run directory.
         attempt: 1 at launch; every resume or restart adds one.
         attempt_id: Random identity of this attempt; empty in a manifest of an older version.
         earlier_attempts: Identities of the attempts before, by number; see lineage.py.
         parent: Run and step it began from, if it is not a fresh model.
-        config: The resolved configuration.
         origins: Where each value of it comes from, by dotted key; absent keys are defaults.
-        config_sha256: Hash of the configuration.
-        profile: Name of the hardware profile.
         code_id: Hash of the code that runs.
         code_commit: Git commit, `unknown` outside a checkout.
         dirty_sha256: Hash of the uncommitted difference; empty if there is none.
@@ -61,7 +60,6 @@ class RunManifest(TolerantModel):
         overrides: Guardrails that were overridden, with the reason given, redacted.
         resume: `auto`, `afresh`, or the path of the checkpoint to begin from.
         command: Command that launched it, word for word but redacted.
-        created_unix_s: When.
     """
 
     schema_version: int = 1
@@ -118,7 +116,7 @@ def write_manifest(run: RunDir, manifest: RunManifest) -> None:
 
 
 def begin_next_attempt(
-    run: RunDir, *, at_unix_s: float, changes: dict[str, Any] | None = None
+    run: RunDir, *, at_unix_s: float, wanted: RunManifest | None = None
 ) -> RunManifest:
     """Keep the ended attempt's manifest and exit record, and write the next manifest.
 
@@ -126,26 +124,28 @@ def begin_next_attempt(
     and a stop request, which meant the ended attempt, goes to attempts/k/ as well.
     The replacement is the moment of change. A kill before it leaves the ended attempt with its
     exit record, and a second call does all of it again. A kill after it leaves the next attempt,
-    and `read_exit` passes over the record of the last one until it is removed or replaced.
+    and `read_exit` ignores the record of the last one until it is removed or replaced.
     The new attempt gets an identity of its own, and that of the old one joins its lineage.
 
     Args:
         run: Run directory of an attempt that has ended.
         at_unix_s: Creation time of the new attempt.
-        changes: Manifest fields that differ in the new attempt.
+        wanted: What the new attempt shall run; its number, identity, lineage and creation time are
+            set here. By default the same as the ended one.
     """
     old = read_manifest(run)
     kept = run.attempt(old.attempt)
     kept.mkdir(parents=True, exist_ok=True)
     write_text(kept / run.manifest.name, old.model_dump_json(indent=2) + "\n")
     keep_exit(run, RunDir(kept))
-    update = {
-        "attempt": old.attempt + 1,
-        "attempt_id": new_attempt_id(),
-        "earlier_attempts": _with_ended(old),
-        "created_unix_s": at_unix_s,
-    }
-    new = old.model_copy(update={**update, **(changes or {})})
+    new = (wanted or old).model_copy(
+        update={
+            "attempt": old.attempt + 1,
+            "attempt_id": new_attempt_id(),
+            "earlier_attempts": _with_ended(old),
+            "created_unix_s": at_unix_s,
+        }
+    )
     write_manifest(run, new)
     run.exit.unlink(missing_ok=True)
     if run.halt.exists():

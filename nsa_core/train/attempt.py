@@ -9,24 +9,21 @@ from pathlib import Path
 
 from nsa_core.config.base import disk_advice, one_line
 from nsa_core.env import read_rank
+from nsa_core.rundir.atomic import clear_obstacles
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import HANG_RULES, ExitRecord, TrainerExit, read_exit, write_exit
 from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
-from nsa_core.rundir.obstacles import clear_obstacles
-from nsa_core.train.context import AttemptContext
-from nsa_core.train.disk import LossyWrites, hold_reserve, release_reserve
+from nsa_core.train.disk import RunLog, hold_reserve, release_reserve
 from nsa_core.train.failure import (
-    ConfigurationError,
     DiskFullError,
     RunIsTakenError,
+    TrainerConfigurationError,
     TrainerError,
 )
-from nsa_core.train.heartbeat import HeartbeatWriter, read_last_alive
-from nsa_core.train.log import RunLog
 from nsa_core.train.stop import SignalWatch
-from nsa_core.train.telemetry import Telemetry
+from nsa_core.train.telemetry import AttemptContext, Telemetry, TrainerFigures, read_last_alive
 
 #: Errors of the compiler of torch: it cannot compile this model on this machine.
 COMPILER_MODULES = ("torch._inductor", "torch._dynamo")
@@ -38,9 +35,9 @@ def run_attempt(folder: Path) -> int:
     try:
         manifest = take_run(run)
     except TrainerError as error:
-        RunLog(run.log if run.root.is_dir() else Path(os.devnull)).tell(_line(error))
+        RunLog(run.log if run.root.is_dir() else Path(os.devnull)).report(_line(error))
         return error.code
-    return Attempt(run, manifest).run()
+    return TrainerAttempt(run, manifest).run()
 
 
 def take_run(run: RunDir) -> RunManifest:
@@ -49,13 +46,15 @@ def take_run(run: RunDir) -> RunManifest:
     The lock is on the folder itself and ends with the process, however it ends.
 
     Raises:
-        ConfigurationError: If this is no run directory.
+        TrainerConfigurationError: If this is no run directory.
         RunIsTakenError: If another trainer holds it, or its attempt has ended.
     """
     try:
         manifest = read_manifest(run)
     except (ManifestError, OSError) as error:
-        raise ConfigurationError(one_line(error), hint="Launch with `nsa-ops launch`") from error
+        raise TrainerConfigurationError(
+            one_line(error), hint="Launch with `nsa-ops launch`"
+        ) from error
     descriptor = os.open(run.root, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,22 +74,15 @@ def _line(error: TrainerError) -> str:
     return f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else "")
 
 
-class Attempt:
+class TrainerAttempt:
     """One attempt in this process; its end is written exactly once."""
 
     def __init__(self, run: RunDir, manifest: RunManifest) -> None:
         self._run = run
         self._manifest = manifest
         self._rank = read_rank()
-        self._log = RunLog(run.log)
-        self._beats = HeartbeatWriter(
-            run,
-            run_id=manifest.run_id,
-            attempt=manifest.attempt,
-            rank=self._rank.rank,
-            writes=LossyWrites(self._log.tell),
-        )
-        self._telemetry = Telemetry(run, manifest, self._beats, self._log)
+        self._telemetry = Telemetry(run, manifest, self._rank.rank)
+        self._log, self._beats = self._telemetry.log, self._telemetry.beats
 
     def run(self) -> int:
         """Train, and write the end, whatever it is; returns the exit code."""
@@ -105,16 +97,15 @@ class Attempt:
             self._telemetry.event("unreadable", line)
         self._hold_reserve()
         signals.install(self._run, self._rank.rank)  # first, because torch takes seconds to load
-        self._telemetry.note_torn_lines(self._rank.rank)
+        self._telemetry.note_torn_line(self._rank.rank)
         last_alive = read_last_alive(self._run)
         self._beats.start(self._manifest.config.telemetry.beat_interval_s)
-        from nsa_core.train.run import run_training  # loads torch, seconds after the first beat
+        # imported here because it loads torch, which takes seconds
+        from nsa_core.train.training_run import run_training
 
-        context = AttemptContext(
-            self._run, self._manifest, self._rank, self._log, self._beats, signals
-        )
-        outcome = run_training(context, self._telemetry, last_alive)
-        return outcome.code, outcome.reason
+        context = AttemptContext(self._run, self._manifest, self._rank, self._telemetry, signals)
+        end = run_training(context, last_alive)
+        return end.code, end.reason
 
     def _hold_reserve(self) -> None:
         try:
@@ -128,45 +119,45 @@ class Attempt:
         try:
             return body()
         except TrainerError as error:
-            self._log.tell(_line(error))
+            self._log.report(_line(error))
             return error.code, str(error)
         except Exception as error:  # noqa: BLE001 - the outermost edge: every end has a code
             return self._classify(error)
 
     def _classify(self, error: Exception) -> tuple[TrainerExit, str]:
         from nsa_core.data.reporting import DataError
-        from nsa_core.train.checkpoint import is_disk_full
-        from nsa_core.train.run import is_out_of_memory
+        from nsa_core.train.checkpoint_files import is_disk_full
+        from nsa_core.train.training_run import is_out_of_memory
 
         if isinstance(error, DataError):
-            self._log.tell(f"error: {error.message}\nhint: {error.hint}")
+            self._log.report(f"error: {error.message}\nhint: {error.hint}")
             return TrainerExit.DATA, error.message
         if isinstance(error, OSError) and is_disk_full(error):
             has_checkpoint = bool(list_checkpoints(self._run))
             full = DiskFullError(str(error), has_checkpoint=has_checkpoint, hint="Free space")
-            self._log.tell(_line(full))
+            self._log.report(_line(full))
             return full.code, str(full)
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         self._log.keep("".join(traceback.format_exception(error)))
         if is_out_of_memory(error):
             hint = "Lower batch.micro_batch and raise batch.accumulation by as much"
-            self._log.tell(f"error: out of memory: {reason}\nhint: {hint}")
+            self._log.report(f"error: out of memory: {reason}\nhint: {hint}")
             return TrainerExit.OUT_OF_MEMORY, f"out of memory: {reason}"
         if type(error).__module__.startswith(COMPILER_MODULES):
-            self._log.tell(
+            self._log.report(
                 f"error: torch.compile failed here: {reason}\n"
                 f"hint: Set runtime.compile=false; its output is in {self._run.log}"
             )
             return TrainerExit.CONFIGURATION, f"torch.compile failed here: {reason}"
         if isinstance(error, OSError) and error.errno is not None:
             hint = f"{disk_advice(error)}; the traceback is in {self._run.log}"
-            self._log.tell(f"error: the system failed: {one_line(error)}\nhint: {hint}")
+            self._log.report(f"error: the system failed: {one_line(error)}\nhint: {hint}")
             return TrainerExit.CRASHED, f"the system failed: {one_line(error)}"
-        self._log.tell(f"error: a bug: {reason}\nhint: The traceback is in {self._run.log}")
+        self._log.report(f"error: a bug: {reason}\nhint: The traceback is in {self._run.log}")
         return TrainerExit.CRASHED, reason
 
     def _end(self, code: TrainerExit, reason: str) -> None:
-        self._beats.write("end", exit_code=int(code))
+        self._beats.write("end", TrainerFigures(exit_code=int(code)))
         self._telemetry.close()
         self._telemetry.writes.attempt("the reserve", lambda: release_reserve(self._run))
         self._write_exit(code, reason)
@@ -197,7 +188,7 @@ class Attempt:
         os._exit(code)
 
     def _forced_end(self, why: str) -> tuple[TrainerExit, str]:
-        """A loop that the watchdog asked in vain to stop, because it stood still, has hung."""
+        """The loop has hung if the watchdog asked it to stop because it made no progress."""
         run, manifest = self._run, self._manifest
         asked = read_halt(run, run_id=manifest.run_id, attempt=manifest.attempt)
         if asked is not None and asked.rule in HANG_RULES:

@@ -1,4 +1,4 @@
-"""What the card says about itself: peak rate, memory, power; None wherever it cannot tell."""
+"""What the card reports: peak rate, memory, power; None wherever it is unknown."""
 
 import subprocess
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def read_memory(device: torch.device) -> MemoryMib:
 
 @dataclass(frozen=True)
 class CardState:
-    """Load, power and heat as nvidia-smi says; None where it prints N/A."""
+    """Load, power and temperature as nvidia-smi prints them; None where it prints N/A."""
 
     gpu_util: float | None = None
     power_w: float | None = None

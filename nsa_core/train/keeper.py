@@ -1,27 +1,96 @@
-"""When checkpoints are saved and kept, and what a disk that refuses them means for the run."""
+"""When checkpoints are saved, which are kept, and whether a run without a new one may continue."""
 
+import re
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 
 from nsa_core.config.base import one_line
 from nsa_core.config.training import CheckpointConfig
-from nsa_core.rundir.checkpoint import Checkpoint, list_checkpoints
-from nsa_core.rundir.layout import RunDir
-from nsa_core.train.checkpoint import CheckpointWriteError, Snapshot
-from nsa_core.train.failure import DiskFullError
-from nsa_core.train.goodput import GoodputClock
-from nsa_core.train.retention import (
-    apply_retention,
-    find_known_good,
-    read_known_good,
-    write_known_good,
+from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.checkpoint import (
+    Checkpoint,
+    list_checkpoints,
+    plan_removal,
+    read_known_good_name,
 )
-from nsa_core.train.saver import CheckpointSaver, SaveResult
-from nsa_core.train.telemetry import Telemetry
+from nsa_core.rundir.layout import RunDir
+from nsa_core.train.checkpoint_files import (
+    CheckpointOrigin,
+    CheckpointWriteError,
+    TrainingSnapshot,
+    write_checkpoint,
+)
+from nsa_core.train.failure import DiskFullError
+from nsa_core.train.telemetry import Telemetry, TrainerFigures
+from nsa_core.train.timing import GoodputClock
 
-#: A checkpoint is young enough to go on without a newer one for so many save intervals.
+#: Folders that `set_aside_later` of resume.py has renamed.
+_ASIDE = re.compile(r"aside_attempt\d+_step_(\d{6,})(?:_again)*")
+#: Steps without an anomaly after a checkpoint that make it a known good one.
+CLEAN_STEPS = 50
+#: The run continues without a newer checkpoint for so many save intervals.
 YOUNG_INTERVALS = 3
+
+
+def find_known_good(
+    saved_steps: Sequence[int], step: int, last_anomaly_step: int | None
+) -> int | None:
+    """The newest checkpoint with `CLEAN_STEPS` steps after it and no anomaly since; pure."""
+    good = [
+        saved
+        for saved in saved_steps
+        if step - saved >= CLEAN_STEPS and (last_anomaly_step is None or last_anomaly_step <= saved)
+    ]
+    return max(good, default=None)
+
+
+def read_known_good(run: RunDir) -> int | None:
+    """Step of the checkpoint that `known_good` names, if it is still there; errors as there."""
+    name = read_known_good_name(run)
+    found = [c.step for c in list_checkpoints(run) if c.path.name == name]
+    return found[0] if found else None
+
+
+def write_known_good(run: RunDir, step: int) -> None:
+    """Name the last known good checkpoint, which a rollback goes to."""
+    write_text(run.known_good, run.checkpoint(step).name + "\n")
+
+
+def apply_retention(run: RunDir, config: CheckpointConfig, known_good: int | None) -> list[int]:
+    """Remove what `plan_removal` names; renamed first, so that none is ever half whole."""
+    steps = [checkpoint.step for checkpoint in list_checkpoints(run)]
+    protected = () if known_good is None else (known_good,)
+    removed = plan_removal(
+        steps, keep_last=config.keep_last, keep_every=config.keep_every, protected=protected
+    )
+    for step in removed:
+        folder = run.checkpoint(step)
+        doomed = folder.with_name(f".writing_removed_{folder.name}")
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+    _remove_aside(run, known_good)
+    return removed
+
+
+def _remove_aside(run: RunDir, known_good: int | None) -> None:
+    """Remove checkpoints of an abandoned future, once a known good one has passed their step."""
+    for folder in run.checkpoints.glob("aside_*"):
+        step = _ASIDE.fullmatch(folder.name)
+        if step and known_good is not None and int(step[1]) <= known_good:
+            shutil.rmtree(folder)
+
+
+@dataclass(frozen=True)
+class SaveResult:
+    """One save: the whole checkpoint or why there is none, and the seconds of writing it."""
+
+    step: int
+    outcome: Checkpoint | CheckpointWriteError
+    write_s: float
 
 
 @dataclass
@@ -36,21 +105,30 @@ class SaveStatistics:
 
 
 class CheckpointKeeper:
-    """Saves through a `CheckpointSaver` and answers for what is on the disk."""
+    """Saves checkpoints, at most one at a time, and knows which whole ones are on the disk.
+
+    A save in the background waits for the one before, and that wait counts as stall.
+
+    Attributes:
+        begin_step: The step that this attempt began at.
+        whole_step: Newest step with a whole checkpoint of this run; None without one.
+    """
 
     def __init__(
         self,
         run: RunDir,
         config: CheckpointConfig,
-        saver: CheckpointSaver,
+        origin: CheckpointOrigin,
         telemetry: Telemetry,
         clock: GoodputClock,
     ) -> None:
         self._run = run
         self._config = config
-        self._saver = saver
+        self._origin = origin
         self._telemetry = telemetry
         self._clock = clock
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
+        self._writing: Future[SaveResult] | None = None
         self._stall_s = 0.0
         self._known_good = self._read_known_good()
         self.statistics = SaveStatistics()
@@ -68,7 +146,7 @@ class CheckpointKeeper:
             return None
 
     def begin_at(self, step: int, last_anomaly_step: int | None, *, is_own: bool) -> None:
-        """The run goes on from this step of its own or of another run; 0 is a fresh start."""
+        """The run continues from this step of its own or of another run; 0 is a fresh start."""
         self.begin_step = step
         self._saved_steps = [saved for saved in self._saved_steps if saved <= step]
         if self._known_good is not None and self._known_good > step:
@@ -80,29 +158,52 @@ class CheckpointKeeper:
         """Whether the schedule asks for a checkpoint after this step."""
         return self._config.save_every > 0 and step % self._config.save_every == 0
 
-    def save(self, take: Callable[[], Snapshot], step: int, *, wait: bool = False) -> None:
+    def save(self, take: Callable[[], TrainingSnapshot], step: int, *, wait: bool = False) -> None:
         """Take a snapshot and write it; in the background unless `wait`.
 
         Raises:
-            DiskFullError: If the disk refuses and the run should not go on.
+            DiskFullError: If the disk refuses and the run should not continue.
         """
         beats = self._telemetry.beats
         with beats.within("checkpoint"), self._clock.within("checkpoint_stall"):
             began = time.monotonic()
             self.settle(wait=True)
             if step != self.whole_step:
-                self._saver.submit(take())
+                self._submit(take())
                 self._stall_s = time.monotonic() - began
             if wait:
                 self.settle(wait=True, is_last=True)
 
+    def _submit(self, snapshot: TrainingSnapshot) -> None:
+        """Begin to write, once the last result was collected; wait for it if not in background."""
+        self._writing = self._writer.submit(self._write, snapshot)
+        if not self._config.background:
+            wait_for([self._writing])
+
+    def _write(self, snapshot: TrainingSnapshot) -> SaveResult:
+        began = time.monotonic()
+        outcome: Checkpoint | CheckpointWriteError
+        try:
+            outcome = write_checkpoint(self._run, snapshot, self._origin)
+        except CheckpointWriteError as error:
+            outcome = error
+        return SaveResult(snapshot.state.step, outcome, time.monotonic() - began)
+
+    def _collect(self, *, is_waited_for: bool) -> SaveResult | None:
+        """The result of the last save, once; None while it is being written or without one."""
+        writing = self._writing
+        if writing is None or not (is_waited_for or writing.done()):
+            return None
+        self._writing = None
+        return writing.result()
+
     def settle(self, *, wait: bool = False, is_last: bool = False) -> None:
-        """Take note of a finished write: retention and events, or the question of going on.
+        """Handle a finished write: retention and events, or whether the run may continue.
 
         Raises:
             DiskFullError: If the disk refused and the last whole checkpoint is too old.
         """
-        result = self._saver.collect(wait=wait)
+        result = self._collect(is_waited_for=wait)
         if result is None:
             return
         if isinstance(result.outcome, Checkpoint):
@@ -111,8 +212,8 @@ class CheckpointKeeper:
             self._judge_failure(result, result.outcome, is_last=is_last)
 
     def drain(self) -> None:
-        """Wait for a write under way at the end of an attempt; its failure ends nothing more."""
-        result = self._saver.collect(wait=True)
+        """Wait for a write under way at the end of an attempt; its failure is an event only."""
+        result = self._collect(is_waited_for=True)
         if result is None:
             return
         if isinstance(result.outcome, Checkpoint):
@@ -160,7 +261,7 @@ class CheckpointKeeper:
         self._telemetry.event(
             "saved",
             f"checkpoint of step {result.step}: {size:,} bytes, "
-            f"the loop stood still for {self._stall_s:.3f} s",
+            f"the loop paused for {self._stall_s:.3f} s",
             step=result.step,
             path=str(checkpoint.path),
             bytes=size,
@@ -168,7 +269,7 @@ class CheckpointKeeper:
             write_s=round(result.write_s, 4),
             removed=removed,
         )
-        self._telemetry.beats.write("checkpoint", checkpoint_step=result.step)
+        self._telemetry.beats.write("checkpoint", TrainerFigures(checkpoint_step=result.step))
 
     def _judge_failure(
         self, result: SaveResult, error: CheckpointWriteError, *, is_last: bool
@@ -177,16 +278,20 @@ class CheckpointKeeper:
         base = self.begin_step if self.whole_step is None else self.whole_step
         age = result.step - base
         limit = YOUNG_INTERVALS * self._config.save_every
-        goes_on = not is_last and age <= limit
+        may_continue = not is_last and age <= limit
         have = "none" if self.whole_step is None else f"step {self.whole_step}"
         self._telemetry.event(
             "save_failed",
             f"{error}; last whole checkpoint: {have}; "
-            + (f"the run goes on until it is {limit} steps old" if goes_on else "the run stops"),
+            + (
+                f"the run continues until it is {limit} steps old"
+                if may_continue
+                else "the run stops"
+            ),
             step=result.step,
             is_disk_full=error.is_disk_full,
         )
-        if not goes_on:
+        if not may_continue:
             message = f"{error}; the last whole checkpoint is {have}"
             raise DiskFullError(
                 message,

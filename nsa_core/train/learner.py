@@ -1,5 +1,6 @@
 """What learns: device, model, kernels and optimizer, as a configuration asks for them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,12 +8,13 @@ from torch.utils import deterministic
 
 from nsa_core.config.run import RunConfig
 from nsa_core.evaluate.device import COMPUTE_DTYPE
-from nsa_core.kernels.backend import BranchBackends
+from nsa_core.kernels.backend import BackendChoice, BranchBackends
 from nsa_core.kernels.dispatch import choose_backends, device_facts, refusal
 from nsa_core.model.transformer import LanguageModel, LossKernel
-from nsa_core.train.failure import ConfigurationError
+from nsa_core.rundir.manifest import RunManifest
+from nsa_core.train.checkpoint_files import seed_everything
+from nsa_core.train.failure import TrainerConfigurationError
 from nsa_core.train.optimizer import OptimizerSet
-from nsa_core.train.random_state import seed_everything
 from nsa_core.train.step import StepRunner
 
 
@@ -28,24 +30,28 @@ def choose_device(config: RunConfig, world_size: int = 1) -> torch.device:
     """The device of this process.
 
     Raises:
-        ConfigurationError: If there is no card where one is asked for, or if several are: they
-            would train apart from one another.
+        TrainerConfigurationError: If there is no card where one is asked for, or if several cards
+            are: they would train apart from one another.
     """
     if max(world_size, config.runtime.num_gpus) > 1:
         message = (
             f"this trainer runs in one process, and runtime.num_gpus is {config.runtime.num_gpus} "
             f"in a world of {world_size}"
         )
-        raise ConfigurationError(message, hint="Set runtime.num_gpus=1 and launch without torchrun")
+        raise TrainerConfigurationError(
+            message, hint="Set runtime.num_gpus=1 and launch without torchrun"
+        )
     wanted = config.runtime.device
     has_card = torch.cuda.is_available()
     if wanted == "cuda" and not has_card:
         message = "runtime.device is cuda, and torch sees no CUDA card here"
-        raise ConfigurationError(message, hint="Look at `nvidia-smi`, or set runtime.device=cpu")
+        raise TrainerConfigurationError(
+            message, hint="Look at `nvidia-smi`, or set runtime.device=cpu"
+        )
     device = torch.device("cuda" if has_card and wanted != "cpu" else "cpu")
     if config.runtime.precision == "fp16" and device.type != "cuda":
         message = "runtime.precision fp16 needs a CUDA card, and the device is cpu"
-        raise ConfigurationError(message, hint="Set runtime.precision=fp32")
+        raise TrainerConfigurationError(message, hint="Set runtime.precision=fp32")
     return device
 
 
@@ -62,16 +68,16 @@ def set_up_torch(config: RunConfig, device: torch.device) -> None:
 
 
 def choose_kernels(config: RunConfig, device: torch.device) -> BranchBackends:
-    """The backend of every branch, as the policy says and the device allows.
+    """The backend of every branch that the policy asks for and the device allows.
 
     Raises:
-        ConfigurationError: If a kernel is named that cannot run here.
+        TrainerConfigurationError: If a kernel is named that cannot run here.
     """
     facts = device_facts(device, COMPUTE_DTYPE[config.runtime.precision], config)
     try:
         return choose_backends(config.runtime, facts, config.model.attention)
     except ValueError as error:
-        raise ConfigurationError(str(error), hint="Set runtime.backend=auto") from error
+        raise TrainerConfigurationError(str(error), hint="Set runtime.backend=auto") from error
 
 
 def make_learner(
@@ -79,13 +85,7 @@ def make_learner(
 ) -> Learner:
     """The model with its initial weights, and a fresh optimizer.
 
-    Args:
-        config: What learns.
-        device: Where.
-        backends: Of its branches; by default what `choose_kernels` says.
-
-    Raises:
-        ConfigurationError: If a kernel is named that cannot run here.
+    `backends` of its branches are by default those of `choose_kernels`, whose errors are raised.
     """
     precision = config.runtime.precision
     model = LanguageModel(
@@ -128,3 +128,21 @@ def compile_blocks(model: LanguageModel) -> None:
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     for block in model.blocks:
         block.compile(fullgraph=True)
+
+
+def require_recorded(manifest: RunManifest, choices: Sequence[BackendChoice]) -> None:
+    """Go on only with the backends of the manifest; a branch that it does not name is free.
+
+    Raises:
+        TrainerConfigurationError: If one differs: the machine has changed since it was proven.
+    """
+    for choice in choices:
+        recorded = manifest.kernels.get(choice.branch)
+        if recorded is not None and recorded.name != choice.name:
+            message = (
+                f"the preflight proved {recorded.name} for the {choice.branch} branch, and here it "
+                f"would be {choice.name} ({choice.reason})"
+            )
+            raise TrainerConfigurationError(
+                message, hint="The machine has changed: run `nsa-ops preflight`, then launch again"
+            )

@@ -1,28 +1,30 @@
 """The training loop: fetch, step, judge, log, evaluate, save, until the end or a stop."""
 
 import time
+from contextlib import nullcontext
+from dataclasses import asdict
 
 import torch
 
+from nsa_core.config.run import RunConfig
 from nsa_core.data.batch import TokenBatch
 from nsa_core.data.reporting import DataError
 from nsa_core.evaluate.perplexity import measure_perplexity
+from nsa_core.model.statistics import AttentionStatistics
+from nsa_core.train.card import read_memory
 from nsa_core.train.failure import NonFiniteError
-from nsa_core.train.gates import gates_are_due, record_gates
-from nsa_core.train.judgement import find_breach, recent
-from nsa_core.train.report_step import report_progress
-from nsa_core.train.schedule import learning_rate_scale
-from nsa_core.train.session import Session
-from nsa_core.train.step import StepResult
+from nsa_core.train.optimizer import learning_rate_scale
+from nsa_core.train.run_files import write_summary
+from nsa_core.train.session import TrainingSession
+from nsa_core.train.step import StepResult, find_breach, recent
 from nsa_core.train.stop import StopAskedError, StopRequest
-from nsa_core.train.summary import write_summary
-from nsa_core.train.telemetry import ValidationRecord
+from nsa_core.train.telemetry import TrainerFigures, ValidationRecord
 
 #: Good steps after which a loss scale has found its place: from then on it may not fall for long.
 SETTLED_STEPS = 20
 
 
-def train(session: Session) -> StopRequest | None:
+def train(session: TrainingSession) -> StopRequest | None:
     """Train to the end of the schedule; a stop or an error leaves a checkpoint of the last step.
 
     Returns:
@@ -47,7 +49,7 @@ def train(session: Session) -> StopRequest | None:
     return None
 
 
-def _run_steps(session: Session) -> None:
+def _run_steps(session: TrainingSession) -> None:
     last_step = session.config.schedule.steps
     while True:
         session.stop.check()
@@ -63,10 +65,10 @@ def _run_steps(session: Session) -> None:
         num_tokens = sum(batch.tokens_BT.numel() for batch in batches)
         session.meter.add(num_tokens, time.monotonic() - fetched, fetched - began)
         _judge(session, result, num_tokens)
-        report_progress(session, result, learning_rate)
+        log_step(session, result, learning_rate)
 
 
-def _enter_training(session: Session) -> None:
+def _enter_training(session: TrainingSession) -> None:
     """The first steps of an attempt may compile; that is a phase and a bucket of its own."""
     watchdog = session.config.watchdog
     if session.config.runtime.compile and session.meter.is_warming_up:
@@ -77,7 +79,7 @@ def _enter_training(session: Session) -> None:
         session.clock.switch("step")
 
 
-def _fetch(session: Session) -> list[TokenBatch]:
+def _fetch(session: TrainingSession) -> list[TokenBatch]:
     """All micro-batches of one step."""
     beats, deadline_s = session.context.beats, session.config.data.loader_timeout_s
     with session.clock.within("data_wait"), beats.within("data_wait", deadline_s):
@@ -87,7 +89,7 @@ def _fetch(session: Session) -> list[TokenBatch]:
         ]
 
 
-def _step(session: Session, batches: list[TokenBatch]) -> tuple[StepResult, float]:
+def _step(session: TrainingSession, batches: list[TokenBatch]) -> tuple[StepResult, float]:
     """One optimizer step at the learning rate of its number."""
     scale = learning_rate_scale(session.step, session.config.schedule)
     learning_rate = session.steps.optimizers.set_scale(scale)
@@ -97,21 +99,22 @@ def _step(session: Session, batches: list[TokenBatch]) -> tuple[StepResult, floa
         session.stop.check()
 
     session.model.train()
-    with record_gates(session.model, is_wanted=_records_gates(session)):
+    recording = session.model.recording_statistics() if _records_gates(session) else nullcontext()
+    with recording:
         result = session.steps.run(batches, poll)
     return result, learning_rate
 
 
-def _records_gates(session: Session) -> bool:
+def _records_gates(session: TrainingSession) -> bool:
     """Where the figures will be logged, and once before: a step that records is compiled apart.
 
     The compiler works in the last warm-up step then, not in a step that is timed and logged.
     """
     is_rehearsal = session.config.runtime.compile and session.meter.is_last_warmup
-    return is_rehearsal or gates_are_due(session.config, session.step + 1)
+    return is_rehearsal or _gates_are_due(session.config, session.step + 1)
 
 
-def _judge(session: Session, result: StepResult, num_tokens: int) -> None:
+def _judge(session: TrainingSession, result: StepResult, num_tokens: int) -> None:
     """Move to the next boundary; a step without a usable loss counts, and too many end the run."""
     step = session.step + 1
     unusable = recent(session.position.unusable_steps, step)
@@ -136,7 +139,7 @@ def _judge(session: Session, result: StepResult, num_tokens: int) -> None:
     _end_if(session, breach, unusable[0])
 
 
-def _overflow_breach(session: Session, result: StepResult) -> str | None:
+def _overflow_breach(session: TrainingSession, result: StepResult) -> str | None:
     """A scale that falls step after step, once it was settled or has nowhere left to fall."""
     limit = session.config.watchdog.skipped_in_row
     at_floor = result.loss_scale is not None and result.loss_scale <= 1
@@ -145,7 +148,7 @@ def _overflow_breach(session: Session, result: StepResult) -> str | None:
     return f"{session.overflows_in_row} steps in a row were skipped for a falling loss scale"
 
 
-def _end_if(session: Session, breach: str | None, first_bad_step: int) -> None:
+def _end_if(session: TrainingSession, breach: str | None, first_bad_step: int) -> None:
     """End the run for a breach, naming a checkpoint from before the first of its bad steps."""
     if breach is None:
         return
@@ -162,7 +165,75 @@ def _end_if(session: Session, breach: str | None, first_bad_step: int) -> None:
     )
 
 
-def _evaluate_if_due(session: Session) -> None:
+def log_step(session: TrainingSession, result: StepResult, learning_rate: float) -> None:
+    """Log the step that was just done if it is due; a skipped one is on record already."""
+    if session.step == session.keeper.begin_step + 1:
+        session.telemetry.event("first_step", f"step {session.step}: loss {result.loss:.4f}")
+    if result.fault is not None or session.step % session.config.telemetry.log_every:
+        return
+    rate, fetch = session.meter.take(), session.loader.statistics()
+    figures = TrainerFigures(
+        loss=result.loss,
+        lr=learning_rate,
+        grad_norm=result.grad_norm,
+        tokens_per_s=_rounded(rate.tokens_per_s, 1),
+        mfu=_rounded(rate.mfu, 5),
+        step_s=round(rate.step_s, 5),
+        data_s=round(rate.data_s, 5),
+        dt_fetch_s=round(fetch.last_s, 5),
+        fetch_p50_ms=round(fetch.p50_ms, 3),
+        fetch_p95_ms=round(fetch.p95_ms, 3),
+        tokens_seen=session.position.tokens_seen,
+        finite=True,
+        skipped=session.num_skipped,
+        loss_scale=result.loss_scale,
+        **asdict(read_memory(session.device)),
+        **asdict(session.card.state),
+        kernel_paths=session.model.kernel_paths,
+        kernel_reasons={choice.branch: choice.reason for choice in session.kernels},
+    )
+    if _gates_are_due(session.config, session.step):
+        figures = _with_gates(figures, session.model.gate_statistics())
+    session.telemetry.progress(session.step, figures)
+    speed = "" if rate.tokens_per_s is None else f", {rate.tokens_per_s:,.0f} tokens/s"
+    session.telemetry.log.report(
+        f"step {session.step}/{session.config.schedule.steps}: loss {result.loss:.4f}, "
+        f"lr {learning_rate:.3g}, grad norm {result.grad_norm:.3g}{speed}"
+    )
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _gates_are_due(config: RunConfig, step: int) -> bool:
+    """Whether the gate figures of this step will be logged."""
+    telemetry = config.telemetry
+    has_gates = config.model.attention == "nsa"
+    return has_gates and step % telemetry.log_every == 0 and step % telemetry.gate_every == 0
+
+
+def _with_gates(figures: TrainerFigures, statistics: AttentionStatistics | None) -> TrainerFigures:
+    """The same figures with those of the worst layer's gates, and of all layers beside them."""
+    if statistics is None:
+        return figures
+    worst = statistics.worst
+    return figures.model_copy(
+        update={
+            "gate_entropy_mean": worst.entropy_mean,
+            "gate_entropy_min": worst.entropy_min,
+            "gate_max_gate": worst.max_gate,
+            "gate_collapse_frac": worst.collapse_frac,
+            "gate_branch_shares": list(worst.branch_shares),
+            "gate_worst_layer": worst.layer,
+            "selected_blocks": worst.selected_blocks,
+            "free_block_share": worst.free_block_share,
+            "gate_layers": [asdict(layer) for layer in statistics.layers],
+        }
+    )
+
+
+def _evaluate_if_due(session: TrainingSession) -> None:
     """Validate before the first step, every `eval_every` steps and at the end; once a step.
 
     As written, not compiled: a graph without gradients costs more seconds than it would save.
@@ -194,7 +265,7 @@ def _evaluate_if_due(session: Session) -> None:
     )
 
 
-def _save_if_due(session: Session) -> None:
+def _save_if_due(session: TrainingSession) -> None:
     """Save on schedule or on USR2, and take note of a write that has finished meanwhile."""
     session.keeper.settle()
     asked = session.stop.take_save_request()

@@ -1,12 +1,36 @@
-"""The optimizers of a run behind one door: AdamW, and Muon for the matrices of the blocks."""
+"""AdamW, Muon for the matrices of the blocks, and the learning rate as a function of the step."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from nsa_core.config.training import OptimizerConfig
+from nsa_core.config.training import OptimizerConfig, ScheduleConfig
 from nsa_core.model.transformer import ParameterInfo
+
+
+def learning_rate_scale(step: int, schedule: ScheduleConfig) -> float:
+    """Learning rate of an optimizer step as a share of the peak.
+
+    Warm-up reaches 1 at the step `warmup_steps - 1`; the last step of the run, `steps - 1`, has
+    exactly `min_ratio` (`constant` excepted).
+
+    Args:
+        step: Optimizer steps done before this one; never micro-steps.
+        schedule: Kind and lengths.
+    """
+    if step < schedule.warmup_steps:
+        return (step + 1) / schedule.warmup_steps
+    if schedule.kind == "constant":
+        return 1.0
+    last = schedule.steps - 1
+    first = schedule.warmup_steps
+    if schedule.kind == "wsd":
+        first = max(first, schedule.steps - round(schedule.steps * schedule.decay_fraction) - 1)
+    progress = min(1.0, max(0.0, (step - first) / max(1, last - first)))
+    falling = 1 - progress if schedule.kind == "wsd" else 0.5 * (1 + math.cos(math.pi * progress))
+    return schedule.min_ratio + (1 - schedule.min_ratio) * falling
 
 
 class OptimizerSet:
@@ -57,7 +81,7 @@ class OptimizerSet:
 
     @property
     def can_hold_back(self) -> bool:
-        """Whether `step` can be told on the device to leave everything as it is."""
+        """Whether a number on the device can keep `step` from changing anything."""
         return all(group.get("fused") for o in self._optimizers for group in o.param_groups)
 
     def step(self, hold_back: Tensor | None = None) -> None:

@@ -1,12 +1,17 @@
-"""Find the checkpoint a run continues from: the newest whole one, never silently from scratch."""
+"""Find the checkpoint a run continues from, and load it: the newest whole one, or an error."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+
 from nsa_core.config.base import one_line
 from nsa_core.config.run import RunConfig
+from nsa_core.data.tokenizer import Tokenizer
+from nsa_core.model.weights import load_model_tensors
 from nsa_core.rundir.checkpoint import (
     CONFIG_FILE,
     MODEL_FILE,
@@ -19,15 +24,20 @@ from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
 from nsa_core.rundir.lineage import find_foreign, find_not_own
 from nsa_core.rundir.manifest import AFRESH, AUTO, ManifestError, RunManifest, read_manifest
-from nsa_core.train import checkpoint as content
+from nsa_core.train import checkpoint_files as content
+from nsa_core.train.checkpoint_files import restore_host_state, restore_torch_state
 from nsa_core.train.failure import CheckpointError
+from nsa_core.train.keeper import CheckpointKeeper
+from nsa_core.train.learner import Learner
+from nsa_core.train.telemetry import AttemptContext
+from nsa_core.train.timing import GoodputClock
 
 Reject = Callable[[Path, str], None]
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A verified checkpoint and what stands in it beside tensors."""
+    """A verified checkpoint and its content beside tensors."""
 
     checkpoint: Checkpoint
     state: content.TrainingState
@@ -38,7 +48,7 @@ def find_resume_point(run: RunDir, manifest: RunManifest, reject: Reject) -> Res
     """The newest whole checkpoint that this attempt may continue from; None for a fresh start.
 
     Args:
-        run: Run directory.
+        run: Where its own checkpoints are.
         manifest: Its `resume` is `auto`, `afresh`, or the path of a checkpoint or another run.
         reject: Called with each checkpoint that cannot be used and the reason, newest first: it is
             damaged, or neither this run nor its parent wrote it.
@@ -76,7 +86,7 @@ def find_resume_point(run: RunDir, manifest: RunManifest, reject: Reject) -> Res
 
 
 def _find_first_attempt(run: RunDir, manifest: RunManifest) -> int:
-    """The first attempt whose checkpoints this one may go on from.
+    """The first attempt whose checkpoints this one may continue from.
 
     That is the last one that began afresh. Where a path is named, attempts that only restart one
     another share it, and their own checkpoints come before those of the path.
@@ -92,7 +102,7 @@ def _find_first_attempt(run: RunDir, manifest: RunManifest) -> int:
 
 
 def _read_resume(run: RunDir, attempt: int) -> str | None:
-    """What an earlier attempt went on from; None where its manifest cannot be used."""
+    """What an earlier attempt continued from; None where its manifest cannot be used."""
     try:
         return read_manifest(RunDir(run.attempt(attempt))).resume
     except (ManifestError, OSError):
@@ -100,25 +110,20 @@ def _read_resume(run: RunDir, attempt: int) -> str | None:
 
 
 def _refuse_if_lost(run: RunDir, manifest: RunManifest, first_attempt: int) -> None:
-    """Refuse to begin again where the record of the run says that it saved checkpoints.
-
-    Raises:
-        CheckpointError: If it did; the newest is named.
-    """
-    attempts = range(first_attempt, manifest.attempt)
-    told = [
-        event.facts.get("step")
+    """Raise CheckpointError where these attempts recorded a checkpoint: none may begin again."""
+    steps = [
+        step
         for event in find_events(run, "saved")
-        if event.attempt >= first_attempt
+        if event.attempt >= first_attempt and isinstance(step := event.facts.get("step"), int)
     ]
-    steps = [step for step in told if isinstance(step, int)]
-    exits = [read_exit(RunDir(run.attempt(attempt))) for attempt in attempts]
-    steps += [record.checkpoint_step or 0 for record in exits if record]
+    for attempt in range(first_attempt, manifest.attempt):
+        ended = read_exit(RunDir(run.attempt(attempt)))
+        steps.append(ended.checkpoint_step or 0 if ended else 0)
     newest = max(steps, default=0)
     if newest:
         message = (
             f"{run.run_id} has saved a checkpoint of step {newest}, and {run.checkpoints} holds "
-            "none: to begin again would lose that work without a word"
+            "none: to begin again would lose that work silently"
         )
         raise CheckpointError(
             message,
@@ -144,11 +149,7 @@ def _candidates(run: RunDir, first_attempt: int) -> list[Path]:
 
 
 def _list_folder(folder: Path) -> list[Path]:
-    """What is in a folder; nothing where there is none.
-
-    Raises:
-        CheckpointError: If it cannot be read.
-    """
+    """What is in a folder; nothing where there is none, CheckpointError if it cannot be read."""
     if not folder.is_dir():
         return []
     try:
@@ -252,14 +253,99 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def require_same_model(point: ResumePoint, config: RunConfig) -> None:
-    """Refuse a checkpoint of another model.
-
-    Raises:
-        CheckpointError: If a field of `model` differs; the first is named.
-    """
+    """Raise CheckpointError if a field of `model` differs; the first is named."""
     differences = [d for d in find_differences(point.config, config) if d.startswith("model.")]
     if differences:
         message = f"{point.checkpoint.path.name} is of another model: {differences[0]}"
         raise CheckpointError(
             message, hint="Resume with the configuration that the checkpoint was trained with"
         )
+
+
+def find_point(context: AttemptContext) -> ResumePoint | None:
+    """The verified checkpoint this attempt continues from; those that are skipped are events.
+
+    Raises:
+        CheckpointError: If there are candidates and none can be used.
+    """
+    for name, problem in content.remove_leftovers(context.run):
+        kind = "unreadable" if problem else "leftover_removed"
+        context.telemetry.event(kind, f"{name} was left half written by a kill{problem}")
+
+    def reject(folder: Path, why: str) -> None:
+        context.telemetry.event(
+            "checkpoint_rejected", f"{folder.name} cannot be used: {why}", path=str(folder)
+        )
+
+    point = find_resume_point(context.run, context.manifest, reject)
+    if point is not None:
+        require_same_model(point, context.manifest.config)
+        context.beats.advance(step=point.state.step)
+    return point
+
+
+def restore(
+    point: ResumePoint, learner: Learner, tokenizer: Tokenizer, device: torch.device, rank: int
+) -> None:
+    """Load a verified checkpoint into the learner and the random generators.
+
+    Raises:
+        CheckpointError: If it is of another tokenizer, or does not fit this model.
+    """
+    folder, manifest = point.checkpoint.path, point.checkpoint.manifest
+    if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
+        message = f"{folder.name} was trained with another tokenizer than {tokenizer.name}"
+        raise CheckpointError(message, hint="Resume with the tokenizer of the checkpoint")
+    try:
+        load_model_tensors(learner.model, content.read_tensors(folder, MODEL_FILE))
+        learner.steps.optimizers.load_state_tensors(
+            content.read_tensors(folder, content.OPTIMIZER_FILE)
+        )
+        restore_host_state(content.read_random_words(folder, rank))
+        restore_torch_state(content.read_tensors(folder, content.random_tensors_file(rank)), device)
+    except (ValueError, OSError, SafetensorError) as error:
+        message = f"{folder.name} cannot be loaded: {error}"
+        raise CheckpointError(message, hint="Resume from another checkpoint") from error
+    if learner.steps.scaler is not None and point.state.loss_scaler is not None:
+        learner.steps.scaler.load_state_dict(point.state.loss_scaler)
+
+
+def is_own(run: RunDir, point: ResumePoint) -> bool:
+    """Whether a checkpoint is the run's own and not its parent's."""
+    return point.checkpoint.path.parent == run.checkpoints
+
+
+def note_beginning(
+    context: AttemptContext,
+    clock: GoodputClock,
+    keeper: CheckpointKeeper,
+    point: ResumePoint | None,
+) -> None:
+    """Put tables, clock and keeper at the step the run continues from, and report which it is."""
+    telemetry = context.telemetry
+    step = point.state.step if point else 0
+    continues = point is not None and is_own(context.run, point)
+    moved = set_aside_later(context.run, step, context.manifest.attempt)
+    telemetry.continue_from(step)
+    clock.lose_steps(point.state.step_seconds if point and continues else 0.0)
+    last_anomaly = max(point.state.unusable_steps, default=None) if point else None
+    keeper.begin_at(step, last_anomaly, is_own=continues)
+    context.beats.advance(step=step)
+    if moved:
+        telemetry.event("set_aside", f"checkpoints after step {step}: {', '.join(moved)}")
+    if point is None:
+        if context.manifest.attempt > 1:
+            asked = context.manifest.resume == AFRESH
+            why = "as was asked for" if asked else "there was no checkpoint yet"
+            telemetry.event("resumed", f"from step 0: {why}", step=0)
+        return
+    differences = find_differences(point.config, context.manifest.config)
+    changed = f"; changed: {'; '.join(differences)}" if differences else ""
+    telemetry.event(
+        "resumed",
+        f"from step {step} of {point.checkpoint.path}{changed}",
+        step=step,
+        path=str(point.checkpoint.path),
+        run_id=point.checkpoint.manifest.run_id,
+        differences=differences,
+    )

@@ -1,4 +1,4 @@
-"""Open the data of a run, say what was dropped of it, and keep what names it in the run directory.
+"""Open the data of a run, report what was dropped, and keep its description in the run directory.
 
 A backup brings the run directory, so it holds the tokenizer and the list of the files, not tokens.
 """
@@ -13,35 +13,29 @@ from nsa_core.data.staged_before import describe_changes
 from nsa_core.data.staging import StagedData, stage
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.data_account import DataAccount, read_account
+from nsa_core.rundir.heartbeat import BeatFigures
 from nsa_core.rundir.layout import RunDir
-from nsa_core.train.context import AttemptContext
-from nsa_core.train.failure import ConfigurationError
-from nsa_core.train.restore import is_own
-from nsa_core.train.resume import ResumePoint
+from nsa_core.train.failure import TrainerConfigurationError
+from nsa_core.train.resume import ResumePoint, is_own
 from nsa_core.train.stop import StopWatch
-from nsa_core.train.telemetry import Telemetry
+from nsa_core.train.telemetry import AttemptContext, Telemetry
 
-#: The log tells so often how far the staging is.
-_TELL_EVERY_S = 10.0
+#: Seconds between two lines of the log about the progress of staging.
+_LOG_EVERY_S = 10.0
 
 
-def open_data(
-    context: AttemptContext, telemetry: Telemetry, stop: StopWatch, point: ResumePoint | None
-) -> StagedData:
+def open_data(context: AttemptContext, stop: StopWatch, point: ResumePoint | None) -> StagedData:
     """The data of a run, staged first where that was not done; a stop is noticed meanwhile.
 
-    Args:
-        context: The attempt.
-        telemetry: Where it says what was dropped.
-        stop: What may end it.
-        point: Where the run goes on; its tokens are those that it was begun with.
+    From a checkpoint of its own, the run continues on the tokens that it was begun with.
 
     Raises:
         DataError: If the data cannot be used, or is not the data of the checkpoint.
-        ConfigurationError: If the model has fewer ids than the tokenizer.
+        TrainerConfigurationError: If the model has fewer ids than the tokenizer.
         StopAskedError: If a stop is asked for.
     """
-    config, place = context.manifest.config, _own_place(context.run, point)
+    config, telemetry = context.manifest.config, context.telemetry
+    place = _own_place(context.run, point)
     expected = place.manifest_sha256 if place is not None else ""
     context.beats.enter("data")
     staged = stage(
@@ -69,17 +63,17 @@ def _own_place(run: RunDir, point: ResumePoint | None) -> LoaderState | None:
 
 
 def _progress(context: AttemptContext, stop: StopWatch) -> Callable[[StageProgress], None]:
-    last_doing, told_s = "", 0.0
+    last_doing, logged_s = "", 0.0
 
     def progress(report: StageProgress) -> None:
-        nonlocal last_doing, told_s
+        nonlocal last_doing, logged_s
         stop.check()
         context.beats.advance()
-        context.beats.staging = {"staging": report.line(), "staging_share": report.share}
+        context.beats.staging = BeatFigures(staging=report.line(), staging_share=report.share)
         now_s = time.monotonic()
-        if report.doing != last_doing or now_s - told_s >= _TELL_EVERY_S:
-            last_doing, told_s = report.doing, now_s
-            context.log.tell(f"data: {report.line()}")
+        if report.doing != last_doing or now_s - logged_s >= _LOG_EVERY_S:
+            last_doing, logged_s = report.doing, now_s
+            context.telemetry.log.report(f"data: {report.line()}")
             context.beats.write("beat")
 
     return progress
@@ -91,7 +85,7 @@ def _require_room(staged: StagedData, vocab_size: int) -> None:
             f"the tokenizer has {staged.tokenizer.vocab_size} ids and model.vocab_size is "
             f"{vocab_size}"
         )
-        raise ConfigurationError(message, hint="Raise model.vocab_size")
+        raise TrainerConfigurationError(message, hint="Raise model.vocab_size")
 
 
 def _changed_data(run: RunDir, staged: StagedData) -> DataError:

@@ -2,28 +2,39 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from nsa_core.config.counts import count_flops
 from nsa_core.config.run import RunConfig
-from nsa_core.data.batch import TokenBatch
-from nsa_core.data.loader import Loader
+from nsa_core.data.batch import LoaderState, TokenBatch
+from nsa_core.data.loader import Loader, LoaderPlan, validation_batches
+from nsa_core.data.staging import StagedData
 from nsa_core.data.tokenizer import Tokenizer
 from nsa_core.kernels.backend import BackendChoice
 from nsa_core.model.transformer import LanguageModel
 from nsa_core.model.weights import model_tensors
 from nsa_core.recall.by_depth import Recall
-from nsa_core.train.card import CardSampler
-from nsa_core.train.checkpoint import Snapshot, TrainingState, to_host
-from nsa_core.train.context import AttemptContext
-from nsa_core.train.goodput import GoodputClock
+from nsa_core.train.card import CardSampler, peak_flops_per_s
+from nsa_core.train.checkpoint_files import (
+    CheckpointOrigin,
+    HostRandomState,
+    TrainingSnapshot,
+    TrainingState,
+    read_host_state,
+    read_torch_state,
+    to_host,
+)
 from nsa_core.train.keeper import CheckpointKeeper
-from nsa_core.train.meter import Meter
-from nsa_core.train.random_state import HostRandomState, read_host_state, read_torch_state
+from nsa_core.train.learner import choose_device, make_learner, require_recorded, set_up_torch
+from nsa_core.train.resume import ResumePoint, find_point, is_own, note_beginning, restore
+from nsa_core.train.run_data import open_data
 from nsa_core.train.step import StepRunner
 from nsa_core.train.stop import StopWatch
-from nsa_core.train.telemetry import Telemetry
+from nsa_core.train.telemetry import AttemptContext, Telemetry
+from nsa_core.train.timing import GoodputClock, Meter
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,6 @@ class Position:
     """Where the run stands between two steps; with the weights, all that a resume needs.
 
     Attributes:
-        step: Optimizer steps done.
         tokens_seen: Tokens consumed by all ranks.
         loader: The data cursor behind the last batch of these steps.
         unusable_steps: Skipped steps among the last hundred.
@@ -48,18 +58,16 @@ class Position:
 
 
 @dataclass
-class Session:
+class TrainingSession:
     """A run that is ready to train; `position` is replaced after every step."""
 
     context: AttemptContext
-    config: RunConfig
     device: torch.device
     model: LanguageModel
     steps: StepRunner
     loader: Loader
     validation: Callable[[], Iterator[TokenBatch]]
     tokenizer: Tokenizer
-    telemetry: Telemetry
     stop: StopWatch
     clock: GoodputClock
     keeper: CheckpointKeeper
@@ -73,9 +81,14 @@ class Session:
     overflows_in_row: int = 0
 
     @property
-    def kernel_paths(self) -> dict[str, str]:
-        """Name of the backend of each branch, and of the kernel of the loss."""
-        return self.model.kernel_paths
+    def config(self) -> RunConfig:
+        """The configuration of the run."""
+        return self.context.manifest.config
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """Where the attempt reports."""
+        return self.context.telemetry
 
     @property
     def step(self) -> int:
@@ -93,10 +106,10 @@ class Session:
         )
         self.context.beats.advance(step=self.step)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> TrainingSnapshot:
         """A copy of the state at the last step boundary, in host memory."""
         position, scaler = self.position, self.steps.scaler
-        return Snapshot(
+        return TrainingSnapshot(
             state=TrainingState(
                 step=position.step,
                 tokens_seen=position.tokens_seen,
@@ -129,4 +142,132 @@ def read_position(
         unusable_steps=unusable_steps,
         random_words=read_host_state(),
         random_tensors=read_torch_state(device),
+    )
+
+
+def prepare(context: AttemptContext, stop: StopWatch, clock: GoodputClock) -> TrainingSession:
+    """Everything that has to be done before the first step.
+
+    Raises:
+        TrainerConfigurationError: If this machine cannot run the configuration.
+        CheckpointError: If there are checkpoints and none can be loaded.
+        DataError: If the data cannot be used.
+        StopAskedError: If a stop is asked for; nothing has been trained then.
+    """
+    config = context.manifest.config
+    device = choose_device(config, context.rank.world_size)
+    set_up_torch(config, device)
+    point = find_point(context)
+    staged = open_data(context, stop, point)
+    learner = make_learner(config, device)
+    require_recorded(context.manifest, learner.model.backends.choices)
+    if point is not None:
+        restore(point, learner, staged.tokenizer, device, context.rank.rank)
+    plan = _loader_plan(context, device)
+    loader = _make_loader(context, staged, point, plan)
+    card = CardSampler(device)
+    context.beats.sample = card.sample
+    keeper = _make_keeper(context, clock, staged)
+    note_beginning(context, clock, keeper, point)
+    session = TrainingSession(
+        context=context,
+        device=device,
+        model=learner.model,
+        steps=learner.steps,
+        loader=loader,
+        validation=partial(
+            validation_batches,
+            staged,
+            plan,
+            config.evaluation.eval_batches,
+            pack_documents=config.data.pack_documents,
+        ),
+        tokenizer=staged.tokenizer,
+        stop=stop,
+        clock=clock,
+        keeper=keeper,
+        meter=Meter(
+            count_flops(config.model, config.batch.seq_len).train,
+            peak_flops_per_s(device, config.runtime.precision),
+            num_warmup_steps=3 if config.runtime.compile else 1,  # a second shape compiles again
+        ),
+        card=card,
+        kernels=learner.model.backends.choices,
+        position=read_position(
+            point.state.step if point else 0,
+            point.state.tokens_seen if point else 0,
+            loader.state.model_dump(),
+            tuple(point.state.unusable_steps) if point else (),
+            device,
+        ),
+    )
+    _announce(session)
+    return session
+
+
+def _announce(session: TrainingSession) -> None:
+    """Report what will be trained, how many tokens a step has, and which kernels run and why."""
+    batch, world_size = session.config.batch, session.context.rank.world_size
+    flops = count_flops(session.config.model, batch.seq_len).train
+    parameters = session.model.num_parameters()
+    session.telemetry.event(
+        "prepared",
+        f"{parameters:,} parameters on {session.device}; {batch.micro_batch} x "
+        f"{batch.accumulation} x {world_size} rows of {batch.seq_len} tokens = "
+        f"{batch.tokens_per_step(world_size):,} tokens a step; {flops:.3g} FLOPs a token",
+        parameters=parameters,
+        tokens_per_step=batch.tokens_per_step(world_size),
+        train_flops_per_token=flops,
+        kernels={one.branch: f"{one.name}: {one.reason}" for one in session.kernels},
+    )
+
+
+def _loader_plan(context: AttemptContext, device: torch.device) -> LoaderPlan:
+    config = context.manifest.config
+    return LoaderPlan(
+        seq_len=config.batch.seq_len,
+        micro_batch=config.batch.micro_batch,
+        seed=config.seed,
+        rank=context.rank.rank,
+        world_size=context.rank.world_size,
+        calls_per_step=config.batch.accumulation,
+        is_pinned=device.type == "cuda",
+    )
+
+
+def _make_loader(
+    context: AttemptContext, staged: StagedData, point: ResumePoint | None, plan: LoaderPlan
+) -> Loader:
+    """The loader behind the last batch of the checkpoint.
+
+    A run that began from another run's checkpoint may have other data; it then begins at the
+    first sample of its own. A run never loses its place in its own data.
+    """
+    config = context.manifest.config
+    state = LoaderState.model_validate(point.state.loader) if point else None
+    if point is not None and state is not None and not is_own(context.run, point):
+        begun = Loader(staged, config.data, plan)
+        place = {"epoch", "global_sample"}
+        if begun.state.model_dump(exclude=place) != state.model_dump(exclude=place):
+            context.telemetry.event(
+                "data_restarted", "the parent trained on other data: from sample 0"
+            )
+            return begun
+        begun.close()
+    return Loader(staged, config.data, plan, state)
+
+
+def _make_keeper(
+    context: AttemptContext, clock: GoodputClock, staged: StagedData
+) -> CheckpointKeeper:
+    manifest = context.manifest
+    origin = CheckpointOrigin(
+        run_id=manifest.run_id,
+        attempt=manifest.attempt,
+        attempt_id=manifest.attempt_id,
+        config_sha256=manifest.config_sha256,
+        tokenizer_fingerprint=staged.tokenizer.fingerprint,
+    )
+    return CheckpointKeeper(
+        context.run, manifest.config.checkpoint, origin, context.telemetry, clock
     )

@@ -1,5 +1,6 @@
 """One optimizer step: gradients of all micro-batches, clip, and an update only if it is sound."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,52 @@ from nsa_core.data.batch import TokenBatch
 from nsa_core.evaluate.device import autocast, move
 from nsa_core.kernels.packing import Packing
 from nsa_core.model.loss import LossSum
-from nsa_core.train.judgement import find_fault
 from nsa_core.train.optimizer import OptimizerSet
+
+WINDOW_STEPS = 100
+
+
+def find_fault(loss: float, grad_norm: float, num_valid: int) -> str | None:
+    """Why a step must be skipped: its loss or gradient is missing, not finite or exactly 0.
+
+    Args:
+        loss: Mean loss over the valid tokens in nats.
+        grad_norm: Norm that clipping returned.
+        num_valid: Valid target tokens of the step on all ranks.
+    """
+    if num_valid == 0:
+        return "the loss is missing: the batch has no valid target"
+    for name, value in (("loss", loss), ("gradient norm", grad_norm)):
+        if not math.isfinite(value):
+            return f"the {name} is {value}"
+        if value == 0.0:
+            return f"the {name} is exactly 0"
+    return None
+
+
+def recent(unusable_steps: Sequence[int], step: int) -> list[int]:
+    """The skipped steps among the last `WINDOW_STEPS`."""
+    return [skipped for skipped in unusable_steps if step - skipped < WINDOW_STEPS]
+
+
+def find_breach(
+    unusable_steps: Sequence[int], step: int, *, in_row: int, in_100: int
+) -> str | None:
+    """Why the run must end after this step, or None: too many in a row or in a hundred.
+
+    Args:
+        unusable_steps: Steps that were skipped, ascending; `step` may be the last.
+        step: The step just tried.
+        in_row: How many in a row end the run.
+        in_100: How many in 100 steps end the run.
+    """
+    skipped = set(unusable_steps)
+    if all(step - back in skipped for back in range(in_row)):
+        return f"{in_row} steps in a row had no usable loss or gradient"
+    if step in skipped and len(recent(unusable_steps, step)) >= in_100:
+        return f"{in_100} of {WINDOW_STEPS} steps had no usable loss or gradient"
+    return None
+
 
 LossFunction = Callable[[Tensor, Tensor, Packing], LossSum]
 
@@ -65,36 +110,22 @@ class StepRunner:
                 raise; the weights are then as they were before the step.
         """
         num_valid = sum(batch.num_targets for batch in batches)
-        total = torch.zeros((), device=self.device)
-        self.optimizers.zero_grad()
-        for number, batch in enumerate(batches):
-            if number:
-                poll(number)
-            with autocast(self.device, self.precision):
-                loss_sum = self.loss(*move(batch, self.device)).sum
-            self._backward(loss_sum / max(1, num_valid))
-            total += loss_sum.detach()
-        return self._finish(total / max(1, num_valid), num_valid)
-
-    def _backward(self, loss: Tensor) -> None:
-        if self.scaler is not None:
-            loss = self.scaler.scale(loss)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
-
-    def _finish(self, loss: Tensor, num_valid: int) -> StepResult:
+        loss = self._accumulate(batches, num_valid, poll)
         if self.scaler is not None:
             for optimizer in self.optimizers.torch_optimizers:
                 self.scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(self.optimizers.parameters, self.clip_norm)
         numbers = torch.stack([loss.float(), norm.float()])
-        if self.scaler is None and self.optimizers.can_hold_back and num_valid:
-            # queued before the wait for the numbers, so that the card need not wait for the host
+        is_queued = self.scaler is None and self.optimizers.can_hold_back and num_valid > 0
+        if (
+            is_queued
+        ):  # before the wait for the numbers, so that the card need not wait for the host
             self.optimizers.step(_is_unsound(numbers))
             self.optimizers.zero_grad()
-            loss_value, norm_value = numbers.tolist()
-            return StepResult(loss_value, norm_value, find_fault(loss_value, norm_value, num_valid))
         loss_value, norm_value = numbers.tolist()
         fault = find_fault(loss_value, norm_value, num_valid)
+        if is_queued:
+            return StepResult(loss_value, norm_value, fault)
         if fault is None:
             self.optimizers.step()
         self.optimizers.zero_grad()
@@ -109,6 +140,26 @@ class StepRunner:
             is_overflow=fault is not None and has_good_loss and norm_value != 0.0,
             loss_scale=self.scaler.get_scale(),
         )
+
+    def _accumulate(
+        self, batches: Sequence[TokenBatch], num_valid: int, poll: Callable[[int], None]
+    ) -> Tensor:
+        """Gradients of the mean loss over all valid tokens; returns that loss in nats."""
+        total = torch.zeros((), device=self.device)
+        self.optimizers.zero_grad()
+        for number, batch in enumerate(batches):
+            if number:
+                poll(number)
+            with autocast(self.device, self.precision):
+                loss_sum = self.loss(*move(batch, self.device)).sum
+            self._backward(loss_sum / max(1, num_valid))
+            total += loss_sum.detach()
+        return total / max(1, num_valid)
+
+    def _backward(self, loss: Tensor) -> None:
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
 
 
 def _is_unsound(numbers: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ class StopWatch:
         self._seen_stale: tuple[int, int] | None = None
 
     def poll(self) -> StopRequest | None:
-        """The stop that is asked for now, if any; a file goes before a signal: it says why."""
+        """The stop that is asked for now, if any; a file, which has a reason, before a signal."""
         asked = self._poll_file()
         if asked is None and self._signals.stop_signal is not None:
             return StopRequest("signal", f"received {self._signals.stop_signal}")

@@ -1,39 +1,151 @@
-"""Everything a run says about itself: heartbeats, tables, TensorBoard and events."""
+"""What an attempt reports while it runs: heartbeats, tables, TensorBoard, events and its log."""
 
-from dataclasses import dataclass, field
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from nsa_core.rundir.atomic import write_text
+from nsa_core.env import RankEnvironment
+from nsa_core.rundir.atomic import append_line, write_text
+from nsa_core.rundir.bounded_json import read_last_records
 from nsa_core.rundir.events import record
+from nsa_core.rundir.heartbeat import BeatFigures, Heartbeat, Message, Phase
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
-from nsa_core.train.csv_log import TRAINING_COLUMNS, VALIDATION_COLUMNS, CsvLog
-from nsa_core.train.heartbeat import HeartbeatWriter, count_torn_lines
-from nsa_core.train.log import RunLog
-from nsa_core.train.tensorboard import TensorBoardLog
+from nsa_core.train.disk import LossyWrites, RunLog
+from nsa_core.train.stop import SignalWatch
+from nsa_core.train.tables import TRAINING_COLUMNS, VALIDATION_COLUMNS, CsvLog, TensorBoardLog
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """What is logged of one step; names as in training.csv and `Heartbeat`.
+class TrainerFigures(BeatFigures):
+    """All figures that the trainer writes, also those that no reader needs to know.
 
     Attributes:
-        extra: Further heartbeat fields: memory, gates, kernel paths, fetch percentiles.
+        gate_layers: Gate figures of each layer; those of the worst one have fields of their own.
     """
 
-    step: int
-    tokens: int
-    loss: float
-    lr: float
-    grad_norm: float
-    tokens_per_s: float | None
-    mfu: float | None
-    step_s: float
-    data_s: float
-    skipped: int
-    extra: dict[str, Any] = field(default_factory=dict)
+    selected_blocks: float | None = None
+    free_block_share: float | None = None
+    gate_layers: list[dict[str, Any]] | None = None
+    checkpoint_step: int | None = None
+    exit_code: int | None = None
+
+
+class HeartbeatWriter:
+    """heartbeat_rank{r}.jsonl of one attempt; safe to use from the loop and the thread.
+
+    The thread proves that the process lives, the loop proves that it moves.
+
+    Attributes:
+        sample: Called by the thread after each beat; may be slow.
+        phase_deadline_s: How long the phase may take.
+        staging: What the data phase is doing; written in that phase only.
+    """
+
+    def __init__(self, run: RunDir, manifest: RunManifest, rank: int, writes: LossyWrites) -> None:
+        self._path = run.heartbeat(rank)
+        self._identity = {
+            "run_id": manifest.run_id, "attempt": manifest.attempt, "rank": rank,
+            "pid": os.getpid(),
+        }  # fmt: skip
+        self._writes = writes
+        self._lock = threading.Lock()
+        self._finished = threading.Event()
+        self._alive_seq = 0
+        self._progress_seq = 0
+        self.sample: Callable[[], None] | None = None
+        self.phase: Phase = "init"
+        self.phase_deadline_s: float | None = None
+        self.step = 0
+        self.micro_step = 0
+        self.staging = BeatFigures()
+
+    def start(self, interval_s: float) -> None:
+        """Begin the thread that moves `alive_seq` and writes a beat every interval."""
+        self.write("boot")
+        threading.Thread(
+            target=self._beat, args=(interval_s,), name="heartbeat", daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        """End the thread; the loop may still write."""
+        self._finished.set()
+
+    def advance(self, *, step: int | None = None, micro_step: int = 0) -> None:
+        """The loop moved; costs no write."""
+        self._progress_seq += 1
+        self.micro_step = micro_step
+        if step is not None:
+            self.step = step
+
+    def enter(self, phase: Phase, deadline_s: float | None = None) -> None:
+        """Change the phase; a phase that may last is written at once."""
+        self.phase, self.phase_deadline_s = phase, deadline_s
+        if phase not in ("train", "data_wait"):
+            self.write("beat")
+
+    @contextmanager
+    def within(self, phase: Phase, deadline_s: float | None = None) -> Iterator[None]:
+        """Be in `phase` during the body, then again in the phase before with its own deadline."""
+        before = self.phase, self.phase_deadline_s
+        self.enter(phase, deadline_s)
+        try:
+            yield
+        finally:
+            self.enter(*before)
+
+    def write(self, msg: Message, figures: BeatFigures | None = None) -> None:
+        """Write one line."""
+        with self._lock:
+            now = time.time()
+            fields = dict(self.staging) if self.phase == "data" else {}
+            fields |= {name: value for name, value in figures or () if value is not None}
+            beat = Heartbeat(
+                **self._identity,
+                ts=now,
+                iso=datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
+                msg=msg,
+                phase=self.phase,
+                phase_deadline_s=self.phase_deadline_s,
+                alive_seq=self._alive_seq,
+                progress_seq=self._progress_seq,
+                step=self.step,
+                micro_step=self.micro_step,
+                **fields,
+            )
+            line = beat.model_dump_json(exclude_none=True)
+            self._writes.attempt("a heartbeat", lambda: append_line(self._path, line))
+
+    def _beat(self, interval_s: float) -> None:
+        while not self._finished.wait(interval_s):
+            self._alive_seq += 1
+            self.write("beat")
+            if self.sample is not None:
+                self.sample()
+
+
+def is_last_line_torn(path: Path) -> bool:
+    """Whether a kill cut the last line of a file; the next append starts a new line."""
+    try:
+        with path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) == 0:
+                return False
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:  # none yet; `clear_obstacles` reports one that cannot be read
+        return False
+
+
+def read_last_alive(run: RunDir) -> float | None:
+    """Time of the newest heartbeat of rank 0."""
+    beats = read_last_records(run.heartbeat(), Heartbeat).records
+    return beats[-1].ts if beats else None
 
 
 @dataclass(frozen=True)
@@ -49,16 +161,18 @@ class ValidationRecord:
 
 
 class Telemetry:
-    """The one door through which the loop says something; a full disk costs it lines, no more."""
+    """All that one attempt reports; a full disk costs it lines, not the run.
 
-    def __init__(
-        self, run: RunDir, manifest: RunManifest, beats: HeartbeatWriter, log: RunLog
-    ) -> None:
+    Attributes:
+        validated_steps: Steps that have a row in val.csv, also of earlier attempts.
+    """
+
+    def __init__(self, run: RunDir, manifest: RunManifest, rank: int = 0) -> None:
         self._run = run
         self._attempt = manifest.attempt
-        self.beats = beats
-        self.log = log
-        self.writes = beats.writes
+        self.log = RunLog(run.log)
+        self.writes = LossyWrites(self.log.report)
+        self.beats = HeartbeatWriter(run, manifest, rank, self.writes)
         self._training = CsvLog(run.training_csv, TRAINING_COLUMNS)
         self._validation = CsvLog(run.validation_csv, VALIDATION_COLUMNS)
         self._board = TensorBoardLog(run.tensorboard, manifest.attempt, self.writes)
@@ -72,8 +186,8 @@ class Telemetry:
         return median(self._rates) if self._rates else None
 
     def event(self, kind: str, message: str, **facts: Any) -> None:
-        """Record that something happened, and say it."""
-        self.log.tell(f"{kind}: {message}")
+        """Record that something happened, and print it."""
+        self.log.report(f"{kind}: {message}")
         self.writes.attempt(
             "an event",
             lambda: record(
@@ -86,28 +200,26 @@ class Telemetry:
             ),
         )
 
-    def note_torn_lines(self, rank: int) -> None:
+    def note_torn_line(self, rank: int) -> None:
         """Record a heartbeat line that a kill had cut, before the first line of this attempt."""
-        if count_torn_lines(self._run, rank):
-            name = self._run.heartbeat(rank).name
-            self.event("torn_line", f"the last line of {name} was cut and is passed over")
+        path = self._run.heartbeat(rank)
+        if is_last_line_torn(path):
+            self.event("torn_line", f"the last line of {path.name} was cut and is skipped")
 
     def continue_from(self, step: int) -> None:
-        """Repair the tables for a run that goes on after `step`, and open TensorBoard there."""
-        before = max(1, self._attempt - 1)
-        for table, path in (
-            (self._training, self._run.training_csv),
-            (self._validation, self._run.validation_csv),
-        ):
-            self._repair(table, path.name, step, self._run.replayed(before, path))
+        """Repair the tables for a run that continues after `step`, and open TensorBoard there."""
+        for table in (self._training, self._validation):
+            self._repair(table, step)
         if self._use_board:
             self._board.open(purge_step=step + 1)
 
-    def _repair(self, table: CsvLog, name: str, step: int, keep: Path) -> None:
+    def _repair(self, table: CsvLog, step: int) -> None:
+        name = table.path.name
+        keep = self._run.replayed(max(1, self._attempt - 1), table.path)
         try:
             repair = table.repair(step, keep)
         except OSError as error:
-            self.log.tell(f"warning: {name} could not be repaired: {error}")
+            self.log.report(f"warning: {name} could not be repaired: {error}")
             return
         if table is self._validation:
             self.validated_steps = set(repair.steps)
@@ -117,42 +229,41 @@ class Telemetry:
             rows = len(repair.replayed)
             self.event("rows_replayed", f"{rows} rows of {name} after step {step} are done again")
 
-    def progress(self, row: StepRecord) -> None:
-        """One logged step."""
-        if row.tokens_per_s is not None:
-            self._rates.append(row.tokens_per_s)
-        cells = {name: getattr(row, name) for name in TRAINING_COLUMNS if name != "attempt"}
-        self.writes.attempt(
-            "training.csv", lambda: self._training.append(cells | {"attempt": self._attempt})
-        )
-        beat = {k: v for k, v in cells.items() if k not in ("step", "tokens")}
-        self.beats.write("progress", **beat, tokens_seen=row.tokens, finite=True, **row.extra)
-        scalars = {k: v for k, v in cells.items() if k not in ("step", "attempt") and v is not None}
-        self._board.scalars("train", scalars, row.step)
+    def progress(self, step: int, figures: TrainerFigures) -> None:
+        """One logged step: a row of training.csv, a heartbeat, a point of each curve."""
+        if figures.tokens_per_s is not None:
+            self._rates.append(figures.tokens_per_s)
+        cells = {name: getattr(figures, name, None) for name in TRAINING_COLUMNS}
+        cells |= {"step": step, "tokens": figures.tokens_seen, "attempt": self._attempt}
+        self.writes.attempt("training.csv", lambda: self._training.append(cells))
+        self.beats.write("progress", figures)
+        points = {k: v for k, v in cells.items() if k not in ("step", "attempt") and v is not None}
+        self._board.scalars("train", points, step)
 
     def anomaly(self, step: int, fault: str, loss: float, grad_norm: float, skipped: int) -> None:
         """One skipped step."""
         self.event(
             "anomaly", f"step {step} was skipped: {fault}", loss=str(loss), grad_norm=str(grad_norm)
         )
-        self.beats.write("anomaly", loss=loss, grad_norm=grad_norm, finite=False, skipped=skipped)
+        self.beats.write(
+            "anomaly", BeatFigures(loss=loss, grad_norm=grad_norm, finite=False, skipped=skipped)
+        )
 
     def mark_anomaly(self, rule: str) -> None:
-        """Name the rule that ends the run, for whoever looks at the directory."""
+        """Put the rule that ends the run into `.anomaly_type`."""
         self.writes.attempt(".anomaly_type", lambda: write_text(self._run.anomaly, rule + "\n"))
 
     def validation(self, row: ValidationRecord) -> None:
         """One validation."""
         self.validated_steps.add(row.step)
-        cells = {name: getattr(row, name) for name in VALIDATION_COLUMNS if name != "attempt"}
-        self.writes.attempt(
-            "val.csv", lambda: self._validation.append(cells | {"attempt": self._attempt})
+        cells = asdict(row) | {"attempt": self._attempt}
+        self.writes.attempt("val.csv", lambda: self._validation.append(cells))
+        self.beats.write(
+            "eval", BeatFigures(val_loss=row.val_loss, bits_per_byte=row.bits_per_byte)
         )
-        self.beats.write("eval", val_loss=row.val_loss, bits_per_byte=row.bits_per_byte)
-        self._board.scalars(
-            "val", {"loss": row.val_loss, "bits_per_byte": row.bits_per_byte}, row.step
-        )
-        self.log.tell(
+        points = {"loss": row.val_loss, "bits_per_byte": row.bits_per_byte}
+        self._board.scalars("val", points, row.step)
+        self.log.report(
             f"validation at step {row.step}: loss {row.val_loss:.4f}, "
             f"{row.bits_per_byte:.4f} bits per byte"
         )
@@ -161,3 +272,19 @@ class Telemetry:
         """Flush TensorBoard and end the heartbeat thread."""
         self._board.close()
         self.beats.stop()
+
+
+@dataclass(frozen=True)
+class AttemptContext:
+    """What an attempt has before torch is loaded."""
+
+    run: RunDir
+    manifest: RunManifest
+    rank: RankEnvironment
+    telemetry: Telemetry
+    signals: SignalWatch
+
+    @property
+    def beats(self) -> HeartbeatWriter:
+        """The heartbeats of the attempt."""
+        return self.telemetry.beats

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from nsa_core.rundir.atomic import write_text
-from nsa_core.rundir.beginnings import read_beginnings
-from nsa_core.rundir.checkpoint import CheckpointFile, inspect_file, list_checkpoints
+from nsa_core.rundir.bounded_json import read_last_records
+from nsa_core.rundir.checkpoint import CheckpointFile, inspect_file, list_checkpoints, plan_removal
+from nsa_core.rundir.events import read_beginnings
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_last_records
 from nsa_core.rundir.lineage import Lineage, lineage_of
 from nsa_core.rundir.names import path_fault, show_name
-from nsa_core.rundir.retention import plan_removal
 from nsa_ops.backup.disk import (
     check_space,
     choose_too_large,

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsa_core.rundir.beginnings import Beginning, is_abandoned
 from nsa_core.rundir.checkpoint import inspect_checkpoint, read_checkpoint
+from nsa_core.rundir.events import Beginning, is_abandoned
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.lineage import Lineage
 from nsa_ops.backup.folder import BackupFolder, lineage_here

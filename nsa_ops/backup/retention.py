@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from nsa_core.rundir.beginnings import read_beginnings
-from nsa_core.rundir.checkpoint import list_checkpoints
+from nsa_core.rundir.checkpoint import list_checkpoints, plan_removal
+from nsa_core.rundir.events import read_beginnings
 from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.retention import plan_removal
 from nsa_ops.backup.disk import ask
 from nsa_ops.backup.folder import BackupFolder
 from nsa_ops.backup.receipts import newest_held, still_ahead

@@ -6,7 +6,7 @@ import time
 
 from nsa_core.config.recipe import leaves
 from nsa_core.rundir import events
-from nsa_core.rundir.atomic import fsync_dir
+from nsa_core.rundir.atomic import clear_obstacles, fsync_dir
 from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import (
@@ -15,7 +15,6 @@ from nsa_core.rundir.manifest import (
     read_manifest,
     write_manifest,
 )
-from nsa_core.rundir.obstacles import clear_obstacles
 from nsa_ops.pod.ending import read_stop
 from nsa_ops.pod.messages import NextAttemptAction, PrepareRunAction, Reply, ReplyCode
 from nsa_ops.pod.processes import LockHeldError, hold_lock
@@ -184,6 +183,5 @@ def _begin(run: RunDir, asked: NextAttemptAction) -> Reply:
 def _change(run: RunDir, asked: NextAttemptAction) -> RunManifest:
     """Validate the changed fields as a manifest before anything is moved."""
     old = read_manifest(run)
-    checked = RunManifest.model_validate({**old.model_dump(mode="python"), **asked.changes})
-    changes = {name: getattr(checked, name) for name in asked.changes}
-    return begin_next_attempt(run, at_unix_s=time.time(), changes=changes)
+    wanted = RunManifest.model_validate({**old.model_dump(mode="python"), **asked.changes})
+    return begin_next_attempt(run, at_unix_s=time.time(), wanted=wanted)

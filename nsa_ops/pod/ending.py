@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsa_core.rundir.bounded_json import read_last_records
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.events import Event, find_events
 from nsa_core.rundir.exit import HANG_RULES, ExitRecord, TrainerExit, read_exit, write_exit
 from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_last_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.pod.journal import read_watchdog

@@ -13,10 +13,10 @@ from nsa_core.config.base import TolerantModel
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir import events
 from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.bounded_json import read_last_records
 from nsa_core.rundir.exit import HANG_RULES, read_exit
 from nsa_core.rundir.halt import HaltRequest, write_halt
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_last_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.process import ProcessIdentity, is_alive

@@ -7,12 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from nsa_core.config.base import FrozenModel, TolerantModel
-from nsa_core.rundir.attempt_id import AttemptId
-from nsa_core.rundir.beginnings import Beginning
 from nsa_core.rundir.data_account import DataAccount
-from nsa_core.rundir.events import Event
+from nsa_core.rundir.events import Beginning, Event
 from nsa_core.rundir.heartbeat import Heartbeat, Phase
-from nsa_core.rundir.manifest import Parent, RunManifest
+from nsa_core.rundir.manifest import AttemptId, Parent, RunManifest
 from nsa_core.rundir.process import ProcessIdentity
 from nsa_core.rundir.redaction import FreeText
 from nsa_core.rundir.status import RunEvidence, State

@@ -13,14 +13,20 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from nsa_core.config.training import WatchdogLimits
-from nsa_core.rundir.beginnings import read_beginnings
-from nsa_core.rundir.bounded_json import JsonError, open_regular, read_bounded
+from nsa_core.rundir.bounded_json import (
+    JsonError,
+    JsonLines,
+    RecordT,
+    open_regular,
+    read_bounded,
+    read_last_records,
+    read_records,
+)
 from nsa_core.rundir.data_account import Count, DataAccount, read_account
-from nsa_core.rundir.events import Event, find_events
+from nsa_core.rundir.events import Event, find_events, read_beginnings
 from nsa_core.rundir.exit import ExitRecord, TrainerExit
 from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import Records, RecordT, read_last_records, read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.process import boot_id
@@ -118,7 +124,7 @@ def _phase_use(evidence: HealthEvidence, limits: WatchdogLimits) -> PhaseUse | N
     return PhaseUse(phase=evidence.last.phase, still_s=still_s, limit_s=limit_s, warn_s=warn_s)
 
 
-def _new_records(path: Path, kind: type[RecordT], offset: int) -> tuple[Records[RecordT], bool]:
+def _new_records(path: Path, kind: type[RecordT], offset: int) -> tuple[JsonLines[RecordT], bool]:
     """What is new since the offset, and whether there is more."""
     if offset < 0:
         return read_last_records(path, kind, MAX_BYTES), False

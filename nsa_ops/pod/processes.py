@@ -10,9 +10,9 @@ from pathlib import Path
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import write_text
-from nsa_core.rundir.attempt_id import AttemptId
 from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import AttemptId
 from nsa_core.rundir.process import (
     ProcessIdentity,
     boot_id,

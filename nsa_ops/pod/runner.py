@@ -17,11 +17,11 @@ from typing import Literal
 
 from nsa_core.env import compiler_caches, trainer_environment
 from nsa_core.rundir import events
+from nsa_core.rundir.atomic import clear_obstacles
 from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.goodput import record_hang
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
-from nsa_core.rundir.obstacles import clear_obstacles
 from nsa_core.rundir.process import identify
 from nsa_ops.pod.ending import count_memory_kills, missing_exit, write_missing_exit
 from nsa_ops.pod.journal import read_watchdog

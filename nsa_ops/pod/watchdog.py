@@ -17,10 +17,10 @@ from pathlib import Path
 
 from nsa_core.config.base import one_line
 from nsa_core.rundir import events
+from nsa_core.rundir.bounded_json import read_last_records, read_records
 from nsa_core.rundir.exit import ExitRecord, read_exit
 from nsa_core.rundir.goodput import record_hang
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_last_records, read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, read_manifest
 from nsa_ops.pod.attempts import next_attempt_in_turn

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
-from nsa_core.rundir.report import CheckResult, Status, checked
-from nsa_core.rundir.speed import CardSpeed, FirstBatch, MachineSpeed
+from nsa_core.rundir.report import CardSpeed, CheckResult, FirstBatch, MachineSpeed, Status, checked
 from nsa_ops.estimate import estimate_staging
 from nsa_ops.gpu.card import GPU
 from nsa_ops.gpu.condition import judge_throttle

@@ -9,8 +9,7 @@ from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.bounded_json import parse_model
-from nsa_core.rundir.report import CheckResult, ProbeBegun, Report
-from nsa_core.rundir.speed import MachineSpeed
+from nsa_core.rundir.report import CheckResult, MachineSpeed, ProbeBegun, Report
 from nsa_ops.clock import moment_of
 from nsa_ops.configure import (
     RunChoice,

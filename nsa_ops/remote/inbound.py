@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from nsa_core.rundir.atomic import is_set_aside
 from nsa_core.rundir.names import (
     FileEntry,
     collisions,
@@ -18,7 +19,6 @@ from nsa_core.rundir.names import (
     path_fault,
     show_name,
 )
-from nsa_core.rundir.obstacles import is_set_aside
 from nsa_ops.errors import VerificationError
 
 FileT = TypeVar("FileT", bound=FileEntry)
@@ -68,7 +68,7 @@ def parse_listing(content: bytes) -> Listing:
     """Files from `SIZE SHA256 NAME` entries that each end with a NUL; a bad one costs only itself.
 
     Names of files that are being written (see nsa_core.rundir.atomic) are passed over, and pipes
-    and links that a run has set aside (nsa_core.rundir.obstacles): they hold nothing to bring.
+    and links that a run has set aside (nsa_core.rundir.atomic): they hold nothing to bring.
     """
     found: list[RemoteFile] = []
     refused: list[Refusal] = []

@@ -7,13 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nsa_core.rundir.bounded_json import JsonError, read_bounded, read_json
+from nsa_core.rundir.bounded_json import (
+    MAX_HISTORY_BYTES,
+    JsonError,
+    read_bounded,
+    read_json,
+    read_last_records,
+)
 from nsa_core.rundir.checkpoint import CheckpointState, inspect_checkpoint, list_checkpoints
 from nsa_core.rundir.data_account import DataAccount, read_account
 from nsa_core.rundir.events import Event, read_events
 from nsa_core.rundir.exit import ExitRecord, read_exit
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import MAX_HISTORY_BYTES, read_last_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_ops.quantities import format_bytes

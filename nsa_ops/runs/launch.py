@@ -8,10 +8,9 @@ from pathlib import Path, PurePosixPath
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig
 from nsa_core.config.training import DataConfig
-from nsa_core.rundir.attempt_id import new_attempt_id
 from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.layout import check_run_id, new_run_id
-from nsa_core.rundir.manifest import RunManifest
+from nsa_core.rundir.manifest import RunManifest, new_attempt_id
 from nsa_ops.agents import ask, require_run
 from nsa_ops.configure import RunChoice, load_hardware, require_profile
 from nsa_ops.context import Operator, PodLink, RunHandle

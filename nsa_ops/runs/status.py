@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nsa_core.rundir.bounded_json import parse_records
 from nsa_core.rundir.events import Event
-from nsa_core.rundir.jsonl import parse_records
 from nsa_ops.backup.receipts import AtMostLost, at_most_lost, newest_held, receipts_of, still_ahead
 from nsa_ops.context import Operator
 from nsa_ops.errors import HaltVerdictError, VerificationError
@@ -17,7 +17,7 @@ from nsa_ops.store import Receipt, RunRecord
 
 #: The most of events.jsonl that is brought, 1.3 million events, and in one round trip.
 MAX_EVENTS_BYTES, _EVENTS_AT_ONCE = 256 * 2**20, 8 * 2**20
-#: Beginning of a pod's flag that explains why there are no events; see `Records.problem`.
+#: Beginning of a pod's flag that explains why there are no events; see `JsonLines.problem`.
 _UNREADABLE = "events.jsonl cannot be read"
 
 #: `status --exit-code`

@@ -11,13 +11,11 @@ from tests.core.train.sessions import opened
 
 def train_two_steps(run: RunDir, step: int) -> list[float]:
     """Begin the next attempt, which ends two steps after `step`; returns the losses of both."""
-    config = read_manifest(run).config
-    schedule = config.schedule.model_copy(update={"steps": step + 2})
-    begin_next_attempt(
-        run,
-        at_unix_s=time.time(),
-        changes={"config": config.model_copy(update={"schedule": schedule})},
-    )
+    manifest = read_manifest(run)
+    schedule = manifest.config.schedule.model_copy(update={"steps": step + 2})
+    config = manifest.config.model_copy(update={"schedule": schedule})
+    wanted = manifest.model_copy(update={"config": config})
+    begin_next_attempt(run, at_unix_s=time.time(), wanted=wanted)
     with opened(run) as session:
         train(session)
     with run.training_csv.open(newline="") as file:

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from nsa_core.rundir.bounded_json import read_records
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import read_manifest
 from tests.compatibility.continuation import train_two_steps

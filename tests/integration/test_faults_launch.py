@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from nsa_core.rundir.bounded_json import read_records
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_records
 from nsa_ops.configure import RunChoice
 from nsa_ops.context import Operator, connect_audited
 from nsa_ops.pod.journal import read_watchdog

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from nsa_core.rundir.bounded_json import read_records
 from nsa_core.rundir.events import read_events
 from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_records
 from nsa_core.rundir.manifest import read_manifest
 from nsa_core.rundir.process import is_alive
 from nsa_ops.pod.processes import read_processes

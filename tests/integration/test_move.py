@@ -191,8 +191,8 @@ def test_a_pod_that_comes_back_with_the_run_on_it_is_found_and_halted(pair: Pair
 
 
 def _beats(run: RunDir) -> list:
+    from nsa_core.rundir.bounded_json import read_records
     from nsa_core.rundir.heartbeat import Heartbeat
-    from nsa_core.rundir.jsonl import read_records
 
     wait_for(lambda: any(b.attempt == 2 for b in read_records(run.heartbeat(), Heartbeat).records))
     return read_records(run.heartbeat(), Heartbeat).records

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from nsa_core.rundir.bounded_json import read_records
 from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_records
 from nsa_ops.remote.snapshot import take_snapshot
 from tests.integration.bare_machine import BarePod, bare_pod
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from nsa_core.rundir.bounded_json import read_records
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_records
 from nsa_core.rundir.layout import RunDir
 from nsa_ops.remote.audit import first_broken_line
 from tests.integration.local_pod import CANARY

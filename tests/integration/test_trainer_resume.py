@@ -8,7 +8,7 @@ import pytest
 
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.layout import RunDir
-from nsa_core.train.checkpoint import TEMPORARY_PREFIX
+from nsa_core.train.checkpoint_files import TEMPORARY_PREFIX
 from tests.integration.trainer_runs import (
     events,
     exit_of,

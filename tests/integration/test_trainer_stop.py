@@ -5,10 +5,10 @@ import time
 
 import pytest
 
+from nsa_core.rundir.bounded_json import read_records
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.halt import HaltRequest, write_halt
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_records
 from tests.integration import trainer_faults as faults
 from tests.integration.trainer_runs import (
     events,

@@ -18,7 +18,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.rundir.events import Event, read_events
 from nsa_core.rundir.exit import ExitRecord, read_exit
 from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.manifest import RunManifest, begin_next_attempt, write_manifest
+from nsa_core.rundir.manifest import RunManifest, begin_next_attempt, read_manifest, write_manifest
 from nsa_core.train.__main__ import main
 
 TINY: dict[str, Any] = {
@@ -105,7 +105,7 @@ class Child:
 #: Forks trainers from a process that has loaded torch once: four seconds less for each of them.
 #: The optimizers of torch load its compiler, used or not.
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["nsa_core.train.run", "torch._dynamo", "torch._inductor"])
+_SERVER.set_forkserver_preload(["nsa_core.train.training_run", "torch._dynamo", "torch._inductor"])
 
 
 def start(run: RunDir, before: Callable[[], None] | None = None) -> Child:
@@ -148,9 +148,10 @@ def finish(run: RunDir, timeout_s: float = 60) -> int:
     return start(run).wait(timeout_s)
 
 
-def next_attempt(run: RunDir, **changes: Any) -> None:
+def next_attempt(run: RunDir, **changes: Any) -> RunManifest:
     """What `resume` does to the directory."""
-    begin_next_attempt(run, at_unix_s=time.time(), changes=changes)
+    wanted = read_manifest(run).model_copy(update=changes)
+    return begin_next_attempt(run, at_unix_s=time.time(), wanted=wanted)
 
 
 def wait_for(what: Callable[[], Any], timeout_s: float = 40, interval_s: float = 0.002) -> Any:

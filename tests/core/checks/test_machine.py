@@ -15,7 +15,7 @@ from nsa_core.config.recipe import resolve
 from nsa_core.config.run import RunConfig
 from nsa_core.data.documents import Document, RecordOrigin, Tallies, take_text
 from nsa_core.data.reporting import DataError
-from nsa_core.rundir.speed import MachineSpeed
+from nsa_core.rundir.report import MachineSpeed
 
 CONFIG = resolve("tiny-cpu", "cpu").config
 

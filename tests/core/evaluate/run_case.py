@@ -11,8 +11,14 @@ from nsa_core.model.weights import model_tensors
 from nsa_core.rundir.checkpoint import Checkpoint
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, write_manifest
-from nsa_core.train.checkpoint import Origin, Snapshot, TrainingState, to_host, write_checkpoint
-from nsa_core.train.random_state import read_host_state
+from nsa_core.train.checkpoint_files import (
+    CheckpointOrigin,
+    TrainingSnapshot,
+    TrainingState,
+    read_host_state,
+    to_host,
+    write_checkpoint,
+)
 
 MODEL = {
     "vocab_size": 340, "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_groups": 1,
@@ -51,7 +57,7 @@ def save(run: RunDir, config: RunConfig, step: int) -> tuple[LanguageModel, Chec
     """Write the checkpoint of a step; its weights are drawn with the step as seed."""
     model = LanguageModel(config.model, seed=step)
     staged = stage(config.data, run.pod_root, config.seed)
-    snapshot = Snapshot(
+    snapshot = TrainingSnapshot(
         state=TrainingState(step=step, tokens_seen=0, loader={}),
         config=config,
         model=to_host(model_tensors(model)),
@@ -59,7 +65,7 @@ def save(run: RunDir, config: RunConfig, step: int) -> tuple[LanguageModel, Chec
         random_tensors={},
         random_words=read_host_state(),
     )
-    origin = Origin("r1", 1, "0" * 64, staged.tokenizer.fingerprint)
+    origin = CheckpointOrigin("r1", 1, "0" * 64, staged.tokenizer.fingerprint)
     return model, write_checkpoint(run, snapshot, origin)
 
 

@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 
 from nsa_core.config.base import TolerantModel
+from nsa_core.rundir import bounded_json, events
 from nsa_core.rundir.bounded_json import (
     DOCUMENT,
     JsonError,
     JsonLimits,
     parse_json,
     parse_model,
+    parse_records,
     read_bounded,
     read_json,
 )
-from nsa_core.rundir.jsonl import parse_records
+from nsa_core.rundir.layout import RunDir
 
 
 class Record(TolerantModel):
@@ -97,3 +99,25 @@ def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
         read_bounded(tmp_path / "fifo", 10)
     with pytest.raises((JsonError, OSError)):
         read_bounded(tmp_path, 10)
+
+
+def test_only_lines_that_may_be_of_the_kind_are_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path)
+    for step in range(40):
+        events.record(run, kind="saved", by="trainer", attempt=1, message=f"step {step}")
+        if step % 20 == 0:
+            events.record(run, kind="signal", by="runner", attempt=1, message=f"at {step}")
+    events.record(run, kind="note", by="trainer", attempt=1, facts={"word": "signal"})
+    with run.events.open("a") as file:
+        file.write('{"ts": 1.0, "iso": "", "attempt": 1, "kind": "signal", "by": "tor')
+    parsed = []
+    parse = bounded_json.parse_model
+    monkeypatch.setattr(
+        bounded_json, "parse_model", lambda *given: parsed.append(given) or parse(*given)
+    )
+    found = events.find_events(run, "signal", "halt_asked")
+    assert [event.message for event in found] == ["at 0", "at 20"]
+    assert len(parsed) == 3
+    assert events.find_events(RunDir(tmp_path / "none"), "signal") == []

@@ -116,7 +116,7 @@ def chain(*ids: str, run_id: str = "r1") -> Lineage:
         (chain("", ""), chain("", "")),
     ],
 )
-def test_a_chain_goes_on_from_itself_and_from_its_beginning(held: Lineage, now: Lineage) -> None:
+def test_a_chain_continues_itself_and_its_beginning(held: Lineage, now: Lineage) -> None:
     assert find_divergence(held, now) is None
 
 
@@ -133,7 +133,7 @@ def test_a_chain_goes_on_from_itself_and_from_its_beginning(held: Lineage, now: 
         (chain(A), chain(A, run_id="r2"), "one is of run r1 and the other of r2"),
     ],
 )
-def test_chains_that_part_are_told_apart(held: Lineage, now: Lineage, why: str) -> None:
+def test_chains_that_part_are_recognised(held: Lineage, now: Lineage, why: str) -> None:
     assert why in str(find_divergence(held, now))
 
 
@@ -147,7 +147,7 @@ def test_every_attempt_gets_an_identity_of_its_own_and_keeps_the_earlier_ones(tm
     assert find_divergence(lineage_of(second), lineage_of(third)) is None
 
 
-def test_two_copies_of_one_run_that_both_go_on_are_two_lineages(tmp_path) -> None:
+def test_two_copies_of_one_run_that_both_continue_are_two_lineages(tmp_path) -> None:
     chains = []
     for name in ("here", "there"):
         run = RunDir(tmp_path / name)

@@ -47,7 +47,7 @@ def end(run, attempt=1, code=10):
 def test_the_next_attempt_keeps_the_record_of_the_last_and_changes_only_what_it_says(run):
     first = read_manifest(run)
     end(run)
-    second = begin_next_attempt(run, at_unix_s=3.0, changes={"resume": "auto"})
+    second = begin_next_attempt(run, at_unix_s=3.0, wanted=first)
     assert second.attempt == 2
     own = {"attempt": 1, "attempt_id": "", "created_unix_s": 1.0}
     assert second.model_copy(update=own) == first

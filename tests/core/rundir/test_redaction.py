@@ -63,7 +63,7 @@ def test_a_secret_is_hidden_and_the_words_around_it_are_kept(text: str, kept: st
         "",
     ],
 )
-def test_what_is_no_secret_is_kept_as_it_is(text: str) -> None:
+def test_text_without_a_secret_stays_as_it_is(text: str) -> None:
     assert redact(text) == text
 
 

@@ -87,7 +87,7 @@ def test_an_old_heartbeat_and_a_missing_watchdog_are_flags_and_not_states():
         (None, True, ""),
     ],
 )
-def test_who_starts_a_dead_watchdog_again_is_told(watchdog, runner, says):
+def test_the_status_says_who_restarts_a_dead_watchdog(watchdog, runner, says):
     seen = going(last_beat=beat(), watchdog_alive=watchdog, runner_alive=runner)
     why = derive_status(seen, 1).why
     assert why.partition("step 7")[2].endswith(says)

@@ -9,9 +9,6 @@ import pytest
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, write_manifest
-from nsa_core.train.disk import LossyWrites
-from nsa_core.train.heartbeat import HeartbeatWriter
-from nsa_core.train.log import RunLog
 from nsa_core.train.telemetry import Telemetry
 from tests.core.train.sessions import write_texts
 
@@ -37,9 +34,7 @@ def manifest(run: RunDir) -> RunManifest:
 @pytest.fixture
 def telemetry(run: RunDir, manifest: RunManifest) -> Iterator[Telemetry]:
     """Telemetry of `r1` without a heartbeat thread."""
-    log = RunLog(run.log)
-    beats = HeartbeatWriter(run, run_id="r1", attempt=1, rank=0, writes=LossyWrites(log.tell))
-    made = Telemetry(run, manifest, beats, log)
+    made = Telemetry(run, manifest)
     yield made
     made.close()
 

@@ -15,16 +15,11 @@ from nsa_core.config.run import RunConfig
 from nsa_core.env import RankEnvironment
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, read_manifest, write_manifest
-from nsa_core.train.context import AttemptContext
-from nsa_core.train.disk import LossyWrites
-from nsa_core.train.goodput import start_clock
-from nsa_core.train.heartbeat import HeartbeatWriter
-from nsa_core.train.log import RunLog
-from nsa_core.train.prepare import prepare
-from nsa_core.train.run import Outcome, run_training
-from nsa_core.train.session import Session
+from nsa_core.train.session import TrainingSession, prepare
 from nsa_core.train.stop import SignalWatch, StopWatch
-from nsa_core.train.telemetry import Telemetry
+from nsa_core.train.telemetry import AttemptContext, Telemetry
+from nsa_core.train.timing import start_clock
+from nsa_core.train.training_run import AttemptEnd, run_training
 from tests.integration.trainer_runs import merge
 
 #: Long enough documents for choices that are free (more than 4 blocks of 4), several in a row.
@@ -75,36 +70,30 @@ def new_run(root: Path, text: Path, run_id: str = "r1", **changes: Any) -> RunDi
 
 
 @contextmanager
-def attempt(run: RunDir) -> Iterator[tuple[AttemptContext, Telemetry]]:
-    """An attempt that says things and has not begun."""
-    manifest, log = read_manifest(run), RunLog(run.log)
-    beats = HeartbeatWriter(
-        run, run_id=run.run_id, attempt=manifest.attempt, rank=0, writes=LossyWrites(log.tell)
-    )
-    telemetry = Telemetry(run, manifest, beats, log)
+def attempt(run: RunDir) -> Iterator[AttemptContext]:
+    """An attempt that can report and has not begun."""
+    manifest = read_manifest(run)
+    telemetry = Telemetry(run, manifest)
     signals = SignalWatch(lambda why: None)
     try:
-        yield (
-            AttemptContext(run, manifest, RankEnvironment(), log, beats, signals),
-            telemetry,
-        )
+        yield AttemptContext(run, manifest, RankEnvironment(), telemetry, signals)
     finally:
         telemetry.close()
 
 
-def run_here(run: RunDir) -> Outcome:
+def run_here(run: RunDir) -> AttemptEnd:
     """One attempt from the first line to the last."""
-    with attempt(run) as (context, telemetry):
-        return run_training(context, telemetry, None)
+    with attempt(run) as context:
+        return run_training(context, None)
 
 
 @contextmanager
-def opened(run: RunDir) -> Iterator[Session]:
+def opened(run: RunDir) -> Iterator[TrainingSession]:
     """The session of an attempt, ready to train."""
-    with attempt(run) as (context, telemetry):
+    with attempt(run) as context:
         clock = start_clock(run, attempt=context.manifest.attempt, last_alive_unix_s=None)
         stop = StopWatch(run, context.manifest, context.signals, report_stale=lambda what: None)
-        session = prepare(context, telemetry, stop, clock)
+        session = prepare(context, stop, clock)
         try:
             yield session
         finally:

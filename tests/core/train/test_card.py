@@ -8,7 +8,7 @@ from nsa_core.train.card import (
     query_card,
     read_memory,
 )
-from nsa_core.train.meter import Meter
+from nsa_core.train.timing import Meter
 
 
 def test_a_line_of_nvidia_smi_becomes_numbers():
@@ -16,12 +16,12 @@ def test_a_line_of_nvidia_smi_becomes_numbers():
     assert parse_card_state(line) == CardState(97.0, 412.53, 61.0, "0x0000000000000004")
 
 
-def test_what_the_card_cannot_tell_is_none_and_never_zero():
+def test_unknown_values_of_the_card_are_none_and_never_zero():
     line = "[N/A], [Not Supported], [Unknown Error], [N/A]"
     assert parse_card_state(line) == CardState()
 
 
-def test_an_empty_answer_is_no_state():
+def test_an_empty_answer_gives_an_empty_state():
     assert parse_card_state("") == CardState()
 
 
@@ -70,7 +70,7 @@ def test_steps_that_compile_are_not_in_the_rate():
     ],
     ids=["answers", "fails", "hangs", "missing"],
 )
-def test_nvidia_smi_that_gives_no_answer_says_nothing(tmp_path, monkeypatch, script, said):
+def test_without_an_answer_of_nvidia_smi_the_text_is_empty(tmp_path, monkeypatch, script, said):
     if script is not None:
         tool = tmp_path / "nvidia-smi"
         tool.write_text(f"#!/bin/sh\n{script}\n")

@@ -13,22 +13,22 @@ from nsa_core.rundir.checkpoint import (
     list_checkpoints,
     read_checkpoint,
 )
-from nsa_core.train import checkpoint as content
-from nsa_core.train.failure import CheckpointError
-from nsa_core.train.random_state import (
+from nsa_core.train import checkpoint_files as content
+from nsa_core.train.checkpoint_files import (
     read_host_state,
     read_torch_state,
     restore_host_state,
     restore_torch_state,
 )
+from nsa_core.train.failure import CheckpointError
 from nsa_core.train.resume import find_differences, find_resume_point, set_aside_later
 from tests.core.train.models import CPU, make_model, same, weights
 
-ORIGIN = content.Origin("r1", 1, "c0ffee", "tokens")
+ORIGIN = content.CheckpointOrigin("r1", 1, "c0ffee", "tokens")
 
 
 def snapshot(step, model=None, **state):
-    return content.Snapshot(
+    return content.TrainingSnapshot(
         state=content.TrainingState(step=step, tokens_seen=step * 10, loader={}, **state),
         config=RunConfig(),
         model=content.to_host(model_tensors(model or make_model())),

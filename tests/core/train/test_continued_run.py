@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import read_manifest
-from nsa_core.train.checkpoint import read_state
+from nsa_core.train.checkpoint_files import read_state
 from nsa_core.train.loop import train
 from tests.core.train.models import same, weights
 from tests.core.train.sessions import new_run, opened, run_here, saved
@@ -57,7 +57,7 @@ def test_a_checkpoint_holds_weights_moments_cursor_and_generators(whole):
         assert generators.keys() == {"cpu"}
 
 
-def test_a_run_that_goes_on_is_bit_for_bit_the_run_that_never_stopped(whole, cut):
+def test_a_resumed_run_is_bit_for_bit_the_run_that_never_stopped(whole, cut):
     assert run_here(cut).code == 0
     assert losses(cut) == losses(whole)
     for step in range(3, STEPS + 1):
@@ -72,7 +72,7 @@ def test_a_run_that_goes_on_is_bit_for_bit_the_run_that_never_stopped(whole, cut
     assert same(load_file(cut.final_model), load_file(whole.final_model))
 
 
-def test_a_run_that_goes_on_continues_its_counts(whole, cut):
+def test_a_resumed_run_continues_its_counts(whole, cut):
     with opened(cut) as session:
         assert session.step == 2
         assert session.keeper.begin_step == 2

@@ -1,19 +1,16 @@
 """What must be on the disk before what: a power cut may come between any two calls."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from nsa_core.model.weights import model_tensors
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, list_checkpoints
-from nsa_core.train import checkpoint as content
-from nsa_core.train.random_state import read_host_state, read_torch_state
-from nsa_core.train.run import write_final_model
-from nsa_core.train.saver import CheckpointSaver
+from nsa_core.train import checkpoint_files as content
+from nsa_core.train.checkpoint_files import read_host_state, read_torch_state
+from nsa_core.train.run_files import write_final_model
 from tests.core.train.disk_trace import DiskTrace
 from tests.core.train.models import CPU, make_model
 
-ORIGIN = content.Origin("r1", 1, "c0ffee", "tokens")
+ORIGIN = content.CheckpointOrigin("r1", 1, "c0ffee", "tokens")
 FILES = {
     "model.safetensors", "optimizer.safetensors", "random_rank0.safetensors",
     "random_rank0.json", "state.json", "config.json", MANIFEST_NAME,
@@ -27,7 +24,7 @@ def trace(monkeypatch):
 
 def save(run, manifest, step):
     model = make_model(seed=step)
-    snapshot = content.Snapshot(
+    snapshot = content.TrainingSnapshot(
         state=content.TrainingState(step=step, tokens_seen=step * 10, loader={}),
         config=manifest.config,
         model=content.to_host(model_tensors(model)),
@@ -35,9 +32,7 @@ def save(run, manifest, step):
         random_tensors=read_torch_state(CPU),
         random_words=read_host_state(),
     )
-    saver = CheckpointSaver(run, ORIGIN, background=True)
-    saver.submit(snapshot)
-    return saver.collect(wait=True).outcome
+    return content.write_checkpoint(run, snapshot, ORIGIN)
 
 
 def test_a_save_makes_each_part_durable_before_the_next_names_it(run, manifest, trace):
@@ -56,7 +51,7 @@ def test_a_save_makes_each_part_durable_before_the_next_names_it(run, manifest, 
 
 
 def test_the_final_model_is_durable_before_it_has_its_name(run, trace):
-    write_final_model(run, SimpleNamespace(model=make_model()))
+    write_final_model(run, make_model())
     renamed_at, renamed = trace.rename_to(run.final_model)
     assert set(renamed.content.values()) <= trace.synced_before(renamed_at)
     assert any(place > renamed_at for place in trace.syncs_of(run.root))

@@ -12,13 +12,13 @@ from nsa_core.data.loader import LoaderPlan, validation_batches
 from nsa_core.data.staging import stage
 from nsa_core.evaluate.device import move
 from nsa_core.model.transformer import LanguageModel
+from nsa_core.rundir.bounded_json import read_records
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_records
 from nsa_core.rundir.manifest import read_manifest
 from nsa_core.train.failure import NonFiniteError
-from nsa_core.train.goodput import GoodputClock
 from nsa_core.train.loop import train
 from nsa_core.train.step import StepResult
+from nsa_core.train.timing import GoodputClock
 from tests.core.train.models import CPU, same, weights
 from tests.core.train.sessions import new_run, opened, run_here
 from tests.integration.trainer_runs import events, rows
@@ -66,7 +66,7 @@ OF_A_CARD = {
 }  # fmt: skip
 
 
-def test_every_field_of_a_heartbeat_is_told_by_some_beat(beats):
+def test_every_field_of_a_heartbeat_is_filled_by_some_beat(beats):
     told = {name for beat in beats for name, value in beat if value not in (None, {}, [])}
     of_a_known_length = {"staging_share"}  # of a staging; see test_staging_progress.py
     assert Heartbeat.model_fields.keys() - told == OF_A_CARD | of_a_known_length

@@ -9,18 +9,19 @@ from nsa_core.model.weights import model_tensors
 from nsa_core.rundir import events
 from nsa_core.rundir.exit import ExitRecord, write_exit
 from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.manifest import Parent, begin_next_attempt, read_manifest, write_manifest
-from nsa_core.train import checkpoint as content
+from nsa_core.rundir.manifest import Parent, read_manifest, write_manifest
+from nsa_core.train import checkpoint_files as content
+from nsa_core.train.checkpoint_files import read_host_state, read_torch_state
 from nsa_core.train.failure import CheckpointError
-from nsa_core.train.random_state import read_host_state, read_torch_state
 from nsa_core.train.resume import find_resume_point
 from tests.core.train.models import CPU, make_model
+from tests.integration.trainer_runs import next_attempt
 
 OWN, OTHER = "a" * 32, "b" * 32
 
 
 def write(run, step, run_id="r1", attempt=1, attempt_id=OWN):
-    snapshot = content.Snapshot(
+    snapshot = content.TrainingSnapshot(
         state=content.TrainingState(step=step, tokens_seen=step, loader={}),
         config=RunConfig(),
         model=content.to_host(model_tensors(make_model())),
@@ -28,7 +29,7 @@ def write(run, step, run_id="r1", attempt=1, attempt_id=OWN):
         random_tensors=read_torch_state(CPU),
         random_words=read_host_state(),
     )
-    origin = content.Origin(run_id, attempt, "c0ffee", "tokens", attempt_id)
+    origin = content.CheckpointOrigin(run_id, attempt, "c0ffee", "tokens", attempt_id)
     return content.write_checkpoint(run, snapshot, origin)
 
 
@@ -59,7 +60,7 @@ def test_a_checkpoint_names_the_attempt_that_wrote_it(run, own):
         ({"attempt_id": ""}, "it is of another lineage of r1"),
     ],
 )
-def test_auto_resume_passes_over_a_foreign_checkpoint_and_says_so(run, own, foreign, why):
+def test_auto_resume_skips_a_foreign_checkpoint_and_reports_it(run, own, foreign, why):
     write(run, 5)
     write(run, 10, **foreign)
     step, rejected = search(run, own)
@@ -76,7 +77,7 @@ def test_where_every_checkpoint_is_foreign_the_trainer_does_not_begin_from_nothi
 
 def test_a_named_foreign_checkpoint_is_refused_with_15(run, own):
     path = write(run, 10, attempt_id=OTHER).path
-    named = begin_next_attempt(run, at_unix_s=1.0, changes={"resume": str(path)})
+    named = next_attempt(run, resume=str(path))
     with pytest.raises(CheckpointError, match="another lineage of r1") as refused:
         search(run, named)
     assert int(refused.value.code) == 15
@@ -86,15 +87,15 @@ def test_a_checkpoint_of_an_older_version_is_accepted_where_nothing_contradicts(
     write_manifest(run, manifest.model_copy(update={"attempt_id": ""}))
     write(run, 5, attempt_id="")
     assert search(run, read_manifest(run)) == (5, [])
-    assert search(run, begin_next_attempt(run, at_unix_s=1.0)) == (5, [])
+    assert search(run, next_attempt(run)) == (5, [])
 
 
-def test_the_next_attempt_goes_on_from_a_checkpoint_of_the_one_before(run, own):
+def test_the_next_attempt_continues_from_a_checkpoint_of_the_one_before(run, own):
     write(run, 5)
-    second = begin_next_attempt(run, at_unix_s=1.0)
+    second = next_attempt(run)
     assert search(run, second) == (5, [])
     write(run, 10, attempt=2, attempt_id=second.attempt_id)
-    third = begin_next_attempt(run, at_unix_s=1.0)
+    third = next_attempt(run)
     assert search(run, third) == (10, [])
 
 
@@ -166,23 +167,23 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_by_itself(run, ow
     note_exit(run, 75 if evidence == "exit" else None)
     if evidence == "events":
         note_saved(run, 1, 75)
-    second = begin_next_attempt(run, at_unix_s=2.0)
+    second = next_attempt(run)
     with pytest.raises(CheckpointError, match="has saved a checkpoint of step 75") as refused:
         search(run, second)
     assert refused.value.code == 15
     assert "--afresh" in refused.value.hint
-    afresh = begin_next_attempt(run, at_unix_s=3.0, changes={"resume": "afresh"})
+    afresh = next_attempt(run, resume="afresh")
     assert search(run, afresh) == (None, [])
-    restarted = begin_next_attempt(run, at_unix_s=4.0, changes={"resume": "auto"})
+    restarted = next_attempt(run, resume="auto")
     assert search(run, restarted) == (None, [])  # it began afresh and has saved nothing yet
     note_saved(run, 4, 5)
     with pytest.raises(CheckpointError, match="step 5"):
-        search(run, begin_next_attempt(run, at_unix_s=5.0))
+        search(run, next_attempt(run))
 
 
 def test_a_run_that_never_saved_begins_again_at_the_first_step(run, own):
     note_exit(run, None)
-    assert search(run, begin_next_attempt(run, at_unix_s=2.0)) == (None, [])
+    assert search(run, next_attempt(run)) == (None, [])
 
 
 def test_a_run_that_lost_its_checkpoints_does_not_fall_back_to_its_parent(run, own, tmp_path):
@@ -193,7 +194,7 @@ def test_a_run_that_lost_its_checkpoints_does_not_fall_back_to_its_parent(run, o
     assert search(run, first)[0] == 5
     note_saved(run, 1, 75)
     with pytest.raises(CheckpointError, match="step 75"):
-        search(run, begin_next_attempt(run, at_unix_s=2.0))
+        search(run, next_attempt(run))
 
 
 def damage_by_folder(folder):
@@ -225,7 +226,7 @@ def damage_by_read_error_of_the_manifest(folder):
 @pytest.mark.parametrize(
     "damage", [damage_by_folder, damage_by_read_error, damage_by_read_error_of_the_manifest]
 )
-def test_what_cannot_be_read_is_passed_over_for_the_next_older_checkpoint(run, own, damage):
+def test_an_unreadable_checkpoint_is_skipped_for_the_next_older_one(run, own, damage):
     write(run, 5)
     why = damage(write(run, 10).path)
     assert search(run, own) == (5, [why])

@@ -1,16 +1,63 @@
 import pytest
 
 from nsa_core.config.training import CheckpointConfig
-from nsa_core.rundir.checkpoint import list_checkpoints
+from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.checkpoint import CheckpointManifest, list_checkpoints
 from nsa_core.rundir.events import read_events
-from nsa_core.train import saver as saver_module
-from nsa_core.train.checkpoint import CheckpointWriteError, write_checkpoint
+from nsa_core.train import keeper as keeper_module
+from nsa_core.train.checkpoint_files import CheckpointWriteError, write_checkpoint
 from nsa_core.train.failure import DiskFullError
-from nsa_core.train.goodput import GoodputClock
-from nsa_core.train.keeper import CheckpointKeeper
-from nsa_core.train.retention import write_known_good
-from nsa_core.train.saver import CheckpointSaver
+from nsa_core.train.keeper import (
+    CheckpointKeeper,
+    apply_retention,
+    find_known_good,
+    write_known_good,
+)
+from nsa_core.train.timing import GoodputClock
 from tests.core.train.test_checkpoint import ORIGIN, snapshot
+
+
+@pytest.mark.parametrize(
+    ("config", "known_good", "removed"),
+    [
+        (CheckpointConfig(keep_last=2), None, [20, 10]),
+        (CheckpointConfig(keep_last=1, keep_every=20), None, [30, 10]),
+        (CheckpointConfig(keep_last=1), 10, [30, 20]),
+    ],
+)
+def test_the_newest_every_mth_and_the_last_known_good_are_kept(run, config, known_good, removed):
+    for step in (10, 40, 20, 30):
+        folder = run.checkpoint(step)
+        folder.mkdir(parents=True)
+        manifest = CheckpointManifest(
+            run_id="r1", attempt=1, step=step, tokens_seen=0, created_unix_s=0.0,
+            config_sha256="", files=[],
+        )  # fmt: skip
+        write_text(folder / "checkpoint.json", manifest.model_dump_json())
+    assert apply_retention(run, config, known_good) == removed
+    assert {one.step for one in list_checkpoints(run)} == {10, 20, 30, 40} - set(removed)
+
+
+def test_fifty_clean_steps_make_a_checkpoint_known_good():
+    assert find_known_good([100, 120], 149, None) is None
+    assert find_known_good([100, 120], 150, None) == 100
+    assert find_known_good([100, 120], 170, None) == 120
+
+
+def test_an_anomaly_after_a_checkpoint_keeps_it_from_being_known_good():
+    assert find_known_good([100, 120], 200, 110) == 120
+    assert find_known_good([100], 200, 110) is None
+
+
+def test_an_abandoned_future_goes_once_a_known_good_checkpoint_has_passed_it(run):
+    for name in ("aside_attempt2_step_000040", "aside_attempt2_step_000040_again",
+                 "aside_attempt2_step_000060", "aside_of_mine"):  # fmt: skip
+        (run.checkpoints / name).mkdir(parents=True)
+    apply_retention(run, CheckpointConfig(keep_last=1), 30)
+    assert len(list(run.checkpoints.iterdir())) == 4
+    apply_retention(run, CheckpointConfig(keep_last=1), 50)
+    left = sorted(folder.name for folder in run.checkpoints.iterdir())
+    assert left == ["aside_attempt2_step_000060", "aside_of_mine"]
 
 
 class Disk:
@@ -29,15 +76,14 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch):
     made = Disk()
-    monkeypatch.setattr(saver_module, "write_checkpoint", made.write)
+    monkeypatch.setattr(keeper_module, "write_checkpoint", made.write)
     return made
 
 
 @pytest.fixture(params=[True, False], ids=["background", "in the loop"])
 def keeper(run, telemetry, disk, request):
-    config = CheckpointConfig(save_every=10, keep_last=2)
-    saver = CheckpointSaver(run, ORIGIN, background=request.param)
-    return CheckpointKeeper(run, config, saver, telemetry, GoodputClock(0.0, {}))
+    config = CheckpointConfig(save_every=10, keep_last=2, background=request.param)
+    return CheckpointKeeper(run, config, ORIGIN, telemetry, GoodputClock(0.0, {}))
 
 
 def save(keeper, step, *, wait=True):
@@ -68,14 +114,16 @@ def test_older_ones_go_after_a_newer_one_is_whole(keeper, run):
     assert [c.step for c in list_checkpoints(run)] == [30, 20]
 
 
-def test_a_failed_save_is_said_and_the_run_goes_on_while_the_last_one_is_young(keeper, disk, run):
+def test_a_failed_save_is_an_event_and_the_run_continues_while_the_last_one_is_young(
+    keeper, disk, run
+):
     save(keeper, 10)
     disk.has_room = False
     for step in (20, 30, 40):
         save(keeper, step, wait=False)
         keeper.settle(wait=True)
     assert kinds(run).count("save_failed") == 3
-    assert "goes on" in read_events(run)[-1].message
+    assert "continues until" in read_events(run)[-1].message
 
 
 def test_a_last_checkpoint_that_is_too_old_halts_the_run(keeper, disk):
@@ -88,7 +136,7 @@ def test_a_last_checkpoint_that_is_too_old_halts_the_run(keeper, disk):
     assert "step 10" in str(ended.value)
 
 
-def test_the_last_save_of_a_run_may_not_fail_in_silence(keeper, disk):
+def test_the_last_save_of_a_run_may_not_fail_silently(keeper, disk):
     disk.has_room = False
     with pytest.raises(DiskFullError) as ended:
         save(keeper, 10)
@@ -117,21 +165,21 @@ def test_a_bug_in_the_writer_reaches_the_loop(keeper, monkeypatch):
     def broken(*inputs):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(saver_module, "write_checkpoint", broken)
+    monkeypatch.setattr(keeper_module, "write_checkpoint", broken)
     with pytest.raises(ZeroDivisionError):
         save(keeper, 10)
 
 
 @pytest.mark.parametrize("begun_at", [0, 10])
-def test_a_known_good_one_of_an_abandoned_future_counts_no_more(
+def test_a_known_good_checkpoint_of_an_abandoned_future_no_longer_counts(
     run, telemetry, disk, keeper, begun_at
 ):
     save(keeper, 20)
     write_known_good(run, 20)
     resumed = CheckpointKeeper(
         run,
-        CheckpointConfig(save_every=10, keep_last=2),
-        CheckpointSaver(run, ORIGIN, background=False),
+        CheckpointConfig(save_every=10, keep_last=2, background=False),
+        ORIGIN,
         telemetry,
         GoodputClock(0.0, {}),
     )

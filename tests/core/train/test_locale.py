@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from nsa_core.train.checkpoint import read_config
+from nsa_core.train.checkpoint_files import read_config
 from tests.core.train.sessions import new_run, opened, run_here
 from tests.integration.trainer_runs import next_attempt
 

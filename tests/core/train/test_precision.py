@@ -6,7 +6,7 @@ import torch
 from nsa_core.config.training import OptimizerConfig
 from nsa_core.evaluate.device import autocast
 from nsa_core.rundir.manifest import read_manifest
-from nsa_core.train.failure import ConfigurationError
+from nsa_core.train.failure import TrainerConfigurationError
 from nsa_core.train.learner import choose_device, make_learner
 from nsa_core.train.loop import train
 from nsa_core.train.optimizer import OptimizerSet
@@ -137,7 +137,7 @@ def test_fp16_scales_the_loss_and_clips_what_is_unscaled(tmp_path, text):
 
 def test_fp16_needs_a_card(tmp_path, text):
     config = read_manifest(half_run(tmp_path, text, "fp16")).config
-    with pytest.raises(ConfigurationError, match="fp16 needs a CUDA card"):
+    with pytest.raises(TrainerConfigurationError, match="fp16 needs a CUDA card"):
         choose_device(config)
 
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from nsa_core.model.weights import model_tensors
-from nsa_core.train import checkpoint as content
+from nsa_core.train import checkpoint_files as content
 from nsa_core.train.failure import CheckpointError
 from nsa_core.train.learner import Learner
-from nsa_core.train.restore import restore
-from nsa_core.train.resume import find_resume_point
+from nsa_core.train.resume import find_resume_point, restore
 from nsa_core.train.session import read_position
 from tests.core.train.models import CPU, make_model, make_steps
 
@@ -35,7 +34,7 @@ def seed(value):
 
 def save(run, manifest, learner):
     position = read_position(5, 50, {}, (), CPU)
-    snapshot = content.Snapshot(
+    snapshot = content.TrainingSnapshot(
         state=content.TrainingState(step=5, tokens_seen=50, loader={}),
         config=manifest.config,
         model=content.to_host(model_tensors(learner.model)),
@@ -43,11 +42,11 @@ def save(run, manifest, learner):
         random_tensors=content.to_host(position.random_tensors),
         random_words=position.random_words,
     )
-    content.write_checkpoint(run, snapshot, content.Origin("r1", 1, "c0ffee", "tokens"))
+    content.write_checkpoint(run, snapshot, content.CheckpointOrigin("r1", 1, "c0ffee", "tokens"))
 
 
 @pytest.mark.parametrize("generator", DRAWS)
-def test_a_resume_goes_on_with_the_next_draw_of_each_generator(run, manifest, generator):
+def test_a_resume_continues_with_the_next_draw_of_each_generator(run, manifest, generator):
     model = make_model()
     learner = Learner(model, make_steps(model))
     seed(5)
@@ -70,7 +69,7 @@ def with_scaler(model, scale):
     return Learner(model, steps)
 
 
-def test_a_resume_goes_on_with_the_loss_scale(run, manifest):
+def test_a_resume_continues_with_the_loss_scale(run, manifest):
     save(run, manifest, with_scaler(make_model(), 64.0))
     point = resume_point(run, manifest)
     scale = {**torch.amp.GradScaler("cpu", init_scale=64.0).state_dict(), "_growth_tracker": 7}

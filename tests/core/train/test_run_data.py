@@ -16,7 +16,7 @@ from nsa_core.rundir.data_account import read_account
 from nsa_core.rundir.events import read_events
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import read_manifest
-from nsa_core.train.checkpoint import TrainingState
+from nsa_core.train.checkpoint_files import TrainingState
 from nsa_core.train.resume import ResumePoint
 from nsa_core.train.run_data import open_data
 from nsa_core.train.stop import StopWatch
@@ -24,9 +24,9 @@ from tests.core.train.sessions import attempt, new_run, write_texts
 
 
 def opened(run, point=None):
-    with attempt(run) as (context, telemetry):
+    with attempt(run) as context:
         stop = StopWatch(run, context.manifest, context.signals, report_stale=lambda what: None)
-        return open_data(context, telemetry, stop, point)
+        return open_data(context, stop, point)
 
 
 def point_of(run, staged):

@@ -26,7 +26,7 @@ def halt(run, **fields):
     write_halt(run, HaltRequest(**{**given, **fields}))
 
 
-def test_nothing_asked_is_no_stop(watch):
+def test_without_a_request_nothing_stops(watch):
     assert watch.poll() is None
     watch.check()
 
@@ -76,7 +76,7 @@ def test_a_folder_as_stop_file_is_reported_once_and_stops_nothing(watch, run, st
     assert "cannot be read" in stale[0]
 
 
-def test_a_request_says_why_also_where_a_signal_followed_it(run, manifest, stale):
+def test_a_stop_request_gives_the_reason_even_if_a_signal_followed_it(run, manifest, stale):
     signals = SignalWatch(lambda why: None)
     signals.stop_signal = "SIGTERM"
     watch = StopWatch(run, manifest, signals, stale.append)

@@ -1,23 +1,25 @@
+"""Heartbeats, tables, TensorBoard and the log of an attempt."""
+
 import json
 import math
 
 import pytest
 
+from nsa_core.rundir.bounded_json import read_records
 from nsa_core.rundir.events import read_events
-from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_core.rundir.jsonl import read_records
-from nsa_core.train.disk import RESERVE_BYTES, LossyWrites, hold_reserve, release_reserve
-from nsa_core.train.log import RunLog
-from nsa_core.train.telemetry import StepRecord, ValidationRecord
-from nsa_core.train.tensorboard import TensorBoardLog
+from nsa_core.rundir.heartbeat import BeatFigures, Heartbeat
+from nsa_core.train.disk import RESERVE_BYTES, LossyWrites, RunLog, hold_reserve, release_reserve
+from nsa_core.train.tables import TensorBoardLog
+from nsa_core.train.telemetry import TrainerFigures, ValidationRecord
+from tests.core.train.sessions import new_run, opened, write_texts
 
 
-def row(step, **fields):
+def figures(**fields):
     given = {
-        "tokens": 64, "loss": 2.5, "lr": 1e-3, "grad_norm": 0.7, "tokens_per_s": 100.0,
+        "tokens_seen": 64, "loss": 2.5, "lr": 1e-3, "grad_norm": 0.7, "tokens_per_s": 100.0,
         "mfu": None, "step_s": 0.1, "data_s": 0.0, "skipped": 0,
     }  # fmt: skip
-    return StepRecord(step=step, **{**given, **fields})
+    return TrainerFigures(**{**given, **fields})
 
 
 def beats(run):
@@ -27,7 +29,7 @@ def beats(run):
 def test_a_logged_step_is_in_the_table_and_in_a_heartbeat(telemetry, run):
     telemetry.continue_from(0)
     telemetry.beats.advance(step=3)
-    telemetry.progress(row(3, extra={"gate_entropy_mean": 1.0}))
+    telemetry.progress(3, figures(gate_entropy_mean=1.0))
     line = run.training_csv.read_text().splitlines()[1]
     assert line.startswith("3,64,2.5,0.001,0.7,100.0,,")
     beat = beats(run)[-1]
@@ -55,9 +57,9 @@ def test_a_long_phase_is_written_at_once_with_its_deadline(telemetry, run):
     assert (beats(run)[-1].phase, beats(run)[-1].phase_deadline_s) == ("eval", 300.0)
 
 
-def test_beats_of_the_data_phase_say_how_far_the_staging_is_and_no_others(telemetry, run):
+def test_only_beats_of_the_data_phase_have_the_progress_of_staging(telemetry, run):
     telemetry.beats.enter("data")
-    telemetry.beats.staging = {"staging": "tokenise: 5 documents", "staging_share": 0.5}
+    telemetry.beats.staging = BeatFigures(staging="tokenise: 5 documents", staging_share=0.5)
     telemetry.beats.write("beat")
     telemetry.beats.enter("init")
     said = [(beat.staging, beat.staging_share) for beat in beats(run)]
@@ -95,7 +97,7 @@ def test_a_later_attempt_hides_the_points_it_replays(tmp_path):
     assert values == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
 
 
-def test_a_disk_that_refuses_costs_lines_and_is_said_once():
+def test_a_disk_that_refuses_costs_lines_and_is_reported_once():
     said = []
     writes = LossyWrites(said.append)
 
@@ -122,13 +124,27 @@ def test_the_reserve_holds_real_blocks_and_gives_them_back(run):
 
 def test_lines_are_kept_in_the_log_with_their_time(run, capfd):
     log = RunLog(run.log)
-    log.tell("resumed: from step 5")
+    log.report("resumed: from step 5")
     assert capfd.readouterr().err == "resumed: from step 5\n"
     assert run.log.read_text().endswith(" resumed: from step 5\n")
 
 
 def test_a_log_that_is_stderr_has_each_line_once(run, monkeypatch):
     with run.log.open("ab") as file:
-        monkeypatch.setattr("nsa_core.train.log.STDERR", file.fileno())
-        RunLog(run.log).tell("one")
+        monkeypatch.setattr("nsa_core.train.disk.STDERR", file.fileno())
+        RunLog(run.log).report("one")
     assert run.log.read_text() == "one\n"
+
+
+def test_heartbeats_of_staging_have_its_activity_and_its_share(tmp_path):
+    text = tmp_path / "text.jsonl"
+    write_texts(text)
+    run = new_run(tmp_path, text, data={"max_tokens": 2000, "document_batch": 8})
+    with opened(run):
+        beats = read_records(run.heartbeat(), Heartbeat).records
+    said = {beat.staging.partition(":")[0]: beat for beat in beats if beat.staging}
+    assert {"tokenise", "verify"} <= set(said)
+    assert {beat.phase for beat in said.values()} == {"data"}
+    assert 0 < said["tokenise"].staging_share <= 1
+    assert said["verify"].staging_share is None
+    assert beats[-1].staging is None

@@ -1,13 +1,10 @@
 """The loop of the trainer on a tiny run, in this process: what it logs is what was asked for."""
 
-from contextlib import contextmanager
-
 import pytest
 
 from nsa_core.rundir.manifest import read_manifest
 from nsa_core.train import learner, loop
-from nsa_core.train.gates import record_gates
-from nsa_core.train.schedule import learning_rate_scale
+from nsa_core.train.optimizer import learning_rate_scale
 from tests.core.train.sessions import run_here
 from tests.integration.trainer_runs import make_run, rows
 
@@ -52,14 +49,12 @@ def test_a_compiled_run_records_its_gates_once_before_it_is_timed(tmp_path, monk
         runtime={"compile": True},
     )
     monkeypatch.setattr(learner, "compile_blocks", lambda model: None)
-    wanted = []
+    wanted, records_gates = [], loop._records_gates
 
-    @contextmanager
-    def noted(model, *, is_wanted):
-        wanted.append(is_wanted)
-        with record_gates(model, is_wanted=is_wanted):
-            yield
+    def noted(session):
+        wanted.append(records_gates(session))
+        return wanted[-1]
 
-    monkeypatch.setattr(loop, "record_gates", noted)
+    monkeypatch.setattr(loop, "_records_gates", noted)
     assert run_here(run).code == 0
     assert [step for step, is_wanted in enumerate(wanted, start=1) if is_wanted] == [3, 6]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_core.rundir.beginnings import Beginning
+from nsa_core.rundir.events import Beginning
 from nsa_ops.runs.status import status_line
 from nsa_ops.store import RunRecord
 from tests.ops.backup.case import RUN_ID, Case, flip_bit

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_core.rundir.checkpoint import list_checkpoints
-from nsa_core.rundir.retention import plan_removal
+from nsa_core.rundir.checkpoint import list_checkpoints, plan_removal
 from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.backup.retention import (
     RetentionPolicy,

@@ -61,7 +61,7 @@ def test_files_of_the_library_itself_are_accepted(tmp_path: Path) -> None:
         (_file(b"[]"), "does not begin with"),
         (_file(b"{torn"), "is not JSON"),
         (_file(b'{"a":' * 5000), "is not JSON"),
-        (_file(b'{"a": {}, "a": {}}'), "'a' stands in it twice"),
+        (_file(b'{"a": {}, "a": {}}'), "the key 'a' twice"),
         (_file({"__metadata__": {"n": 1}}), "not an object of strings"),
         (_file({"a": _tensor(0, 4, kind="F99")}, bytes(4)), "unknown type"),
         (_file({"a": _tensor(0, 4, shape=[-1])}, bytes(4)), "no proper dtype"),

@@ -5,8 +5,14 @@ import pytest
 from nsa_core.config.profile import HardwareProfile, load_profile
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.data_account import Count, DataAccount
-from nsa_core.rundir.report import CheckResult
-from nsa_core.rundir.speed import AllReduceSpeed, CardSpeed, DiskSpeed, FirstBatch, MachineSpeed
+from nsa_core.rundir.report import (
+    AllReduceSpeed,
+    CardSpeed,
+    CheckResult,
+    DiskSpeed,
+    FirstBatch,
+    MachineSpeed,
+)
 from nsa_ops.preflight.judge_speed import judge_rate, judge_speed, judge_staging
 
 H100 = load_profile("h100")

@@ -1,6 +1,6 @@
 import pytest
 
-from nsa_core.train.csv_log import CsvLog
+from nsa_core.train.tables import CsvLog
 
 
 @pytest.fixture

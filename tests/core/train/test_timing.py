@@ -5,7 +5,7 @@ from nsa_core.rundir.goodput import Goodput, read_goodput, record_hang, write_go
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import write_manifest
-from nsa_core.train.goodput import GoodputClock, start_clock
+from nsa_core.train.timing import GoodputClock, start_clock
 
 
 class FakeTime:
@@ -87,7 +87,7 @@ def test_a_clock_that_was_set_back_takes_no_second_from_any_bucket(run, monkeypa
     assert abs(sum(found.buckets.values()) - found.wall_s) < 1
 
 
-def test_the_time_before_the_first_record_is_told_by_the_machine_that_trains(run, manifest):
+def test_the_time_before_the_first_record_is_by_the_clock_of_the_pod(run, manifest):
     """The manifest says when the laptop launched it, by a clock that may be hours off."""
     write_manifest(run, manifest.model_copy(update={"created_unix_s": 5.0}))
     found = start_clock(run, attempt=1, last_alive_unix_s=None).read(attempt=1, step=0)
@@ -143,7 +143,7 @@ def test_the_time_that_a_hung_loop_stood_still_is_hang_up_to_its_end(run, monkey
         assert (found["rollback_lost"], found["hang"], found["down"]) == (20.0, 160.0, 20.0)
 
 
-def test_an_end_that_is_no_hang_adds_none(run):
+def test_an_end_that_is_not_a_hang_adds_no_hang_time(run):
     make_record(run, {"step": 100.0})
     write_beats(run, (1, 1110.0), (1, 1250.0))
     record_hang(run, HUNG.model_copy(update={"code": 75}))

@@ -1,6 +1,7 @@
-"""What a checkpoint holds, and how its folder is written whole or not at all."""
+"""What a checkpoint holds, without pickles, and how its folder is written whole or not at all."""
 
 import errno
+import random
 import re
 import shutil
 import time
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -27,7 +30,65 @@ from nsa_core.rundir.checkpoint import (
     hash_file,
 )
 from nsa_core.rundir.layout import RunDir
-from nsa_core.train.random_state import HostRandomState
+
+
+class HostRandomState(FrozenModel):
+    """State of Python's and numpy's global generators."""
+
+    python_version: int
+    python_words: list[int]
+    python_gauss: float | None
+    numpy_words: list[int]
+    numpy_position: int
+    numpy_has_gauss: int
+    numpy_gauss: float
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, numpy and torch on every device."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def read_host_state() -> HostRandomState:
+    """State of the generators that live in Python."""
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = np.random.get_state(legacy=False)
+    return HostRandomState(
+        python_version=version,
+        python_words=list(words),
+        python_gauss=gauss,
+        numpy_words=[int(word) for word in state["state"]["key"]],
+        numpy_position=int(state["state"]["pos"]),
+        numpy_has_gauss=int(state["has_gauss"]),
+        numpy_gauss=float(state["gauss"]),
+    )
+
+
+def restore_host_state(state: HostRandomState) -> None:
+    """Put Python's and numpy's generators back."""
+    random.setstate((state.python_version, tuple(state.python_words), state.python_gauss))
+    words = np.array(state.numpy_words, dtype=np.uint32)
+    np.random.set_state(
+        ("MT19937", words, state.numpy_position, state.numpy_has_gauss, state.numpy_gauss)
+    )
+
+
+def read_torch_state(device: torch.device) -> dict[str, Tensor]:
+    """State of torch's generators: `cpu`, and `cuda` on a card."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_torch_state(states: dict[str, Tensor], device: torch.device) -> None:
+    """Put torch's generators back; a state of a device that is not here is ignored."""
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
@@ -45,15 +106,14 @@ def random_words_file(rank: int) -> str:
 
 
 class TrainingState(FrozenModel):
-    """Content of state.json: where the run stands, apart from tensors.
+    """Content of state.json: how far the run is, apart from tensors.
 
     Attributes:
-        step: Optimizer steps done.
         tokens_seen: Tokens consumed by all ranks.
         loader: The data cursor, as the loader gave it.
         loss_scaler: State of the fp16 gradient scaler; None without one.
         unusable_steps: Recent steps that were skipped, for the rule "3 in 100".
-        step_seconds: Seconds of training behind this state; tells what a rollback loses.
+        step_seconds: Seconds of training behind this state, which a rollback to an older one loses.
     """
 
     step: int
@@ -65,8 +125,8 @@ class TrainingState(FrozenModel):
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """A consistent copy of everything a checkpoint holds; training may go on meanwhile."""
+class TrainingSnapshot:
+    """A consistent copy of everything a checkpoint holds, which training does not change."""
 
     state: TrainingState
     config: RunConfig
@@ -78,7 +138,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Origin:
+class CheckpointOrigin:
     """Who writes a checkpoint; goes into its manifest."""
 
     run_id: str
@@ -129,7 +189,9 @@ def _as_os_error(error: OSError | SafetensorError) -> OSError:
     return OSError(int(number[1]) if number else 0, str(error))
 
 
-def write_checkpoint(run: RunDir, snapshot: Snapshot, origin: Origin) -> Checkpoint:
+def write_checkpoint(
+    run: RunDir, snapshot: TrainingSnapshot, origin: CheckpointOrigin
+) -> Checkpoint:
     """Write a folder beside its final name, fsync it, rename it, then replace `latest`.
 
     Raises:
@@ -161,7 +223,7 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _write_content(folder: Path, snapshot: Snapshot) -> None:
+def _write_content(folder: Path, snapshot: TrainingSnapshot) -> None:
     save_file(snapshot.model, folder / MODEL_FILE)
     save_file(snapshot.optimizer, folder / OPTIMIZER_FILE)
     save_file(snapshot.random_tensors, folder / random_tensors_file(snapshot.rank))
@@ -176,7 +238,9 @@ def _write_content(folder: Path, snapshot: Snapshot) -> None:
         fsync_file(path)
 
 
-def _describe(folder: Path, snapshot: Snapshot, origin: Origin) -> CheckpointManifest:
+def _describe(
+    folder: Path, snapshot: TrainingSnapshot, origin: CheckpointOrigin
+) -> CheckpointManifest:
     paths = sorted(folder.iterdir())
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter lock, and TERM has 25 s
         hashes = list(pool.map(hash_file, paths))
@@ -198,16 +262,9 @@ def _describe(folder: Path, snapshot: Snapshot, origin: Origin) -> CheckpointMan
 
 
 def remove_leftovers(run: RunDir) -> list[tuple[str, str]]:
-    """Remove temporary folders that a kill left behind.
-
-    Returns:
-        The name of each, and why it could not be removed; empty if it was.
-    """
-    return [(path.name, _remove_leftover(path)) for path in _find_leftovers(run)]
-
-
-def _find_leftovers(run: RunDir) -> list[Path]:
-    return sorted(run.checkpoints.glob(f"{TEMPORARY_PREFIX}*"))
+    """Remove temporary folders of a kill; the name of each, and why it stays (empty if removed)."""
+    leftovers = sorted(run.checkpoints.glob(f"{TEMPORARY_PREFIX}*"))
+    return [(path.name, _remove_leftover(path)) for path in leftovers]
 
 
 def _remove_leftover(path: Path) -> str:
@@ -222,29 +279,17 @@ def _remove_leftover(path: Path) -> str:
 
 
 def read_state(folder: Path) -> TrainingState:
-    """state.json of a checkpoint.
-
-    Raises:
-        ValueError: If it does not hold a training state.
-    """
+    """state.json of a checkpoint; ValueError if it holds no training state."""
     return TrainingState.model_validate_json((folder / STATE_FILE).read_bytes())
 
 
 def read_config(folder: Path) -> RunConfig:
-    """The configuration that a checkpoint was trained with.
-
-    Raises:
-        ValueError: If it cannot be read as one.
-    """
+    """The configuration that a checkpoint was trained with; ValueError if it is none."""
     return RunConfig.model_validate_json((folder / CONFIG_FILE).read_bytes())
 
 
 def read_random_words(folder: Path, rank: int) -> HostRandomState:
-    """One rank's Python and numpy generators.
-
-    Raises:
-        ValueError: If the file does not hold them.
-    """
+    """One rank's Python and numpy generators; ValueError if the file does not hold them."""
     content = (folder / random_words_file(rank)).read_bytes()
     return HostRandomState.model_validate_json(content)
 

@@ -1,0 +1,85 @@
+"""The trainer uses the kernels that were proven, and compiles whole blocks, or does not train."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_core.kernels.backend import BackendChoice
+from nsa_core.rundir.exit import TrainerExit
+from nsa_core.rundir.manifest import KernelChoice, read_manifest
+from nsa_core.train.attempt import COMPILER_MODULES
+from nsa_core.train.failure import TrainerConfigurationError
+from nsa_core.train.learner import compile_blocks, require_recorded
+
+CHOSEN = (
+    BackendChoice("compressed", "triton", "the fastest of the known backends"),
+    BackendChoice("selected", "sdpa", "triton needs sm_80 or newer, and the card is sm_75"),
+)
+
+
+def test_a_backend_that_is_not_the_proven_one_ends_the_run_with_both_names(manifest):
+    proven = {"selected": KernelChoice(name="triton", reason="the fastest")}
+    with pytest.raises(
+        TrainerConfigurationError, match=r"proved triton .*selected.* sdpa .*sm_75"
+    ) as ended:
+        require_recorded(manifest.model_copy(update={"kernels": proven}), CHOSEN)
+    assert ended.value.code == TrainerExit.CONFIGURATION
+
+
+def test_proven_backends_and_branches_without_a_record_are_accepted(manifest):
+    proven = {"compressed": KernelChoice(name="triton", reason="another reason")}
+    require_recorded(manifest.model_copy(update={"kernels": proven}), CHOSEN)
+    require_recorded(manifest, CHOSEN)
+
+
+def test_a_manifest_of_an_earlier_version_has_no_record(run, manifest):
+    del manifest
+    text = run.manifest.read_text().replace('"kernels"', '"something_else"')
+    run.manifest.write_text(text)
+    assert read_manifest(run).kernels == {}
+
+
+class BrokenBlock(nn.Module):
+    """The tracer cannot follow it to its end."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Leave the graph in the middle."""
+        doubled = 2 * x
+        torch._dynamo.graph_break()
+        return doubled + 1
+
+
+class ShapedBlock(nn.Module):
+    """Every shape is a graph of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale by the number of rows."""
+        return x * x.shape[0]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=False):
+        yield
+    torch._dynamo.reset()
+
+
+def test_a_block_that_would_run_in_pieces_is_refused():
+    block = BrokenBlock()
+    compile_blocks(SimpleNamespace(blocks=[block]))
+    with pytest.raises(Exception, match="graph_break") as refusal:
+        block(torch.ones(2))
+    assert type(refusal.value).__module__.startswith(COMPILER_MODULES)
+
+
+def test_a_block_of_too_many_shapes_is_refused():
+    block = ShapedBlock()
+    compile_blocks(SimpleNamespace(blocks=[]))
+    block.compile(backend="eager", dynamic=False)
+    with pytest.raises(Exception, match="limit") as refusal:
+        for rows in range(2, 40):
+            block(torch.ones(rows))
+    assert type(refusal.value).__module__.startswith(COMPILER_MODULES)
