@@ -1,21 +1,30 @@
 """Commands that inspect runs, or ask a running one for a checkpoint, stacks or TensorBoard."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nsa_ops.cli.arguments import OnPodOption, PodOption, RunArgument, complete_run
 from nsa_ops.cli.command import command
-from nsa_ops.cli.console import facts, line
+from nsa_ops.cli.console import cell_text, envelope, facts, line, table
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
+from nsa_ops.quantities import count_of, format_bytes, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from nsa_core.rundir.events import Event
+    from nsa_ops.health.log_health import LogHealth
     from nsa_ops.report.write import WrittenReport
+    from nsa_ops.runs.adopt import Adopted
+    from nsa_ops.runs.halt import Saved, Stacks
+    from nsa_ops.runs.status import RunStatusLine
+    from nsa_ops.runs.tunnel import Tunnel
+    from nsa_ops.runs.watch import Chunk
 
 commands = typer.Typer()
 run_group = typer.Typer(name="run", help="The runs that this laptop knows.")
@@ -24,7 +33,6 @@ run_group = typer.Typer(name="run", help="The runs that this laptop knows.")
 @command(run_group, "ls", is_emergency=True)
 def run_ls(session: Session, pod: PodOption = None) -> None:
     """List the runs that were launched from here, with their states."""
-    from nsa_ops.cli.render_runs import draw_runs
     from nsa_ops.runs.status import list_runs
 
     session.show(list_runs(session.operator, pod), draw_runs)
@@ -33,7 +41,6 @@ def run_ls(session: Session, pod: PodOption = None) -> None:
 @command(run_group, "show", is_emergency=True)
 def run_show(session: Session, run: RunArgument = None) -> None:
     """Show everything about one run."""
-    from nsa_ops.cli.render_runs import draw_run
     from nsa_ops.runs.status import find_status
 
     session.show(find_status(session.operator, run), draw_run)
@@ -42,7 +49,6 @@ def run_show(session: Session, run: RunArgument = None) -> None:
 @command(run_group, "adopt", changes=True)
 def run_adopt(session: Session, run: RunArgument = None, pod: PodOption = None) -> None:
     """Register a run that another laptop launched; changes nothing on the pod."""
-    from nsa_ops.cli.render_runs import draw_adopted
     from nsa_ops.runs.adopt import execute_adopt_run, plan_adopt_run
 
     planned = plan_adopt_run(session.operator, run, pod)
@@ -94,7 +100,7 @@ def status(
     pod: OnPodOption = None,
 ) -> None:
     """Show what a run is doing now, and how that is known."""
-    from nsa_ops.cli.render_runs import draw_status
+    from nsa_ops.cli.render_run import draw_status
     from nsa_ops.runs.lease import other_lineage_notes, unsettled_notes
     from nsa_ops.runs.reconcile import count_cut_off
     from nsa_ops.runs.status import exit_code_of, find_status
@@ -131,7 +137,6 @@ def logs(
     ] = False,
 ) -> None:
     """Print a run's log; control characters are shown as escapes."""
-    from nsa_ops.cli.render_runs import write_log
     from nsa_ops.runs.watch import read_log
 
     if raw and session.options.json:
@@ -157,7 +162,7 @@ def health(
 
     Exit code 25 if a rule would halt the run, 26 if too little of a log could be read.
     """
-    from nsa_ops.cli.render_runs import draw_health, draw_log_health
+    from nsa_ops.cli.render_run import draw_health
     from nsa_ops.health.log_health import failure_of, judge_log
     from nsa_ops.runs.status import find_status, halt_verdict
 
@@ -178,7 +183,6 @@ def events(
     ] = False,
 ) -> None:
     """List what happened to a run, who did it, and why."""
-    from nsa_ops.cli.render_runs import draw_events
     from nsa_ops.runs.status import list_events
 
     session.show(list_events(session.operator, run, whole=whole), draw_events)
@@ -187,7 +191,6 @@ def events(
 @command(commands, "stack", is_emergency=True)
 def stack(session: Session, run: RunArgument = None) -> None:
     """Show the stack traces of all threads of a running trainer."""
-    from nsa_ops.cli.render_runs import draw_stacks
     from nsa_ops.runs.halt import dump_stacks
 
     session.show(dump_stacks(session.operator, run), draw_stacks)
@@ -196,7 +199,6 @@ def stack(session: Session, run: RunArgument = None) -> None:
 @command(commands, "checkpoint", is_emergency=True)
 def checkpoint(session: Session, run: RunArgument = None) -> None:
     """Ask a run to save a checkpoint now and continue."""
-    from nsa_ops.cli.render_runs import draw_saved
     from nsa_ops.runs.halt import save_now
 
     session.show(save_now(session.operator, run), draw_saved)
@@ -218,7 +220,6 @@ def tunnel(
     ] = 0,
 ) -> None:
     """Show TensorBoard of a run on a port of this machine, until Ctrl-C or `--timeout`."""
-    from nsa_ops.cli.render_runs import draw_tunnel
     from nsa_ops.runs.tunnel import keep_open, open_tunnel, plan_tunnel
 
     session.interrupt_note = "the tunnel and TensorBoard have ended, and the run continues"
@@ -227,3 +228,126 @@ def tunnel(
     with open_tunnel(session.operator, planned) as live:
         session.show(live.tunnel, draw_tunnel)
         keep_open(session.operator, live, session.options.timeout_s)
+
+
+def draw_runs(console: "Console", runs: "list[RunStatusLine]") -> None:
+    """Runs in a table."""
+    from nsa_ops.runs.status import current_step
+
+    if not runs:
+        line(console, "no runs yet; launch one with `nsa-ops launch --profile NAME`")
+        return
+    rows = []
+    for run in runs:
+        report = run.report
+        step = f"{current_step(report)}/{report.manifest.steps}" if report else "-"
+        why = report.why if report else run.problem
+        rows.append((run.record.run_id, run.record.pod, run.state, step, why))
+    console.print(table(["RUN", "POD", "STATE", "STEP", "WHY"], rows))
+
+
+def draw_run(console: "Console", run: "RunStatusLine") -> None:
+    """Everything about one run."""
+    from nsa_ops.cli.render_run import ScreenLine, draw_rows, draw_status
+
+    draw_status(console, run)
+    report = run.report
+    if report is None:
+        return
+    manifest = report.manifest
+    pairs: list[tuple[str, Any]] = [
+        ("pod", run.record.pod),
+        ("directory", report.run_dir),
+        ("recipe", manifest.recipe),
+        ("profile", manifest.profile),
+        (
+            "parent",
+            f"{manifest.parent.run_id} step {manifest.parent.step}" if manifest.parent else "",
+        ),
+        ("config", f"sha256 {manifest.config_sha256}"),
+        ("code", f"{manifest.code_id} (commit {manifest.code_commit[:12]})"),
+        ("launched", format_time(run.record.launched_unix_s)),
+        ("log", f"{report.log_bytes} bytes"),
+        ("disk free", format_bytes(report.disk_free_bytes)),
+    ]
+    draw_rows(console, [ScreenLine(name, cell_text(value)) for name, value in pairs if value])
+    rows = [
+        (fact.name, fact.step, "yes" if fact.whole else "no", format_bytes(fact.size_bytes))
+        for fact in report.checkpoints
+    ]
+    if rows:
+        console.print(table(["CHECKPOINT", "STEP", "WHOLE", "SIZE"], rows))
+
+
+def draw_adopted(console: "Console", adopted: "Adopted") -> None:
+    """A run that is known here now."""
+    line(console, f"{adopted.run_id} on pod {adopted.pod} is known here")
+    pairs = [
+        ("state", f"{adopted.state} ({adopted.why})"),
+        ("attempt", adopted.attempt),
+        ("next", f"nsa-ops watch {adopted.run_id}"),
+    ]
+    facts(console, pairs)
+
+
+def draw_log_health(console: "Console", log: "LogHealth") -> None:
+    """What the rules find in a log: the first alarm of each rule and level, and how many came."""
+    line(console, f"{log.level}: {count_of(log.replay.num_records, 'record')} in {log.path}")
+    for alarm in log.replay.alarms:
+        finding = alarm.finding
+        where = f"step {alarm.step}, record {alarm.record}"
+        line(console, f"{finding.level} {finding.rule} at {where}: {finding.sentence}")
+    for rule, count in log.replay.num_findings.items():
+        if count > 1:
+            last = log.replay.last_steps[rule]
+            records = count_of(log.replay.num_records, "record")
+            seen = f"{count} of {records}, the last at step {last}"
+            line(console, f"{rule} in all: on {seen}")
+    if log.replay.ending:
+        line(console, log.replay.ending)
+    if log.num_unread:
+        line(
+            console,
+            f"not understood: {count_of(log.num_unread, 'line')} with figures, all of one shape",
+        )
+
+
+def draw_events(console: "Console", events: "list[Event]") -> None:
+    """Events, oldest first."""
+    rows = [(event.iso, event.attempt, event.kind, event.by, event.message) for event in events]
+    console.print(table(["WHEN", "ATTEMPT", "WHAT", "BY", "MESSAGE"], rows))
+
+
+def draw_stacks(console: "Console", stacks: "Stacks") -> None:
+    """Stacks as the trainer wrote them."""
+    for text in stacks.text.rstrip().splitlines():
+        line(console, text.expandtabs())
+
+
+def draw_saved(console: "Console", saved: "Saved") -> None:
+    """A checkpoint that was saved on request."""
+    fact = saved.checkpoint
+    line(console, f"{saved.run_id} saved {fact.name} after {saved.seconds:.0f} s")
+
+
+def draw_tunnel(console: "Console", tunnel: "Tunnel") -> None:
+    """Where TensorBoard is."""
+    where = f"port {tunnel.pod_port} of pod {tunnel.pod}, process {tunnel.pod_pid}"
+    line(console, f"TensorBoard of {tunnel.run_id}: {tunnel.url} ({where}); Ctrl-C ends it")
+
+
+def write_log(session: Session, chunks: "Iterator[Chunk]", *, is_raw: bool) -> None:
+    """Printable lines, unchanged bytes, or JSON lines that carry text with its offsets."""
+    from nsa_ops.printable import PrintableStream
+
+    lines = PrintableStream()
+    for chunk in chunks:
+        if session.options.json:
+            text = chunk.content.decode(errors="replace")
+            data = {"offset": chunk.offset, "next_offset": chunk.next_offset, "text": text}
+            typer.echo(envelope(session.command, data))
+        elif is_raw:
+            session.write_raw(chunk.content)
+        else:
+            session.write_lines(lines.feed(chunk.content))
+    session.write_lines(lines.feed(b"", is_last=True))

@@ -15,7 +15,7 @@ from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.printable import printable
 from nsa_ops.quantities import count_of, format_duration
 from nsa_ops.runs.choose import LIVE
-from nsa_ops.runs.status import current_step
+from nsa_ops.runs.status import RunStatusLine, current_step
 from nsa_ops.runs.watch import Frame
 
 _STYLES = {"healthy": "green", "warn": "yellow", "halt": "bold red"}
@@ -322,3 +322,33 @@ def draw_frame(console: Console, frame: Frame, records: Sequence[Heartbeat] = ()
         line(console, "")
     for record in records:
         line(console, progress_line(record))
+
+
+def draw_status(console: Console, run: RunStatusLine) -> None:
+    """One run in a few lines, the verdict first."""
+    report = run.report
+    if report is None:
+        line(console, f"{run.record.run_id}: {run.problem}")
+        return
+    at_risk = run.at_risk.sentence if run.at_risk else ""
+    draw_rows(console, run_rows(report, console.encoding, at_risk))
+
+
+def draw_health(console: Console, run: RunStatusLine) -> None:
+    """What the rules find on a run: the verdict, every finding, the figures, and who watches."""
+    report = run.report
+    if report is None:
+        line(console, f"{run.record.run_id}: {run.problem}")
+        return
+    figures = figure_rows(report, console.encoding)
+    rows = [*verdict_rows(report.verdict), state_row(report), *figures, _watchdog_row(report)]
+    draw_rows(console, rows)
+
+
+def _watchdog_row(report: RunReport) -> ScreenLine:
+    watchdog = report.watchdog
+    if watchdog is None:
+        return ScreenLine("watchdog", "none was started", "yellow")
+    alive = "alive" if report.watchdog_alive else "not running"
+    why = f": {watchdog.why}" if watchdog.why else ""
+    return ScreenLine("watchdog", f"{alive}, {watchdog.doing}{why}")

@@ -1,7 +1,9 @@
 """Commands that change a run or show it live: `launch`, `watch`, `halt`, `resume`."""
 
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,14 +19,32 @@ from nsa_ops.cli.arguments import (
     complete_pod,
 )
 from nsa_ops.cli.command import command
+from nsa_ops.cli.console import cell_text, envelope, facts, line
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
+from nsa_ops.quantities import count_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from nsa_core.rundir.heartbeat import Heartbeat
+    from nsa_ops.report.prove import ProvenResume
+    from nsa_ops.runs.halt import Halted
+    from nsa_ops.runs.launch import Launched
+    from nsa_ops.runs.resume import Resumed
+    from nsa_ops.runs.watch import Frame
+
 
 TrainerOption = Annotated[
     str, typer.Option("--trainer", metavar="MODULE", help="Python module that trains", hidden=True)
 ]
 _TRAINER = "nsa_core.train"
 
+
+#: Off a terminal the state of a run without news is reported every 10 s.
+_SILENT_FRAMES = 5
+#: Of the past so many records and events are shown.
+_NEWEST = 10
 
 commands = typer.Typer()
 
@@ -48,7 +68,6 @@ def launch(
     trainer: TrainerOption = _TRAINER,
 ) -> None:
     """Launch a run; returns when the trainer has opened its data and trains."""
-    from nsa_ops.cli.render_runs import draw_launched
     from nsa_ops.preflight.guardrails import parse_overrides
     from nsa_ops.runs.launch import LaunchRequest, execute_launch, make_ready, plan_launch
     from nsa_ops.runs.lease import OLD_POD
@@ -79,7 +98,6 @@ def watch(
     ] = False,
 ) -> None:
     """Show a run live until it ends; Ctrl-C does not stop the run."""
-    from nsa_ops.cli.render_runs import show_frames
     from nsa_ops.runs.watch import watch as frames
 
     session.interrupt_note = "the run continues"
@@ -100,7 +118,6 @@ def halt(
     pod: OnPodOption = None,
 ) -> None:
     """Halt a run; returns when a verified checkpoint exists, or reports that there is none."""
-    from nsa_ops.cli.render_runs import draw_halted
     from nsa_ops.runs.halt import execute_halt, plan_halt
 
     found, plan = plan_halt(session.operator, run, reason, pod)
@@ -141,7 +158,6 @@ def resume(
     trainer: TrainerOption = "",
 ) -> None:
     """Resume a run from its newest verified checkpoint, on its pod or on another."""
-    from nsa_ops.cli.render_runs import draw_proven, draw_resumed
     from nsa_ops.report.prove import await_replay, find_replay
     from nsa_ops.runs.move import is_elsewhere
     from nsa_ops.runs.resume import execute_resume, plan_resume
@@ -181,7 +197,6 @@ def _move(
     *,
     is_plain: bool,
 ) -> None:
-    from nsa_ops.cli.render_runs import draw_resumed
     from nsa_ops.preflight.guardrails import parse_overrides
     from nsa_ops.runs.lease import OLD_POD
     from nsa_ops.runs.move import MoveRequest, execute_move, plan_move
@@ -195,3 +210,124 @@ def _move(
     session.agree(planned.plan)
     session.interrupt_note = "repeat it to continue where it stopped; nothing is started twice"
     session.show(execute_move(session.operator, planned), draw_resumed)
+
+
+def draw_launched(console: "Console", launched: "Launched") -> None:
+    """A run that is there now."""
+    from nsa_ops.cli.render_run import data_text
+
+    after = launched.first_beat_after_s
+    come = "launched before" if after is None else f"first heartbeat after {after:.0f} s"
+    line(console, f"{launched.run_id} on pod {launched.pod}: {come}")
+    pairs = [
+        ("state", f"{launched.state} ({launched.why})"),
+        ("attempt", launched.attempt),
+        ("directory", launched.run_dir),
+        ("data", data_text(launched.data)),
+        ("next", f"nsa-ops watch {launched.run_id}"),
+    ]
+    facts(console, pairs)
+
+
+def draw_halted(console: "Console", halted: "Halted") -> None:
+    """A run that does not run, and what it left."""
+    after = f" after {' and '.join(halted.signals)}" if halted.signals else ""
+    line(console, f"{halted.run_id} is {halted.state}{after}: {halted.why}")
+    for damage in halted.damaged:
+        line(console, f"not whole: {damage}")
+    checkpoint = halted.checkpoint
+    if checkpoint is None:
+        line(console, "there is no whole checkpoint; a resume begins with the first step")
+        return
+    behind = f", {count_of(halted.lost_steps, 'step')} behind" if halted.lost_steps else ""
+    line(console, f"verified checkpoint: step {checkpoint.step}{behind}, {checkpoint.path}")
+    if halted.state != "finished":
+        line(console, f"continue with `nsa-ops resume {halted.run_id}`")
+
+
+def draw_resumed(console: "Console", resumed: "Resumed") -> None:
+    """A run that continues."""
+    after = f"first heartbeat after {resumed.first_beat_after_s:.0f} s"
+    where = f"from step {resumed.from_step}" if resumed.checkpoint else "from the first step"
+    moved = f" on pod {resumed.pod}, not on {resumed.moved_from}" if resumed.moved_from else ""
+    line(console, f"{resumed.run_id} attempt {resumed.attempt} {where}{moved}: {after}")
+    for one in resumed.differences:
+        line(console, f"differs: {one.key} {cell_text(one.before)} -> {cell_text(one.now)}")
+    if not resumed.differences:
+        line(console, "configuration: the same as before")
+    facts(console, [("state", f"{resumed.state} ({resumed.why})")])
+
+
+def draw_proven(console: "Console", proven: "ProvenResume") -> None:
+    """A resume and the steps that were done twice."""
+    draw_resumed(console, proven.resumed)
+    replay = proven.replay
+    line(
+        console,
+        f"exact: {count_of(replay.num_compared, 'loss', 'losses')} of steps {replay.first_step} to "
+        f"{replay.last_step}, the same to the last digit",
+    )
+
+
+def show_frames(
+    session: Session, frames: "Iterator[Frame]", *, once: bool = False, whole: bool = False
+) -> None:
+    """JSON lines with `--json`, a live view on a terminal, else a line for each new record.
+
+    `once`: there is one frame: its summary and the newest records are drawn.
+    `whole`: the records of the past are wanted from the first one on.
+    """
+    from nsa_ops.cli.render_run import draw_frame
+
+    if session.options.json:
+        for frame in frames:
+            typer.echo(envelope(session.command, _without_history(frame)))
+    elif once:
+        for frame in frames:
+            records = _records(frame)
+            draw_frame(session.console, frame, records if whole else records[-_NEWEST:])
+    elif session.console.is_terminal:
+        _live(session, frames)
+    else:
+        _lines(session, frames, whole=whole)
+
+
+def _without_history(frame: "Frame") -> "Frame":
+    """Each record goes out once: as news of its frame, neither as history nor in the report."""
+    report = frame.report.model_copy(update={"beats": [], "events": []})
+    return replace(frame, report=report, progress=[])
+
+
+def _records(frame: "Frame") -> "list[Heartbeat]":
+    return [beat for beat in frame.beats if beat.loss is not None]
+
+
+def _live(session: Session, frames: "Iterator[Frame]") -> None:
+    from rich.live import Live
+
+    from nsa_ops.cli.render_run import frame_view
+
+    with Live(console=session.console, auto_refresh=False) as live:
+        for frame in frames:
+            live.update(frame_view(frame, session.console.encoding), refresh=True)
+
+
+def _lines(session: Session, frames: "Iterator[Frame]", *, whole: bool) -> None:
+    """The past in its newest lines, unless all of it is wanted; then everything that is new."""
+    from nsa_ops.cli.render_run import draw_frame, progress_line
+
+    last, num_silent = None, 0
+    for frame in frames:
+        records, events = _records(frame), frame.events
+        if last is None and not whole:
+            records, events = records[-_NEWEST:], events[-_NEWEST:]
+        for beat in records:
+            typer.echo(progress_line(beat))
+        for event in events:
+            session.tell(f"event: {event.kind} by {event.by}: {event.message}")
+        num_silent = 0 if records or events else num_silent + 1
+        if num_silent and num_silent % _SILENT_FRAMES == 0:
+            session.tell(f"{frame.report.state}: {frame.report.why}")
+        last = frame
+    if last is not None:
+        draw_frame(session.console, last)

@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from nsa_ops.backup.receipts import at_most_lost
-from nsa_ops.cli.render_run import draw_frame
-from nsa_ops.cli.render_runs import draw_health, draw_status
+from nsa_ops.cli.render_run import draw_frame, draw_health, draw_status
 from nsa_ops.pod.messages import CheckpointFact, PhaseUse, RunFigures
 from nsa_ops.pod.rules.verdict import Finding, conclude
 from nsa_ops.runs.status import RunStatusLine

@@ -61,9 +61,9 @@ def test_text_of_a_pod_is_neither_markup_nor_a_picture(capsys: pytest.CaptureFix
 
 #: Who may write to a stream, and what of: the filter, JSON, and constants.
 WRITERS = {
-    ("render_runs.py", "typer.echo(envelope(session.command, _without_history(frame)))"),
-    ("render_runs.py", "typer.echo(progress_line(beat))"),  # numbers alone
-    ("render_runs.py", "typer.echo(envelope(session.command, data))"),
+    ("runs.py", "typer.echo(envelope(session.command, _without_history(frame)))"),
+    ("runs.py", "typer.echo(progress_line(beat))"),  # numbers alone
+    ("inspection.py", "typer.echo(envelope(session.command, data))"),
     ("backup.py", "typer.echo(envelope(session.command, pulled))"),
     ("session.py", "typer.echo(printable(line), err=True)"),
     ("session.py", "typer.echo(envelope(self.command, result, failure))"),

@@ -8,8 +8,14 @@ from rich.console import Console
 from nsa_core.rundir.data_account import Count, DataAccount
 from nsa_ops.backup.receipts import at_most_lost
 from nsa_ops.cli.console import cell_text, envelope, jsonable, make_console, plan_lines, table
-from nsa_ops.cli.render_run import frame_rows, frame_view, progress_line, progress_row, sparkline
-from nsa_ops.cli.render_runs import draw_status
+from nsa_ops.cli.render_run import (
+    draw_status,
+    frame_rows,
+    frame_view,
+    progress_line,
+    progress_row,
+    sparkline,
+)
 from nsa_ops.cli.session import Options, Session
 from nsa_ops.plan import Step, plan_of
 from nsa_ops.pod.messages import CheckpointFact, PhaseUse, RunFigures

@@ -3,7 +3,7 @@
 import pytest
 
 from nsa_core.rundir.events import Event
-from nsa_ops.cli.render_runs import show_frames
+from nsa_ops.cli.runs import show_frames
 from nsa_ops.cli.session import Options, Session
 from nsa_ops.runs.watch import Frame
 from tests.ops.runs.documents import beat, report
