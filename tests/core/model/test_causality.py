@@ -1,6 +1,7 @@
 """The future and other documents cannot be seen, and the probes notice when they can."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -150,7 +151,7 @@ def test_changes_never_overlap_what_has_to_stay(length):
 CPU_SENTINEL = SentinelSettings(batch=8, seq_len=64, learning_rate=1e-2)
 
 
-def sentinel(backend):
+def sentinel(backend, steps=CPU_SENTINEL.steps):
     config = small_config(
         vocab_size=64,
         dim=32,
@@ -163,7 +164,8 @@ def sentinel(backend):
         nsa={"compress_block": 8, "compress_stride": 4, "select_block": 8, "window": 16},
     )
     model = LanguageModel(config, BranchBackends.of(backend))
-    return sentinel_probe(list(model.parameters()), model.loss, CPU_SENTINEL)
+    settings = replace(CPU_SENTINEL, steps=steps)
+    return sentinel_probe(list(model.parameters()), model.loss, settings)
 
 
 def test_random_tokens_cannot_be_predicted():
@@ -176,7 +178,7 @@ def test_random_tokens_cannot_be_predicted():
 
 @pytest.mark.parametrize("backend", LEAKS.values(), ids=LEAKS)
 def test_a_planted_leak_predicts_random_tokens_and_fails_the_sentinel(backend):
-    result = sentinel(backend)
+    result = sentinel(backend, steps=125)  # enough to learn from a leak
     assert not result.is_causal
     assert result.mean_loss < result.limit - 0.1
 
