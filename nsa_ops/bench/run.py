@@ -71,7 +71,7 @@ class Benched:
         """What the failure means for the command; None without one."""
         if not self.failure:
             return None
-        hint = "Compare the kernels with `nsa-ops preflight --full`; do not train with them"
+        hint = "Do not train with these kernels; compare them with `nsa-ops preflight --full`"
         return VerificationError(self.failure, hint=hint)
 
 
@@ -133,7 +133,7 @@ def _read_answer(link: PodLink, bench: str, done: Completed) -> Benched:
     name, said = link.record.name, done.last_error_line.removeprefix("error: ")
     if done.exit_code in _ERRORS:
         message = f"Pod `{name}` cannot run it: {said}"
-        hint = "See the pods with `nsa-ops pod ls`, and the flags of a bench with `--help`"
+        hint = "See the pods with `nsa-ops pod ls`, and the flags with `--help`"
         raise _ERRORS[done.exit_code](message, hint=hint)
     if done.exit_code not in {0, _FAILED}:
         message = f"`bench {bench}` ended on pod `{name}` with exit code {done.exit_code}: {said}"
@@ -176,7 +176,7 @@ def check_places(*, read: Path | None, out: Path | None, plot: Path | None) -> N
     for path, flag in ((out, "--out"), (read, "--from")):
         if path is not None and plot is not None and path.resolve() == plot.resolve():
             message = f"`{flag} {path}` and `--plot {plot}` are the same file"
-            raise ConfigurationError(message, hint="Draw into a file of its own, such as `F.svg`")
+            raise ConfigurationError(message, hint="Give `--plot` another file, such as `plot.svg`")
 
 
 def check_only_shown(read: Path | None, pod: str | None, words: Sequence[str]) -> None:
@@ -189,9 +189,9 @@ def check_only_shown(read: Path | None, pod: str | None, words: Sequence[str]) -
     ignored = [*([pod] if pod else []), *flags]
     if read is not None and ignored:
         named = ", ".join(f"`{word}`" for word in ignored)
-        message = f"`--from {read}` measures nothing, so {named} cannot stand beside it"
+        message = f"`--from {read}` measures nothing, so {named} cannot be combined with it"
         raise ConfigurationError(
-            message, hint="Leave out `--from` to measure, or the others to read"
+            message, hint="Leave out `--from` to measure, or the other flags to show the file"
         )
 
 
@@ -210,7 +210,7 @@ def keep(found: Benched, *, out: Path | None, plot: Path | None) -> Benched:
         panels = _drawable(found)
         if not panels.panels:
             message = f"The result of `bench {found.result.bench}` has no rows that can be drawn"
-            raise ConfigurationError(message, hint="Look at it without `--plot`")
+            raise ConfigurationError(message, hint="Show it without `--plot`")
         write_text(plot, draw_panels(panels))
         kept.append(plot)
     return Benched(found.source, found.result, found.failure, tuple(kept))
@@ -229,4 +229,4 @@ def _drawable(found: Benched) -> Panels:
             f"The rows of {found.source} are not those of `bench {found.result.bench}`: "
             f"{type(error).__name__}: {error}"
         )
-        raise ConfigurationError(message, hint="Look at it without `--plot`") from error
+        raise ConfigurationError(message, hint="Show it without `--plot`") from error

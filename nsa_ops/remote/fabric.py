@@ -213,7 +213,7 @@ class FabricTransport(FramedTransport):
             message = f"{where} refuses our login: {error}"
             hint = "Name a key in ~/.ssh/config or load it into your agent"
             if self._password is not None:
-                hint = "See that the password is right, and that sshd there takes passwords"
+                hint = "Check the password, and that sshd on the pod accepts passwords"
             return AuthenticationError(message, hint=hint)
         said = str(error) or type(error).__name__
         return PodUnreachableError(f"{where} does not answer: {said}", hint="A run there continues")
@@ -306,7 +306,7 @@ def _route(target: SshTarget) -> Resolved:
     """
     route = resolve_without_ssh(target.address, target.settings)
     if route.proxy_jump or route.proxy_command:
-        message = f"The way to pod `{target.pod}` is {route}, and `fabric` only connects directly"
+        message = f"Pod `{target.pod}` is reached as {route}, but `fabric` connects only directly"
         raise ConfigurationError(message, hint="Add it with `--transport ssh`")
     return route
 
@@ -334,5 +334,5 @@ def scan(address: Address, settings: SshSettings) -> HostKey:
             key = transport.get_remote_server_key()
     except (paramiko.SSHException, OSError, EOFError) as error:
         message = f"{address} does not answer: {error or type(error).__name__}"
-        raise PodUnreachableError(message, hint="See that host and port are right") from error
+        raise PodUnreachableError(message, hint="Check host and port") from error
     return HostKey(key.get_name(), key.get_base64())

@@ -79,7 +79,9 @@ def check_listed(done: Completed, folder: PurePosixPath, transport: Transport) -
         raise NotFoundError(message, hint="See `nsa-ops run ls`")
     if done.exit_code:
         message = f"`{folder}` on {transport.where} cannot be listed: {done.last_error_line}"
-        raise PartialError(message, hint="Is it readable, and is `find` installed there?")
+        raise PartialError(
+            message, hint="Check that it is readable, and that `find` is installed there"
+        )
 
 
 def is_here(path: Path, *, size: int, sha256: str) -> bool:
@@ -144,7 +146,7 @@ def other_content(
     """The error for a file that arrived with another hash than it was announced with."""
     message = (
         f"`{source}` arrived with sha256 {found} ({num_bytes} bytes), "
-        f"and {sha256} ({size} bytes) was expected"
+        f"but {sha256} ({size} bytes) was expected"
     )
     return VerificationError(message, hint="See its `sha256sum` on the pod")
 

@@ -232,7 +232,7 @@ class FramedTransport(Transport):
         if answer.has_begun:
             words = f": {last_line(answer.noise)}" if answer.noise else ""
             message = (
-                f"The link to {self.where} ended in the middle of the answer of `{command}`{words}"
+                f"The link to {self.where} ended in the middle of the answer to `{command}`{words}"
             )
             hint = "It may have run to its end there: check the state before you repeat it"
             return AnswerLostError(message, hint=hint)

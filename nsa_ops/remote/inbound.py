@@ -177,15 +177,15 @@ def make_parents(root: Path, name: str) -> Path:
     fault = name_fault(name)
     if fault is not None:
         message = f"The file {show_name(name)} {fault}"
-        raise VerificationError(message, hint="It is left alone")
+        raise VerificationError(message, hint="Nothing was written for it")
     target = root / name
     folder = root
     for part in name.split("/")[:-1]:
         folder = folder / part
         folder.mkdir(exist_ok=True) if not _is_there(folder) else _check_folder(folder)
     if _is_there(target) and not stat.S_ISREG(target.lstat().st_mode):
-        message = f"`{target}` is no regular file, and a file was to be put there"
-        raise VerificationError(message, hint="Move it away, and repeat")
+        message = f"`{target}` is no regular file, but a file must be written there"
+        raise VerificationError(message, hint="Move it away, then repeat it")
     return target
 
 
@@ -195,5 +195,5 @@ def _is_there(path: Path) -> bool:
 
 def _check_folder(folder: Path) -> None:
     if not stat.S_ISDIR(folder.lstat().st_mode):
-        message = f"`{folder}` is no folder, and a file was to be put into it"
-        raise VerificationError(message, hint="Move it away, and repeat")
+        message = f"`{folder}` is no folder, but a file must be written into it"
+        raise VerificationError(message, hint="Move it away, then repeat it")

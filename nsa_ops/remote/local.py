@@ -110,7 +110,7 @@ def _copy_whole(source: Path, target: Path) -> None:
         message = f"`{target.parent}` is not a folder"
         raise NotFoundError(message)
     if target.is_dir():
-        message = f"`{target}` is a folder, and a file was to be put there"
+        message = f"`{target}` is a folder, but a file must be written there"
         raise StateConflictError(message)
     temporary = target.with_name(beside(target.name, f".{secrets.token_hex(4)}"))
     try:

@@ -197,10 +197,11 @@ def _place_socket(folders: Sequence[Path], name: str) -> Path:
             if not path.exists():
                 tempfile.TemporaryFile(dir=path.parent).close()
         except OSError as error:
-            problem = f"`{path.parent}` takes no socket of a link: {error.strerror or error}"
+            why = error.strerror or error
+            problem = f"`{path.parent}` cannot hold the socket of an ssh connection: {why}"
             continue
         return path
-    hint = "Set XDG_RUNTIME_DIR or TMPDIR to a folder of your own that takes files"
+    hint = "Set XDG_RUNTIME_DIR or TMPDIR to a writable folder of your own"
     raise LocalResourceError(problem, hint=hint)
 
 
@@ -213,7 +214,7 @@ def _make_private(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid != os.getuid():
-        message = f"`{folder}` holds sockets of open links, and others may enter it"
+        message = f"`{folder}` holds sockets of open ssh connections, and others may enter it"
         raise LocalResourceError(message, hint=f"Run `chmod 700 {folder}`, or remove it")
 
 

@@ -83,18 +83,18 @@ def _error(done: Completed, path: str, where: str) -> OpsError:
     if code == _NO_FILE:
         return NotFoundError(f"`{path}` does not exist on {where}")
     if code == _NOT_WHOLE:
-        return VerificationError(f"`{path}` did not arrive whole on {where}", hint="Repeat it")
+        return VerificationError(f"`{path}` did not arrive completely on {where}", hint="Repeat it")
     if code == _NOT_REGULAR:
         return StateConflictError(f"`{path}` on {where} is no regular file")
     if code == _IS_FOLDER:
         return StateConflictError(
-            f"`{path}` on {where} is a folder, and a file was to be put there"
+            f"`{path}` on {where} is a folder, but a file must be written there"
         )
     if code == _FORBIDDEN:
         return StateConflictError(f"`{path}` on {where} cannot be read by this login")
     if code == _DISK:
         message = f"`{path}` cannot be written or read on {where}{said}"
-        return LocalResourceError(message, hint="See the space and the rights there")
+        return LocalResourceError(message, hint="Check the free space and the permissions there")
     return PartialError(f"Copying `{path}` ended with code {code} on {where}{said}")
 
 
@@ -125,8 +125,8 @@ class Arriving:
             self._parse(line)
         self._arrived += len(piece)
         if self._arrived > self._size:
-            message = f"{self._arrived} bytes or more arrived, and {self._size} were announced"
-            raise VerificationError(message, hint="Look at the pod: it sends what it should not")
+            message = f"{self._size} bytes were announced, but {self._arrived} or more arrived"
+            raise VerificationError(message, hint="Check the pod: it sends more than it announces")
         self._digest.update(piece)
         self._write(piece)
 
@@ -138,8 +138,8 @@ class Arriving:
         self._size, self._sha256 = int(match[1]), match[2].decode()
         self.mode = int(match[3], 8) & 0o777
         if self._size > self._max_bytes:
-            message = f"{self._size} bytes were announced, and {self._max_bytes} are free here"
-            raise LocalResourceError(message, hint="Free space, or look at the file on the pod")
+            message = f"{self._size} bytes were announced, but only {self._max_bytes} are free here"
+            raise LocalResourceError(message, hint="Free space, or check the file on the pod")
 
     def verify(self, source: str) -> None:
         """Raise VerificationError unless exactly the announced content arrived."""
@@ -149,4 +149,4 @@ class Arriving:
                 f"`{source}` arrived with sha256 {sha256} ({self._arrived} bytes), and "
                 f"{self._sha256 or 'nothing'} ({self._size} bytes) was announced"
             )
-            raise VerificationError(message, hint="It changed meanwhile: repeat it")
+            raise VerificationError(message, hint="The file changed meanwhile: repeat it")

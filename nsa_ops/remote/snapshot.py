@@ -194,7 +194,7 @@ def ship(snapshot: Snapshot, transport: Transport, python: str, target: PurePosi
         if os.strerror(errno.ENOSPC) in done.last_error_line:
             raise LocalResourceError(message, hint=f"Free space in `{target.parent}`")
         raise VerificationError(
-            message, hint=f"See that `{target.parent}` can be written and has space"
+            message, hint=f"Check that `{target.parent}` is writable and has free space"
         )
     return done.stdout.strip() == b"shipped"
 

@@ -125,7 +125,7 @@ def _refusal(said: str, address: Address) -> OpsError:
     if not isinstance(error, PodUnreachableError):
         return error
     words = " / ".join(said.strip().splitlines())
-    message = f"ssh cannot tell what `{address}` is: {words}"
+    message = f"ssh cannot resolve `{address}`: {words}"
     return ConfigurationError(message, hint=f"See `ssh -G {address.host}`")
 
 
@@ -149,7 +149,7 @@ def run_ssh_tool(
     except subprocess.TimeoutExpired as error:
         message = f"`{argv[0]}` did not end within {timeout_s:g} s on this machine"
         raise LocalResourceError(
-            message, hint="Does a `Match exec` of ~/.ssh/config hang?"
+            message, hint="Check whether a `Match exec` in ~/.ssh/config hangs"
         ) from error
 
 

@@ -79,7 +79,7 @@ def scan(address: Address, settings: SshSettings) -> HostKey:
         said = done.stderr.decode(errors="replace")
         error = explain_ssh(done.returncode, said, str(address), str(address))
         if isinstance(error, PodUnreachableError):
-            error.hint = "See that host and port are right, and that the machine is up"
+            error.hint = "Check host and port, and that the machine is up"
         raise error
     return keys[0]
 

@@ -156,7 +156,9 @@ def test_flags_that_measure_are_refused_beside_a_result_that_is_only_shown(
     outcome = cli("bench", *words, "--from", str(path))
     assert (outcome.exit_code, outcome.out) == (2, "")
     error, _, hint = outcome.err.splitlines()
-    assert error == f"error: `--from {path}` measures nothing, so {named} cannot stand beside it"
+    assert (
+        error == f"error: `--from {path}` measures nothing, so {named} cannot be combined with it"
+    )
     assert hint.startswith("hint: Leave out `--from`")
 
 

@@ -70,7 +70,7 @@ def test_a_configuration_that_ssh_refuses_is_no_network_error(tmp_path: Path) ->
 def test_what_ssh_cannot_resolve_is_the_configuration_too(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("Host *\n  HostName %q.lan\n")
-    with pytest.raises(ConfigurationError, match=r"cannot tell what `pod` is: .*%q"):
+    with pytest.raises(ConfigurationError, match=r"cannot resolve `pod`: .*%q"):
         asked(config, "pod")
 
 
