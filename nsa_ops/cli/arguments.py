@@ -5,7 +5,7 @@ and prints nothing but names: an error would land in the line that somebody is t
 """
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -61,77 +61,51 @@ def _column(query: str) -> list[str]:
         return []
 
 
+def _argument(metavar: str, help_text: str, names: Callable[[str], list[str]]) -> Any:
+    return typer.Argument(metavar=metavar, help=help_text, autocompletion=names)
+
+
+def _option(
+    flag: str, metavar: str, help_text: str, names: Callable[[str], list[str]] | None = None
+) -> Any:
+    return typer.Option(flag, metavar=metavar, help=help_text, autocompletion=names)
+
+
 RunArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="RUN",
-        help="Run id; optional if only one run matches",
-        autocompletion=complete_run,
-    ),
+    str | None, _argument("RUN", "Run id; optional if only one run matches", complete_run)
 ]
 BackupArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="RUN|PATH",
-        help="Run id or folder; optional if only one backup matches",
-        autocompletion=complete_run,
-    ),
+    _argument("RUN|PATH", "Run id or folder; optional if only one backup matches", complete_run),
 ]
-PodArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="POD",
-        help="Pod name; optional if only one pod matches",
-        autocompletion=complete_pod,
-    ),
-]
-PodOption = Annotated[
-    str | None,
-    typer.Option(
-        "--pod",
-        metavar="POD",
-        help="Pod name; optional if only one pod matches",
-        autocompletion=complete_pod,
-    ),
-]
+_POD_HELP = "Pod name; optional if only one pod matches"
+PodArgument = Annotated[str | None, _argument("POD", _POD_HELP, complete_pod)]
+PodOption = Annotated[str | None, _option("--pod", "POD", _POD_HELP, complete_pod)]
 OnPodOption = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--pod",
-        metavar="POD",
-        help="Pod to ask instead of the run's own, such as one that the run has left",
-        autocompletion=complete_pod,
+        "POD",
+        "Pod to ask instead of the run's own, such as one that the run has left",
+        complete_pod,
     ),
 ]
 OverrideOption = Annotated[
     list[str] | None,
-    typer.Option(
+    _option(
         "--override",
-        metavar="NAME=REASON",
-        help="Override a guardrail; the reason is recorded and must hold no secrets",
+        "NAME=REASON",
+        "Override a guardrail; the reason is recorded and must hold no secrets",
     ),
 ]
 ProfileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        metavar="NAME",
-        help="Hardware profile, such as `a100`",
-        autocompletion=complete_profile,
-    ),
+    str | None, _option("--profile", "NAME", "Hardware profile, such as `a100`", complete_profile)
 ]
 RecipeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--recipe",
-        metavar="NAME",
-        help="Recipe, or path of a YAML file",
-        autocompletion=complete_recipe,
-    ),
+    str | None, _option("--recipe", "NAME", "Recipe, or path of a YAML file", complete_recipe)
 ]
 SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set one value; may be repeated"),
+    list[str] | None, _option("--set", "KEY=VALUE", "Set one value; may be repeated")
 ]
 
 

@@ -34,52 +34,30 @@ OutOption = Annotated[
 PlotOption = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw the result as an SVG file")
 ]
-#: Flags of the benches by their name; what is given goes to the pod in the order of the bench.
+
+
+def _flag(kind: Any, name: str, metavar: str, help_text: str) -> Any:
+    """A flag that a bench on the pod takes; a number must be at least 1."""
+    least = 1 if kind is int else None
+    return Annotated[
+        kind | None, typer.Option(f"--{name}", min=least, metavar=metavar, help=help_text)
+    ]
+
+
 _FLAGS: Mapping[str, Any] = {
     "recipe": RecipeOption,
     "profile": ProfileOption,
     "set": SetOption,
-    "shape": Annotated[
-        list[str] | None,
-        typer.Option("--shape", metavar="A|B", help="A is 12/2/64, B is 64/4/128; may be repeated"),
-    ],
-    "attention": Annotated[
-        list[str] | None,
-        typer.Option("--attention", metavar="nsa|dense", help="Default: both; may be repeated"),
-    ],
-    "length": Annotated[
-        list[int] | None,
-        typer.Option("--length", metavar="T", help="Tokens of a document; may be repeated"),
-    ],
-    "batch": Annotated[
-        list[int] | None,
-        typer.Option("--batch", metavar="B", help="Number of sequences; may be repeated"),
-    ],
-    "path": Annotated[
-        list[str] | None,
-        typer.Option(
-            "--path", metavar="NAME", help="Kernel path of the selected branch; may be repeated"
-        ),
-    ],
-    "root": Annotated[
-        str | None,
-        typer.Option("--root", metavar="DIR", help="Folder on the pod for the text and both runs"),
-    ],
-    "tokens": Annotated[
-        int | None,
-        typer.Option("--tokens", min=1, metavar="N", help="Tokens in one call or one step"),
-    ],
-    "dtype": Annotated[
-        str | None,
-        typer.Option("--dtype", metavar="bfloat16|float16", help="Data type of the inputs"),
-    ],
-    "steps": Annotated[
-        int | None,
-        typer.Option("--steps", min=1, metavar="N", help="Number of timed optimizer steps"),
-    ],
-    "runs": Annotated[
-        int | None, typer.Option("--runs", min=1, metavar="N", help="Timed runs for each median")
-    ],
+    "shape": _flag(list[str], "shape", "A|B", "A is 12/2/64, B is 64/4/128; may be repeated"),
+    "attention": _flag(list[str], "attention", "nsa|dense", "Default: both; may be repeated"),
+    "length": _flag(list[int], "length", "T", "Tokens of a document; may be repeated"),
+    "batch": _flag(list[int], "batch", "B", "Number of sequences; may be repeated"),
+    "path": _flag(list[str], "path", "NAME", "Kernel path of the selected branch; may be repeated"),
+    "root": _flag(str, "root", "DIR", "Folder on the pod for the text and both runs"),
+    "tokens": _flag(int, "tokens", "N", "Tokens in one call or one step"),
+    "dtype": _flag(str, "dtype", "bfloat16|float16", "Data type of the inputs"),
+    "steps": _flag(int, "steps", "N", "Number of timed optimizer steps"),
+    "runs": _flag(int, "runs", "N", "Timed runs for each median"),
 }
 _CONFIGURATION = ("recipe", "profile", "set")
 #: Headings that are not the field's name in capitals.
