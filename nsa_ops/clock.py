@@ -37,7 +37,7 @@ class SystemClock:
 
 
 def moment_of(unix_s: float, began_s: float, ended_s: float) -> float:
-    """When another clock was read, on our own: somewhere in the call, so wherever it agrees best.
+    """When another clock was read, on our own clock: the moment of the call that fits it best.
 
     Args:
         unix_s: What the other clock said.

@@ -21,7 +21,7 @@ OTHERS = 0o077
 
 @dataclass
 class Closing:
-    """What came of closing a folder to others.
+    """The result of closing a folder to other users.
 
     Attributes:
         num_closed: Files and folders that were open, and are not any more.
@@ -33,12 +33,12 @@ class Closing:
 
     @property
     def notice(self) -> str:
-        """A line for people where something stays open; empty if nothing does."""
+        """A warning if something stays open to others; else empty."""
         if not self.still_open:
             return ""
         path, why = next(iter(self.still_open.items()))
         more = f" and {len(self.still_open) - 1} more" if len(self.still_open) > 1 else ""
-        return f"others may read `{path}`{more}, and that cannot be changed: {why}"
+        return f"other users can read `{path}`{more}, and this cannot be changed: {why}"
 
 
 def make_private_folder(folder: Path) -> None:
@@ -57,14 +57,14 @@ def _require_own(folder: Path) -> None:
     found = folder.stat()
     if found.st_uid == os.getuid():
         return
-    message = f"`{folder}` belongs to user {found.st_uid}, and you are user {os.getuid()}"
+    message = f"`{folder}` belongs to user {found.st_uid}, but you are user {os.getuid()}"
     raise LocalResourceError(
-        message, hint="Work as its owner, without sudo: the runs are known there"
+        message, hint="Run it as the owner, without sudo: that user's registry knows the runs"
     )
 
 
 def close_to_others(path: Path) -> bool:
-    """Take every right from others; whether there was one.
+    """Remove all permissions of other users; returns whether there were any.
 
     Raises:
         OSError: If it cannot be changed.
@@ -108,12 +108,12 @@ def close_tree(folder: Path) -> Closing:
 
 
 def list_open(folder: Path) -> list[str]:
-    """What in a state folder others have a right on; changes nothing."""
+    """Files and folders in a state folder that other users can access; changes nothing."""
     return [path for path, _ in _open_to_others(str(folder))] if folder.is_dir() else []
 
 
 def _open_to_others(folder: str) -> Iterator[tuple[str, int]]:
-    """Everything in a tree that gives others a right, with its mode; the folder itself first."""
+    """Everything in a tree that other users can access, with its mode; the folder itself first."""
     waiting = [folder]
     while waiting:
         path = waiting.pop()

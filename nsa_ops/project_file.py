@@ -106,15 +106,15 @@ def _why_unsafe(found: os.stat_result) -> str:
     if not stat.S_ISREG(found.st_mode):
         return "it is no regular file"
     if found.st_uid not in {os.getuid(), 0}:
-        return f"it belongs to user {found.st_uid}, and not to you"
+        return f"it belongs to user {found.st_uid}, not to you"
     if found.st_mode & 0o022:
         mode = stat.S_IMODE(found.st_mode)
-        return f"its mode {mode:o} lets others change it; `chmod go-w` ends that"
+        return f"its mode {mode:o} lets others change it; run `chmod go-w` on it"
     return ""
 
 
 def read_trusted(state_dir: Path) -> Trusted:
-    """What was trusted; nothing where the record cannot be read, so that nothing is read then."""
+    """What was trusted; nothing if the record cannot be read, so that no project file is read."""
     try:
         return Trusted.model_validate_json((state_dir / TRUST_NAME).read_bytes())
     except (OSError, ValidationError):

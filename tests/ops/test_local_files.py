@@ -108,7 +108,7 @@ def test_what_cannot_be_closed_is_told(
     monkeypatch.setattr(os, "chmod", refuse)
     said = cli("pod", "ls")
     assert said.exit_code == 0
-    assert said.err.count(f"warning: others may read `{file}`") == 1
+    assert said.err.count(f"warning: other users can read `{file}`") == 1
 
 
 def refuse(path: object, *_mode: object, **_flags: object) -> None:
