@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from nsa_core.config.model import NSAConfig
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
-from nsa_core.kernels.triton.backend import TritonBackend
+from nsa_core.kernels.triton.triton_backend import TritonBackend
 
 #: The paper's sizes (section 4.1), which are the defaults.
 NSA_SIZES = NSAConfig()

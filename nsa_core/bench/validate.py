@@ -55,7 +55,7 @@ class SelectionPath:
 
 
 def _triton(dense_until: int) -> AttentionBackend:
-    from nsa_core.kernels.triton.backend import TritonBackend  # needs a card
+    from nsa_core.kernels.triton.triton_backend import TritonBackend  # needs a card
 
     return TritonBackend(dense_until)
 

@@ -30,7 +30,7 @@ from nsa_core.kernels.decode import DecodeAttention, GatheredDecode
 #: `create_backend() -> AttentionBackend`, and that of Triton `note(facts) -> str`, which of its
 #: kernels run; it is imported only on a device that it could run on.
 BACKEND_MODULES: dict[str, str] = {
-    "triton": "nsa_core.kernels.triton.backend",
+    "triton": "nsa_core.kernels.triton.triton_backend",
     "flash": "nsa_core.kernels.flash",
     "sdpa": "nsa_core.kernels.gathered_backend",
 }

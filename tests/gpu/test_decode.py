@@ -29,7 +29,7 @@ def make_attention(name):
     """A policy that gives all branches to one backend."""
     if name == "gathered":
         return BranchBackends.of(GatheredBackend())
-    from nsa_core.kernels.triton.backend import TritonBackend
+    from nsa_core.kernels.triton.triton_backend import TritonBackend
 
     return BranchBackends.of(TritonBackend())
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
-from nsa_core.kernels.triton import attention, gates, index
+from nsa_core.kernels.triton import attend_host, index, row_terms
+from nsa_core.kernels.triton.document_slots import documents
 from nsa_core.kernels.triton.hopper import support
 from nsa_core.kernels.triton.sources import (
     GradientSource,
@@ -18,7 +19,6 @@ from nsa_core.kernels.triton.sources import (
     compressed_mode,
     sliding_mode,
 )
-from nsa_core.kernels.triton.tiles import documents
 from tests import oracle
 from tests.gpu.test_triton_backend import SHAPES, Case, branch_errors, poison
 
@@ -53,11 +53,11 @@ class KeyGradient:
         docs = documents(cu, len(self.q), longest, 64)
         out = torch.empty_like(self.q)
         lse = torch.empty(self.q.shape[:2], device="cuda")
-        attention.forward(self.q, self.k, self.v, docs, self.mode, (out, lse))
-        terms = gates.prepare(self.grad, out, lse, docs, planes=planes)
+        attend_host.forward(self.q, self.k, self.v, docs, self.mode, (out, lse))
+        terms = row_terms.prepare(self.grad, out, lse, docs, planes=planes)
         into = torch.full_like(self.k, float("nan")), torch.full_like(self.v, float("nan"))
         source = GradientSource(self.mode, self.k, self.v, terms)
-        attention.key_gradient(self.q, self.grad, source, docs, into, deterministic=deterministic)
+        attend_host.key_gradient(self.q, self.grad, source, docs, into, deterministic=deterministic)
         return into
 
     def used(self) -> Tensor:
@@ -144,6 +144,6 @@ def test_deterministic_key_gradients_repeat_bit_by_bit(name: str) -> None:
 def test_a_triton_that_is_not_proven_takes_the_kernels_of_any_card(arguments, monkeypatch) -> None:
     *sizes, dtype = arguments
     monkeypatch.setattr(support, "PROVEN_TRITON", ())
-    monkeypatch.setattr(attention, "hopper", None)  # a call of it would fail
+    monkeypatch.setattr(attend_host, "hopper", None)  # a call of it would fail
     for name, found in branch_errors(Case(*sizes, dtype=dtype)).items():
         assert max(found) < TOLERANCE, f"{name}: {found}"

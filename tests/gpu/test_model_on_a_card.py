@@ -15,7 +15,7 @@ from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
-from nsa_core.kernels.triton.backend import TritonBackend
+from nsa_core.kernels.triton.triton_backend import TritonBackend
 from nsa_core.model.statistics import AttentionStatistics
 from nsa_core.model.transformer import LanguageModel
 from tests.core.kernels.cases import Inputs, make_inputs, run

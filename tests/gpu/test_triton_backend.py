@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.triton import ops
-from nsa_core.kernels.triton.backend import TritonBackend
+from nsa_core.kernels.triton.triton_backend import TritonBackend
 from tests import oracle
 
 pytestmark = pytest.mark.gpu

@@ -12,6 +12,7 @@ Layout: q, out [N, H, D|E]; k, v [keys, G, D|E]; lse, offset, delta [N, H]; bits
 import triton
 import triton.language as tl
 
+from nsa_core.kernels.triton.document_slots import locate
 from nsa_core.kernels.triton.rows import (
     CHOSEN,
     COMPRESSED,
@@ -29,7 +30,6 @@ from nsa_core.kernels.triton.rows import (
     softmax_step,
     unpack_terms,
 )
-from nsa_core.kernels.triton.tiles import locate
 
 
 @triton.jit
@@ -331,9 +331,9 @@ def attend_key_gradient_kernel(
     """dk, dv of one key tile of one group, over the rows of `segment` tokens (axis 2).
 
     A row tile is BM tokens of one head, so that rows lie evenly spaced in memory; TERMS are by
-    head, [H, num_padded] as in gates.py. COMPRESSED has few keys and many rows: segments add up by
-    fp32 atomics (ATOMIC), or each writes its own copy, `segment_stride` keys apart. The other
-    modes see each key tile once and store.
+    head, [H, num_padded] as in row_terms.py. COMPRESSED has few keys and many rows: segments add
+    up by fp32 atomics (ATOMIC), or each writes its own copy, `segment_stride` keys apart. The
+    other modes see each key tile once and store.
     """
     TILE: tl.constexpr = BN * STRIDE if MODE == COMPRESSED else BLOCK
     g = tl.program_id(1)

@@ -1,4 +1,4 @@
-"""Host side of `decode.py`: shapes in, four launches out, no question to the device.
+"""Host side of `split_decode.py`: shapes in, four launches out, no question to the device.
 
 Legend: B sequences, H query heads, G groups, h = H / G, D key width, E value width, C rows of the
 compressed buffer, S = num_selected.
@@ -16,7 +16,7 @@ from nsa_core.config.backend_policy import decode_refusal
 from nsa_core.kernels.decode import CachedPairs, CountedReads, DecodedToken
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.triton import launch as launch_table
-from nsa_core.kernels.triton.decode import (
+from nsa_core.kernels.triton.split_decode import (
     merge_kernel,
     partial_cached_kernel,
     partial_chosen_kernel,

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsa_core.kernels.triton.document_slots import Documents, locate
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import is_free
-from nsa_core.kernels.triton.tiles import Documents, locate
 
 FIRST = tl.constexpr(1)  # flag: block 0 is chosen (and is neither of the two below)
 PREVIOUS = tl.constexpr(2)  # flag: the block before the token's own

@@ -7,8 +7,8 @@ Forward writes a normalised partial output and its log2 normaliser per (token, c
 import triton
 import triton.language as tl
 
+from nsa_core.kernels.triton.document_slots import locate
 from nsa_core.kernels.triton.rows import INFINITY, key_gradient_step, matmul
-from nsa_core.kernels.triton.tiles import locate
 
 
 @triton.jit

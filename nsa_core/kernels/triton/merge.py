@@ -9,6 +9,7 @@ module.
 import triton
 import triton.language as tl
 
+from nsa_core.kernels.triton.document_slots import locate
 from nsa_core.kernels.triton.index import CURRENT, FIRST, PREVIOUS
 from nsa_core.kernels.triton.items import chunk_start, partial_row
 from nsa_core.kernels.triton.rows import (
@@ -23,7 +24,6 @@ from nsa_core.kernels.triton.rows import (
     restore_nan,
     softmax_step,
 )
-from nsa_core.kernels.triton.tiles import locate
 
 
 @triton.jit

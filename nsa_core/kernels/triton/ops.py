@@ -2,19 +2,19 @@
 
 Legend: N tokens (documents end to end), H query heads, G groups, D key width, E value width, C
 compressed slots, S chosen blocks. `cu_seqlens` [M + 1] int32 stays on the device; `max_seqlen` is
-a bound known on the host. Every operator takes contiguous tensors; `backend.py` sees to that.
+a bound known on the host. Every operator takes contiguous tensors, which `triton_backend.py` makes.
 """
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from nsa_core.kernels.triton import attention, gates, pool, selected
+from nsa_core.kernels.triton import attend_host, pool, row_terms, selected
+from nsa_core.kernels.triton.document_slots import Documents, documents
 from nsa_core.kernels.triton.hopper.support import takes_planes
 from nsa_core.kernels.triton.select import select_blocks
 from nsa_core.kernels.triton.sources import GradientSource, Mode, compressed_mode, sliding_mode
 from nsa_core.kernels.triton.streams import run_beside
-from nsa_core.kernels.triton.tiles import Documents, documents
 
 
 def _new_out(q: Tensor, v: Tensor) -> Tensor:
@@ -31,10 +31,10 @@ def _mode_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     grad = grad.contiguous()
     planes = takes_planes(q, v, docs.block)
-    source = GradientSource(mode, k, v, gates.prepare(grad, out, lse, docs, planes=planes))
+    source = GradientSource(mode, k, v, row_terms.prepare(grad, out, lse, docs, planes=planes))
     dk, dv = torch.empty_like(k), torch.empty_like(v)
-    attention.key_gradient(q, grad, source, docs, (dk, dv), deterministic=deterministic)
-    return attention.query_gradient(q, grad, (source,), docs), dk, dv
+    attend_host.key_gradient(q, grad, source, docs, (dk, dv), deterministic=deterministic)
+    return attend_host.query_gradient(q, grad, (source,), docs), dk, dv
 
 
 @custom_op("nsa::compressed", mutates_args=())
@@ -46,7 +46,7 @@ def compressed(
     del deterministic  # of the backward
     docs = documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
     into = _new_out(q, v), _new_lse(q)
-    attention.forward(q, k, v, docs, compressed_mode(compress_block, compress_stride), into)
+    attend_host.forward(q, k, v, docs, compressed_mode(compress_block, compress_stride), into)
     return into
 
 
@@ -70,7 +70,7 @@ def sliding(
     """Out [N, H, E] and natural lse [N, H] of attention to the last `window` tokens."""
     docs = documents(cu_seqlens, q.shape[0], max_seqlen, select_block)
     into = _new_out(q, v), _new_lse(q)
-    attention.forward(q, k, v, docs, sliding_mode(window), into)
+    attend_host.forward(q, k, v, docs, sliding_mode(window), into)
     return into
 
 
@@ -119,7 +119,7 @@ def selected_attention_backward(
     choice = selected.open_choice(ids, words, q, v, docs, dense=dense)
     grad = grad.contiguous()
     planes = dense and takes_planes(q, v, docs.block)
-    terms = gates.prepare(grad, out, lse, docs, planes=planes)
+    terms = row_terms.prepare(grad, out, lse, docs, planes=planes)
     into = torch.empty_like(k), torch.empty_like(v)
     dq = selected.selected_backward(
         q, k, v, grad, terms, choice, docs, into, deterministic=deterministic
@@ -149,7 +149,7 @@ def attend(
     out_c, out_w = _new_out(q, v_compressed), _new_out(q, v_sliding)
 
     def choose_and_read() -> tuple[Tensor, Tensor, Tensor]:
-        attention.forward(q, k_compressed, v_compressed, docs, compression, (out_c, lse[0]))
+        attend_host.forward(q, k_compressed, v_compressed, docs, compression, (out_c, lse[0]))
         ids = select_blocks(q, k_compressed, lse[0], docs, span, stride, num_selected)
         words = selected.invert(ids, q, v_selected, docs, dense=dense, deterministic=deterministic)
         choice = selected.open_choice(ids, words, q, v_selected, docs, dense=dense)
@@ -159,12 +159,12 @@ def attend(
 
     ids, words, out_s = run_beside(
         q.device,
-        lambda: attention.forward(
+        lambda: attend_host.forward(
             q, k_sliding, v_sliding, docs, sliding_mode(window), (out_w, lse[2])
         ),
         choose_and_read,
     )
-    return gates.mix((out_c, out_s, out_w), gate), out_c, out_s, out_w, lse, ids, words
+    return row_terms.mix((out_c, out_s, out_w), gate), out_c, out_s, out_w, lse, ids, words
 
 
 @custom_op("nsa::attend_backward", mutates_args=())
@@ -178,7 +178,7 @@ def attend_backward(
     docs = documents(cu_seqlens, q.shape[0], max_seqlen, block)
     grad = grad.contiguous()
     out_c, out_s, out_w = branches
-    (terms_c, terms_s, terms_w), dgate = gates.mix_prepare(
+    (terms_c, terms_s, terms_w), dgate = row_terms.mix_prepare(
         grad, (out_c, out_s, out_w), lse, gate, docs, planes=takes_planes(q, out_c, docs.block)
     )
     k_c, v_c, k_s, v_s, k_w, v_w = keys_values
@@ -192,15 +192,15 @@ def attend_backward(
 
     def key_gradients() -> None:
         for source, into in ((compressed_source, into_c), (sliding_source, into_w)):
-            attention.key_gradient(q, grad, source, docs, into, deterministic=deterministic)
+            attend_host.key_gradient(q, grad, source, docs, into, deterministic=deterministic)
 
     def other_gradients() -> Tensor:
         if chosen is not None:
-            attention.key_gradient(q, grad, chosen, docs, into_s, deterministic=deterministic)
+            attend_host.key_gradient(q, grad, chosen, docs, into_s, deterministic=deterministic)
             sources = (compressed_source, sliding_source, chosen)
-            return attention.query_gradient(q, grad, sources, docs)
+            return attend_host.query_gradient(q, grad, sources, docs)
         dtype = selected.gradient_dtype(q, v_s, deterministic=deterministic)
-        dq = attention.query_gradient(
+        dq = attend_host.query_gradient(
             q, grad, (compressed_source, sliding_source), docs, dtype=dtype
         )
         return selected.items_backward(

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsa_core.kernels.triton.document_slots import locate, num_slots, tile_documents
 from nsa_core.kernels.triton.launcher import run
-from nsa_core.kernels.triton.tiles import locate, num_slots, tile_documents
 
 _BLOCKS = 8  # compressed blocks of one program
 

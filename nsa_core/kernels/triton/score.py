@@ -9,8 +9,8 @@ and at most the next one, with min(r, R - i % R) and max(0, i % R + r - R) strid
 import triton
 import triton.language as tl
 
+from nsa_core.kernels.triton.document_slots import locate
 from nsa_core.kernels.triton.rows import COMPRESSED, INFINITY, LOG2E, is_free, matmul, num_visible
-from nsa_core.kernels.triton.tiles import locate
 
 
 @triton.jit

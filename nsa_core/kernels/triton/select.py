@@ -7,11 +7,11 @@ import torch
 import triton
 from torch import Tensor
 
+from nsa_core.kernels.triton.document_slots import Documents
 from nsa_core.kernels.triton.launch import INTERPRETER, Launch, device_architecture, launch_for
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.score import score_kernel
 from nsa_core.kernels.triton.sources import LOG2E
-from nsa_core.kernels.triton.tiles import Documents
 from nsa_core.kernels.triton.topk import top_blocks_kernel
 
 _SCORE_BYTES = 256 << 20  # the score buffer of one chunk; longer documents get shorter chunks

@@ -12,8 +12,8 @@ import torch
 import triton
 from torch import Tensor
 
-from nsa_core.kernels.triton import attention
-from nsa_core.kernels.triton.gates import RowTerms
+from nsa_core.kernels.triton import attend_host
+from nsa_core.kernels.triton.document_slots import Documents, num_slots, tile_documents
 from nsa_core.kernels.triton.index import (
     IndexSize,
     QueryIndex,
@@ -36,8 +36,8 @@ from nsa_core.kernels.triton.merge import (
     merge_forward_kernel,
     merge_query_gradient_kernel,
 )
+from nsa_core.kernels.triton.row_terms import RowTerms
 from nsa_core.kernels.triton.sources import LOG2E, GradientSource, chosen_mode
-from nsa_core.kernels.triton.tiles import Documents, num_slots, tile_documents
 
 _MAX_ELEMENTS = (1 << 31) - 1  # partial outputs of a chunk are addressed in 32 bits
 _FIRST_BLOCK_SEGMENT = 8  # query blocks per program of the first block's gradient
@@ -123,7 +123,7 @@ def selected_forward(
 ) -> None:
     """Write out [N, H, E] and natural lse [N, H] of causal attention to the chosen blocks."""
     if choice.bits is not None:
-        attention.forward(q, k, v, docs, chosen_mode(choice.bits), into)
+        attend_host.forward(q, k, v, docs, chosen_mode(choice.bits), into)
     else:
         _items_forward(q, k, v, choice, docs, into)
 
@@ -145,8 +145,8 @@ def selected_backward(
     source = chosen_source(k, v, terms, choice)
     if source is None:
         return items_backward(q, k, v, grad, terms, choice, docs, into, deterministic=deterministic)
-    attention.key_gradient(q, grad, source, docs, into, deterministic=deterministic)
-    return attention.query_gradient(q, grad, (source,), docs)
+    attend_host.key_gradient(q, grad, source, docs, into, deterministic=deterministic)
+    return attend_host.query_gradient(q, grad, (source,), docs)
 
 
 def gradient_dtype(q: Tensor, v: Tensor, *, deterministic: bool) -> torch.dtype:

@@ -5,8 +5,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from nsa_core.kernels.triton.gates import RowTerms
 from nsa_core.kernels.triton.launch import Kernel
+from nsa_core.kernels.triton.row_terms import RowTerms
 from nsa_core.kernels.triton.rows import CHOSEN, COMPRESSED, SLIDING
 
 LOG2E = 1.4426950408889634

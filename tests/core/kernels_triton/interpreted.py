@@ -15,7 +15,7 @@ from torch import Tensor
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.triton import ops
-from nsa_core.kernels.triton.backend import TritonBackend
+from nsa_core.kernels.triton.triton_backend import TritonBackend
 from tests import oracle
 
 GEOMETRY = BlockGeometry(

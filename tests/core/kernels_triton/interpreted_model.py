@@ -13,7 +13,7 @@ from nsa_core.checks.causality import perturbation_probe
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
-from nsa_core.kernels.triton.backend import TritonBackend
+from nsa_core.kernels.triton.triton_backend import TritonBackend
 from nsa_core.model.transformer import LanguageModel
 from tests.core.model.cases import free_tokens, gradient_leaks, small_config, small_model, tokens
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 from nsa_core.kernels.triton import ops
-from nsa_core.kernels.triton.backend import TritonBackend
+from nsa_core.kernels.triton.triton_backend import TritonBackend
 from nsa_core.model import loss
 from tests.core.kernels_triton.interpreted import GEOMETRY, Inputs
 

@@ -10,9 +10,9 @@ import torch
 
 pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
-from nsa_core.kernels.triton import attention, gates, pool, select, selected, sources
+from nsa_core.kernels.triton import attend_host, pool, row_terms, select, selected, sources
+from nsa_core.kernels.triton.document_slots import Documents, documents
 from nsa_core.kernels.triton.launch import MAX_SHARED_BYTES
-from nsa_core.kernels.triton.tiles import Documents, documents
 from tests.core.kernels_triton.compiling import (
     Recorded,
     compile_launch,
@@ -47,17 +47,17 @@ def record_all(shape: str, arch: int) -> list[Recorded]:
     with recording(arch) as launches:
         docs = documents(borders, TOKENS, LONGEST, BLOCK)
         select.select_blocks(q, k_short, rows, docs, 32, 16, 16)
-        branches, terms = [], gates.RowTerms(rows, rows, packed)
+        branches, terms = [], row_terms.RowTerms(rows, rows, packed)
         pairs = ((sources.compressed_mode(32, 16), k_short), (sources.sliding_mode(512), k))
         for mode, keys in pairs:
             branches.append(sources.GradientSource(mode, keys, keys, terms))
-            attention.forward(q, keys, keys, docs, mode, (q, rows))
-            attention.query_gradient(q, q, branches[-1:], docs)
+            attend_host.forward(q, keys, keys, docs, mode, (q, rows))
+            attend_host.query_gradient(q, q, branches[-1:], docs)
             for deterministic in (False, True):
-                attention.key_gradient(
+                attend_host.key_gradient(
                     q, q, branches[-1], docs, (keys, keys), deterministic=deterministic
                 )
-        attention.query_gradient(q, q, branches, docs, dtype=torch.float32)
+        attend_host.query_gradient(q, q, branches, docs, dtype=torch.float32)
         for dense, deterministic in ((True, False), (False, False), (False, True)):
             words = selected.invert(ids, q, k, docs, dense=dense, deterministic=deterministic)
             choice = selected.open_choice(ids, words, q, k, docs, dense=dense)
@@ -67,28 +67,31 @@ def record_all(shape: str, arch: int) -> list[Recorded]:
             )
             chosen = selected.chosen_source(k, k, terms, choice)
             if chosen is not None:
-                attention.query_gradient(q, q, (*branches, chosen), docs)
+                attend_host.query_gradient(q, q, (*branches, chosen), docs)
                 branches.append(chosen)
         pool.pool(k, borders, 32, 16)
         pool.pool_gradient(k_short, borders, TOKENS, 32, 16)
-        gates.mix((q, q, q), gate)
+        row_terms.mix((q, q, q), gate)
         for is_planes in (False, True) if arch == 90 else (False,):
-            gates.prepare(q, q, rows, docs, planes=is_planes)
+            row_terms.prepare(q, q, rows, docs, planes=is_planes)
             lse = torch.zeros(3, TOKENS, heads)
-            gates.mix_prepare(q, (q, q, q), lse, gate, docs, planes=is_planes)
+            row_terms.mix_prepare(q, (q, q, q), lse, gate, docs, planes=is_planes)
         if arch == 90:
-            record_hopper(q, branches, gates.RowTerms(rows, rows, planes), docs)
+            record_hopper(q, branches, row_terms.RowTerms(rows, rows, planes), docs)
     return launches
 
 
 def record_hopper(
-    q: torch.Tensor, branches: list[sources.GradientSource], terms: gates.RowTerms, docs: Documents
+    q: torch.Tensor,
+    branches: list[sources.GradientSource],
+    terms: row_terms.RowTerms,
+    docs: Documents,
 ) -> None:
     """Key gradients by the Gluon kernels; a deterministic one only stores where this one adds."""
     for branch in branches:
         into = torch.zeros_like(branch.k), torch.zeros_like(branch.v)
         source = replace(branch, terms=terms)
-        attention.key_gradient(q, q, source, docs, into, deterministic=False)
+        attend_host.key_gradient(q, q, source, docs, into, deterministic=False)
 
 
 #: sm_80 shares its tables with sm_89, which has less shared memory: the wide shape is tried there.

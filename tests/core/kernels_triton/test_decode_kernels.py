@@ -10,9 +10,9 @@ from nsa_core.kernels.decode import CachedPairs
 from nsa_core.kernels.dispatch import choose_decode_attention
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
-from nsa_core.kernels.triton.backend import TritonBackend
 from nsa_core.kernels.triton.decode_host import TritonDecode, plan_slices
 from nsa_core.kernels.triton.launch import MAX_SHARED_BYTES
+from nsa_core.kernels.triton.triton_backend import TritonBackend
 from tests.core.kernels_triton.compiling import Recorded, compile_launch, recording
 
 INTERPRETED = "interpreted_decode"

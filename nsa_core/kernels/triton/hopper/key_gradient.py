@@ -5,12 +5,12 @@ import triton
 from torch import Tensor
 
 from nsa_core.kernels.triton.descriptors import TileDescriptor
+from nsa_core.kernels.triton.document_slots import Documents, tile_documents
 from nsa_core.kernels.triton.hopper.key_gradient_kernel import hopper_key_gradient_kernel
 from nsa_core.kernels.triton.hopper.support import KEY_GRADIENT, segment_tokens
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import COMPRESSED
 from nsa_core.kernels.triton.sources import LOG2E, GradientSource
-from nsa_core.kernels.triton.tiles import Documents, tile_documents
 
 _KEYS = 128  # of a program
 _TOKENS = 64  # of a tile
@@ -22,7 +22,7 @@ def key_gradient(
     q: Tensor, grad: Tensor, source: GradientSource, docs: Documents,
     into: tuple[Tensor, Tensor], *, deterministic: bool,
 ) -> None:  # fmt: skip
-    """As `attention.key_gradient`, for terms in planes."""
+    """As `attend_host.key_gradient`, for terms in planes."""
     mode = source.mode
     if source.k.shape[0] == 0:
         return

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsa_core.kernels.triton.document_slots import Documents, locate
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import INFINITY, LOG2E, pack_terms
-from nsa_core.kernels.triton.tiles import Documents, locate
 
 
 @triton.jit

@@ -14,11 +14,11 @@ from nsa_core.kernels.triton.attend import (
     attend_key_gradient_kernel,
     attend_query_gradient_kernel,
 )
+from nsa_core.kernels.triton.document_slots import Documents, num_slots, tile_documents
 from nsa_core.kernels.triton.launch import key_tile, launch_for, policy_for, row_tile
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import CHOSEN, COMPRESSED, SLIDING
 from nsa_core.kernels.triton.sources import LOG2E, GradientSource, Mode
-from nsa_core.kernels.triton.tiles import Documents, num_slots, tile_documents
 
 _WHOLE = 1 << 30  # a segment no document outgrows
 
