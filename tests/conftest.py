@@ -41,27 +41,27 @@ def short_path() -> Iterator[Path]:
 NOT_RUN = pytest.StashKey[int]()
 
 
-def pytest_deselected(items):
+def pytest_deselected(items) -> None:
     """Count the tests that need a card and are left out."""
     for item in items:
         if item.get_closest_marker("gpu"):
             item.config.stash[NOT_RUN] = item.config.stash.get(NOT_RUN, 0) + 1
 
 
-def pytest_sessionfinish(session):
+def pytest_sessionfinish(session) -> None:
     """A worker of pytest-xdist tells its count to the process that prints."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["not_run"] = session.config.stash.get(NOT_RUN, 0)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node):
+def pytest_testnodedown(node) -> None:
     """Every worker collects all tests, so each count is the whole one; a crashed one has none."""
     if output := getattr(node, "workeroutput", None):
         node.config.stash[NOT_RUN] = output["not_run"]
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter) -> None:
     """Say where the time went, and which tests were not run: without a card none proves one."""
     show_durations(terminalreporter)
     if count := terminalreporter.config.stash.get(NOT_RUN, 0):
@@ -70,7 +70,7 @@ def pytest_terminal_summary(terminalreporter):
         )
 
 
-def show_durations(terminalreporter):
+def show_durations(terminalreporter) -> None:
     """The seconds of each folder's tests, all workers together, for a run that takes a minute."""
     seconds = Counter()
     for reports in terminalreporter.stats.values():

@@ -57,7 +57,7 @@ def compressed(q, k, v, cu_seqlens, span, stride):
     return torch.cat(outs), torch.cat(lses)
 
 
-def sliding(q, k, v, cu_seqlens, window):
+def sliding(q, k, v, cu_seqlens, window) -> torch.Tensor:
     """Keys t - window + 1 .. t of the own document."""
     outs = []
     for start, stop in borders(cu_seqlens):
@@ -67,7 +67,7 @@ def sliding(q, k, v, cu_seqlens, window):
     return torch.cat(outs)
 
 
-def selected(q, k, v, ids, cu_seqlens, block):
+def selected(q, k, v, ids, cu_seqlens, block) -> torch.Tensor:
     """Keys up to t of the blocks named by ids [N, G, S]; -1 names none."""
     outs = []
     for start, stop in borders(cu_seqlens):

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Never
 
 import pytest
 
@@ -33,12 +35,12 @@ def without_reader(words):
 
 
 @pytest.mark.parametrize("module", PRINTING)
-def test_every_command_that_prints_ends_quietly_without_a_reader(module):
+def test_every_command_that_prints_ends_quietly_without_a_reader(module: str) -> None:
     assert without_reader([module, "--help"]) == (READER_GONE, "")
 
 
 @pytest.mark.integration
-def test_a_text_ends_when_its_reader_leaves(tmp_path):
+def test_a_text_ends_when_its_reader_leaves(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     save(run, read_manifest(run).config, 5)
     words = ["--run", str(run.root), "--device", "cpu", "--prompt", "x", "--temperature", "1"]
@@ -48,8 +50,8 @@ def test_a_text_ends_when_its_reader_leaves(tmp_path):
     assert said.count("\n") == 1
 
 
-def test_a_bench_whose_reader_left_does_not_blame_the_disk(monkeypatch):
-    def leave(*_):
+def test_a_bench_whose_reader_left_does_not_blame_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(*_) -> Never:
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr(bench, "_run", leave)
@@ -57,17 +59,17 @@ def test_a_bench_whose_reader_left_does_not_blame_the_disk(monkeypatch):
         bench.main(["recall", "--device", "cpu"])
 
 
-def refuse_flags():
+def refuse_flags() -> Never:
     raise SystemExit(2)
 
 
 @pytest.mark.parametrize(("main", "code"), [(lambda: 9, 9), (refuse_flags, 2)])
-def test_the_code_of_a_command_that_is_read_is_its_own(main, code):
+def test_the_code_of_a_command_that_is_read_is_its_own(main, code: int) -> None:
     assert run_to_exit_code(main) == code
 
 
-def test_an_end_with_words_stays_what_it_is():
-    def end():
+def test_an_end_with_words_stays_what_it_is() -> None:
+    def end() -> Never:
         words = "words"
         raise SystemExit(words)
 

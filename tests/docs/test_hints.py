@@ -1,5 +1,7 @@
 """Every nsa-ops command that a message of the code names is one that the command line accepts."""
 
+from pathlib import Path
+
 import pytest
 import typer
 
@@ -19,7 +21,9 @@ def test_a_command_that_the_code_names_exists(command: Command) -> None:
         assert "Missing argument" in error.format_message() or "a command is" in str(error)
 
 
-def test_placeholders_and_adjacent_literals_are_read_as_one_line(tmp_path, monkeypatch) -> None:
+def test_placeholders_and_adjacent_literals_are_read_as_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tests.docs.hints.REPOSITORY", tmp_path)
     source = tmp_path / "some.py"
     source.write_text(

@@ -12,12 +12,12 @@ def section(title: str) -> str:
     return page.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-def test_the_page_has_every_rule_with_its_level_in_the_order_of_the_code():
+def test_the_page_has_every_rule_with_its_level_in_the_order_of_the_code() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", section("Rules"), re.MULTILINE)
     assert sorted(rows) == sorted((rule.id, rule.level) for rule in RULES)
 
 
-def test_each_limit_has_a_derivation_with_its_value():
+def test_each_limit_has_a_derivation_with_its_value() -> None:
     lines = section("Where the limits come from").splitlines()
     rows = [line.split("|")[1:4] for line in lines if line.startswith("| `")]
     derived = {}

@@ -15,7 +15,7 @@ PAGE = """<html><head><script>var hidden = 1;</script></head><body><nav>Next pag
 <div>Footer</div></body></html>"""
 
 
-def test_a_page_gives_its_main_part_without_scripts_and_navigation():
+def test_a_page_gives_its_main_part_without_scripts_and_navigation() -> None:
     text = runpy.run_path(str(SCRIPT))["page_text"](PAGE)
     assert [line for line in text.split("\n") if line] == ["Title", "First & last.", "Inner"]
 
@@ -26,7 +26,7 @@ def write(folder, out):
     return out.read_bytes()
 
 
-def test_documents_are_unique_long_enough_and_in_an_order_that_repeats(tmp_path):
+def test_documents_are_unique_long_enough_and_in_an_order_that_repeats(tmp_path: Path) -> None:
     folder = tmp_path / "text"
     (folder / "tests").mkdir(parents=True)
     texts = {"a.txt": "a" * 300, "b.py": "b" * 300, "copy.txt": "a" * 300, "short.txt": "c" * 20}

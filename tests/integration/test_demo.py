@@ -23,7 +23,7 @@ def run_demo(folder, *words):
     )
 
 
-def test_the_demo_walks_the_whole_path_and_its_claims_hold(tmp_path):
+def test_the_demo_walks_the_whole_path_and_its_claims_hold(tmp_path: Path) -> None:
     done = run_demo(tmp_path / "demo")
     assert done.returncode == 0, done.stderr
     assert "\n\npreflight: nsa-ops preflight" in done.stderr
@@ -51,7 +51,7 @@ def test_the_demo_walks_the_whole_path_and_its_claims_hold(tmp_path):
     assert not (tmp_path / "demo-unused").exists()
 
 
-def test_the_demo_replaces_nothing_that_no_demo_made(tmp_path):
+def test_the_demo_replaces_nothing_that_no_demo_made(tmp_path: Path) -> None:
     precious = tmp_path / "thesis.tex"
     precious.write_text("years of work")
     done = run_demo(tmp_path)

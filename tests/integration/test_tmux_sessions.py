@@ -3,6 +3,7 @@
 import secrets
 import subprocess
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -41,7 +42,9 @@ def test_run_ids_that_differ_in_a_dot_have_sessions_of_their_own(tmux: Tmux) -> 
 
 
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
-def test_windows_are_found_in_every_locale(tmux: Tmux, monkeypatch, locale: str) -> None:
+def test_windows_are_found_in_every_locale(
+    tmux: Tmux, monkeypatch: pytest.MonkeyPatch, locale: str
+) -> None:
     monkeypatch.setenv("LC_ALL", locale)
     monkeypatch.delenv("LANG", raising=False)
     _run(tmux.new_session("nsa-r1", "train", "/", ("sleep", "60")))
@@ -50,7 +53,7 @@ def test_windows_are_found_in_every_locale(tmux: Tmux, monkeypatch, locale: str)
 
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 def test_a_session_knows_the_folder_that_it_was_started_in(
-    tmux: Tmux, monkeypatch, tmp_path, locale: str
+    tmux: Tmux, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, locale: str
 ) -> None:
     monkeypatch.setenv("LC_ALL", locale)
     monkeypatch.delenv("LANG", raising=False)

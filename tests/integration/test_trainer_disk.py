@@ -1,11 +1,13 @@
 """A full disk: no torn checkpoint, no bare traceback, and nothing good is lost."""
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nsa_core.rundir.checkpoint import inspect_checkpoint, list_checkpoints
+from nsa_core.rundir.layout import RunDir
 from tests.integration.trainer_runs import (
     events,
     exit_of,
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 3 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -48,8 +50,8 @@ def fill(folder: Path) -> Path:
 
 
 def test_a_disk_that_fills_up_halts_the_run_with_whole_checkpoints_and_it_resumes(
-    small_disk, shards, undisturbed
-):
+    small_disk: Path, shards: Path, undisturbed: RunDir
+) -> None:
     run = make_run(small_disk, shards, telemetry={"tensorboard": True})
     child = start(run)
     wait_for(lambda: events(run, "saved"))
@@ -76,7 +78,9 @@ def stderr_of(run, disk):
     return run.log.read_text() + (disk / "runs" / f"{run.run_id}.stderr").read_text()
 
 
-def test_a_disk_that_is_full_before_the_start_ends_in_one_clear_line(small_disk, shards):
+def test_a_disk_that_is_full_before_the_start_ends_in_one_clear_line(
+    small_disk: Path, shards: Path
+) -> None:
     run = make_run(small_disk, shards)
     filler = fill(small_disk)
     child = start(run)
@@ -85,7 +89,7 @@ def test_a_disk_that_is_full_before_the_start_ends_in_one_clear_line(small_disk,
     assert not run.checkpoints.exists()
 
 
-def test_a_save_that_fails_once_does_not_end_the_run(small_disk, shards):
+def test_a_save_that_fails_once_does_not_end_the_run(small_disk: Path, shards: Path) -> None:
     run = make_run(small_disk, shards, schedule={"steps": 60}, checkpoint={"save_every": 20})
     child = start(run)
     wait_for(lambda: events(run, "saved"))

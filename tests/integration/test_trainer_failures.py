@@ -1,8 +1,11 @@
 """Every bad end has its own code, an exit record, one clear line, and no traceback on stderr."""
 
+from pathlib import Path
+
 import pytest
 
 from nsa_core.rundir.checkpoint import list_checkpoints
+from nsa_core.rundir.layout import RunDir
 from tests.integration import trainer_faults as faults
 from tests.integration.trainer_runs import (
     events,
@@ -26,7 +29,9 @@ def one_clear_line(run):
     return said[0]
 
 
-def test_one_step_without_a_usable_loss_is_skipped_and_recorded(tmp_path, shards, undisturbed):
+def test_one_step_without_a_usable_loss_is_skipped_and_recorded(
+    tmp_path: Path, shards: Path, undisturbed: RunDir
+) -> None:
     run = make_run(tmp_path, shards)
     assert start(run, faults.nan_once).wait() == 0
     assert [event.facts["loss"] for event in events(run, "anomaly")] == ["nan"]
@@ -36,7 +41,9 @@ def test_one_step_without_a_usable_loss_is_skipped_and_recorded(tmp_path, shards
     assert found[-1] != sound[-1]
 
 
-def test_a_run_of_nan_ends_with_its_own_code_and_does_not_save_suspect_weights(tmp_path, shards):
+def test_a_run_of_nan_ends_with_its_own_code_and_does_not_save_suspect_weights(
+    tmp_path: Path, shards: Path
+) -> None:
     run = make_run(tmp_path, shards)
     assert start(run, faults.nan_from_step_5).wait() == 12
     assert "2 steps in a row" in one_clear_line(run)
@@ -46,14 +53,16 @@ def test_a_run_of_nan_ends_with_its_own_code_and_does_not_save_suspect_weights(t
     assert not run.final_model.exists()
 
 
-def test_out_of_memory_has_its_own_code_and_names_the_way_out(tmp_path, shards):
+def test_out_of_memory_has_its_own_code_and_names_the_way_out(tmp_path: Path, shards: Path) -> None:
     run = make_run(tmp_path, shards)
     assert start(run, faults.out_of_memory_at_step_5).wait() == 13
     assert "2.00 GiB" in one_clear_line(run)
     assert "batch.micro_batch" in stderr(run)
 
 
-def test_a_bug_leaves_its_traceback_in_the_log_and_one_line_on_stderr(tmp_path, shards):
+def test_a_bug_leaves_its_traceback_in_the_log_and_one_line_on_stderr(
+    tmp_path: Path, shards: Path
+) -> None:
     run = make_run(tmp_path, shards)
     assert start(run, faults.bug_at_step_5).wait() == 1
     assert "IndexError" in one_clear_line(run)
@@ -61,41 +70,45 @@ def test_a_bug_leaves_its_traceback_in_the_log_and_one_line_on_stderr(tmp_path, 
     assert exit_of(run).code == 1
 
 
-def test_data_that_fails_in_mid_run_ends_after_a_checkpoint(tmp_path, shards):
+def test_data_that_fails_in_mid_run_ends_after_a_checkpoint(tmp_path: Path, shards: Path) -> None:
     run = make_run(tmp_path, shards)
     assert start(run, faults.data_fails_after_step_5).wait() == 14
     assert "Input/output error" in one_clear_line(run)
     assert exit_of(run).checkpoint_step == 5
 
 
-def test_a_loader_that_hangs_ends_the_run_after_its_deadline_with_a_checkpoint(tmp_path, shards):
+def test_a_loader_that_hangs_ends_the_run_after_its_deadline_with_a_checkpoint(
+    tmp_path: Path, shards: Path
+) -> None:
     run = make_run(tmp_path, shards, data={"loader_timeout_s": 0.5})
     assert start(run, faults.data_hangs_after_step_5).wait() == 14
     assert "0.5 s" in one_clear_line(run)
     assert exit_of(run).checkpoint_step == 5
 
 
-def test_a_data_path_that_does_not_exist_ends_in_one_clear_line(tmp_path, shards):
+def test_a_data_path_that_does_not_exist_ends_in_one_clear_line(
+    tmp_path: Path, shards: Path
+) -> None:
     run = make_run(tmp_path, shards, data={"path": str(tmp_path / "missing.jsonl")})
     assert finish(run) == 14
     assert "missing.jsonl" in one_clear_line(run)
 
 
-def test_a_card_that_is_not_here_is_a_configuration_error(tmp_path, shards):
+def test_a_card_that_is_not_here_is_a_configuration_error(tmp_path: Path, shards: Path) -> None:
     run = make_run(tmp_path, shards, runtime={"device": "cuda"})
     assert finish(run) == 2
     assert "CUDA" in one_clear_line(run)
     assert exit_of(run).code == 2
 
 
-def test_a_damaged_manifest_is_a_configuration_error(tmp_path, shards):
+def test_a_damaged_manifest_is_a_configuration_error(tmp_path: Path, shards: Path) -> None:
     run = make_run(tmp_path, shards)
     run.manifest.write_text('{"run_id": ')
     assert finish(run) == 2
     assert "manifest.json" in one_clear_line(run)
 
 
-def test_a_folder_without_a_manifest_is_no_run_directory(tmp_path, shards):
+def test_a_folder_without_a_manifest_is_no_run_directory(tmp_path: Path, shards: Path) -> None:
     run = make_run(tmp_path, shards)
     run.manifest.unlink()
     assert finish(run) == 2
@@ -103,7 +116,9 @@ def test_a_folder_without_a_manifest_is_no_run_directory(tmp_path, shards):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--run-dir"], ["--resume-from", "x"], ["--run", "d"]])
-def test_a_flag_that_is_not_known_is_an_error(arguments, capsys):
+def test_a_flag_that_is_not_known_is_an_error(
+    arguments, capsys: pytest.CaptureFixture[str]
+) -> None:
     from nsa_core.train.__main__ import parse_arguments
 
     with pytest.raises(SystemExit) as ended:
@@ -111,6 +126,6 @@ def test_a_flag_that_is_not_known_is_an_error(arguments, capsys):
     assert ended.value.code == 2
 
 
-def test_the_shell_sees_the_exit_code(tmp_path, shards):
+def test_the_shell_sees_the_exit_code(tmp_path: Path, shards: Path) -> None:
     run = make_run(tmp_path, shards, data={"path": str(tmp_path / "missing.jsonl")})
     assert start_from_shell(run) == 14

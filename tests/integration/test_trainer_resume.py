@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -27,13 +28,13 @@ from tests.integration.trainer_runs import (
 pytestmark = pytest.mark.integration
 
 
-def kill_at_step(run, step):
+def kill_at_step(run, step) -> None:
     child = start(run)
     wait_for(lambda: steps_logged(run) >= step)
     child.kill()
 
 
-def test_an_undisturbed_run_leaves_everything_it_should(undisturbed):
+def test_an_undisturbed_run_leaves_everything_it_should(undisturbed: RunDir) -> None:
     run = undisturbed
     assert exit_of(run).code == 0
     assert run.final_model.exists()
@@ -48,7 +49,9 @@ def test_an_undisturbed_run_leaves_everything_it_should(undisturbed):
 
 
 @pytest.mark.parametrize("step", [2, 9])
-def test_kill_9_before_and_after_a_checkpoint_changes_no_loss(tmp_path, shards, undisturbed, step):
+def test_kill_9_before_and_after_a_checkpoint_changes_no_loss(
+    tmp_path: Path, shards: Path, undisturbed: RunDir, step: int
+) -> None:
     run = make_run(tmp_path, shards)
     kill_at_step(run, step)
     next_attempt(run)
@@ -60,7 +63,7 @@ def test_kill_9_before_and_after_a_checkpoint_changes_no_loss(tmp_path, shards, 
     ]
 
 
-def kill_inside_a_save(run):
+def kill_inside_a_save(run) -> None:
     """Stop the trainer when a temporary folder appears; kill it if the folder is still there."""
     child = start(run)
     while True:
@@ -74,8 +77,8 @@ def kill_inside_a_save(run):
 
 
 def test_kill_9_inside_a_save_leaves_the_older_checkpoint_and_changes_no_loss(
-    tmp_path, shards, undisturbed
-):
+    tmp_path: Path, shards: Path, undisturbed: RunDir
+) -> None:
     run = make_run(tmp_path, shards)
     kill_inside_a_save(run)
     next_attempt(run)
@@ -85,8 +88,8 @@ def test_kill_9_inside_a_save_leaves_the_older_checkpoint_and_changes_no_loss(
 
 
 def test_a_flipped_bit_is_rejected_loudly_and_the_next_older_checkpoint_is_used(
-    tmp_path, shards, undisturbed
-):
+    tmp_path: Path, shards: Path, undisturbed: RunDir
+) -> None:
     run = make_run(tmp_path, shards)
     child = start(run)
     wait_for((run.checkpoint(8) / "checkpoint.json").exists)
@@ -101,7 +104,9 @@ def test_a_flipped_bit_is_rejected_loudly_and_the_next_older_checkpoint_is_used(
     assert losses(run) == losses(undisturbed)
 
 
-def test_only_damaged_checkpoints_end_the_run_instead_of_a_fresh_start(tmp_path, shards):
+def test_only_damaged_checkpoints_end_the_run_instead_of_a_fresh_start(
+    tmp_path: Path, shards: Path
+) -> None:
     run = make_run(tmp_path, shards)
     kill_at_step(run, 7)
     saved = list_checkpoints(run)
@@ -114,13 +119,15 @@ def test_only_damaged_checkpoints_end_the_run_instead_of_a_fresh_start(tmp_path,
     assert losses(run) == before
 
 
-def link_to_a_read_error(path):
+def link_to_a_read_error(path) -> None:
     """The beginning of /proc/self/mem cannot be read: EIO."""
     path.unlink()
     path.symlink_to("/proc/self/mem")
 
 
-def test_files_that_cannot_be_read_are_named_and_cost_only_themselves(tmp_path, undisturbed):
+def test_files_that_cannot_be_read_are_named_and_cost_only_themselves(
+    tmp_path: Path, undisturbed: RunDir
+) -> None:
     run = RunDir(tmp_path / "runs" / undisturbed.run_id)
     shutil.copytree(undisturbed.root, run.root)
     next_attempt(run)
@@ -145,7 +152,7 @@ def test_files_that_cannot_be_read_are_named_and_cost_only_themselves(tmp_path, 
     assert "Traceback" not in stderr(run)
 
 
-def test_a_missing_resume_path_ends_in_one_clear_line(tmp_path, shards):
+def test_a_missing_resume_path_ends_in_one_clear_line(tmp_path: Path, shards: Path) -> None:
     run = make_run(tmp_path, shards)
     next_attempt(run, resume=str(tmp_path / "nowhere"))
     assert finish(run) == 15
@@ -156,7 +163,9 @@ def test_a_missing_resume_path_ends_in_one_clear_line(tmp_path, shards):
     assert not run.checkpoints.exists()
 
 
-def test_a_new_run_begins_from_another_runs_checkpoint(tmp_path, shards, undisturbed):
+def test_a_new_run_begins_from_another_runs_checkpoint(
+    tmp_path: Path, shards: Path, undisturbed: RunDir
+) -> None:
     parent = undisturbed.checkpoint(16)
     run = make_run(tmp_path, shards, schedule={"steps": 18})
     next_attempt(run, resume=str(parent))
@@ -167,8 +176,8 @@ def test_a_new_run_begins_from_another_runs_checkpoint(tmp_path, shards, undistu
 
 
 def test_a_rollback_sets_later_checkpoints_aside_and_a_restart_goes_on_from_its_own(
-    tmp_path, shards, undisturbed
-):
+    tmp_path: Path, shards: Path, undisturbed: RunDir
+) -> None:
     run = make_run(tmp_path, shards)
     assert finish(run) == 0
     next_attempt(run, resume=str(run.checkpoint(16)))
@@ -185,7 +194,9 @@ def test_a_rollback_sets_later_checkpoints_aside_and_a_restart_goes_on_from_its_
     assert (run.checkpoints / "aside_attempt2_step_000024").is_dir()
 
 
-def test_torn_lines_are_recorded_and_no_step_is_logged_twice(tmp_path, shards, undisturbed):
+def test_torn_lines_are_recorded_and_no_step_is_logged_twice(
+    tmp_path: Path, shards: Path, undisturbed: RunDir
+) -> None:
     run = make_run(tmp_path, shards)
     kill_at_step(run, 6)
     with run.heartbeat().open("a") as beats, run.training_csv.open("a") as table:
@@ -197,7 +208,9 @@ def test_torn_lines_are_recorded_and_no_step_is_logged_twice(tmp_path, shards, u
     assert losses(run) == losses(undisturbed)
 
 
-def test_a_kill_between_the_last_checkpoint_and_the_end_is_made_good(tmp_path, shards, undisturbed):
+def test_a_kill_between_the_last_checkpoint_and_the_end_is_made_good(
+    tmp_path: Path, shards: Path, undisturbed: RunDir
+) -> None:
     run = make_run(tmp_path, shards)
     assert finish(run) == 0
     run.exit.unlink()
@@ -211,7 +224,9 @@ def test_a_kill_between_the_last_checkpoint_and_the_end_is_made_good(tmp_path, s
     assert len(events(run, "saved")) == 6
 
 
-def test_a_new_run_on_other_data_begins_at_its_first_sample(tmp_path, shards, undisturbed):
+def test_a_new_run_on_other_data_begins_at_its_first_sample(
+    tmp_path: Path, shards: Path, undisturbed: RunDir
+) -> None:
     text = tmp_path / "other.jsonl"
     text.write_text((shards / "text.jsonl").read_text()[40_000:].partition("\n")[2])
     run = make_run(tmp_path, shards, data={"path": str(text)}, schedule={"steps": 17})

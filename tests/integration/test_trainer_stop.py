@@ -2,6 +2,7 @@
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from nsa_core.rundir.bounded_json import read_records
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.halt import HaltRequest, write_halt
 from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_core.rundir.layout import RunDir
 from tests.integration import trainer_faults as faults
 from tests.integration.trainer_runs import (
     events,
@@ -30,7 +32,7 @@ def beats(run):
     return read_records(run.heartbeat(), Heartbeat).records
 
 
-def ask_to_halt(run, attempt=1, **fields):
+def ask_to_halt(run, attempt: int = 1, **fields) -> None:
     request = HaltRequest(
         run_id="r1", attempt=attempt, reason="enough", by="operator", at=time.time(), **fields
     )
@@ -38,8 +40,8 @@ def ask_to_halt(run, attempt=1, **fields):
 
 
 def test_a_halt_saves_acknowledges_and_the_next_attempt_continues_exactly(
-    tmp_path, shards, undisturbed
-):
+    tmp_path: Path, shards: Path, undisturbed: RunDir
+) -> None:
     run = make_run(tmp_path, shards)
     child = start(run)
     wait_for(lambda: steps_logged(run) >= 5)
@@ -58,7 +60,9 @@ def test_a_halt_saves_acknowledges_and_the_next_attempt_continues_exactly(
     assert losses(run) == losses(undisturbed)
 
 
-def test_term_saves_and_the_next_attempt_continues_exactly(tmp_path, shards, undisturbed):
+def test_term_saves_and_the_next_attempt_continues_exactly(
+    tmp_path: Path, shards: Path, undisturbed: RunDir
+) -> None:
     run = make_run(tmp_path, shards)
     child = start(run)
     wait_for(lambda: steps_logged(run) >= 5)
@@ -72,7 +76,7 @@ def test_term_saves_and_the_next_attempt_continues_exactly(tmp_path, shards, und
     assert losses(run) == losses(undisturbed)
 
 
-def test_term_is_noticed_while_waiting_for_data(tmp_path, shards):
+def test_term_is_noticed_while_waiting_for_data(tmp_path: Path, shards: Path) -> None:
     run = make_run(tmp_path, shards, data={"prefetch": 0})
     child = start(run, faults.data_hangs_after_step_5)
     wait_for(lambda: beats(run) and beats(run)[-1].phase == "data_wait")
@@ -81,7 +85,7 @@ def test_term_is_noticed_while_waiting_for_data(tmp_path, shards):
     assert exit_of(run).checkpoint_step == 5
 
 
-def test_term_while_staging_keeps_the_step_of_the_run(tmp_path, shards):
+def test_term_while_staging_keeps_the_step_of_the_run(tmp_path: Path, shards: Path) -> None:
     run = make_run(tmp_path, shards)
     child = start(run)
     wait_for(lambda: events(run, "saved"))
@@ -92,7 +96,7 @@ def test_term_while_staging_keeps_the_step_of_the_run(tmp_path, shards):
     assert (exit_of(run).step, exit_of(run).checkpoint_step) == (newest, newest)
 
 
-def test_a_halt_is_noticed_inside_an_evaluation(tmp_path, shards):
+def test_a_halt_is_noticed_inside_an_evaluation(tmp_path: Path, shards: Path) -> None:
     run = make_run(tmp_path, shards, evaluation={"eval_batches": 500})
     child = start(run, faults.slow_evaluation)
     wait_for(lambda: beats(run) and beats(run)[-1].phase == "eval")
@@ -100,7 +104,9 @@ def test_a_halt_is_noticed_inside_an_evaluation(tmp_path, shards):
     assert child.wait(10) == 10
 
 
-def test_usr2_saves_and_the_run_goes_on_and_usr1_writes_stacks(tmp_path, shards):
+def test_usr2_saves_and_the_run_goes_on_and_usr1_writes_stacks(
+    tmp_path: Path, shards: Path
+) -> None:
     run = make_run(tmp_path, shards, schedule={"steps": 40}, checkpoint={"save_every": 0})
     child = start(run)
     wait_for(lambda: steps_logged(run) >= 5)
@@ -114,7 +120,7 @@ def test_usr2_saves_and_the_run_goes_on_and_usr1_writes_stacks(tmp_path, shards)
     assert "run_training" in run.stack_dump().read_text()
 
 
-def test_usr2_before_torch_is_loaded_does_not_kill_the_run(tmp_path, shards):
+def test_usr2_before_torch_is_loaded_does_not_kill_the_run(tmp_path: Path, shards: Path) -> None:
     run = make_run(tmp_path, shards, schedule={"steps": 2})
     child = start(run)
     wait_for(run.stack_dump().exists)
@@ -122,7 +128,7 @@ def test_usr2_before_torch_is_loaded_does_not_kill_the_run(tmp_path, shards):
     assert child.wait() == 0
 
 
-def test_a_second_trainer_leaves_the_first_alone(tmp_path, shards):
+def test_a_second_trainer_leaves_the_first_alone(tmp_path: Path, shards: Path) -> None:
     run = make_run(tmp_path, shards)
     child = start(run)
     wait_for(lambda: steps_logged(run) >= 2)
@@ -135,7 +141,7 @@ def test_a_second_trainer_leaves_the_first_alone(tmp_path, shards):
     assert child.wait() == 0
 
 
-def test_an_attempt_that_has_ended_is_not_run_again(tmp_path, shards):
+def test_an_attempt_that_has_ended_is_not_run_again(tmp_path: Path, shards: Path) -> None:
     run = make_run(tmp_path, shards, schedule={"steps": 2})
     assert finish(run) == 0
     before = run.exit.read_bytes()

@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -52,7 +53,7 @@ def signals(run):
     return [e.facts["signal"] for e in read_events(run) if e.kind == "signal"]
 
 
-def test_a_healthy_run_is_watched_to_its_end_and_left_alone(tmp_path, both):
+def test_a_healthy_run_is_watched_to_its_end_and_left_alone(tmp_path: Path, both) -> None:
     run = make_run(tmp_path, [["beat", 5], ["sleep", 0.5], ["exit_record", 0]], limits=QUICK)
     _, watchdog = both(run)
     assert watchdog.wait(15) == 0
@@ -63,7 +64,7 @@ def test_a_healthy_run_is_watched_to_its_end_and_left_alone(tmp_path, both):
     assert not run.anomaly.exists()
 
 
-def test_losses_that_are_not_finite_halt_the_run_through_the_file(tmp_path, both):
+def test_losses_that_are_not_finite_halt_the_run_through_the_file(tmp_path: Path, both) -> None:
     run = make_run(tmp_path, [["beat", 5], ["bad", 2], ["wait_halt", 20]], limits=QUICK)
     _, watchdog = both(run)
     assert watchdog.wait(15) == 0
@@ -73,7 +74,7 @@ def test_losses_that_are_not_finite_halt_the_run_through_the_file(tmp_path, both
     assert read_manifest(run).attempt == 1
 
 
-def test_a_gate_collapse_leaves_its_figures(tmp_path, both):
+def test_a_gate_collapse_leaves_its_figures(tmp_path: Path, both) -> None:
     run = make_run(tmp_path, [["beat", 2], ["gates", 3], ["wait_halt", 20]], limits=QUICK)
     _, watchdog = both(run)
     watchdog.wait(15)
@@ -81,7 +82,7 @@ def test_a_gate_collapse_leaves_its_figures(tmp_path, both):
     assert (details["layer"], details["entropy_mean"]) == (3, [0.05] * 3)
 
 
-def test_a_hang_is_reported_with_stacks_and_then_ended_by_term(tmp_path, both):
+def test_a_hang_is_reported_with_stacks_and_then_ended_by_term(tmp_path: Path, both) -> None:
     script = [["stacks", 0], ["beat", 3], ["hang", 30]]
     run = make_run(tmp_path, script, limits=QUICK)
     _, watchdog = both(run)
@@ -95,7 +96,7 @@ def test_a_hang_is_reported_with_stacks_and_then_ended_by_term(tmp_path, both):
     assert read_manifest(run).attempt == 1
 
 
-def test_a_trainer_that_ignores_term_is_killed_and_not_restarted(tmp_path, both):
+def test_a_trainer_that_ignores_term_is_killed_and_not_restarted(tmp_path: Path, both) -> None:
     script = [["ignore", "TERM"], ["ignore", "USR1"], ["beat", 3], ["sleep", 60]]
     run = make_run(tmp_path, script, limits=QUICK)
     _, watchdog = both(run)
@@ -108,7 +109,7 @@ def test_a_trainer_that_ignores_term_is_killed_and_not_restarted(tmp_path, both)
     assert read_manifest(run).attempt == 1
 
 
-def test_a_stale_halt_file_does_nothing(tmp_path, both):
+def test_a_stale_halt_file_does_nothing(tmp_path: Path, both) -> None:
     run = make_run(tmp_path, [["wait_halt", 1.0], ["exit_record", 0]], limits=QUICK)
     run.halt.write_text('{"run_id": "other", "attempt": 9, "reason": "r", "by": "x", "at": 1}')
     _, watchdog = both(run)
@@ -116,14 +117,14 @@ def test_a_stale_halt_file_does_nothing(tmp_path, both):
     assert read_exit(run).code == 0
 
 
-def test_a_run_has_one_watchdog_and_a_second_one_refuses(tmp_path, both):
+def test_a_run_has_one_watchdog_and_a_second_one_refuses(tmp_path: Path, both) -> None:
     run = make_run(tmp_path, [["sleep", 60]], limits=PATIENT)
     both(run)
     wait_for(run.watchdog.exists)
     assert start("watchdog", run).wait(20) == 7
 
 
-def test_the_watchdog_survives_a_hangup(tmp_path, both):
+def test_the_watchdog_survives_a_hangup(tmp_path: Path, both) -> None:
     run = make_run(tmp_path, [["wait_halt", 1.5], ["exit_record", 0]], limits=QUICK)
     _, watchdog = both(run)
     wait_for(run.watchdog.exists)
@@ -131,7 +132,7 @@ def test_the_watchdog_survives_a_hangup(tmp_path, both):
     assert watchdog.wait(15) == 0
 
 
-def test_a_preempted_attempt_continues_as_the_next_one(tmp_path, both):
+def test_a_preempted_attempt_continues_as_the_next_one(tmp_path: Path, both) -> None:
     run = make_run(
         tmp_path, [["beat", 3], ["exit_record", 75]], [["beat", 3], ["exit_record", 0]],
         limits=QUICK,
@@ -143,7 +144,7 @@ def test_a_preempted_attempt_continues_as_the_next_one(tmp_path, both):
     assert kinds(run).count("restarted") == 1
 
 
-def test_crashes_without_a_new_checkpoint_use_up_the_budget(tmp_path, both):
+def test_crashes_without_a_new_checkpoint_use_up_the_budget(tmp_path: Path, both) -> None:
     run = make_run(tmp_path, [["beat", 3], ["die", "SIGKILL"]], limits=QUICK)
     _, watchdog = both(run)
     assert watchdog.wait(40) == 0
@@ -152,7 +153,7 @@ def test_crashes_without_a_new_checkpoint_use_up_the_budget(tmp_path, both):
     assert "budget 3" in read_watchdog(run).why
 
 
-def test_a_crash_before_the_first_step_is_not_tried_again(tmp_path, both):
+def test_a_crash_before_the_first_step_is_not_tried_again(tmp_path: Path, both) -> None:
     run = make_run(tmp_path, [["exit", 1]], limits=QUICK)
     _, watchdog = both(run)
     watchdog.wait(15)
@@ -160,14 +161,14 @@ def test_a_crash_before_the_first_step_is_not_tried_again(tmp_path, both):
     assert run.anomaly.read_text() == "process_gone\n"
 
 
-def test_an_end_on_purpose_is_not_restarted(tmp_path, both):
+def test_an_end_on_purpose_is_not_restarted(tmp_path: Path, both) -> None:
     run = make_run(tmp_path, [["beat", 3], ["exit_record", 12]], limits=QUICK)
     _, watchdog = both(run)
     watchdog.wait(15)
     assert read_manifest(run).attempt == 1
 
 
-def test_what_the_operator_stopped_by_signal_stays_stopped(tmp_path, both):
+def test_what_the_operator_stopped_by_signal_stays_stopped(tmp_path: Path, both) -> None:
     script = [["term_exit", 75], ["beat", 3], ["wait_halt", 60]]
     run = make_run(tmp_path, script, limits=QUICK)
     _, watchdog = both(run)
@@ -179,7 +180,7 @@ def test_what_the_operator_stopped_by_signal_stays_stopped(tmp_path, both):
     assert "operator" in read_watchdog(run).why
 
 
-def test_what_the_operator_killed_after_a_halt_stays_stopped(tmp_path, both):
+def test_what_the_operator_killed_after_a_halt_stays_stopped(tmp_path: Path, both) -> None:
     run = make_run(tmp_path, [["beat", 3], ["sleep", 60]], limits=PATIENT)
     _, watchdog = both(run)
     trainer = wait_for(lambda: (r := read_processes(run)) and r.trainer)
@@ -189,7 +190,7 @@ def test_what_the_operator_killed_after_a_halt_stays_stopped(tmp_path, both):
     assert read_manifest(run).attempt == 1
 
 
-def test_a_run_whose_trainer_and_runner_were_killed_is_restarted(tmp_path, both):
+def test_a_run_whose_trainer_and_runner_were_killed_is_restarted(tmp_path: Path, both) -> None:
     run = make_run(
         tmp_path, [["beat", 3], ["sleep", 60]], [["beat", 2], ["exit_record", 0]],
         limits=PATIENT,
@@ -205,7 +206,9 @@ def test_a_run_whose_trainer_and_runner_were_killed_is_restarted(tmp_path, both)
     assert json.loads((run.attempt(1) / "exit.json").read_text())["by"] == "watchdog"
 
 
-def test_a_card_that_falls_off_the_bus_stops_the_run(tmp_path, both, monkeypatch):
+def test_a_card_that_falls_off_the_bus_stops_the_run(
+    tmp_path: Path, both, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
     smi, log = tools / "nvidia-smi", tools / "dmesg"
@@ -228,7 +231,9 @@ def test_a_card_that_falls_off_the_bus_stops_the_run(tmp_path, both, monkeypatch
     assert PodMark.model_validate_json((run.pod_root / MARK_NAME).read_bytes()).run_id == "run-1"
 
 
-def test_a_loss_that_is_too_good_starts_the_causality_probe_which_stops_the_run(tmp_path, both):
+def test_a_loss_that_is_too_good_starts_the_causality_probe_which_stops_the_run(
+    tmp_path: Path, both
+) -> None:
     run = make_run(
         tmp_path, [["losses", [11.0, 0.01, 0.01, 0.01]], ["wait_halt", 30]], limits=PATIENT
     )

@@ -3,7 +3,9 @@
 import argparse
 import json
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ class Row:
     fwd_ms: float
 
 
-def measure(options: argparse.Namespace, machine: object):
+def measure(options: argparse.Namespace, machine: object) -> Iterator[Row]:
     del machine
     if options.length < 1:
         message = f"--length must be at least 1, got {options.length}"
@@ -32,13 +34,13 @@ def measure(options: argparse.Namespace, machine: object):
     yield Row(2 * options.length, 1.0)
 
 
-def add_flags(parser):
+def add_flags(parser) -> None:
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--crash", action="store_true")
 
 
 @pytest.fixture
-def bench(monkeypatch):
+def bench(monkeypatch: pytest.MonkeyPatch):
     """A bench that measures nothing, under the word `fake`; returns what makes its verdict."""
     verdict: dict[str, str | None] = {"failure": None}
     made = Bench(
@@ -54,7 +56,9 @@ def bench(monkeypatch):
 
 
 @pytest.mark.usefixtures("bench")
-def test_the_table_is_the_result_and_the_file_holds_machine_command_and_rows(tmp_path, capsys):
+def test_the_table_is_the_result_and_the_file_holds_machine_command_and_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "new" / "result.json"
     assert entry.main(["fake", "--length", "8", "--commit", "abc", "--json", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -66,7 +70,7 @@ def test_the_table_is_the_result_and_the_file_holds_machine_command_and_rows(tmp
 
 
 @pytest.mark.usefixtures("bench")
-def test_the_recorded_command_names_no_folder_of_the_machine(tmp_path):
+def test_the_recorded_command_names_no_folder_of_the_machine(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     entry.main(["fake", "--json", str(path), "--commit", "abc"])
     assert parse_bench_result(path.read_bytes(), "it").command == (
@@ -75,7 +79,7 @@ def test_the_recorded_command_names_no_folder_of_the_machine(tmp_path):
 
 
 @pytest.mark.usefixtures("bench")
-def test_json_on_stdout_leaves_the_story_to_stderr(capsys):
+def test_json_on_stdout_leaves_the_story_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert entry.main(["fake", "--json", "-"]) == 0
     out, err = capsys.readouterr()
     assert len(parse_bench_result(out, "stdout").rows) == 2
@@ -83,7 +87,7 @@ def test_json_on_stdout_leaves_the_story_to_stderr(capsys):
 
 
 @pytest.mark.usefixtures("bench")
-def test_rows_before_a_crash_are_kept(tmp_path):
+def test_rows_before_a_crash_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     with pytest.raises(RuntimeError):
         entry.main(["fake", "--crash", "--json", str(path)])
@@ -91,14 +95,18 @@ def test_rows_before_a_crash_are_kept(tmp_path):
 
 
 @pytest.mark.usefixtures("bench")
-def test_flags_that_cannot_be_used_end_with_code_2_and_one_line(capsys):
+def test_flags_that_cannot_be_used_end_with_code_2_and_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert entry.main(["fake", "--length", "0"]) == 2
     assert capsys.readouterr().err == "error: --length must be at least 1, got 0\n"
 
 
 @pytest.mark.usefixtures("bench")
-def test_a_record_that_does_not_hold_is_one_line_too(capsys, monkeypatch):
-    def refuse(_options, _machine):
+def test_a_record_that_does_not_hold_is_one_line_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_options, _machine) -> None:
         BatchConfig(seq_len=0, micro_batch=0)
 
     bench = entry.load_bench("fake")
@@ -109,7 +117,9 @@ def test_a_record_that_does_not_hold_is_one_line_too(capsys, monkeypatch):
     assert err.startswith("error: seq_len: Input should be greater than or equal to")
 
 
-def test_rows_that_prove_something_wrong_end_with_code_9_after_the_result(bench, capsys):
+def test_rows_that_prove_something_wrong_end_with_code_9_after_the_result(
+    bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     bench["failure"] = "path b differs"
     assert entry.main(["fake", "--json", "-"]) == 9
     out, err = capsys.readouterr()
@@ -118,7 +128,9 @@ def test_rows_that_prove_something_wrong_end_with_code_9_after_the_result(bench,
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without a card")
-def test_the_kernel_bench_without_a_card_is_one_line_and_code_11(capsys):
+def test_the_kernel_bench_without_a_card_is_one_line_and_code_11(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert entry.main(["kernels"]) == 11
     out, err = capsys.readouterr()
     assert out == ""
@@ -126,7 +138,9 @@ def test_the_kernel_bench_without_a_card_is_one_line_and_code_11(capsys):
 
 
 @pytest.mark.parametrize("name", entry.BENCHES)
-def test_every_bench_can_be_loaded_and_explains_its_flags(name, capsys):
+def test_every_bench_can_be_loaded_and_explains_its_flags(
+    name, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         entry.main([name, "--help"])
     assert ended.value.code == 0

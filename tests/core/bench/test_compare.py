@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -32,14 +33,14 @@ def flags(root, text):
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory):
+def compared(tmp_path_factory: pytest.TempPathFactory):
     root = tmp_path_factory.mktemp("compare")
     text = write_text_once(root / "text.jsonl")
     code = main([*flags(root, text), "--json", str(root / "result.json"), "--commit", "abc"])
     return root, text, code, parse_bench_result((root / "result.json").read_bytes(), "it")
 
 
-def test_both_runs_saw_the_same_text_and_only_the_attention_differs(compared):
+def test_both_runs_saw_the_same_text_and_only_the_attention_differs(compared) -> None:
     root, _, code, result = compared
     assert code == 0
     assert [row["attention"] for row in result.rows] == ["nsa", "dense"]
@@ -52,14 +53,14 @@ def test_both_runs_saw_the_same_text_and_only_the_attention_differs(compared):
     assert result.rows[0]["data"] == result.rows[1]["data"]
 
 
-def test_the_held_out_documents_are_in_no_training_shard(compared):
+def test_the_held_out_documents_are_in_no_training_shard(compared) -> None:
     data = compared[3].rows[0]["data"]
     assert data["shared_documents"] == 0
     assert data["held_out_documents"] > 0
     assert data["held_out_bytes"] > 0
 
 
-def test_the_result_is_what_the_run_directories_say(compared):
+def test_the_result_is_what_the_run_directories_say(compared) -> None:
     root, _, _, result = compared
     for row in result.rows:
         run = RunDir(root / "runs" / f"compare-{row['attention']}")
@@ -71,22 +72,24 @@ def test_the_result_is_what_the_run_directories_say(compared):
         assert sum(row["buckets_s"].values()) == pytest.approx(row["wall_s"], abs=1)
 
 
-def test_the_file_names_the_command_without_the_folder_of_the_file(compared):
+def test_the_file_names_the_command_without_the_folder_of_the_file(compared) -> None:
     _, _, _, result = compared
     assert result.bench == "compare"
     assert result.commit == "abc"
     assert "--json result.json" in result.command
 
 
-def test_a_folder_that_holds_such_runs_is_refused(compared, capsys):
+def test_a_folder_that_holds_such_runs_is_refused(
+    compared, capsys: pytest.CaptureFixture[str]
+) -> None:
     root, text, *_ = compared
     assert main(flags(root, text)) == 2
     assert "exists already" in capsys.readouterr().err
 
 
 def test_text_that_is_not_there_is_said_in_one_line_after_where_it_was_to_be_staged(
-    tmp_path, capsys
-):
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(flags(tmp_path, tmp_path / "missing.jsonl")) == 2
     staging, error = capsys.readouterr().err.splitlines()
     assert staging == f"staging the text below {tmp_path / 'data'}"
@@ -94,8 +97,8 @@ def test_text_that_is_not_there_is_said_in_one_line_after_where_it_was_to_be_sta
 
 
 def test_steps_of_which_none_is_logged_are_refused_before_anything_is_staged(
-    compared, tmp_path, capsys
-):
+    compared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, text, *_ = compared
     root = tmp_path / "root"
     words = [*flags(root, text), "--set", f"telemetry.log_every={STEPS + 1}"]
@@ -107,7 +110,9 @@ def test_steps_of_which_none_is_logged_are_refused_before_anything_is_staged(
 
 
 @pytest.mark.parametrize("table", ["training_csv", "validation_csv"])
-def test_a_run_without_a_row_in_a_table_is_said_to_lack_it(compared, tmp_path, table):
+def test_a_run_without_a_row_in_a_table_is_said_to_lack_it(
+    compared, tmp_path: Path, table: str
+) -> None:
     root, *_ = compared
     run = RunDir(shutil.copytree(root / "runs" / "compare-nsa", tmp_path / "run"))
     getattr(run, table).unlink()
@@ -115,7 +120,9 @@ def test_a_run_without_a_row_in_a_table_is_said_to_lack_it(compared, tmp_path, t
         read_run_row(run, rows_of(compared)[0].data, ())
 
 
-def test_a_run_that_fails_ends_the_comparison_with_the_end_of_its_log(compared, tmp_path, capsys):
+def test_a_run_that_fails_ends_the_comparison_with_the_end_of_its_log(
+    compared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, text, *_ = compared
     words = [*flags(tmp_path, text), "--set", "runtime.device=cuda"]
     assert main(words) == 2
@@ -134,7 +141,7 @@ def rows_of(compared):
     return rows
 
 
-def test_nsa_that_is_clearly_worse_fails_the_comparison(compared):
+def test_nsa_that_is_clearly_worse_fails_the_comparison(compared) -> None:
     nsa, dense = rows_of(compared)
     level = replace(nsa, bits_per_byte=dense.bits_per_byte + 0.019)
     worse = replace(nsa, bits_per_byte=dense.bits_per_byte + 0.021)
@@ -143,18 +150,20 @@ def test_nsa_that_is_clearly_worse_fails_the_comparison(compared):
     assert find_excess([worse]) is None
 
 
-def test_text_that_was_not_held_out_fails_the_comparison(compared):
+def test_text_that_was_not_held_out_fails_the_comparison(compared) -> None:
     nsa, dense = rows_of(compared)
     shared = type("Data", (), {"shared_documents": 1})
     assert "in the training split as well" in find_excess([replace(nsa, data=shared), dense])
 
 
-def test_a_row_is_one_line(compared):
+def test_a_row_is_one_line(compared) -> None:
     line = TABLE.line(rows_of(compared)[0])
     assert line.split()[:3] == ["nsa", "5", "640"]
 
 
-def test_a_kind_of_attention_is_refused_because_both_are_trained(tmp_path, capsys):
+def test_a_kind_of_attention_is_refused_because_both_are_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ["--root", str(tmp_path / "compare"), "--set", "model.attention=dense"]
     assert main(["compare", *flags]) == 2
     out, err = capsys.readouterr()

@@ -44,18 +44,18 @@ def rows():
     return list(measure_model(REQUEST))
 
 
-def test_nsa_and_dense_stand_side_by_side_at_every_length(rows):
+def test_nsa_and_dense_stand_side_by_side_at_every_length(rows) -> None:
     assert [(row.attention, row.T) for row in rows] == [
         ("nsa", 32), ("dense", 32), ("nsa", 64), ("dense", 64),
     ]  # fmt: skip
 
 
-def test_the_timed_steps_train(rows):
+def test_the_timed_steps_train(rows) -> None:
     for row in rows:
         assert row.last_loss < row.first_loss - 0.1
 
 
-def test_rates_and_flops_belong_to_the_attention_that_was_timed(rows):
+def test_rates_and_flops_belong_to_the_attention_that_was_timed(rows) -> None:
     for row in rows:
         config = TINY.model_copy(update={"attention": row.attention})
         assert row.train_flops_per_token == count_flops(config, row.T).train
@@ -64,14 +64,14 @@ def test_rates_and_flops_belong_to_the_attention_that_was_timed(rows):
         assert row.mfu is None  # a CPU has no data sheet here
 
 
-def test_a_row_is_one_line_under_the_header(rows):
+def test_a_row_is_one_line_under_the_header(rows) -> None:
     line = TABLE.line(rows[0])
     assert "\n" not in line
     assert line.split()[:2] == ["nsa", "32"]
     assert TABLE.header.split()[:3] == ["model", "T", "tokens/s"]
 
 
-def test_a_step_that_holds_no_whole_rows_is_refused():
+def test_a_step_that_holds_no_whole_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="128 tokens is no whole number of rows of 48"):
         replace(REQUEST, lengths=(48,))
 
@@ -84,8 +84,8 @@ def test_a_step_that_holds_no_whole_rows_is_refused():
     ],
 )  # fmt: skip
 def test_sizes_that_would_time_nothing_are_one_line_before_anything_is_timed(
-    flag, value, capsys, monkeypatch
-):
+    flag: str, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(step_speed, "make_learner", None)
     assert main(["model", flag, value]) == 2
     out, err = capsys.readouterr()
@@ -111,7 +111,7 @@ def parsed(*words):
         ("model.num_layers=3", lambda request: request.model.num_layers == 3),
     ],
 )
-def test_a_setting_of_model_or_runtime_is_followed(flag, read):
+def test_a_setting_of_model_or_runtime_is_followed(flag: str, read) -> None:
     assert not read(read_request(parsed(), is_card=True))
     asked = read_request(parsed("--set", flag), is_card=True)
     assert read(asked)
@@ -123,7 +123,7 @@ def read_of_run(request):
     return config.runtime, config.model.num_layers
 
 
-def test_a_card_compiles_in_half_precision_and_a_cpu_does_not():
+def test_a_card_compiles_in_half_precision_and_a_cpu_does_not() -> None:
     card, cpu = (read_request(parsed(), is_card=is_card).runtime for is_card in (True, False))
     assert (card.compile, card.precision) == (True, "bf16")
     assert (cpu.compile, cpu.precision) == (False, "fp32")
@@ -136,7 +136,9 @@ def test_a_card_compiles_in_half_precision_and_a_cpu_does_not():
         "runtime.allocator=x", "runtime.num_gpus=2", "model.attention=dense",
     ],
 )  # fmt: skip
-def test_a_setting_that_the_bench_cannot_follow_is_refused(key, capsys, monkeypatch):
+def test_a_setting_that_the_bench_cannot_follow_is_refused(
+    key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(step_speed, "make_learner", None)
     assert main(["model", "--set", key]) == 2
     out, err = capsys.readouterr()
@@ -144,7 +146,7 @@ def test_a_setting_that_the_bench_cannot_follow_is_refused(key, capsys, monkeypa
     assert err.startswith(f"error: --set {key.partition('=')[0]}: this bench times")
 
 
-def test_a_skipped_step_is_no_timing():
+def test_a_skipped_step_is_no_timing() -> None:
     config = run_config(REQUEST, "nsa", 32)
     learner = make_learner(config, choose_device(config))
     learner.model.norm.weight.data.fill_(float("nan"))

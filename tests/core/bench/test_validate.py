@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Never
 
 import pytest
 import torch
@@ -34,7 +36,7 @@ CONFIG = resolve("tiny-cpu", "cpu", SMALL).config
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
+def root(tmp_path_factory: pytest.TempPathFactory):
     return tmp_path_factory.mktemp("data")
 
 
@@ -44,7 +46,7 @@ def rows(root):
     return list(measure_cells(request))
 
 
-def test_every_path_of_this_machine_is_run_at_every_length(rows):
+def test_every_path_of_this_machine_is_run_at_every_length(rows) -> None:
     assert [(row.path, row.T) for row in rows] == [
         ("sdpa-masked", 32), ("sdpa-gathered", 32), ("sdpa-masked", 96), ("sdpa-gathered", 96),
     ]  # fmt: skip
@@ -55,14 +57,14 @@ def test_every_path_of_this_machine_is_run_at_every_length(rows):
         assert row.kernels["compressed"] == "sdpa"
 
 
-def test_the_paths_train_alike_and_train_at_all(rows):
+def test_the_paths_train_alike_and_train_at_all(rows) -> None:
     assert failure(rows) is None
     for row in rows:
         assert row.first_loss_gap < 1e-5
         assert row.final_loss < row.first_loss
 
 
-def test_a_step_has_the_tokens_of_the_micro_batch_at_every_length():
+def test_a_step_has_the_tokens_of_the_micro_batch_at_every_length() -> None:
     request = ValidationRequest(CONFIG, lengths=(32, 128, 1024))
     assert [cell_config(request, length).batch.micro_batch for length in request.lengths] == [
         8,
@@ -75,13 +77,23 @@ def test_a_step_has_the_tokens_of_the_micro_batch_at_every_length():
 class DropsTheCurrentBlock(GatheredBackend):
     """The last chosen block of each token is left out."""
 
-    def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
+    def selected(
+        self,
+        q_NHD: torch.Tensor,
+        k_NGD: torch.Tensor,
+        v_NGE: torch.Tensor,
+        ids_NGS: torch.Tensor,
+        geometry,
+        packing,
+    ):
         last = (ids_NGS >= 0).sum(-1, keepdim=True) - 1
         shorter = ids_NGS.scatter(-1, last.clamp(min=1), -1)
         return super().selected(q_NHD, k_NGD, v_NGE, shorter, geometry, packing)
 
 
-def test_a_path_with_a_planted_fault_fails_the_matrix(monkeypatch, root):
+def test_a_path_with_a_planted_fault_fails_the_matrix(
+    monkeypatch: pytest.MonkeyPatch, root
+) -> None:
     faulty = SelectionPath("sdpa", DropsTheCurrentBlock)
     monkeypatch.setattr(validate, "PATHS", {**PATHS, "sdpa-gathered": faulty})
     request = ValidationRequest(CONFIG, lengths=(64,), steps=2, root=root)
@@ -89,14 +101,14 @@ def test_a_path_with_a_planted_fault_fails_the_matrix(monkeypatch, root):
     assert "sdpa-gathered at 64 tokens: its first loss is" in failure(found)
 
 
-def test_a_final_loss_that_drifts_or_is_nan_fails(rows):
+def test_a_final_loss_that_drifts_or_is_nan_fails(rows) -> None:
     row = replace(rows[1], tokens=16_384)
     assert "its final loss" in failure([replace(row, final_loss_gap=0.021)])
     assert failure([replace(row, final_loss_gap=0.019)]) is None
     assert "nan nats" in failure([replace(row, final_loss_gap=float("nan"))])
 
 
-def test_steps_of_fewer_tokens_may_drift_further_apart_and_longer_ones_no_less(rows):
+def test_steps_of_fewer_tokens_may_drift_further_apart_and_longer_ones_no_less(rows) -> None:
     short, long = replace(rows[1], tokens=4096), replace(rows[1], tokens=65_536)
     assert failure([replace(short, final_loss_gap=0.039)]) is None
     assert "and 0.04 are allowed" in failure([replace(short, final_loss_gap=0.041)])
@@ -105,14 +117,18 @@ def test_steps_of_fewer_tokens_may_drift_further_apart_and_longer_ones_no_less(r
 
 @pytest.mark.parametrize("loss", ["first_loss", "final_loss"])
 @pytest.mark.parametrize("shift", [-0.03, 0.03], ids=["lower", "higher"])
-def test_a_loss_beyond_the_limit_fails_on_either_side_of_the_first_path(rows, loss, shift):
+def test_a_loss_beyond_the_limit_fails_on_either_side_of_the_first_path(
+    rows, loss: str, shift: float
+) -> None:
     first, other = (replace(row, tokens=16_384) for row in rows[:2])
     moved = replace(other, **{loss: getattr(first, loss) + shift})
     assert f"its {loss.replace('_', ' ')}" in failure([with_gaps(moved, first)])
 
 
-def test_running_out_of_memory_is_a_row_and_not_the_end(monkeypatch, root):
-    def small_card(*_):
+def test_running_out_of_memory_is_a_row_and_not_the_end(
+    monkeypatch: pytest.MonkeyPatch, root
+) -> None:
+    def small_card(*_) -> Never:
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(validate, "make_learner", small_card)
@@ -123,7 +139,7 @@ def test_running_out_of_memory_is_a_row_and_not_the_end(monkeypatch, root):
     assert with_gaps(row, None) == row
 
 
-def test_paths_of_a_card_depend_on_its_architecture():
+def test_paths_of_a_card_depend_on_its_architecture() -> None:
     new = paths_on(DeviceFacts("cuda", (9, 0), torch.bfloat16))
     old = paths_on(DeviceFacts("cuda", (7, 0), torch.float16))
     assert set(new.values()) == {None}
@@ -134,13 +150,13 @@ def test_paths_of_a_card_depend_on_its_architecture():
 @pytest.mark.parametrize(
     ("path", "says"), [("triton-items", "CUDA device"), ("fastest", "there is no such path")]
 )
-def test_a_named_path_that_does_not_exist_here_is_refused(path, says, root):
+def test_a_named_path_that_does_not_exist_here_is_refused(path: str, says: str, root) -> None:
     request = ValidationRequest(CONFIG, lengths=(32,), steps=1, paths=(path,), root=root)
     with pytest.raises(ValueError, match=rf"--path {path}: .*{says}"):
         list(measure_cells(request))
 
 
-def test_a_dense_model_has_nothing_to_validate():
+def test_a_dense_model_has_nothing_to_validate() -> None:
     dense = CONFIG.model_copy(
         update={"model": CONFIG.model.model_copy(update={"attention": "dense"})}
     )
@@ -156,17 +172,21 @@ def test_a_dense_model_has_nothing_to_validate():
         (("--length", "512", "--length", "1"), "--length must be at least 2, got 1"),
     ],
 )
-def test_sizes_that_train_nothing_are_one_line_that_names_the_one_flag(words, says, capsys, root):
+def test_sizes_that_train_nothing_are_one_line_that_names_the_one_flag(
+    words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str], root
+) -> None:
     assert entry.main(["validate", *words, "--root", str(root)]) == 2
     assert capsys.readouterr() == ("", f"error: {says}\n")
 
 
-def test_the_spread_is_that_of_the_medians_of_three_runs():
+def test_the_spread_is_that_of_the_medians_of_three_runs() -> None:
     assert spread_of_runs([10, 10, 99, 20, 20, 1, 30, 30, 30]) == pytest.approx(20 / 20)
     assert spread_of_runs([5.0]) == 0.0
 
 
-def test_the_command_reads_a_configuration_and_says_what_it_did_not_run(root, capsys, tmp_path):
+def test_the_command_reads_a_configuration_and_says_what_it_did_not_run(
+    root, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     config = tmp_path / "config.json"
     config.write_text(CONFIG.model_dump_json())
     words = ["--config", str(config), "--length", "32", "--steps", "2", "--root", str(root)]
@@ -186,7 +206,7 @@ def test_the_command_reads_a_configuration_and_says_what_it_did_not_run(root, ca
     assert str(root) not in document["command"]
 
 
-def test_branches_on_the_backend_of_the_path_share_its_object():
+def test_branches_on_the_backend_of_the_path_share_its_object() -> None:
     """Else an operator over all branches would be the one that was chosen, and not the path."""
     sdpa = GatheredBackend()
     chosen = BranchBackends.of(sdpa)

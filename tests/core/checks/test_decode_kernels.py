@@ -33,7 +33,9 @@ class Kernels(GatheredDecode):
 class WindowIsOneShort(Kernels):
     """The oldest key of the window is not read; the count says that it was."""
 
-    def attend(self, q_BHD, pairs, gate_BH3, position_B, geometry):
+    def attend(
+        self, q_BHD: torch.Tensor, pairs, gate_BH3: torch.Tensor, position_B: torch.Tensor, geometry
+    ):
         right = super().attend(q_BHD, pairs, gate_BH3, position_B, geometry)
         shorter = replace(geometry, window=geometry.window - 1)
         wrong = super().attend(q_BHD, pairs, gate_BH3, position_B, shorter)
@@ -43,7 +45,9 @@ class WindowIsOneShort(Kernels):
 class SeesTheNextRow(Kernels):
     """The row behind the newest chosen key is read as if it were the newest."""
 
-    def attend(self, q_BHD, pairs, gate_BH3, position_B, geometry):
+    def attend(
+        self, q_BHD: torch.Tensor, pairs, gate_BH3: torch.Tensor, position_B: torch.Tensor, geometry
+    ):
         right = super().attend(q_BHD, pairs, gate_BH3, position_B, geometry)
         k, v = pairs.selected
         ahead = CachedPairs(pairs.compressed, (k.roll(-1, 1), v.roll(-1, 1)), pairs.sliding)
@@ -54,7 +58,9 @@ class SeesTheNextRow(Kernels):
 class SwapsTheSequences(Kernels):
     """Each sequence gets the output of the other."""
 
-    def attend(self, q_BHD, pairs, gate_BH3, position_B, geometry):
+    def attend(
+        self, q_BHD: torch.Tensor, pairs, gate_BH3: torch.Tensor, position_B: torch.Tensor, geometry
+    ):
         right = super().attend(q_BHD, pairs, gate_BH3, position_B, geometry)
         return replace(right, out_BHE=right.out_BHE.flip(0))
 
@@ -62,7 +68,9 @@ class SwapsTheSequences(Kernels):
 class ChoosesTheOldest(Kernels):
     """Names the first blocks instead of the best ones; the forced ones stay."""
 
-    def attend(self, q_BHD, pairs, gate_BH3, position_B, geometry):
+    def attend(
+        self, q_BHD: torch.Tensor, pairs, gate_BH3: torch.Tensor, position_B: torch.Tensor, geometry
+    ):
         right = super().attend(q_BHD, pairs, gate_BH3, position_B, geometry)
         oldest = super().attend(q_BHD * 0, pairs, gate_BH3, position_B, geometry)
         return replace(right, ids_BGS=oldest.ids_BGS)
@@ -71,7 +79,9 @@ class ChoosesTheOldest(Kernels):
 class CountsOneKeyTwice(Kernels):
     """One more compressed key is counted than is there."""
 
-    def attend(self, q_BHD, pairs, gate_BH3, position_B, geometry):
+    def attend(
+        self, q_BHD: torch.Tensor, pairs, gate_BH3: torch.Tensor, position_B: torch.Tensor, geometry
+    ):
         right = super().attend(q_BHD, pairs, gate_BH3, position_B, geometry)
         read = right.counted
         more = torch.cat((read.compressed, torch.ones_like(read.compressed[..., :1])), dim=-1)
@@ -81,7 +91,9 @@ class CountsOneKeyTwice(Kernels):
 class WritesNaN(Kernels):
     """One number of the last sequence is NaN."""
 
-    def attend(self, q_BHD, pairs, gate_BH3, position_B, geometry):
+    def attend(
+        self, q_BHD: torch.Tensor, pairs, gate_BH3: torch.Tensor, position_B: torch.Tensor, geometry
+    ):
         right = super().attend(q_BHD, pairs, gate_BH3, position_B, geometry)
         right.out_BHE[-1, -1, -1] = torch.nan
         return right
@@ -90,19 +102,21 @@ class WritesNaN(Kernels):
 class RoundsLikeHalf(Kernels):
     """In float32 it says what float16 would say."""
 
-    def attend(self, q_BHD, pairs, gate_BH3, position_B, geometry):
+    def attend(
+        self, q_BHD: torch.Tensor, pairs, gate_BH3: torch.Tensor, position_B: torch.Tensor, geometry
+    ):
         right = super().attend(q_BHD, pairs, gate_BH3, position_B, geometry)
         return replace(right, out_BHE=right.out_BHE.half().to(q_BHD.dtype))
 
 
-def probe(kernels, dtype=torch.float32):
+def probe(kernels, dtype=torch.float32) -> DecodeKernelsResult:
     # More blocks than may be chosen, with one that is not forced: the choice can be wrong.
     config = small_config(nsa={"num_selected": 4})
     return decode_kernels_probe(small_model(config, dtype=torch.float32), kernels, dtype)
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
-def test_right_kernels_pass_in_every_precision(dtype):
+def test_right_kernels_pass_in_every_precision(dtype) -> None:
     found = probe(Kernels(), dtype)
     assert found.is_equal
     assert 0 < found.error <= LIMITS[dtype]
@@ -114,20 +128,20 @@ def test_right_kernels_pass_in_every_precision(dtype):
     [WindowIsOneShort(), SeesTheNextRow(), SwapsTheSequences(), WritesNaN(), RoundsLikeHalf()],
     ids=lambda kernels: type(kernels).__name__,
 )
-def test_a_wrong_output_fails(kernels):
+def test_a_wrong_output_fails(kernels) -> None:
     found = probe(kernels)
     assert not found.error <= found.limit
     assert not found.is_equal
     assert (found.wrong_choices, found.wrong_reads) == (0, 0)
 
 
-def test_a_poor_choice_fails():
+def test_a_poor_choice_fails() -> None:
     found = probe(ChoosesTheOldest())
     assert found.wrong_choices > 0
     assert not found.is_equal
 
 
-def test_a_wrong_count_fails():
+def test_a_wrong_count_fails() -> None:
     found = probe(CountsOneKeyTwice())
     assert found.wrong_reads > 0
     assert found.error <= found.limit
@@ -154,7 +168,9 @@ GEOMETRY = BlockGeometry(4, 2, 4, num_selected=4, window=5)
     ],
     ids=str,
 )
-def test_a_choice_may_differ_from_the_exact_one_only_by_a_tie(ids, is_good):
+def test_a_choice_may_differ_from_the_exact_one_only_by_a_tie(
+    ids: list[int], is_good: bool
+) -> None:
     scores = torch.tensor([[[0.0, 1.0, 1 - TIE / 2, 1 - 2 * TIE, 0.1, 0.1, 9.0]]]).double()
     wanted = torch.tensor([[[0, 1, 4, 5]]])
     found = _is_good_choice(torch.tensor([[ids]]), wanted, scores, torch.tensor([22]), GEOMETRY)
@@ -162,10 +178,10 @@ def test_a_choice_may_differ_from_the_exact_one_only_by_a_tie(ids, is_good):
 
 
 @pytest.fixture
-def decodes_with(monkeypatch):
+def decodes_with(monkeypatch: pytest.MonkeyPatch):
     """Let the probes, and generation, decode with these kernels."""
 
-    def choose(kernels):
+    def choose(kernels) -> None:
         for module in (probes, decode_step):
             monkeypatch.setattr(module, "choose_decode_attention", lambda *_: kernels)
 
@@ -176,14 +192,18 @@ def rows(config=CONFIG):
     return {check.name: check for check in _Probes(config, "cpu", "quick").decode_kernels()}
 
 
-def test_the_checks_hold_the_kernels_of_generation_in_its_precision_and_whole_steps(decodes_with):
+def test_the_checks_hold_the_kernels_of_generation_in_its_precision_and_whole_steps(
+    decodes_with,
+) -> None:
     decodes_with(Kernels())
     found = rows()
     assert found.keys() == {"decode.kernels.fp32", "decode.steps"}
     assert {check.status for check in found.values()} == {"pass"}
 
 
-def test_the_checks_hold_the_kernels_in_the_precision_of_the_run_too(decodes_with, monkeypatch):
+def test_the_checks_hold_the_kernels_in_the_precision_of_the_run_too(
+    decodes_with, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decodes_with(Kernels())
     monkeypatch.setattr(
         probes, "decode_kernels_probe",
@@ -196,18 +216,20 @@ def test_the_checks_hold_the_kernels_in_the_precision_of_the_run_too(decodes_wit
     assert names == ["decode.kernels.fp32", "decode.kernels.bf16", "decode.steps"]
 
 
-def test_a_fault_of_the_kernels_fails_the_checks_and_leaves_prefill_alone(decodes_with):
+def test_a_fault_of_the_kernels_fails_the_checks_and_leaves_prefill_alone(decodes_with) -> None:
     decodes_with(WindowIsOneShort())
     found = rows()
     assert {check.status for check in found.values()} == {"fail"}
     assert all(check.hint for check in found.values())
 
 
-def test_no_row_says_anything_of_kernels_that_are_not_used():
+def test_no_row_says_anything_of_kernels_that_are_not_used() -> None:
     assert rows() == {}
 
 
-def test_every_run_of_the_probes_judges_the_kernels(decodes_with, monkeypatch):
+def test_every_run_of_the_probes_judges_the_kernels(
+    decodes_with, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decodes_with(SwapsTheSequences())
     for other in ("parity", "choice", "layer", "gradients", "perturbation"):
         monkeypatch.setattr(_Probes, other, lambda _: iter(()))

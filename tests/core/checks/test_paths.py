@@ -33,7 +33,7 @@ SETS = ["model.nsa.compress_block=16", "model.nsa.compress_stride=8", "model.nsa
 FOUR_STRIDES = resolve("tiny-cpu", "cpu", sets=SETS).config
 
 
-def probing(monkeypatch, backend, tier="quick", config=CONFIG):
+def probing(monkeypatch: pytest.MonkeyPatch, backend, tier="quick", config=CONFIG) -> _Probes:
     """The probes of a run on this backend."""
     monkeypatch.setattr(probes, "choose_backends", lambda *_: BranchBackends.of(backend))
     return _Probes(config, "cpu", tier)
@@ -46,7 +46,15 @@ def found(checks):
 class BendsLongGradients(GatheredBackend):
     """Right values; beyond the crossover the gradient of the chosen keys is 1 % too large."""
 
-    def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
+    def selected(
+        self,
+        q_NHD: torch.Tensor,
+        k_NGD: torch.Tensor,
+        v_NGE: torch.Tensor,
+        ids_NGS: torch.Tensor,
+        geometry,
+        packing,
+    ):
         if packing.max_seqlen > LONG and k_NGD.requires_grad:
             k_NGD = k_NGD.clone()
             k_NGD.register_hook(lambda grad: grad * 1.01)
@@ -56,7 +64,15 @@ class BendsLongGradients(GatheredBackend):
 class DropsAKeyOfLongDocuments(GatheredBackend):
     """Beyond the crossover the first chosen block of each token is left out."""
 
-    def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
+    def selected(
+        self,
+        q_NHD: torch.Tensor,
+        k_NGD: torch.Tensor,
+        v_NGE: torch.Tensor,
+        ids_NGS: torch.Tensor,
+        geometry,
+        packing,
+    ):
         if packing.max_seqlen > LONG:
             several = (ids_NGS >= 0).sum(-1) > 1
             ids_NGS = ids_NGS.clone()
@@ -65,12 +81,16 @@ class DropsAKeyOfLongDocuments(GatheredBackend):
 
 
 @pytest.mark.parametrize("backend", [BendsLongGradients(), DropsAKeyOfLongDocuments()])
-def test_a_fault_beyond_the_crossover_fails_the_long_rows_alone(monkeypatch, backend):
+def test_a_fault_beyond_the_crossover_fails_the_long_rows_alone(
+    monkeypatch: pytest.MonkeyPatch, backend: BendsLongGradients | DropsAKeyOfLongDocuments
+) -> None:
     status = found(probing(monkeypatch, backend, "full").parity())
     assert [name for name, one in status.items() if one != "pass"] == ["parity.selected.long"]
 
 
-def test_rows_beyond_the_crossover_are_compared_where_a_run_has_them(monkeypatch):
+def test_rows_beyond_the_crossover_are_compared_where_a_run_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plain = probing(monkeypatch, GatheredBackend())
     assert not any(name.endswith(".long") for name in found(plain.parity()))
     batch = CONFIG.batch.model_copy(update={"seq_len": plain.long_length()})
@@ -82,7 +102,7 @@ def test_rows_beyond_the_crossover_are_compared_where_a_run_has_them(monkeypatch
     assert plain.long_length() > LONG
 
 
-def test_the_reference_in_chunks_equals_the_whole_one(monkeypatch):
+def test_the_reference_in_chunks_equals_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
     config, backends = small_config(nsa={"num_selected": 4}), BranchBackends.of(ReferenceBackend())
     monkeypatch.setitem(parity_probe.__globals__["_CHUNK_SCORES"], "cpu", 300)
     for one in parity_probe(config, backends, CPU, torch.float32):
@@ -93,7 +113,9 @@ def test_the_reference_in_chunks_equals_the_whole_one(monkeypatch):
     "weights", [(1, 1, 1, 1, 1), (1, 2, 2, 2, 0), (0, 2, 2, 2, 1)], ids=["ones", "last", "first"]
 )
 @pytest.mark.parametrize("tier", ["quick", "full"])
-def test_wrong_weights_in_equation_9_fail_the_choice(monkeypatch, weights, tier):
+def test_wrong_weights_in_equation_9_fail_the_choice(
+    monkeypatch: pytest.MonkeyPatch, weights: tuple[int, ...], tier: str
+) -> None:
     made = probing(monkeypatch, GatheredBackend(), tier, FOUR_STRIDES)
     assert found(made.choice()) == {"parity.choice": "pass"}
     assert BlockGeometry.from_config(FOUR_STRIDES.model.nsa).overlap_weights == (1, 2, 2, 2, 1)
@@ -103,7 +125,7 @@ def test_wrong_weights_in_equation_9_fail_the_choice(monkeypatch, weights, tier)
     assert float(check.measured.split()[0]) > 5e-3
 
 
-def test_only_free_blocks_of_tokens_with_a_choice_are_counted():
+def test_only_free_blocks_of_tokens_with_a_choice_are_counted() -> None:
     result = choice_regret(CONFIG.model, GatheredBackend(), CPU, torch.float32)
     nsa = CONFIG.model.nsa
     tokens = short_length(CONFIG.model) - nsa.num_selected * nsa.select_block
@@ -111,7 +133,7 @@ def test_only_free_blocks_of_tokens_with_a_choice_are_counted():
     assert result.regret <= 1e-6
 
 
-def test_where_all_blocks_are_forced_there_is_no_choice_to_judge():
+def test_where_all_blocks_are_forced_there_is_no_choice_to_judge() -> None:
     config = small_config(nsa={"num_selected": 3})
     result = choice_regret(config, GatheredBackend(), CPU, torch.float32)
     assert (result.num_choices, result.regret, result.is_good) == (0, 0.0, True)
@@ -120,7 +142,7 @@ def test_where_all_blocks_are_forced_there_is_no_choice_to_judge():
 class CutsOff(GatheredBackend):
     """One key or value of one branch gets no gradient."""
 
-    def __init__(self, branch, place):
+    def __init__(self, branch, place) -> None:
         super().__init__()
         self.branch, self.place = branch, place
 
@@ -128,20 +150,34 @@ class CutsOff(GatheredBackend):
         return [x.detach() if (branch, n) == (self.branch, self.place) else x
                 for n, x in enumerate(inputs)]  # fmt: skip
 
-    def compressed(self, q_NHD, k_CGD, v_CGE, geometry, packing):
+    def compressed(
+        self, q_NHD: torch.Tensor, k_CGD: torch.Tensor, v_CGE: torch.Tensor, geometry, packing
+    ):
         return super().compressed(*self.cut("cmp", (q_NHD, k_CGD, v_CGE)), geometry, packing)
 
-    def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
+    def selected(
+        self,
+        q_NHD: torch.Tensor,
+        k_NGD: torch.Tensor,
+        v_NGE: torch.Tensor,
+        ids_NGS: torch.Tensor,
+        geometry,
+        packing,
+    ):
         qkv = self.cut("slc", (q_NHD, k_NGD, v_NGE))
         return super().selected(*qkv, ids_NGS, geometry, packing)
 
-    def sliding(self, q_NHD, k_NGD, v_NGE, geometry, packing):
+    def sliding(
+        self, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGE: torch.Tensor, geometry, packing
+    ):
         return super().sliding(*self.cut("win", (q_NHD, k_NGD, v_NGE)), geometry, packing)
 
 
 @pytest.mark.parametrize("place", [1, 2], ids=["key", "value"])
 @pytest.mark.parametrize("branch", ["cmp", "slc", "win"])
-def test_a_slice_of_a_fused_matrix_without_gradient_fails(monkeypatch, branch, place):
+def test_a_slice_of_a_fused_matrix_without_gradient_fails(
+    monkeypatch: pytest.MonkeyPatch, branch: str, place: int
+) -> None:
     (check,) = probing(monkeypatch, CutsOff(branch, place)).gradients()
     assert check.status == "fail"
     assert "attention.kv.weight, rows" in check.message or ".phi_" in check.message
@@ -150,13 +186,15 @@ def test_a_slice_of_a_fused_matrix_without_gradient_fails(monkeypatch, branch, p
 class TurnsWindowValues(GatheredBackend):
     """The values of the window are rotated like its keys."""
 
-    def sliding(self, q_NHD, k_NGD, v_NGE, geometry, packing):
+    def sliding(
+        self, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGE: torch.Tensor, geometry, packing
+    ):
         rotary = Rotary(RopeConfig(), v_NGE.shape[-1])
         turned = rotate(v_NGE, rotary.tables(packing.position_N))
         return super().sliding(q_NHD, k_NGD, turned, geometry, packing)
 
 
-def test_window_values_that_are_rotated_fail_the_layer(monkeypatch):
+def test_window_values_that_are_rotated_fail_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CONFIG.model.head_dim_k == CONFIG.model.head_dim_v
     made = probing(monkeypatch, GatheredBackend())
     assert found(made.layer()) == {"parity.layer": "pass"}
@@ -170,11 +208,22 @@ def test_window_values_that_are_rotated_fail_the_layer(monkeypatch):
 class SwapsPairs(RecordsOtherBlocks):
     """One operator for all branches that takes the window's pair for the chosen one's."""
 
-    def attend(self, q_NHD, compressed, selected, sliding, gate_NH3, geometry, packing):
+    def attend(
+        self,
+        q_NHD: torch.Tensor,
+        compressed,
+        selected,
+        sliding,
+        gate_NH3: torch.Tensor,
+        geometry,
+        packing,
+    ):
         return super().attend(q_NHD, compressed, sliding, selected, gate_NH3, geometry, packing)
 
 
-def test_a_fused_operator_with_its_branches_swapped_fails_the_layer(monkeypatch):
+def test_a_fused_operator_with_its_branches_swapped_fails_the_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert found(probing(monkeypatch, SwapsPairs()).layer()) == {"parity.layer": "fail"}
 
 
@@ -190,7 +239,7 @@ def test_a_fused_operator_with_its_branches_swapped_fails_the_layer(monkeypatch)
     ],
     ids=str,
 )
-def test_the_written_out_layer_is_that_of_every_kind_of_model(phi, changes):
+def test_the_written_out_layer_is_that_of_every_kind_of_model(phi: str, changes) -> None:
     config = small_config(nsa={"phi": phi, "num_selected": 4}, **changes)
     model = small_model(config)
     x = torch.randn(41, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -209,7 +258,7 @@ def _dense(model, x):
     return _attention(model, x)
 
 
-def test_an_output_of_nan_fails_the_layer():
+def test_an_output_of_nan_fails_the_layer() -> None:
     model = LanguageModel(small_config(), seed=1)
     with torch.no_grad():
         model.block_list[0].attention.out.weight[0, 0] = torch.nan
@@ -222,7 +271,9 @@ def test_an_output_of_nan_fails_the_layer():
 
 
 @pytest.mark.parametrize("config", [CONFIG, FOUR_STRIDES], ids=["two strides", "four strides"])
-def test_decode_goes_beyond_the_tokens_that_take_every_block(monkeypatch, config):
+def test_decode_goes_beyond_the_tokens_that_take_every_block(
+    monkeypatch: pytest.MonkeyPatch, config
+) -> None:
     made = probing(monkeypatch, GatheredBackend(), config=config)
     assert found(made.decode()) == {"decode.prefill": "pass"}
     monkeypatch.setattr(
@@ -234,5 +285,5 @@ def test_decode_goes_beyond_the_tokens_that_take_every_block(monkeypatch, config
 
 
 @pytest.mark.parametrize(("error", "is_close"), [(0.9e-5, True), (1.1e-5, False), (nan, False)])
-def test_an_error_is_close_only_as_a_number_within_the_limit(error, is_close):
+def test_an_error_is_close_only_as_a_number_within_the_limit(error, is_close: bool) -> None:
     assert Parity("sliding", "sdpa", error, "dq", 1e-5).is_close is is_close

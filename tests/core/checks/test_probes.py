@@ -27,14 +27,24 @@ def statuses(report):
 class SeesTheNextKey(GatheredBackend):
     """Each token's window begins one key later and ends one key later."""
 
-    def sliding(self, q_NHD, k_NGD, v_NGE, geometry, packing):
+    def sliding(
+        self, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGE: torch.Tensor, geometry, packing
+    ):
         return super().sliding(q_NHD, k_NGD.roll(-1, 0), v_NGE.roll(-1, 0), geometry, packing)
 
 
 class DropsTheCurrentBlock(GatheredBackend):
     """The last chosen block of each token is left out."""
 
-    def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
+    def selected(
+        self,
+        q_NHD: torch.Tensor,
+        k_NGD: torch.Tensor,
+        v_NGE: torch.Tensor,
+        ids_NGS: torch.Tensor,
+        geometry,
+        packing,
+    ):
         last = (ids_NGS >= 0).sum(-1, keepdim=True) - 1
         shorter = ids_NGS.scatter(-1, last.clamp(min=1), -1)
         return super().selected(q_NHD, k_NGD, v_NGE, shorter, geometry, packing)
@@ -43,14 +53,18 @@ class DropsTheCurrentBlock(GatheredBackend):
 class ChoosesTheOldest(GatheredBackend):
     """Takes the first blocks instead of the best ones; the forced ones stay."""
 
-    def select(self, q_NHD, k_CGD, lse_NH, geometry, packing):
+    def select(
+        self, q_NHD: torch.Tensor, k_CGD: torch.Tensor, lse_NH: torch.Tensor, geometry, packing
+    ):
         return super().select(q_NHD * 0, k_CGD, lse_NH, geometry, packing)
 
 
 class DropsTheBlockBefore(GatheredBackend):
     """The block before the current one is not forced: block 1 takes its place."""
 
-    def select(self, q_NHD, k_CGD, lse_NH, geometry, packing):
+    def select(
+        self, q_NHD: torch.Tensor, k_CGD: torch.Tensor, lse_NH: torch.Tensor, geometry, packing
+    ):
         ids = super().select(q_NHD, k_CGD, lse_NH, geometry, packing)
         before = packing.position_N[:, None, None] // geometry.select_block - 1
         moved = torch.where((ids == before) & (before > 1), ids - 1, ids)
@@ -60,7 +74,15 @@ class DropsTheBlockBefore(GatheredBackend):
 class SeesTheFutureOfLongDocuments(GatheredBackend):
     """Right as long as documents are short; then the keys are one row late."""
 
-    def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
+    def selected(
+        self,
+        q_NHD: torch.Tensor,
+        k_NGD: torch.Tensor,
+        v_NGE: torch.Tensor,
+        ids_NGS: torch.Tensor,
+        geometry,
+        packing,
+    ):
         if packing.max_seqlen > 8 * geometry.num_selected * geometry.select_block:
             k_NGD, v_NGE = k_NGD.roll(-1, 0), v_NGE.roll(-1, 0)
         return super().selected(q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing)
@@ -69,14 +91,25 @@ class SeesTheFutureOfLongDocuments(GatheredBackend):
 class TrainsNoCompressedKey(GatheredBackend):
     """No gradient flows into what phi made."""
 
-    def compressed(self, q_NHD, k_CGD, v_CGE, geometry, packing):
+    def compressed(
+        self, q_NHD: torch.Tensor, k_CGD: torch.Tensor, v_CGE: torch.Tensor, geometry, packing
+    ):
         return super().compressed(q_NHD, k_CGD.detach(), v_CGE.detach(), geometry, packing)
 
 
 class RecordsOtherBlocks(GatheredBackend):
     """One operator for all branches, right but for the ids that it says it chose."""
 
-    def attend(self, q_NHD, compressed, selected, sliding, gate_NH3, geometry, packing):
+    def attend(
+        self,
+        q_NHD: torch.Tensor,
+        compressed,
+        selected,
+        sliding,
+        gate_NH3: torch.Tensor,
+        geometry,
+        packing,
+    ):
         out_cmp, lse_NH = self.compressed(q_NHD, *compressed, geometry, packing)
         ids_NGS = self.select(q_NHD, compressed[0], lse_NH, geometry, packing)
         branches = (
@@ -87,7 +120,7 @@ class RecordsOtherBlocks(GatheredBackend):
         return gated_sum(gate_NH3, branches), torch.zeros_like(ids_NGS)
 
 
-def probing(monkeypatch, backends, config=CONFIG):
+def probing(monkeypatch: pytest.MonkeyPatch, backends, config=CONFIG):
     """The probes of a run on these backends, or on one for all branches."""
     if not isinstance(backends, BranchBackends):
         backends = BranchBackends.of(backends)
@@ -111,7 +144,7 @@ SHORT_WINDOW = resolve(
 ).config  # fmt: skip
 
 
-def test_the_product_passes_every_probe_on_this_machine():
+def test_the_product_passes_every_probe_on_this_machine() -> None:
     begun = []
     report = probes.run_probes(CONFIG, "cpu", "standard", begin=lambda *told: begun.append(told))
     assert begun[0] == (0, len(begun), "kernels")
@@ -122,18 +155,22 @@ def test_the_product_passes_every_probe_on_this_machine():
     assert report.verdict == "pass"
 
 
-def test_the_product_passes_with_a_window_shorter_than_a_compressed_block(monkeypatch):
+def test_the_product_passes_with_a_window_shorter_than_a_compressed_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(probes._Probes, "long_length", lambda made: made.reach() + 1)
     report = probes.run_probes(SHORT_WINDOW, "cpu", "quick")
     assert {check.name: check.message for check in report.checks if check.status != "pass"} == {}
 
 
 @pytest.mark.parametrize("probe", ["perturbation", "decode", "_recorded_blocks"])
-def test_rows_reach_beyond_the_first_compressed_blocks(monkeypatch, probe):
+def test_rows_reach_beyond_the_first_compressed_blocks(
+    monkeypatch: pytest.MonkeyPatch, probe: str
+) -> None:
     seen = []
 
     class Watched(LanguageModel):
-        def hidden(self, tokens_BT, packing=None):
+        def hidden(self, tokens_BT: torch.Tensor, packing=None):
             seen.append(tokens_BT.shape[1])
             return super().hidden(tokens_BT, packing)
 
@@ -148,46 +185,54 @@ def test_rows_reach_beyond_the_first_compressed_blocks(monkeypatch, probe):
     assert max(seen) > nsa.compress_block + 2 * nsa.compress_stride
 
 
-def test_a_poor_choice_is_found_whatever_the_window(monkeypatch):
+def test_a_poor_choice_is_found_whatever_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     made = probing(monkeypatch, ChoosesTheOldest(), SHORT_WINDOW)
     assert found(made, "choice") == {"parity.choice": "fail"}
 
 
-def test_statistics_of_blocks_that_were_not_chosen_fail_alone(monkeypatch):
+def test_statistics_of_blocks_that_were_not_chosen_fail_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     probing(monkeypatch, RecordsOtherBlocks())
     checks = probes.run_probes(CONFIG, "cpu", "quick").checks
     assert {check.name for check in checks if check.status != "pass"} == {"statistics"}
 
 
-def test_a_planted_view_of_the_next_token_fails_perturbation_and_parity(monkeypatch):
+def test_a_planted_view_of_the_next_token_fails_perturbation_and_parity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen = found(probing(monkeypatch, SeesTheNextKey()), "parity", "perturbation")
     assert seen["causality.perturbation"] == "fail"
     assert seen["parity.sliding"] == "fail"
 
 
-def test_a_dropped_block_fails_parity_and_stays_causal(monkeypatch):
+def test_a_dropped_block_fails_parity_and_stays_causal(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = found(probing(monkeypatch, DropsTheCurrentBlock()), "parity", "perturbation")
     assert seen["parity.selected"] == "fail"
     assert seen["causality.perturbation"] == "pass"
 
 
-def test_a_poor_choice_of_blocks_fails_by_regret(monkeypatch):
+def test_a_poor_choice_of_blocks_fails_by_regret(monkeypatch: pytest.MonkeyPatch) -> None:
     made = probing(monkeypatch, ChoosesTheOldest())
     assert found(made, "choice") == {"parity.choice": "fail"}
 
 
-def test_a_missing_forced_block_fails_by_the_rules(monkeypatch):
+def test_a_missing_forced_block_fails_by_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     made = probing(monkeypatch, DropsTheBlockBefore())
     assert found(made, "choice") == {"parity.choice": "fail"}
 
 
-def test_a_leak_that_only_long_documents_have_fails_perturbation(monkeypatch):
+def test_a_leak_that_only_long_documents_have_fails_perturbation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen = found(probing(monkeypatch, SeesTheFutureOfLongDocuments()), "parity", "perturbation")
     assert seen["parity.selected"] == "pass"
     assert seen["causality.perturbation"] == "fail"
 
 
-def test_a_compression_that_is_not_trained_fails_by_its_gradients(monkeypatch):
+def test_a_compression_that_is_not_trained_fails_by_its_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = probing(monkeypatch, TrainsNoCompressedKey())
     assert found(made, "gradients") == {"gradients.reach": "fail"}
 
@@ -205,7 +250,7 @@ def probe_command(*words, stdin=""):
 
 
 @pytest.mark.integration
-def test_the_command_reads_a_configuration_and_prints_one_json_report():
+def test_the_command_reads_a_configuration_and_prints_one_json_report() -> None:
     done = probe_command(
         "--json", "--device", "cpu", "--tier", "quick", "--config", "-",
         stdin=CONFIG.model_dump_json(),
@@ -219,7 +264,9 @@ def test_the_command_reads_a_configuration_and_prints_one_json_report():
     ("words", "says"),
     [(("--device", "cuda"), "nvidia-smi"), (("--device", "cpu", "--config", "-"), "not a config")],
 )
-def test_the_command_answers_bad_input_with_one_line_and_exit_code_2(words, says):
+def test_the_command_answers_bad_input_with_one_line_and_exit_code_2(
+    words: tuple[str, ...], says: str
+) -> None:
     done = probe_command(*words, stdin="{}}")
     assert done.returncode == 2
     assert done.stdout == ""
@@ -228,7 +275,7 @@ def test_the_command_answers_bad_input_with_one_line_and_exit_code_2(words, says
     assert says in done.stderr
 
 
-def test_each_branch_reports_its_backend_and_the_policy_that_a_launch_is_held_to():
+def test_each_branch_reports_its_backend_and_the_policy_that_a_launch_is_held_to() -> None:
     lines = list(probes._Probes(CONFIG, "cpu", "quick").kernels())
     assert [line.name for line in lines] == [
         "kernels.compressed", "kernels.selected", "kernels.sliding",
@@ -239,7 +286,7 @@ def test_each_branch_reports_its_backend_and_the_policy_that_a_launch_is_held_to
         assert line.limit == "named: sdpa; fp32, widths 32/32"
 
 
-def test_a_dense_model_is_compared_in_its_own_attention(monkeypatch):
+def test_a_dense_model_is_compared_in_its_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     dense = CONFIG.model_copy(
         update={"model": CONFIG.model.model_copy(update={"attention": "dense"})}
     )
@@ -252,7 +299,7 @@ class OneKeyTooMany:
     """A flash-attn whose window is one key wider than asked for."""
 
     @staticmethod
-    def flash_attn_varlen_func(*inputs, window_size=(-1, -1), **options):
+    def flash_attn_varlen_func(*inputs, window_size: tuple[int, int] = (-1, -1), **options):
         left, right = window_size
         wider = (left + 1 if left >= 0 else left, right)
         return flash_package.flash_attn_varlen_func(*inputs, window_size=wider, **options)
@@ -260,8 +307,8 @@ class OneKeyTooMany:
 
 @pytest.mark.parametrize(("package", "status"), [(flash_package, "pass"), (OneKeyTooMany, "fail")])
 def test_flash_attn_is_held_against_the_reference_on_the_card_like_any_other(
-    monkeypatch, package, status
-):
+    monkeypatch: pytest.MonkeyPatch, package, status: str
+) -> None:
     flash, plain = FlashBackend(package, GatheredBackend()), GatheredBackend()
     made = probing(monkeypatch, BranchBackends(flash, plain, flash))
     seen = found(made, "parity")
@@ -271,7 +318,9 @@ def test_flash_attn_is_held_against_the_reference_on_the_card_like_any_other(
         assert found(made, "perturbation") == {"causality.perturbation": "pass"}
 
 
-def test_a_backend_that_cannot_run_here_ends_the_probes_with_code_2(capsys, monkeypatch):
+def test_a_backend_that_cannot_run_here_ends_the_probes_with_code_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = CONFIG.model_copy(
         update={"runtime": CONFIG.runtime.model_copy(update={"backend_selected": "flash"})}
     )
@@ -284,5 +333,5 @@ def test_a_backend_that_cannot_run_here_ends_the_probes_with_code_2(capsys, monk
 @pytest.mark.parametrize(
     ("words", "tier"), [([], "standard"), (["--full"], "full"), (["--tier", "quick"], "quick")]
 )
-def test_the_tier_is_standard_unless_another_one_is_named(words, tier):
+def test_the_tier_is_standard_unless_another_one_is_named(words, tier: str) -> None:
     assert parse_arguments(words).tier == tier

@@ -12,6 +12,7 @@ from nsa_core.checks.causality import SentinelResult, SentinelSettings
 from nsa_core.checks.decoding import DecodeResult, decode_probe
 from nsa_core.checks.long_context import ANGLE_LIMIT, LongContextResult, angle_error
 from nsa_core.checks.numerics import (
+    Parity,
     describe_dead_rows,
     follows_the_rules,
     parity_probe,
@@ -34,7 +35,7 @@ CPU = torch.device("cpu")
 CONFIG = resolve("tiny-cpu", "cpu").config
 
 
-def long_row(growth=1.0, moved_token=None):
+def long_row(growth: float = 1.0, moved_token: int | None = None) -> LongContextResult:
     return LongContextResult(8192, memory_mib=1.0, growth=growth, moved_token=moved_token)
 
 
@@ -59,22 +60,24 @@ def long_row(growth=1.0, moved_token=None):
     ],
 )
 def test_a_verdict_follows_the_measurement_and_its_limit(
-    monkeypatch, check, measure, found, status
-):
+    monkeypatch: pytest.MonkeyPatch, check: str, measure: str, found, status: str
+) -> None:
     monkeypatch.setattr(probes, measure, lambda *_, **__: found)
     (line,) = getattr(_Probes(CONFIG, "cpu", "full"), check)()
     assert line.status == status
     assert bool(line.hint) == (status == "fail")
 
 
-def decoded():
+def decoded() -> DecodeResult:
     model = small_model(dtype=torch.float32)
     return decode_probe(model, num_tokens=14, prompt=9)
 
 
-def test_one_wrong_logit_of_the_last_token_is_a_difference_of_decode(monkeypatch):
+def test_one_wrong_logit_of_the_last_token_is_a_difference_of_decode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class LastStepIsOff(DecodeLoop):
-        def step(self, token_B):
+        def step(self, token_B: torch.Tensor):
             made = super().step(token_B)
             made.logits_BV[0, 7] += 3e-5 if self.cache.length == 14 else 0
             return made
@@ -85,7 +88,7 @@ def test_one_wrong_logit_of_the_last_token_is_a_difference_of_decode(monkeypatch
     assert not decoded().is_equal
 
 
-def test_a_wrong_prompt_is_a_difference_of_decode(monkeypatch):
+def test_a_wrong_prompt_is_a_difference_of_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     right = decoding.logits
     monkeypatch.setattr(decoding, "logits", lambda *inputs: right(*inputs) + 3e-5)
     assert not decoded().is_equal
@@ -94,7 +97,7 @@ def test_a_wrong_prompt_is_a_difference_of_decode(monkeypatch):
 class BendsOneGradient(GatheredBackend):
     """Right outputs; the gradient of one of q, k and v is 1 % too large."""
 
-    def __init__(self, bent):
+    def __init__(self, bent) -> None:
         super().__init__()
         self.bent = bent
 
@@ -104,41 +107,65 @@ class BendsOneGradient(GatheredBackend):
             inputs[self.bent].register_hook(lambda grad: grad * 1.01)
         return inputs
 
-    def compressed(self, q_NHD, k_CGD, v_CGE, geometry, packing):
+    def compressed(
+        self, q_NHD: torch.Tensor, k_CGD: torch.Tensor, v_CGE: torch.Tensor, geometry, packing
+    ):
         return super().compressed(*self.bend((q_NHD, k_CGD, v_CGE)), geometry, packing)
 
-    def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
+    def selected(
+        self,
+        q_NHD: torch.Tensor,
+        k_NGD: torch.Tensor,
+        v_NGE: torch.Tensor,
+        ids_NGS: torch.Tensor,
+        geometry,
+        packing,
+    ):
         return super().selected(*self.bend((q_NHD, k_NGD, v_NGE)), ids_NGS, geometry, packing)
 
-    def sliding(self, q_NHD, k_NGD, v_NGE, geometry, packing):
+    def sliding(
+        self, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGE: torch.Tensor, geometry, packing
+    ):
         return super().sliding(*self.bend((q_NHD, k_NGD, v_NGE)), geometry, packing)
 
 
 class BendsTheSecondDocument(GatheredBackend):
     """Right in the first document of a row; 1 % too large in those after it."""
 
-    def bend(self, out_NHE, packing):
+    def bend(self, out_NHE: torch.Tensor, packing) -> torch.Tensor:
         first = int(packing.cu_seqlens[1])
         return torch.cat((out_NHE[:first], out_NHE[first:] * 1.01))
 
-    def compressed(self, q_NHD, k_CGD, v_CGE, geometry, packing):
+    def compressed(
+        self, q_NHD: torch.Tensor, k_CGD: torch.Tensor, v_CGE: torch.Tensor, geometry, packing
+    ):
         out_NHE, lse_NH = super().compressed(q_NHD, k_CGD, v_CGE, geometry, packing)
         return self.bend(out_NHE, packing), lse_NH
 
-    def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
+    def selected(
+        self,
+        q_NHD: torch.Tensor,
+        k_NGD: torch.Tensor,
+        v_NGE: torch.Tensor,
+        ids_NGS: torch.Tensor,
+        geometry,
+        packing,
+    ):
         out_NHE = super().selected(q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing)
         return self.bend(out_NHE, packing)
 
-    def sliding(self, q_NHD, k_NGD, v_NGE, geometry, packing):
+    def sliding(
+        self, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGE: torch.Tensor, geometry, packing
+    ):
         return self.bend(super().sliding(q_NHD, k_NGD, v_NGE, geometry, packing), packing)
 
 
-def parity(backend):
+def parity(backend: BendsOneGradient | BendsTheSecondDocument | GatheredBackend) -> list[Parity]:
     return parity_probe(small_config(), BranchBackends.of(backend), CPU, torch.float32)
 
 
 @pytest.mark.parametrize(("bent", "worst"), [(0, "dq"), (1, "dk"), (2, "dv")])
-def test_a_wrong_gradient_fails_the_parity_of_every_branch(bent, worst):
+def test_a_wrong_gradient_fails_the_parity_of_every_branch(bent: int, worst: str) -> None:
     found = parity(BendsOneGradient(bent))
     assert [(one.branch, one.worst) for one in found] == [
         ("compressed", worst), ("selected", worst), ("sliding", worst),
@@ -148,7 +175,7 @@ def test_a_wrong_gradient_fails_the_parity_of_every_branch(bent, worst):
         assert not one.is_close
 
 
-def test_a_fault_of_later_documents_alone_fails_the_parity_of_every_branch():
+def test_a_fault_of_later_documents_alone_fails_the_parity_of_every_branch() -> None:
     assert all(one.is_close for one in parity(GatheredBackend()))
     assert not any(one.is_close for one in parity(BendsTheSecondDocument()))
 
@@ -169,7 +196,7 @@ def judged(row):
     return follows_the_rules(chosen_TGS, exact_TGS, torch.arange(20), FOUR_OF_FIVE).all()
 
 
-def test_another_block_among_the_free_ones_breaks_no_rule():
+def test_another_block_among_the_free_ones_breaks_no_rule() -> None:
     assert judged([0, 1, 3, 4])
     assert judged([0, 2, 3, 4])
 
@@ -186,7 +213,7 @@ def test_another_block_among_the_free_ones_breaks_no_rule():
         pytest.param([0, 1, 2, 3], id="without-the-current-one"),
     ],
 )
-def test_a_choice_that_breaks_one_rule_is_refused(row):
+def test_a_choice_that_breaks_one_rule_is_refused(row: list[int]) -> None:
     assert not judged(row)
 
 
@@ -203,7 +230,9 @@ def test_a_choice_that_breaks_one_rule_is_refused(row):
         ([[[0.0, 1.0]], [[0.0, 0.0]]], [True, False]),
     ],
 )
-def test_a_row_is_trained_by_a_finite_gradient_that_is_not_zero(grad, is_trained):
+def test_a_row_is_trained_by_a_finite_gradient_that_is_not_zero(
+    grad, is_trained: list[bool]
+) -> None:
     parameter = nn.Parameter(torch.ones(2) if grad is None else torch.ones_like(torch.tensor(grad)))
     parameter.grad = None if grad is None else torch.tensor(grad)
     assert trained_rows(parameter).tolist() == is_trained
@@ -217,25 +246,25 @@ def test_a_row_is_trained_by_a_finite_gradient_that_is_not_zero(grad, is_trained
         ([True, False], "kv, rows 1 to 1"),
     ],
 )
-def test_a_cut_off_slice_is_named_by_its_rows(rows, words):
+def test_a_cut_off_slice_is_named_by_its_rows(rows: list[bool], words: str) -> None:
     assert describe_dead_rows("kv", torch.tensor(rows)) == words
 
 
 class ExactAngles(Rotary):
     """The exact frequencies, and everything after them in float64."""
 
-    def tables(self, position_R):
+    def tables(self, position_R: torch.Tensor):
         angle = position_R.double()[:, None] * exact_frequencies(RopeConfig(), 64)
         return angle.cos()[:, None], angle.sin()[:, None]
 
 
-def test_angles_are_held_against_float64():
+def test_angles_are_held_against_float64() -> None:
     assert angle_error(ExactAngles(RopeConfig(), 64), RopeConfig(), 64, CPU) == 0
     assert 1e-4 < angle_error(Rotary(RopeConfig(), 64), RopeConfig(), 64, CPU) < ANGLE_LIMIT
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_margin_of_the_sentinel_is_three_standard_errors_on_every_device(device):
+def test_the_margin_of_the_sentinel_is_three_standard_errors_on_every_device(device: str) -> None:
     """A spread of 1 nat a token is the most that `SentinelSettings` allows for."""
     settings = SentinelSettings.on(torch.device(device))
     judged_tokens = settings.judged_steps * settings.batch * settings.seq_len
@@ -243,7 +272,7 @@ def test_the_margin_of_the_sentinel_is_three_standard_errors_on_every_device(dev
     assert settings.steps > settings.judged_steps
 
 
-def test_a_gradient_from_the_very_next_token_is_a_leak():
+def test_a_gradient_from_the_very_next_token_is_a_leak() -> None:
     config = small_config(num_layers=1)
     model = small_model(config, backends=BranchBackends.of(SeesTheNextKey()))
     assert gradient_leaks(model, length=14, outputs=(3, 9)) == [(3, 4), (9, 10)]
@@ -255,7 +284,7 @@ def planted(status):
     found = {"measured": "7 leaks", "limit": "0 leaks", "hint": "look at the masks"}
     checks.insert(1, CheckResult(name="planted", status=status, message="moved", **found))
 
-    def run_probes(_config, _device, _tier, tell, _begin):
+    def run_probes(_config, _device, _tier, tell, _begin) -> Report:
         for check in checks if tell else ():
             tell(check)
         return Report(at=0.0, checks=checks)
@@ -265,8 +294,8 @@ def planted(status):
 
 @pytest.mark.parametrize(("status", "code"), [("pass", 0), ("warn", 0), ("fail", 9)])
 def test_the_lines_of_the_command_say_what_was_measured_and_what_to_do(
-    monkeypatch, capsys, status, code
-):
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str, code: int
+) -> None:
     monkeypatch.setattr(probes, "run_probes", planted(status))
     assert command.main(["--device", "cpu"]) == code
     out = capsys.readouterr().out
@@ -276,7 +305,9 @@ def test_the_lines_of_the_command_say_what_was_measured_and_what_to_do(
 
 
 @pytest.mark.parametrize(("status", "code"), [("pass", 0), ("warn", 0), ("fail", 9)])
-def test_the_json_of_the_command_is_one_document(monkeypatch, capsys, status, code):
+def test_the_json_of_the_command_is_one_document(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str, code: int
+) -> None:
     monkeypatch.setattr(probes, "run_probes", planted(status))
     assert command.main(["--device", "cpu", "--json"]) == code
     report = Report.model_validate_json(capsys.readouterr().out)
@@ -284,7 +315,7 @@ def test_the_json_of_the_command_is_one_document(monkeypatch, capsys, status, co
     assert report.verdict == status
 
 
-def test_a_check_is_reported_before_the_next_probe_begins(monkeypatch):
+def test_a_check_is_reported_before_the_next_probe_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
     right = _Probes.choice
 

@@ -25,7 +25,7 @@ def measured():
 @pytest.mark.parametrize(("attention", "vocab_size", "tokens", "peak_mib"), list(measured()))
 def test_the_estimate_is_within_a_tenth_of_every_measured_peak(
     attention, vocab_size, tokens, peak_mib
-):
+) -> None:
     config = resolve(MAIN).config
     model = config.model.model_copy(update={"attention": attention, "vocab_size": vocab_size})
     shape = StepShape(tokens, is_compiled=True)
@@ -33,7 +33,7 @@ def test_the_estimate_is_within_a_tenth_of_every_measured_peak(
     assert found.total == pytest.approx(peak_mib, rel=0.1)
 
 
-def test_gradients_count_where_they_are_in_memory_beside_activations():
+def test_gradients_count_where_they_are_in_memory_beside_activations() -> None:
     config = resolve(MAIN).config
 
     def gradients(**shape):
@@ -46,7 +46,7 @@ def test_gradients_count_where_they_are_in_memory_beside_activations():
 
 
 @pytest.mark.parametrize("attention", ["nsa", "dense"])
-def test_a_compiled_block_keeps_less_and_recomputation_keeps_one_layer(attention):
+def test_a_compiled_block_keeps_less_and_recomputation_keeps_one_layer(attention: str) -> None:
     config = resolve(MAIN, None, [f"model.attention={attention}"]).config
 
     def kept(**shape):

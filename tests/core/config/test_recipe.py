@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from nsa_core.config.backend_policy import (
@@ -11,7 +13,9 @@ from nsa_core.config.profile import list_profiles, load_profile
 from nsa_core.config.recipe import list_recipes, resolve
 
 
-def test_flags_win_over_variables_over_profile_over_recipe_and_each_value_knows_its_origin():
+def test_flags_win_over_variables_over_profile_over_recipe_and_each_value_knows_its_origin() -> (
+    None
+):
     found = resolve(
         "m7c-125m",
         "a100",
@@ -29,7 +33,7 @@ def test_flags_win_over_variables_over_profile_over_recipe_and_each_value_knows_
 
 @pytest.mark.parametrize("recipe", list_recipes())
 @pytest.mark.parametrize("profile", list_profiles())
-def test_every_recipe_resolves_on_every_profile(recipe, profile):
+def test_every_recipe_resolves_on_every_profile(recipe, profile) -> None:
     sets = ["runtime.device=cpu"] if profile == "cpu" else []
     config = resolve(recipe, profile, sets).config
     hardware = load_profile(profile)
@@ -56,13 +60,15 @@ def test_every_recipe_resolves_on_every_profile(recipe, profile):
         ("model.rope.base=.inf", "model.rope.base: Input should be a finite number"),
     ],
 )
-def test_a_bad_flag_is_one_line_that_names_the_nearest_key_or_both_values(flag, says):
+def test_a_bad_flag_is_one_line_that_names_the_nearest_key_or_both_values(
+    flag: str, says: str
+) -> None:
     with pytest.raises(ConfigError, match=r"^[^\n]+$") as caught:
         resolve("tiny-cpu", "cpu", [flag])
     assert says in str(caught.value)
 
 
-def test_a_scale_with_its_scaling_is_taken_and_a_scaling_may_wait_for_its_scale():
+def test_a_scale_with_its_scaling_is_taken_and_a_scaling_may_wait_for_its_scale() -> None:
     sets = ["model.rope.scale=4", "model.rope.scaling=linear"]
     rope = resolve("tiny-cpu", "cpu", sets).config.model.rope
     assert (rope.scale, rope.scaling) == (4, "linear")
@@ -70,16 +76,16 @@ def test_a_scale_with_its_scaling_is_taken_and_a_scaling_may_wait_for_its_scale(
     assert resolve("tiny-cpu", "cpu", [], {"NSA_ROPE_SCALE": "2"}).config.model.rope.scale == 2
 
 
-def test_an_unknown_variable_is_an_error_with_the_nearest_name():
+def test_an_unknown_variable_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="NSA_ACCUM"):
         resolve("tiny-cpu", environment={"NSA_ACUM": "4"})
 
 
-def test_the_operators_own_variables_are_not_the_runs():
+def test_the_operators_own_variables_are_not_the_runs() -> None:
     assert resolve("tiny-cpu", environment={"NSA_OPS_STATE_DIR": "x"}).notes == []
 
 
-def test_minus_one_is_off_for_flash_attention_and_a_branch_overrides_the_global_switch():
+def test_minus_one_is_off_for_flash_attention_and_a_branch_overrides_the_global_switch() -> None:
     off = resolve("tiny-cpu", environment={"NSA_USE_FA2": "-1"}).config.runtime
     assert (off.flash_min_len_sliding, off.flash_min_len_compressed) == (-1, -1)
     mixed = resolve(
@@ -103,14 +109,16 @@ def test_minus_one_is_off_for_flash_attention_and_a_branch_overrides_the_global_
         ),
     ],
 )
-def test_a_switch_that_is_off_wins_over_a_length(variables, sliding, origin):
+def test_a_switch_that_is_off_wins_over_a_length(
+    variables: dict[str, str], sliding: int, origin: str
+) -> None:
     found = resolve("m7c-125m", "a100", environment=variables)
     assert found.config.runtime.flash_min_len_sliding == sliding
     assert found.origin("runtime.flash_min_len_sliding") == origin
 
 
 @pytest.mark.parametrize("others", [{}, {"NSA_USE_TRITON_SEL": "1", "NSA_USE_FA2": "1"}])
-def test_forced_parity_is_sdpa_everywhere(tmp_path, others):
+def test_forced_parity_is_sdpa_everywhere(tmp_path: Path, others) -> None:
     recipe = tmp_path / "named.yaml"
     recipe.write_text("runtime: {backend_sliding: triton, backend_dense: flash}\n")
     found = resolve(str(recipe), environment={"NSA_FORCE_PARITY": "1", **others})
@@ -125,7 +133,7 @@ def test_forced_parity_is_sdpa_everywhere(tmp_path, others):
 
 
 @pytest.mark.parametrize("value", ["0", "-1"])
-def test_parity_that_is_not_forced_changes_nothing(value):
+def test_parity_that_is_not_forced_changes_nothing(value: str) -> None:
     found = resolve("m7c-125m", "a100", environment={"NSA_FORCE_PARITY": value})
     assert found.config.runtime == resolve("m7c-125m", "a100").config.runtime
 
@@ -134,14 +142,16 @@ def test_parity_that_is_not_forced_changes_nothing(value):
 @pytest.mark.parametrize(
     "name", ["NSA_USE_TRITON_SEL", "NSA_FORCE_PARITY", "NSA_USE_FA2", "NSA_FWE_PREFETCH"]
 )
-def test_a_switch_that_is_neither_on_nor_off_is_refused_in_one_line(name, value):
+def test_a_switch_that_is_neither_on_nor_off_is_refused_in_one_line(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{name}='{value}' must be 1, 0 or -1; [^\n]*$"):
         resolve("m7c-125m", "a100", environment={name: value})
 
 
 @pytest.mark.parametrize("profile", ["a100", None])
 @pytest.mark.parametrize("key", ["runtime.backend_selected", "runtime.backend"])
-def test_flash_for_the_selected_branch_is_refused_where_the_configuration_is_made(profile, key):
+def test_flash_for_the_selected_branch_is_refused_where_the_configuration_is_made(
+    profile: str | None, key: str
+) -> None:
     with pytest.raises(ConfigError, match=r"^[^\n]+$") as caught:
         resolve("m7c-125m", profile, [f"{key}=flash"])
     assert f"flash cannot run the selected branch ({key})" in str(caught.value)
@@ -155,7 +165,7 @@ def test_flash_for_the_selected_branch_is_refused_where_the_configuration_is_mad
         ["runtime.backend_compressed=flash", "runtime.backend_sliding=flash"],
     ],
 )
-def test_flash_may_be_named_for_every_branch_that_it_can_run(sets):
+def test_flash_may_be_named_for_every_branch_that_it_can_run(sets: list[str]) -> None:
     assert "flash" in resolve("m7c-125m", "a100", sets).config.runtime.model_dump().values()
 
 
@@ -182,25 +192,27 @@ def test_flash_may_be_named_for_every_branch_that_it_can_run(sets):
         ("h100", ["runtime.backend_dense=flash"], "dense", "flash: named by the configuration"),
     ],
 )
-def test_the_laptop_predicts_the_backend_of_a_branch(profile, sets, branch, says):
+def test_the_laptop_predicts_the_backend_of_a_branch(
+    profile: str, sets, branch: str, says: str
+) -> None:
     config = resolve("m7c-125m", profile, sets).config
     assert says in expected_backend(config, load_profile(profile), branch)
 
 
-def test_a_variable_without_effect_says_what_replaced_it():
+def test_a_variable_without_effect_says_what_replaced_it() -> None:
     notes = resolve("tiny-cpu", environment={"NSA_PREFILL_BATCHED": "1"}).notes
     assert len(notes) == 1
     assert notes[0].startswith("NSA_PREFILL_BATCHED: accepted and without effect")
 
 
 @pytest.mark.parametrize("profile", ["v100", "t4"])
-def test_bf16_and_triton_are_refused_on_cards_without_them(profile):
+def test_bf16_and_triton_are_refused_on_cards_without_them(profile: str) -> None:
     for flag in ("runtime.precision=bf16", "runtime.backend_selected=triton"):
         with pytest.raises(ConfigError, match=f"--set: .*profile {profile}"):
             resolve("m7c-125m", profile, [flag])
 
 
-def test_a_duplicate_yaml_key_is_refused_with_its_line(tmp_path):
+def test_a_duplicate_yaml_key_is_refused_with_its_line(tmp_path: Path) -> None:
     recipe = tmp_path / "twice.yaml"
     recipe.write_text("seed: 1\nbatch: {seq_len: 64}\nseed: 2\n")
     with pytest.raises(ConfigError, match=r"'seed' is there twice \(line 3\)"):
@@ -208,28 +220,28 @@ def test_a_duplicate_yaml_key_is_refused_with_its_line(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["- 1\n", "a: [", "seed: 1\n  b: 2\n", "\x00", ""])
-def test_a_broken_recipe_is_one_line(tmp_path, content):
+def test_a_broken_recipe_is_one_line(tmp_path: Path, content: str) -> None:
     recipe = tmp_path / "broken.yaml"
     recipe.write_text(content)
     with pytest.raises(ConfigError, match=r"^[^\n]*broken\.yaml[^\n]*$"):
         resolve(str(recipe))
 
 
-def test_an_unknown_recipe_or_profile_names_the_nearest():
+def test_an_unknown_recipe_or_profile_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="tiny-cpu"):
         resolve("tiny-cpuu")
     with pytest.raises(ConfigError, match="a100"):
         resolve("tiny-cpu", "a10")
 
 
-def test_the_hash_follows_the_values_and_not_their_origin():
+def test_the_hash_follows_the_values_and_not_their_origin() -> None:
     by_flag = resolve("tiny-cpu", sets=["batch.micro_batch=3"])
     by_variable = resolve("tiny-cpu", environment={"NSA_BATCH_SIZE": "3"})
     assert by_flag.sha256 == by_variable.sha256
     assert by_flag.sha256 != resolve("tiny-cpu").sha256
 
 
-def test_the_batch_tier_follows_memory_and_the_sequence_length_that_is_asked_for():
+def test_the_batch_tier_follows_memory_and_the_sequence_length_that_is_asked_for() -> None:
     small = resolve("m7c-125m", "a100", memory_gib=40).config.batch
     large = resolve("m7c-125m", "a100", memory_gib=80).config.batch
     assert (small.micro_batch, large.micro_batch) == (8, 16)
@@ -248,21 +260,21 @@ def test_the_batch_tier_follows_memory_and_the_sequence_length_that_is_asked_for
         ("Tesla T4", "t4"),
     ],
 )
-def test_each_card_has_exactly_one_profile(card, profile):
+def test_each_card_has_exactly_one_profile(card: str, profile: str) -> None:
     assert [name for name in list_profiles() if load_profile(name).matches(card)] == [profile]
 
 
-def test_a_card_without_a_profile_matches_none():
+def test_a_card_without_a_profile_matches_none() -> None:
     for card in ("NVIDIA GeForce RTX 4080 SUPER", "NVIDIA L40S", "NVIDIA T400 4GB"):
         assert not [name for name in list_profiles() if load_profile(name).matches(card)]
 
 
-def test_more_cards_than_the_trainer_uses_are_refused_with_the_configuration():
+def test_more_cards_than_the_trainer_uses_are_refused_with_the_configuration() -> None:
     with pytest.raises(ConfigError, match=r"runtime\.num_gpus is 2, and the trainer uses one card"):
         resolve("tiny-cpu", None, ["runtime.num_gpus=2"])
 
 
-def test_the_speed_that_was_measured_is_expected_of_the_recipe_as_it_was_measured():
+def test_the_speed_that_was_measured_is_expected_of_the_recipe_as_it_was_measured() -> None:
     expected = load_profile("h100").expected.tokens_per_s["m7c-125m"]
     found = resolve("m7c-125m", "h100", sets=["data.source=stdlib", "schedule.steps=9"])
     assert found.config.watchdog.expected_tokens_per_s == expected > 0
@@ -281,11 +293,13 @@ def test_the_speed_that_was_measured_is_expected_of_the_recipe_as_it_was_measure
         ("m7c-125m", None, []),
     ],
 )
-def test_no_speed_is_expected_of_what_was_not_measured(recipe, profile, sets):
+def test_no_speed_is_expected_of_what_was_not_measured(
+    recipe: str, profile: str | None, sets
+) -> None:
     assert resolve(recipe, profile, sets=sets).config.watchdog.expected_tokens_per_s == 0
 
 
 @pytest.mark.parametrize("name", ["h100", "a100", "4090", "t4", "v100", "cpu"])
-def test_the_blocks_are_compiled_wherever_the_profile_has_a_card(name):
+def test_the_blocks_are_compiled_wherever_the_profile_has_a_card(name: str) -> None:
     profile = load_profile(name)
     assert resolve("m7c-125m", name).config.runtime.compile is profile.needs_card

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Never
 
 import pytest
 
@@ -21,12 +22,12 @@ from tests.core.data.conftest import local
 TRIALS = Path(__file__).parents[4] / "shared" / "cases" / "trials"
 
 
-def good(count, start=0):
+def good(count: int, start: int = 0):
     return "".join(json.dumps({"text": f"text {n} of many"}) + "\n" for n in range(start, count))
 
 
 @pytest.fixture
-def mixed(tmp_path):
+def mixed(tmp_path: Path) -> Path:
     """20 documents in one file, one of ten bad in the next, and a file in UTF-16."""
     folder = tmp_path / "mixed"
     folder.mkdir()
@@ -36,7 +37,7 @@ def mixed(tmp_path):
     return folder
 
 
-def test_most_lines_bad_is_refused_with_share_reason_and_first_place(tmp_path):
+def test_most_lines_bad_is_refused_with_share_reason_and_first_place(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text((good(1) + '{"text": 7}\n' * 9) * 20)
     with pytest.raises(DataError) as refused:
@@ -48,7 +49,9 @@ def test_most_lines_bad_is_refused_with_share_reason_and_first_place(tmp_path):
     assert "`--set data.max_dropped=0.91`" in refused.value.hint
 
 
-def test_a_lost_file_is_refused_by_name_and_both_limits_can_be_raised(mixed, tmp_path):
+def test_a_lost_file_is_refused_by_name_and_both_limits_can_be_raised(
+    mixed: Path, tmp_path: Path
+) -> None:
     with pytest.raises(DataError) as refused:
         stage(local(mixed), tmp_path, 0)
     assert "1 whole file would be dropped" in refused.value.message
@@ -70,7 +73,7 @@ def test_a_lost_file_is_refused_by_name_and_both_limits_can_be_raised(mixed, tmp
         stage(local(mixed), tmp_path, 0)
 
 
-def test_a_long_staging_is_refused_before_its_end(tmp_path):
+def test_a_long_staging_is_refused_before_its_end(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     path.write_text((good(9) + "bad\n") * 300)
     config = local(path, document_batch=50)
@@ -81,7 +84,9 @@ def test_a_long_staging_is_refused_before_its_end(tmp_path):
     assert max(report.num_documents for report in read) < 1500
 
 
-def test_what_an_older_version_staged_is_judged_by_its_manifest(mixed, tmp_path):
+def test_what_an_older_version_staged_is_judged_by_its_manifest(
+    mixed: Path, tmp_path: Path
+) -> None:
     (mixed / "c.jsonl").unlink()
     staged = stage(local(mixed, max_dropped=1), tmp_path, 0)
     (staged.folder / ACCOUNT_NAME).unlink()
@@ -91,7 +96,7 @@ def test_what_an_older_version_staged_is_judged_by_its_manifest(mixed, tmp_path)
     assert again.account.num_lost == 1
 
 
-def test_empty_lines_and_empty_text_files_lose_nothing(tmp_path):
+def test_empty_lines_and_empty_text_files_lose_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "text"
     folder.mkdir()
     (folder / "a.jsonl").write_text(good(9).replace("\n", "\n\n"))
@@ -101,17 +106,19 @@ def test_empty_lines_and_empty_text_files_lose_nothing(tmp_path):
     assert account.rejected["empty line"].count == 9
 
 
-def test_an_interrupted_staging_ends_with_the_account_of_a_whole_one(mixed, tmp_path):
+def test_an_interrupted_staging_ends_with_the_account_of_a_whole_one(
+    mixed: Path, tmp_path: Path
+) -> None:
     config = local(mixed, max_dropped=1, max_dropped_files=1, document_batch=2)
 
     class Killed(BaseException):
         pass
 
-    def kill(progress):
+    def kill(progress) -> None:
         if progress.num_documents == 24:
             raise Killed
 
-    def build(name, progress):
+    def build(name: str, progress):
         job = BuildJob(config, 0, plan_staging(config, 0), tmp_path / name, progress, 100)
         build_folder(job)
         return (tmp_path / name / ACCOUNT_NAME).read_text()
@@ -124,7 +131,7 @@ def test_an_interrupted_staging_ends_with_the_account_of_a_whole_one(mixed, tmp_
     assert DataAccount.model_validate_json((tmp_path / "whole" / ACCOUNT_NAME).read_text()).num_lost
 
 
-def test_clean_data_has_the_manifest_it_always_had(tmp_path):
+def test_clean_data_has_the_manifest_it_always_had(tmp_path: Path) -> None:
     """A run that was begun before finds its place again: neither key nor manifest may move."""
     path = tmp_path / "c.jsonl"
     path.write_text(good(40) + "bad\n\n")
@@ -135,7 +142,7 @@ def test_clean_data_has_the_manifest_it_always_had(tmp_path):
     )
 
 
-def aged(folder):
+def aged(folder) -> None:
     """All files were written a minute ago, so that what is known of them is believed."""
     then_ns = time.time_ns() - 60 * 10**9
     for path in (one for one in folder.rglob("*") if one.is_file()):
@@ -143,7 +150,7 @@ def aged(folder):
 
 
 @pytest.fixture
-def begun(tmp_path):
+def begun(tmp_path: Path):
     """A folder of data, its configuration, and what a run was begun with."""
     folder = tmp_path / "text"
     folder.mkdir()
@@ -156,10 +163,12 @@ def begun(tmp_path):
     return folder, config, staged
 
 
-def test_a_start_reads_neither_data_nor_shards_that_it_knows(begun, tmp_path, monkeypatch):
+def test_a_start_reads_neither_data_nor_shards_that_it_knows(
+    begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, config, staged = begun
 
-    def refuse(path, *_):
+    def refuse(path, *_) -> Never:
         raise AssertionError(path)
 
     monkeypatch.setattr("nsa_core.data.file_hashes.hash_watched", refuse)
@@ -180,7 +189,9 @@ def test_a_start_reads_neither_data_nor_shards_that_it_knows(begun, tmp_path, mo
         stage(config, tmp_path, 0, is_rehashed=True)
 
 
-def test_a_run_continues_with_its_shards_and_reports_how_the_data_changed(begun, tmp_path):
+def test_a_run_continues_with_its_shards_and_reports_how_the_data_changed(
+    begun, tmp_path: Path
+) -> None:
     folder, config, staged = begun
     (folder / "a.jsonl").write_text(good(9).replace("many", "x"))
     (folder / "b.jsonl").unlink()
@@ -195,7 +206,9 @@ def test_a_run_continues_with_its_shards_and_reports_how_the_data_changed(begun,
     assert f"data.path {folder} does not exist" in note
 
 
-def test_other_data_or_settings_are_not_passed_over_for_the_old_shards(begun, tmp_path):
+def test_other_data_or_settings_are_not_passed_over_for_the_old_shards(
+    begun, tmp_path: Path
+) -> None:
     folder, config, staged = begun
     sha256 = staged.manifest_sha256
     other = tmp_path / "other"
@@ -226,7 +239,7 @@ def trial(trials, name):
     return list(source.documents(SourcePosition())), source.tallies.account()
 
 
-def test_trials_of_packing_and_encoding(trials, tmp_path):
+def test_trials_of_packing_and_encoding(trials, tmp_path: Path) -> None:
     for name in ("d01", "d03"):
         documents, account = trial(trials, name)
         assert (len(documents), account.num_lost) == (5, 0)
@@ -239,7 +252,7 @@ def test_trials_of_packing_and_encoding(trials, tmp_path):
         stage(local(path), tmp_path, 0)
 
 
-def test_trials_of_bad_bytes_and_values(trials):
+def test_trials_of_bad_bytes_and_values(trials) -> None:
     documents, account = trial(trials, "d04")
     (repaired,) = account.repaired.values()
     assert repaired.count == 1
@@ -255,8 +268,8 @@ def test_trials_of_bad_bytes_and_values(trials):
 
 @pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
 def test_a_source_without_a_document_reports_progress_and_is_refused_before_its_end(
-    tmp_path, monkeypatch, tokenizer
-):
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
+) -> None:
     """A stop is noticed, the heartbeat moves, and the wrong key does not cost hours."""
     monkeypatch.setattr(build, "JUDGED_EVERY", 2000)
     path = tmp_path / "a.jsonl"
@@ -269,13 +282,13 @@ def test_a_source_without_a_document_reports_progress_and_is_refused_before_its_
     assert sum(report.doing == first for report in told) >= 2
 
 
-def test_text_that_begins_like_a_packing_is_text(tmp_path):
+def test_text_that_begins_like_a_packing_is_text(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("".join(f"BZh{n} is no packing by itself.\n\n" * 9 for n in range(99)))
     assert stage(local(path), tmp_path / "root", 0).account.num_whole_files == 0
 
 
-def test_a_folder_that_holds_the_cache_is_refused(tmp_path):
+def test_a_folder_that_holds_the_cache_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(good(20))
     config = local(tmp_path)
     with pytest.raises(DataError, match="would be read as text"):

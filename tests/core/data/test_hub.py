@@ -1,6 +1,8 @@
 """A hub that fails for a while is waited out, and nothing is lost or repeated (bug case B27)."""
 
 import threading
+from pathlib import Path
+from typing import Never
 
 import datasets
 import pytest
@@ -21,7 +23,7 @@ RECORDS = [{"text": f"record {n}"} for n in range(20)]
 class FakeStream:
     """A stream over records; `failures` holds an exception for the places where it breaks once."""
 
-    def __init__(self, records, failures):
+    def __init__(self, records, failures) -> None:
         self.records, self.failures, self.place = records, failures, 0
 
     def __iter__(self):
@@ -36,15 +38,15 @@ class FakeStream:
     def state_dict(self):
         return {"place": self.place}
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict) -> None:
         self.place = state_dict["place"]
 
 
-def source(failures=None, records=RECORDS, stall_s=60.0):
+def source(failures=None, records=RECORDS, stall_s: float = 60.0):
     slept_s = []
     failures = failures or {}
 
-    def open_stream(dataset, subset):
+    def open_stream(dataset, subset) -> FakeStream:
         return FakeStream(records, failures)
 
     made = HubSource("org/set", "sample", "text", open_stream, slept_s.append, stall_s)
@@ -55,7 +57,7 @@ def texts(documents):
     return [document.text for document in documents]
 
 
-def test_a_gateway_that_times_out_for_90_s_is_waited_out_and_nothing_is_lost():
+def test_a_gateway_that_times_out_for_90_s_is_waited_out_and_nothing_is_lost() -> None:
     errors = [FileNotFoundError("504 Gateway Time-out") for _ in range(7)]
     made, slept_s = source({7: errors})
     reports = []
@@ -66,20 +68,20 @@ def test_a_gateway_that_times_out_for_90_s_is_waited_out_and_nothing_is_lost():
     assert "data stalled, try 2 in 1 s; FileNotFoundError: 504" in stalls[0]
 
 
-def test_the_budget_of_tries_begins_again_after_a_record():
+def test_the_budget_of_tries_begins_again_after_a_record() -> None:
     failures = {n: [TimeoutError("slow")] * 5 for n in range(1, 20)}
     made, _ = source(failures)
     assert len(texts(made.documents(SourcePosition()))) == 20
 
 
-def test_a_hub_that_stays_away_is_a_clean_stop_with_the_position():
+def test_a_hub_that_stays_away_is_a_clean_stop_with_the_position() -> None:
     made, slept_s = source({7: [ConnectionError("no route")] * 99})
     with pytest.raises(DataError, match=r"org/set did not answer in 11 tries .* after record 7"):
         texts(made.documents(SourcePosition()))
     assert len(slept_s) == sum(RETRY_WAITS_S)
 
 
-def test_a_data_set_that_does_not_exist_is_not_asked_for_again():
+def test_a_data_set_that_does_not_exist_is_not_asked_for_again() -> None:
     error = datasets.exceptions.DatasetNotFoundError("Dataset 'org/set' doesn't exist")
     made, slept_s = source({0: [error]})
     with pytest.raises(DataError, match=r"doesn't exist.*correct data\.path"):
@@ -87,17 +89,17 @@ def test_a_data_set_that_does_not_exist_is_not_asked_for_again():
     assert not slept_s
 
 
-def test_a_hub_that_never_answered_is_given_up_early():
+def test_a_hub_that_never_answered_is_given_up_early() -> None:
     made, slept_s = source({0: [ConnectionError("no route")] * 99})
     with pytest.raises(DataError, match="in 4 tries over 7 s, after record 0"):
         texts(made.documents(SourcePosition()))
     assert len(slept_s) == 7
 
 
-def test_a_wait_can_be_stopped_through_progress():
+def test_a_wait_can_be_stopped_through_progress() -> None:
     made, slept_s = source({7: [ConnectionError("no route")] * 99})
 
-    def stop(progress):
+    def stop(progress) -> None:
         if progress.doing == "wait":
             raise InterruptedError
 
@@ -117,7 +119,7 @@ class SilentOnce(list):
         return found
 
 
-def test_a_read_without_an_answer_is_given_up_and_tried_again():
+def test_a_read_without_an_answer_is_given_up_and_tried_again() -> None:
     release = threading.Event()
     made, _ = source({7: SilentOnce([ConnectionError("then this"), release])}, stall_s=0.2)
     reports = []
@@ -127,8 +129,8 @@ def test_a_read_without_an_answer_is_given_up_and_tried_again():
     assert any("nothing was read for 0.2 s" in report.detail for report in reports)
 
 
-def test_a_subset_that_does_not_exist_is_a_stop():
-    def open_stream(dataset, subset):
+def test_a_subset_that_does_not_exist_is_a_stop() -> None:
+    def open_stream(dataset, subset) -> Never:
         message = f"BuilderConfig {subset!r} not found. Available: ['default']"
         raise ValueError(message)
 
@@ -137,7 +139,7 @@ def test_a_subset_that_does_not_exist_is_a_stop():
         texts(made.documents(SourcePosition()))
 
 
-def test_a_resume_continues_at_the_next_record_and_keeps_the_counts():
+def test_a_resume_continues_at_the_next_record_and_keeps_the_counts() -> None:
     records = [{"text": ""}, *RECORDS]
     first, _ = source(records=records)
     documents = first.documents(SourcePosition())
@@ -155,14 +157,14 @@ def test_a_resume_continues_at_the_next_record_and_keeps_the_counts():
     assert second.tallies.rejected.counts == {"empty text": 1}
 
 
-def test_records_without_the_column_name_the_columns_and_nulls_are_counted():
+def test_records_without_the_column_name_the_columns_and_nulls_are_counted() -> None:
     made, _ = source(records=[{"text": None}, {"content": "x", "id": 1}])
     with pytest.raises(DataError, match=r"no column `text`; its columns are `content`, `id`"):
         texts(made.documents(SourcePosition()))
     assert made.tallies.rejected.counts == {"`text` is null or not a text": 1}
 
 
-def test_a_real_datasets_stream_resumes_at_the_next_record(corpus, tmp_path):
+def test_a_real_datasets_stream_resumes_at_the_next_record(corpus: Path, tmp_path: Path) -> None:
     def open_stream(dataset, subset):
         return datasets.load_dataset(
             "json", data_files=str(corpus), split="train", streaming=True, cache_dir=str(tmp_path)
@@ -179,7 +181,9 @@ def test_a_real_datasets_stream_resumes_at_the_next_record(corpus, tmp_path):
     assert len(whole) == 40
 
 
-def test_a_staging_that_the_hub_interrupted_continues_at_its_last_shard(tmp_path, monkeypatch):
+def test_a_staging_that_the_hub_interrupted_continues_at_its_last_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     records = [{"text": f"record {n} " + "word " * 30} for n in range(60)]
     failures = {45: [ConnectionError("no route")] * (len(RETRY_WAITS_S) + 1)}
     opened = []
@@ -209,7 +213,7 @@ def test_a_staging_that_the_hub_interrupted_continues_at_its_last_shard(tmp_path
     assert opened[-1].remote_place().num_records == 60
 
 
-def test_the_configured_source_is_made(corpus, tmp_path):
+def test_the_configured_source_is_made(corpus: Path, tmp_path: Path) -> None:
     assert isinstance(make.make_source(local(corpus, text_key="body"), 0), make.LocalSource)
     hub = local(corpus).model_copy(update={"source": "fineweb_edu", "path": ""})
     settings = make.make_source(hub, 0).record(hash_file).settings

@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.core.data.conftest import local
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     def call(content, *arguments):
         stdin = io.TextIOWrapper(io.BytesIO(content.encode()))
         monkeypatch.setattr("sys.stdin", stdin)
@@ -24,7 +25,7 @@ def run(monkeypatch, capsys, tmp_path):
     return call
 
 
-def test_a_configuration_on_stdin_is_staged_and_summed_up(run, corpus):
+def test_a_configuration_on_stdin_is_staged_and_summed_up(run, corpus: Path) -> None:
     code, out, err = run(local(corpus).model_dump_json())
     summary = json.loads(out)
     assert code == 0
@@ -33,7 +34,7 @@ def test_a_configuration_on_stdin_is_staged_and_summed_up(run, corpus):
     assert "tokenise: 40 documents" in err
 
 
-def test_the_data_of_a_run_directory_is_staged(run, corpus, tmp_path):
+def test_the_data_of_a_run_directory_is_staged(run, corpus: Path, tmp_path: Path) -> None:
     directory = RunDir(tmp_path / "runs" / "a-run")
     directory.root.mkdir(parents=True)
     config = RunConfig(data=local(corpus))
@@ -44,7 +45,7 @@ def test_the_data_of_a_run_directory_is_staged(run, corpus, tmp_path):
     assert json.loads(out)["train"]["num_tokens"] > 0
 
 
-def test_bad_data_is_exit_14_and_one_line(run, tmp_path):
+def test_bad_data_is_exit_14_and_one_line(run, tmp_path: Path) -> None:
     code, out, err = run(local(tmp_path / "nowhere").model_dump_json())
     assert (code, out) == (14, "")
     (line,) = [line for line in err.splitlines() if line.startswith("error:")]
@@ -53,13 +54,13 @@ def test_bad_data_is_exit_14_and_one_line(run, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{}x", '{"sourc": "stdlib"}'])
-def test_a_bad_configuration_is_exit_2(run, content):
+def test_a_bad_configuration_is_exit_2(run, content: str) -> None:
     code, out, err = run(content)
     assert (code, out) == (2, "")
     assert err.startswith("error: data.")
 
 
-def test_a_folder_that_is_no_run_directory_is_exit_2(run, tmp_path):
+def test_a_folder_that_is_no_run_directory_is_exit_2(run, tmp_path: Path) -> None:
     code, _, err = run("", "--run-dir", str(tmp_path))
     assert code == 2
     assert "not a run directory" in err

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,13 +18,13 @@ END = 9
 @pytest.mark.parametrize(
     ("vocab_size", "name"), [(257, "uint16"), (2**16, "uint16"), (2**16 + 1, "uint32")]
 )
-def test_ids_have_the_smallest_type_that_holds_the_last_of_them(vocab_size, name):
+def test_ids_have_the_smallest_type_that_holds_the_last_of_them(vocab_size: int, name: str) -> None:
     assert dtype_name(vocab_size) == name
     assert np.iinfo(name).max >= vocab_size - 1
 
 
 @pytest.fixture
-def written(tmp_path):
+def written(tmp_path: Path):
     """A shard of documents of 2, 0 and 3 tokens that stand for 7, 0 and 4 bytes."""
     buffer = ShardBuffer("train", END, np.dtype("uint16"))
     for ids, size in (([1, 2], 7), ([], 0), ([3, 4, 5], 4)):
@@ -31,13 +32,13 @@ def written(tmp_path):
     return tmp_path, buffer.write(tmp_path, 3)
 
 
-def test_a_shard_says_how_much_it_holds(written):
+def test_a_shard_says_how_much_it_holds(written) -> None:
     _, record = written
     assert (record.split, record.name) == ("train", "train_00003")
     assert (record.num_tokens, record.num_documents, record.num_text_bytes) == (8, 3, 11)
 
 
-def test_documents_stand_in_a_row_each_with_an_end_and_their_starts(written):
+def test_documents_stand_in_a_row_each_with_an_end_and_their_starts(written) -> None:
     folder, record = written
     tokens = np.load(folder / f"{record.name}.tokens.npy")
     assert tokens.dtype == np.uint16
@@ -49,20 +50,20 @@ def test_documents_stand_in_a_row_each_with_an_end_and_their_starts(written):
     ]
 
 
-def test_the_hashes_of_a_shard_are_those_of_its_files(written):
+def test_the_hashes_of_a_shard_are_those_of_its_files(written) -> None:
     folder, record = written
     assert record.sha256 == {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()
     }
 
 
-def test_a_shard_of_another_size_than_its_record_is_refused(written):
+def test_a_shard_of_another_size_than_its_record_is_refused(written) -> None:
     folder, record = written
     with pytest.raises(DataError, match="has 8 tokens, not 7"):
         SplitTokens(folder, [record.model_copy(update={"num_tokens": 7})])
 
 
-def test_any_part_of_several_shards_reads_as_one_row(tmp_path):
+def test_any_part_of_several_shards_reads_as_one_row(tmp_path: Path) -> None:
     rows, records = [], []
     for number, length in enumerate((3, 1, 5)):
         buffer = ShardBuffer("train", END, np.dtype("uint16"))
@@ -79,7 +80,9 @@ def test_any_part_of_several_shards_reads_as_one_row(tmp_path):
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5])
-def test_the_share_of_held_out_documents_is_decided_by_their_hashes(tmp_path, fraction):
+def test_the_share_of_held_out_documents_is_decided_by_their_hashes(
+    tmp_path: Path, fraction: float
+) -> None:
     path = tmp_path / "c.jsonl"
     texts = [f"document {number}" for number in range(300)]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

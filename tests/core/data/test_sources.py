@@ -27,7 +27,7 @@ from nsa_core.data.sources.text_files import cut_position, piece_bytes, read_pla
 from nsa_core.rundir.checkpoint import hash_file
 
 
-def read(path, text_key="text"):
+def read(path, text_key: str = "text"):
     source = LocalSource(path, text_key)
     return [document.text for document in source.documents(SourcePosition())], source
 
@@ -36,7 +36,7 @@ def jsonl(texts):
     return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
 
 
-def test_a_huge_line_is_passed_over_in_bounded_memory(tmp_path):
+def test_a_huge_line_is_passed_over_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "huge.jsonl"
     with path.open("wb") as file:
         file.write(jsonl(["before"]))
@@ -52,7 +52,7 @@ def test_a_huge_line_is_passed_over_in_bounded_memory(tmp_path):
     assert peak_bytes < 2 * MAX_LINE_BYTES
 
 
-def test_a_gzip_bomb_is_passed_over_in_bounded_memory(tmp_path):
+def test_a_gzip_bomb_is_passed_over_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "bomb.jsonl.gz"
     squeezer = zlib.compressobj(9, zlib.DEFLATED, 31)
     with path.open("wb") as file:
@@ -67,7 +67,7 @@ def test_a_gzip_bomb_is_passed_over_in_bounded_memory(tmp_path):
     assert peak_bytes < 2 * MAX_LINE_BYTES
 
 
-def test_members_of_a_gzip_and_frames_of_a_zstd_follow_each_other(tmp_path):
+def test_members_of_a_gzip_and_frames_of_a_zstd_follow_each_other(tmp_path: Path) -> None:
     parts = [jsonl(["one", "two"]), jsonl(["three"])]
     (tmp_path / "a.jsonl.gz").write_bytes(b"".join(map(gzip.compress, parts)) + bytes(512))
     (tmp_path / "a.jsonl.zst").write_bytes(b"".join(map(zstandard.compress, parts)))
@@ -77,7 +77,9 @@ def test_members_of_a_gzip_and_frames_of_a_zstd_follow_each_other(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("kind", [".jsonl", ".txt"])
-def test_cut_and_damaged_streams_stop_and_name_the_file(tmp_path, suffix, kind):
+def test_cut_and_damaged_streams_stop_and_name_the_file(
+    tmp_path: Path, suffix: str, kind: str
+) -> None:
     compress = gzip.compress if suffix == ".gz" else zstandard.compress
     whole = compress(jsonl([f"text {n} {hash(str(n))}" for n in range(4000)]))
     path = tmp_path / f"a{kind}{suffix}"
@@ -103,8 +105,8 @@ def test_cut_and_damaged_streams_stop_and_name_the_file(tmp_path, suffix, kind):
     ],
 )
 def test_the_first_bytes_say_how_a_file_is_packed_and_another_name_is_a_note(
-    tmp_path, name, pack, note
-):
+    tmp_path: Path, name: str, pack, note: str | None
+) -> None:
     (tmp_path / name).write_bytes(pack(jsonl(["one", "two"])))
     texts, source = read(tmp_path / name)
     assert "one" in texts[0]
@@ -112,7 +114,7 @@ def test_the_first_bytes_say_how_a_file_is_packed_and_another_name_is_a_note(
     assert source.tallies.repaired.counts == ({note: 1} if note else {})
 
 
-def test_a_file_that_is_named_gzip_and_is_no_text_is_damaged(tmp_path):
+def test_a_file_that_is_named_gzip_and_is_no_text_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(b"\x00" + gzip.compress(jsonl(["one"]))[1:])
     with pytest.raises(DataError, match=r"a.jsonl.gz is damaged gzip data"):
         read(tmp_path / "a.jsonl.gz")
@@ -132,8 +134,8 @@ def test_a_file_that_is_named_gzip_and_is_no_text_is_damaged(tmp_path):
 )
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
 def test_a_file_in_another_encoding_or_packing_is_a_whole_lost_file_that_names_it(
-    tmp_path, name, content, why
-):
+    tmp_path: Path, name: str, content, why: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     (tmp_path / "b.jsonl").write_bytes(jsonl(["fine"]))
     texts, source = read(tmp_path)
@@ -145,14 +147,18 @@ def test_a_file_in_another_encoding_or_packing_is_a_whole_lost_file_that_names_i
 
 
 @given(st.binary(max_size=300))
-def test_whatever_bytes_a_text_file_holds_every_document_is_valid_utf8(tmp_path_factory, content):
+def test_whatever_bytes_a_text_file_holds_every_document_is_valid_utf8(
+    tmp_path_factory: pytest.TempPathFactory, content
+) -> None:
     path = tmp_path_factory.mktemp("any") / "a.txt"
     path.write_bytes(b"Text before. " * 9 + content)
     texts, _ = read(path)
     assert all("\0" not in text and text.encode() for text in texts)
 
 
-def test_a_bad_byte_or_a_nul_drops_the_part_around_it_and_is_counted_with_its_place(tmp_path):
+def test_a_bad_byte_or_a_nul_drops_the_part_around_it_and_is_counted_with_its_place(
+    tmp_path: Path,
+) -> None:
     paragraph = b"A plain sentence about rain, and one more. " * 30 + b"\n\n"
     bad = paragraph[:70] + b"\xe9" + paragraph[71:]
     torn = paragraph[:50] + b"\0" + paragraph[51:]
@@ -169,14 +175,14 @@ def test_a_bad_byte_or_a_nul_drops_the_part_around_it_and_is_counted_with_its_pl
     assert account.lost_share == pytest.approx(1 / 122 / 2, rel=0.1)  # of two documents
 
 
-def test_latin1_text_is_dropped_and_not_filled_with_replacements(tmp_path):
+def test_latin1_text_is_dropped_and_not_filled_with_replacements(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("l'été après la forêt, où il a plu\n".encode("latin-1") * 500)
     texts, source = read(tmp_path / "a.txt")
     assert not texts
     assert source.tallies.account().files[0].is_whole
 
 
-def test_what_is_no_data_is_counted_and_never_waited_for(tmp_path):
+def test_what_is_no_data_is_counted_and_never_waited_for(tmp_path: Path) -> None:
     (tmp_path / "good.jsonl").write_bytes(jsonl(["one"]))
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "empty.parquet").touch()
@@ -197,7 +203,9 @@ def test_what_is_no_data_is_counted_and_never_waited_for(tmp_path):
         LocalSource(tmp_path / "pipe.jsonl", "text")
 
 
-def test_lost_files_are_kept_by_name_and_bounded(tmp_path, monkeypatch):
+def test_lost_files_are_kept_by_name_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(documents, "MAX_LOSSY_FILES", 3)
     for number in range(6):
         (tmp_path / f"{number}.jsonl").write_bytes(jsonl(["good"]) + b"bad\n" * number)
@@ -209,7 +217,7 @@ def test_lost_files_are_kept_by_name_and_bounded(tmp_path, monkeypatch):
     assert (account.num_lossy_files, account.num_lost, account.num_documents) == (5, 15, 6)
 
 
-def test_nul_surrogates_and_wrong_types_are_counted(tmp_path):
+def test_nul_surrogates_and_wrong_types_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     lines = [b'{"text": "a\\u0000b"}', b'{"text": "a\\ud800b"}', b'{"text": 7}', b"[1]", b""]
     path.write_bytes(b"\n".join([*lines, b'{"text": "fine"}']))
@@ -225,7 +233,7 @@ def test_nul_surrogates_and_wrong_types_are_counted(tmp_path):
 
 
 @given(st.text())
-def test_a_taken_text_is_valid_utf8_with_newlines_only(text):
+def test_a_taken_text_is_valid_utf8_with_newlines_only(text) -> None:
     tallies = Tallies()
     found = list(take_text(text, RecordOrigin("f", 1), tallies))
     assert len(found) + sum(tallies.rejected.counts.values()) == 1
@@ -235,12 +243,12 @@ def test_a_taken_text_is_valid_utf8_with_newlines_only(text):
         assert "\0" not in document.text
 
 
-def test_every_kind_of_line_end_becomes_one_newline():
+def test_every_kind_of_line_end_becomes_one_newline() -> None:
     (document,) = take_text("a\r\nb\rc\nd\r\n\r\ne", RecordOrigin("f", 1), Tallies())
     assert document.text == "a\nb\nc\nd\n\ne"
 
 
-def test_named_origins_are_bounded_and_the_count_is_not():
+def test_named_origins_are_bounded_and_the_count_is_not() -> None:
     tally = RejectTally()
     for number in range(1000):
         tally.add("bad", RecordOrigin("f", number))
@@ -249,7 +257,9 @@ def test_named_origins_are_bounded_and_the_count_is_not():
 
 
 @given(st.text(alphabet="ab é日\n", max_size=300), st.integers(16, 40))
-def test_pieces_of_a_text_file_join_to_the_file(tmp_path_factory, text, limit_bytes):
+def test_pieces_of_a_text_file_join_to_the_file(
+    tmp_path_factory: pytest.TempPathFactory, text, limit_bytes
+) -> None:
     path = tmp_path_factory.mktemp("plain") / "a.txt"
     path.write_text(text)
     pieces = list(read_plain(path, "a.txt", limit_bytes, Tallies()))
@@ -258,31 +268,31 @@ def test_pieces_of_a_text_file_join_to_the_file(tmp_path_factory, text, limit_by
     assert whole.replace("\n", "").replace(" ", "") == text.replace("\n", "").replace(" ", "")
 
 
-def test_a_text_is_cut_at_a_paragraph_before_a_line_before_a_word():
+def test_a_text_is_cut_at_a_paragraph_before_a_line_before_a_word() -> None:
     assert cut_position(b"aaaaaa\n\nb\nc dd d", 12) == 8
     assert cut_position(b"aaaaaaa\nc dddd", 12) == 8
     assert cut_position(b"aaaaaaaa c dddd", 12) == 11
     assert cut_position("日日日日日日".encode(), 10) == 9
 
 
-def test_a_lone_small_file_is_cut_finer_than_one_of_many():
+def test_a_lone_small_file_is_cut_finer_than_one_of_many() -> None:
     assert piece_bytes(160_000, is_alone=True) == 10_000
     assert piece_bytes(160_000, is_alone=False) == piece_bytes(10**9, is_alone=True) == 2**18
 
 
-def test_text_that_is_not_utf8_is_counted(tmp_path):
+def test_text_that_is_not_utf8_is_counted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9 au lait")
     texts, source = read(tmp_path / "a.txt")
     assert not texts
     assert source.tallies.rejected.origins == {"not UTF-8": ["a.txt:1"]}
 
 
-def write_parquet(path: Path, texts, **settings):
+def write_parquet(path: Path, texts, **settings) -> None:
     table = pa.table({"text": texts, "id": list(range(len(texts)))})
     pq.write_table(table, path, write_page_checksum=True, compression="none", **settings)
 
 
-def test_parquet_rows_load_and_nulls_are_counted(tmp_path):
+def test_parquet_rows_load_and_nulls_are_counted(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", ["one", None, "three"])
     texts, source = read(tmp_path / "a.parquet")
     assert texts == ["one", "three"]
@@ -291,7 +301,7 @@ def test_parquet_rows_load_and_nulls_are_counted(tmp_path):
         read(tmp_path / "a.parquet", "id")
 
 
-def test_a_flipped_bit_in_a_parquet_page_is_a_stop(tmp_path):
+def test_a_flipped_bit_in_a_parquet_page_is_a_stop(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_parquet(path, [f"unmistakable {n}" for n in range(100)], use_dictionary=False)
     content = path.read_bytes()
@@ -302,13 +312,15 @@ def test_a_flipped_bit_in_a_parquet_page_is_a_stop(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"PAR1", b"PAR1" + bytes(100) + b"PAR1"])
-def test_a_file_that_is_no_parquet_is_a_stop(tmp_path, content):
+def test_a_file_that_is_no_parquet_is_a_stop(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.parquet").write_bytes(content)
     with pytest.raises(DataError, match=r"a.parquet cannot be read"):
         read(tmp_path / "a.parquet")
 
 
-def test_a_folder_is_read_in_the_order_of_names_and_unknown_files_are_counted(tmp_path):
+def test_a_folder_is_read_in_the_order_of_names_and_unknown_files_are_counted(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "2.jsonl").write_bytes(jsonl(["second"]))
     (tmp_path / "a.TXT").write_text("first")
@@ -325,7 +337,7 @@ def test_a_folder_is_read_in_the_order_of_names_and_unknown_files_are_counted(tm
     ]
 
 
-def test_links_to_folders_and_odd_names_are_not_lost_in_silence(tmp_path):
+def test_links_to_folders_and_odd_names_are_not_lost_in_silence(tmp_path: Path) -> None:
     real = tmp_path / "elsewhere"
     real.mkdir()
     folder = tmp_path / "data"
@@ -338,7 +350,7 @@ def test_links_to_folders_and_odd_names_are_not_lost_in_silence(tmp_path):
     assert source.record(hash_file).model_dump_json().count("caf\\\\xe9.txt") == 1
 
 
-def test_a_file_that_vanishes_or_cannot_be_read_is_named(tmp_path):
+def test_a_file_that_vanishes_or_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").symlink_to(tmp_path / "gone")
     with pytest.raises(DataError, match=r"a.txt cannot be read: No such file"):
         read(tmp_path)
@@ -346,7 +358,7 @@ def test_a_file_that_vanishes_or_cannot_be_read_is_named(tmp_path):
         LocalSource(tmp_path / ("x" * 300), "text")
 
 
-def test_missing_and_unknown_paths_say_what_is_known(tmp_path):
+def test_missing_and_unknown_paths_say_what_is_known(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         LocalSource(tmp_path / "nowhere", "text")
     with pytest.raises(DataError, match=r"holds 0 files.*\.jsonl"):
@@ -356,7 +368,7 @@ def test_missing_and_unknown_paths_say_what_is_known(tmp_path):
         LocalSource(tmp_path / "a.bin", "text")
 
 
-def test_a_resumed_local_source_counts_again_and_continues(tmp_path):
+def test_a_resumed_local_source_counts_again_and_continues(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"bad\n" + jsonl(["one", "two", "three"]))
     source = LocalSource(tmp_path / "a.jsonl", "text")
     found = [d.text for d in source.documents(SourcePosition(num_documents=2))]
@@ -364,7 +376,7 @@ def test_a_resumed_local_source_counts_again_and_continues(tmp_path):
     assert source.tallies.rejected.counts == {"malformed JSON": 1}
 
 
-def test_the_python_library_is_real_text_without_tests():
+def test_the_python_library_is_real_text_without_tests() -> None:
     source = StdlibSource()
     names = {path.as_posix() for path in source.files()}
     assert "argparse.py" in names
@@ -374,13 +386,13 @@ def test_the_python_library_is_real_text_without_tests():
     assert any(title.startswith("pydoc_data/topics.py[") for title in titles)
 
 
-def test_a_python_without_its_library_says_what_to_use(tmp_path):
+def test_a_python_without_its_library_says_what_to_use(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="fineweb_edu_local"):
         StdlibSource(tmp_path).record(hash_file)
 
 
-def test_synthetic_text_follows_its_seed_and_resumes():
-    def take(seed, start):
+def test_synthetic_text_follows_its_seed_and_resumes() -> None:
+    def take(seed: int, start: int):
         documents = SyntheticSource(seed).documents(SourcePosition(num_documents=start))
         return [document.text for _, document in zip(range(5), documents, strict=False)]
 
@@ -388,7 +400,7 @@ def test_synthetic_text_follows_its_seed_and_resumes():
     assert take(1, 3)[:2] == take(1, 0)[3:]
 
 
-def test_reading_lines_keeps_numbers_over_chunk_borders(tmp_path):
+def test_reading_lines_keeps_numbers_over_chunk_borders(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     with path.open("wb") as file:
         for number in range(20_000):

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import shutil
+from pathlib import Path
+from typing import Never
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_documents_come_back_whole_each_with_an_end_token(corpus, tmp_path):
+def test_documents_come_back_whole_each_with_an_end_token(corpus: Path, tmp_path: Path) -> None:
     staged = stage(local(corpus), tmp_path, 0)
     texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
     found = []
@@ -41,7 +43,7 @@ def test_documents_come_back_whole_each_with_an_end_token(corpus, tmp_path):
     assert sorted(found) == sorted(texts)
 
 
-def test_no_text_is_in_both_splits_even_if_it_is_there_twice(tmp_path):
+def test_no_text_is_in_both_splits_even_if_it_is_there_twice(tmp_path: Path) -> None:
     texts = [f"text {n % 30}" for n in range(90)]
     staged = stage(local(write_corpus(tmp_path / "c.jsonl", texts)), tmp_path, 0)
     shards = staged.manifest.shards
@@ -54,21 +56,21 @@ def test_no_text_is_in_both_splits_even_if_it_is_there_twice(tmp_path):
 
 
 @pytest.mark.parametrize("fraction", [1e-9, 1 - 1e-9])
-def test_a_small_corpus_gets_a_document_on_both_sides(tmp_path, fraction):
+def test_a_small_corpus_gets_a_document_on_both_sides(tmp_path: Path, fraction: float) -> None:
     path = write_corpus(tmp_path / "c.jsonl", [f"text {n}" for n in range(4)])
     staged = stage(local(path, validation_fraction=fraction), tmp_path, 0)
     documents = {split: staged.manifest.total(split)[1] for split in ("train", "validation")}
     assert sorted(documents.values()) == [1, 3]
 
 
-def test_the_second_staging_reuses_the_first(corpus, tmp_path):
+def test_the_second_staging_reuses_the_first(corpus: Path, tmp_path: Path) -> None:
     first = stage(local(corpus), tmp_path, 0)
     modified = {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
     second = stage(local(corpus), tmp_path, 0)
     assert {path: path.stat().st_mtime_ns for path in second.folder.iterdir()} == modified
 
 
-def test_changed_text_is_staged_beside_the_old(corpus, tmp_path):
+def test_changed_text_is_staged_beside_the_old(corpus: Path, tmp_path: Path) -> None:
     first = stage(local(corpus), tmp_path, 0)
     corpus.write_text(corpus.read_text() + json.dumps({"text": "one more"}) + "\n")
     second = stage(local(corpus), tmp_path, 0)
@@ -76,7 +78,7 @@ def test_changed_text_is_staged_beside_the_old(corpus, tmp_path):
     assert first.folder.is_dir()
 
 
-def test_the_same_text_elsewhere_gives_the_same_manifest(corpus, tmp_path):
+def test_the_same_text_elsewhere_gives_the_same_manifest(corpus: Path, tmp_path: Path) -> None:
     copied = tmp_path / "elsewhere" / corpus.name
     copied.parent.mkdir()
     shutil.copy(corpus, copied)
@@ -85,12 +87,12 @@ def test_the_same_text_elsewhere_gives_the_same_manifest(corpus, tmp_path):
     assert second.manifest_sha256 == first.manifest_sha256
 
 
-def job(config, root, progress=ignore_progress):
+def job(config, root, progress=ignore_progress) -> BuildJob:
     plan = plan_staging(config, 0)
     return BuildJob(config, 0, plan, root / "staged", progress, shard_tokens=1000)
 
 
-def test_small_shards_read_as_one_row(corpus, tmp_path):
+def test_small_shards_read_as_one_row(corpus: Path, tmp_path: Path) -> None:
     config = local(corpus, document_batch=2)
     build_folder(job(config, tmp_path))
     many = open_staged(tmp_path / "staged")
@@ -103,7 +105,9 @@ def test_small_shards_read_as_one_row(corpus, tmp_path):
 
 
 @pytest.mark.parametrize(("max_tokens", "is_known"), [(0, False), (4000, True)])
-def test_staging_reports_its_share_where_its_end_is_known(corpus, tmp_path, max_tokens, is_known):
+def test_staging_reports_its_share_where_its_end_is_known(
+    corpus: Path, tmp_path: Path, max_tokens: int, is_known: bool
+) -> None:
     told = []
     build_folder(job(local(corpus, document_batch=2, max_tokens=max_tokens), tmp_path, told.append))
     shares = [one.share for one in told if one.doing == "tokenise"]
@@ -117,8 +121,8 @@ def test_staging_reports_its_share_where_its_end_is_known(corpus, tmp_path, max_
 
 @pytest.mark.parametrize("at_write", range(1, 24))
 def test_a_kill_at_any_write_leaves_nothing_torn_and_the_next_staging_ends_the_same(
-    corpus, tmp_path, monkeypatch, at_write
-):
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_write: int
+) -> None:
     """Dies between a temporary file and its rename, at every write of the staging in turn."""
     config = local(corpus, document_batch=4)
     (tmp_path / "whole").mkdir()
@@ -143,11 +147,13 @@ def test_a_kill_at_any_write_leaves_nothing_torn_and_the_next_staging_ends_the_s
     assert content(tmp_path / "staged") == content(tmp_path / "whole" / "staged")
 
 
-def test_a_stop_through_progress_keeps_the_shards_that_are_done(corpus, tmp_path):
+def test_a_stop_through_progress_keeps_the_shards_that_are_done(
+    corpus: Path, tmp_path: Path
+) -> None:
     config = local(corpus, document_batch=2)
     reports = []
 
-    def stop(progress):
+    def stop(progress) -> None:
         reports.append(progress)
         if progress.num_documents == 30:
             raise Killed
@@ -160,7 +166,9 @@ def test_a_stop_through_progress_keeps_the_shards_that_are_done(corpus, tmp_path
     assert first.num_documents > 20
 
 
-def test_max_tokens_stops_after_whole_documents_whatever_the_batch(corpus, tmp_path):
+def test_max_tokens_stops_after_whole_documents_whatever_the_batch(
+    corpus: Path, tmp_path: Path
+) -> None:
     found = set()
     for number, document_batch in enumerate((1, 3, 64)):
         config = local(corpus, max_tokens=3000, document_batch=document_batch)
@@ -171,7 +179,7 @@ def test_max_tokens_stops_after_whole_documents_whatever_the_batch(corpus, tmp_p
     assert len(found) == 1
 
 
-def test_a_flipped_bit_in_a_shard_is_refused(corpus, tmp_path):
+def test_a_flipped_bit_in_a_shard_is_refused(corpus: Path, tmp_path: Path) -> None:
     staged = stage(local(corpus), tmp_path, 0)
     path = next(staged.folder.glob("train_*.tokens.npy"))
     damaged = bytearray(path.read_bytes())
@@ -181,7 +189,7 @@ def test_a_flipped_bit_in_a_shard_is_refused(corpus, tmp_path):
         stage(local(corpus), tmp_path, 0)
 
 
-def test_a_missing_shard_and_a_damaged_manifest_are_refused(corpus, tmp_path):
+def test_a_missing_shard_and_a_damaged_manifest_are_refused(corpus: Path, tmp_path: Path) -> None:
     folder = stage(local(corpus), tmp_path, 0).folder
     shard = next(folder.glob("train_*.tokens.npy"))
     shard.rename(tmp_path / "aside")
@@ -196,7 +204,7 @@ def test_a_missing_shard_and_a_damaged_manifest_are_refused(corpus, tmp_path):
         open_staged(tmp_path / "nowhere")
 
 
-def test_the_manifest_lists_what_was_left_out(corpus, tmp_path):
+def test_the_manifest_lists_what_was_left_out(corpus: Path, tmp_path: Path) -> None:
     corpus.write_text(corpus.read_text() + '{"text": ""}\nno json\n')
     staged = stage(local(corpus, max_dropped=0.1), tmp_path, 0)
     assert staged.manifest.rejected["empty text"].origins == ("corpus.jsonl:41",)
@@ -206,25 +214,27 @@ def test_the_manifest_lists_what_was_left_out(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("texts", [[], ["", " \n"]])
-def test_a_source_without_text_is_a_clear_error(tmp_path, texts):
+def test_a_source_without_text_is_a_clear_error(tmp_path: Path, texts) -> None:
     path = write_corpus(tmp_path / "c.jsonl", texts)
     with pytest.raises(DataError, match="holds no text"):
         stage(local(path), tmp_path, 0)
 
 
-def test_equal_documents_alone_cannot_be_split(tmp_path):
+def test_equal_documents_alone_cannot_be_split(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 distinct document"):
         stage(local(write_corpus(tmp_path / "c.jsonl", ["same"] * 9)), tmp_path, 0)
 
 
-def test_a_folder_that_cannot_be_written_is_a_data_error(corpus, tmp_path):
+def test_a_folder_that_cannot_be_written_is_a_data_error(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file where the cache folder should be")
     with pytest.raises(DataError, match="cannot stage into"):
         stage(local(corpus), tmp_path, 0)
 
 
-def test_a_full_disk_is_a_data_error_that_says_so(corpus, tmp_path, monkeypatch):
-    def full(*_):
+def test_a_full_disk_is_a_data_error_that_says_so(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_) -> Never:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("nsa_core.data.shards.write_bytes", full)
@@ -232,7 +242,9 @@ def test_a_full_disk_is_a_data_error_that_says_so(corpus, tmp_path, monkeypatch)
         stage(local(corpus), tmp_path, 0)
 
 
-def test_synthetic_words_take_the_place_of_missing_data_only_when_asked_and_say_so(tmp_path):
+def test_synthetic_words_take_the_place_of_missing_data_only_when_asked_and_say_so(
+    tmp_path: Path,
+) -> None:
     config = local(tmp_path / "missing")
     with pytest.raises(DataError, match="does not exist"):
         stage(config, tmp_path, 0)
@@ -242,7 +254,7 @@ def test_synthetic_words_take_the_place_of_missing_data_only_when_asked_and_say_
     assert staged.manifest.plan.source.kind == "synthetic"
 
 
-def test_batches_of_documents_are_short_where_texts_are_long():
+def test_batches_of_documents_are_short_where_texts_are_long() -> None:
     documents = [Document("x" * 3_000_000, RecordOrigin("f", n)) for n in range(5)]
     assert [len(batch) for batch in batch_documents(iter(documents), 64)] == [2, 2, 1]
 
@@ -251,12 +263,14 @@ def test_batches_of_documents_are_short_where_texts_are_long():
     ("doing", "report"),
     [("hash", 1), ("tokenizer", 1), ("tokenizer", 9), ("tokenise", 1), ("verify", 1)],
 )
-def test_every_part_of_a_staging_can_be_stopped(corpus, tmp_path, doing, report):
+def test_every_part_of_a_staging_can_be_stopped(
+    corpus: Path, tmp_path: Path, doing: str, report: int
+) -> None:
     """The ninth report of `tokenizer` comes from within the training of the BPE."""
     config = local(corpus, tokenizer="bpe", bpe_vocab_size=300)
     reports = []
 
-    def stop(progress):
+    def stop(progress) -> None:
         reports.append(progress.doing)
         if reports.count(doing) == report:
             raise Killed
@@ -266,10 +280,10 @@ def test_every_part_of_a_staging_can_be_stopped(corpus, tmp_path, doing, report)
     assert stage(config, tmp_path, 0).manifest.shards
 
 
-def test_a_second_process_waits_for_the_first_and_says_so(tmp_path):
+def test_a_second_process_waits_for_the_first_and_says_so(tmp_path: Path) -> None:
     with folder_lock(tmp_path / "lock", ignore_progress):
 
-        def stop(progress):
+        def stop(progress) -> Never:
             assert progress.doing == "wait"
             raise Killed
 

@@ -1,5 +1,7 @@
 """What is cut is exactly gone, and everything is back afterwards."""
 
+from typing import Never
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ BRANCH = {"compressed": "_cmp", "selected": "_slc", "sliding": "_win"}
 
 
 @pytest.mark.parametrize("branch", BRANCH)
-def test_a_cut_branch_has_no_influence_and_the_others_keep_theirs(branch):
+def test_a_cut_branch_has_no_influence_and_the_others_keep_theirs(branch: str) -> None:
     model, row = small_model(), tokens(1, 23)
     names = ("k_cmp", "k_slc", "k_win", "v_cmp", "v_slc", "v_win")
     value = names.index(f"v{BRANCH[branch]}")
@@ -29,7 +31,7 @@ def test_a_cut_branch_has_no_influence_and_the_others_keep_theirs(branch):
     assert not torch.allclose(model(row), before)
 
 
-def _scale_values(model, part, factor):
+def _scale_values(model, part, factor: float) -> None:
     """Multiply one of the six projections of keys and values in every layer."""
     for layer in nsa_layers(model):
         groups, config = layer.config.num_kv_groups, layer.config
@@ -38,7 +40,7 @@ def _scale_values(model, part, factor):
             layer.kv.weight.split(widths)[part].mul_(factor)
 
 
-def test_all_is_back_afterwards_even_after_an_error():
+def test_all_is_back_afterwards_even_after_an_error() -> Never:
     model, row = small_model(), tokens(1, 23)
     before = model(row)
     with pytest.raises(RuntimeError), cut_branches(model, "selected"), only_forced_blocks(model):
@@ -47,7 +49,7 @@ def test_all_is_back_afterwards_even_after_an_error():
     assert torch.equal(model(row), before)
 
 
-def test_decode_is_cut_as_well():
+def test_decode_is_cut_as_well() -> None:
     model = small_model()
     with cut_branches(model, "selected"):
         row = [1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -57,7 +59,7 @@ def test_decode_is_cut_as_well():
         assert list(stream(model, row, max_new_tokens=6)) == wanted[9:]
 
 
-def test_a_dense_model_has_nothing_to_cut():
+def test_a_dense_model_has_nothing_to_cut() -> None:
     with (
         pytest.raises(ValueError, match="nothing to cut: 0 NSA layers"),
         cut_branches(small_model(small_config(attention="dense")), "selected"),
@@ -65,7 +67,7 @@ def test_a_dense_model_has_nothing_to_cut():
         pass
 
 
-def test_only_the_forced_blocks_are_chosen():
+def test_only_the_forced_blocks_are_chosen() -> None:
     model = small_model()
     geometry = BlockGeometry.from_config(small_config().nsa)
     with only_forced_blocks(model):
@@ -82,7 +84,7 @@ def test_only_the_forced_blocks_are_chosen():
     assert SIZES["select_block"] == geometry.select_block
 
 
-def test_forced_blocks_change_nothing_where_all_blocks_are_forced():
+def test_forced_blocks_change_nothing_where_all_blocks_are_forced() -> None:
     model, row = small_model(), tokens(1, 12)
     before = model(row)
     with only_forced_blocks(model):

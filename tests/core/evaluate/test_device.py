@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from nsa_core.data.batch import BatchShape, make_batch
+from nsa_core.data.batch import BatchShape, TokenBatch, make_batch
 from nsa_core.evaluate.device import move
 
 END = 9
 
 
-def batch(rows, *, pack_documents):
+def batch(rows, *, pack_documents) -> TokenBatch:
     shape = BatchShape(6, pack_documents, END, np.ones(10, dtype=np.int32))
     return make_batch([np.array(row) for row in rows], shape)
 
@@ -24,7 +24,9 @@ def batch(rows, *, pack_documents):
         ([[1, 2], [2] * 7], True, None),
     ],
 )
-def test_rows_are_uniform_exactly_where_each_is_one_segment(rows, pack_documents, length):
+def test_rows_are_uniform_exactly_where_each_is_one_segment(
+    rows, pack_documents: bool, length: int | None
+) -> None:
     tokens, _, packing = move(batch(rows, pack_documents=pack_documents), torch.device("cpu"))
     assert packing.uniform_length == length
     assert packing.num_tokens == tokens.numel()

@@ -18,18 +18,18 @@ from tests.core.evaluate.run_case import flip_a_bit, make_run, save
 
 
 @pytest.fixture(scope="module", params=["byte", "bpe"])
-def trained(request, tmp_path_factory):
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """A run, its model and its tokenizer's name."""
     run = make_run(tmp_path_factory.mktemp("run"), tokenizer=request.param)
     model, _ = save(run, read_manifest(run).config, 5)
     return run, model
 
 
-def call(run, *words):
+def call(run, *words) -> int:
     return main(["--run", str(run.root), "--device", "cpu", *words])
 
 
-def test_json_says_which_weights_wrote_what(trained, capsys):
+def test_json_says_which_weights_wrote_what(trained, capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = trained
     words = ("--prompt", "Wet sand", "--max-new-tokens", "6", "--temperature", "0.9", "--seed", "3")
     assert call(run, *words, "--json") == TrainerExit.FINISHED
@@ -40,7 +40,9 @@ def test_json_says_which_weights_wrote_what(trained, capsys):
     assert capsys.readouterr().out == first["text"] + "\n"
 
 
-def test_a_prompt_may_come_from_stdin_or_be_empty(trained, capsys, monkeypatch):
+def test_a_prompt_may_come_from_stdin_or_be_empty(
+    trained, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, _ = trained
     monkeypatch.setattr(sys, "stdin", io.StringIO("Dry sand"))
     assert call(run, "--prompt", "-", "--max-new-tokens", "2", "--json") == 0
@@ -48,7 +50,9 @@ def test_a_prompt_may_come_from_stdin_or_be_empty(trained, capsys, monkeypatch):
     assert call(run, "--prompt", "", "--max-new-tokens", "2", "--json") == 0
 
 
-def test_the_text_is_the_greedy_continuation_and_only_ids_of_the_tokenizer(tmp_path, capsys):
+def test_the_text_is_the_greedy_continuation_and_only_ids_of_the_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = make_run(tmp_path)
     model, _ = save(run, read_manifest(run).config, 7)
     wanted = [
@@ -76,7 +80,9 @@ def test_the_text_is_the_greedy_continuation_and_only_ids_of_the_tokenizer(tmp_p
         (("--step", "3"), "steps there: 5"),
     ],
 )
-def test_bad_input_is_one_line_on_stderr(trained, capsys, words, says):
+def test_bad_input_is_one_line_on_stderr(
+    trained, capsys: pytest.CaptureFixture[str], words: tuple[str, str], says: str
+) -> None:
     code = call(trained[0], "--prompt", "x", *words)
     output = capsys.readouterr()
     assert code == (TrainerExit.CHECKPOINT if "--step" in words else TrainerExit.CONFIGURATION)
@@ -88,8 +94,8 @@ def test_bad_input_is_one_line_on_stderr(trained, capsys, words, says):
 
 @pytest.mark.parametrize("folder", ["nope", "."], ids=["missing", "holds no tokenizer"])
 def test_a_tokenizer_folder_without_the_tokenizer_is_refused_for_bytes_as_well(
-    trained, tmp_path, capsys, folder
-):
+    trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str
+) -> None:
     place = tmp_path / folder
     code = call(trained[0], "--prompt", "x", "--tokenizer", str(place))
     output = capsys.readouterr()
@@ -99,7 +105,9 @@ def test_a_tokenizer_folder_without_the_tokenizer_is_refused_for_bytes_as_well(
     assert output.err.count("\n") == 1
 
 
-def test_the_staged_folder_of_a_run_has_its_tokenizer(trained, capsys):
+def test_the_staged_folder_of_a_run_has_its_tokenizer(
+    trained, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, _ = trained
     (staged,) = (run.pod_root / "staged").glob("*/")
     words = ("--prompt", "x", "--max-new-tokens", "2", "--tokenizer", str(staged))
@@ -107,12 +115,16 @@ def test_the_staged_folder_of_a_run_has_its_tokenizer(trained, capsys):
     assert capsys.readouterr().out
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
+def test_a_folder_that_is_no_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--run", str(tmp_path), "--prompt", "x"]) == TrainerExit.CONFIGURATION
     assert "not a run directory" in capsys.readouterr().err
 
 
-def test_a_run_whose_only_checkpoint_is_damaged_is_refused(tmp_path, capsys):
+def test_a_run_whose_only_checkpoint_is_damaged_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = make_run(tmp_path)
     _, checkpoint = save(run, read_manifest(run).config, 5)
     flip_a_bit(checkpoint.path / "config.json")
@@ -122,14 +134,16 @@ def test_a_run_whose_only_checkpoint_is_damaged_is_refused(tmp_path, capsys):
     assert lines[1].startswith("error: ")
 
 
-def test_the_rate_counts_the_tokens_after_the_first():
+def test_the_rate_counts_the_tokens_after_the_first() -> None:
     assert rate_of([10.0, 10.5, 11.0, 12.0]) == 1.5
     assert rate_of([10.0]) is None
     assert rate_of([]) is None
     assert rate_of([10.0, 10.0]) is None
 
 
-def test_how_it_was_computed_and_how_fast_is_said_on_stderr_and_in_json(trained, capsys):
+def test_how_it_was_computed_and_how_fast_is_said_on_stderr_and_in_json(
+    trained, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call(trained[0], "--prompt", "Wet", "--max-new-tokens", "3", "--json") == 0
     output = capsys.readouterr()
     found = json.loads(output.out)
@@ -140,8 +154,8 @@ def test_how_it_was_computed_and_how_fast_is_said_on_stderr_and_in_json(trained,
 
 
 def test_a_text_whose_cache_no_memory_here_could_hold_is_refused_with_both_sizes(
-    trained, capsys, monkeypatch
-):
+    trained, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device, "memory_bytes", lambda _: 5 << 20)
     assert call(trained[0], "--prompt", "x", "--max-new-tokens", "100000") == 2
     output = capsys.readouterr()
@@ -151,19 +165,21 @@ def test_a_text_whose_cache_no_memory_here_could_hold_is_refused_with_both_sizes
     assert call(trained[0], "--prompt", "x", "--max-new-tokens", "10") == 0
 
 
-def test_the_memory_of_this_machine_is_what_linux_says():
+def test_the_memory_of_this_machine_is_what_linux_says() -> None:
     lines = Path("/proc/meminfo").read_text().splitlines()
     total_kib = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal"))
     assert device.memory_bytes(torch.device("cpu")) == total_kib << 10
 
 
-def test_ids_that_only_pad_the_vocabulary_are_never_drawn(trained, capsys, monkeypatch):
+def test_ids_that_only_pad_the_vocabulary_are_never_drawn(
+    trained, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, model = trained
     known = {"byte": 257, "bpe": 320}[read_manifest(run).config.data.tokenizer]
     assert model.config.vocab_size == 340
     widths, pick = set(), evaluate.pick_token
 
-    def spy(logits_V, *rest):
+    def spy(logits_V: torch.Tensor, *rest):
         widths.add(len(logits_V))
         return pick(logits_V, *rest)
 

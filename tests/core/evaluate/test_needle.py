@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +15,7 @@ from nsa_core.evaluate.heat_map import LEFT, TOP, HeatMap, draw
 from nsa_core.evaluate.needle import DEPTHS, NeedleCell, NeedleTable, measure_needles, write_text
 from nsa_core.model.transformer import LanguageModel
 from nsa_core.rundir.exit import TrainerExit
+from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import read_manifest
 from tests.core.evaluate.run_case import make_run, save
 from tests.core.model.cases import SIZES, small_config
@@ -22,7 +24,7 @@ BYTES = ByteTokenizer()
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     made = make_run(tmp_path_factory.mktemp("run"))
     save(made, read_manifest(made).config, 5)
     return made
@@ -30,7 +32,9 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("num_tokens", [96, 200, 513])
-def test_a_text_has_its_needle_at_its_depth_and_asks_for_it_at_the_end(num_tokens, depth):
+def test_a_text_has_its_needle_at_its_depth_and_asks_for_it_at_the_end(
+    num_tokens: int, depth
+) -> None:
     text = write_text(BYTES, num_tokens, depth, seed=3)
     written = BYTES.decode(text.with_needle)
     number = written[-5:]
@@ -44,14 +48,14 @@ def test_a_text_has_its_needle_at_its_depth_and_asks_for_it_at_the_end(num_token
     assert len(text.with_needle) == len(text.without) == num_tokens
 
 
-def test_the_twin_without_the_needle_says_the_number_only_as_the_answer():
+def test_the_twin_without_the_needle_says_the_number_only_as_the_answer() -> None:
     text = write_text(BYTES, 300, 0.5, seed=1)
     without = BYTES.decode(text.without)
     assert without.count(without[-5:]) == 1
     assert text.without[-60:] == text.with_needle[-60:]
 
 
-def test_texts_of_different_seeds_ask_for_different_numbers():
+def test_texts_of_different_seeds_ask_for_different_numbers() -> None:
     numbers = {
         BYTES.decode(write_text(BYTES, 200, 0.5, seed).with_needle)[-5:] for seed in range(9)
     }
@@ -59,7 +63,7 @@ def test_texts_of_different_seeds_ask_for_different_numbers():
     assert all(10_000 <= int(number) < 100_000 for number in numbers)
 
 
-def test_a_text_too_short_for_its_needle_is_refused():
+def test_a_text_too_short_for_its_needle_is_refused() -> None:
     with pytest.raises(ValueError, match=r"at least .* tokens, not 60"):
         write_text(BYTES, 60, 0.0, seed=0)
 
@@ -67,7 +71,7 @@ def test_a_text_too_short_for_its_needle_is_refused():
 class Reader(LanguageModel):
     """Knows the text: gives the next byte of the needle if it is there, else a wrong one."""
 
-    def hidden(self, tokens_BT, packing=None):
+    def hidden(self, tokens_BT: torch.Tensor, packing=None):
         wanted = torch.full(tokens_BT.shape, 32)
         for row, ids in enumerate(tokens_BT.tolist()):
             written = bytes(ids)
@@ -81,7 +85,7 @@ class Reader(LanguageModel):
         return torch.eye(257)
 
 
-def test_a_model_that_reads_the_needle_is_right_and_saves_nats():
+def test_a_model_that_reads_the_needle_is_right_and_saves_nats() -> None:
     table = measure_needles(
         Reader(small_config(vocab_size=257)), BYTES, "fp32", lengths=[100, 200], num_trials=3
     )
@@ -101,8 +105,8 @@ def judge(**sizes):
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
 @pytest.mark.parametrize("window", [1, 2, 8, 20, 60, 200])
 def test_beyond_the_window_is_a_needle_that_no_chain_of_windows_carries_to_the_question(
-    window, num_layers
-):
+    window: int, num_layers: int
+) -> None:
     beyond, texts = judge(nsa=SIZES | {"window": window}, num_layers=num_layers)
     for depth, told in texts.items():
         carried = []
@@ -116,7 +120,9 @@ def test_beyond_the_window_is_a_needle_that_no_chain_of_windows_carries_to_the_q
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_a_needle_beyond_the_window_changes_nothing_that_windows_alone_tell_the_question(depth):
+def test_a_needle_beyond_the_window_changes_nothing_that_windows_alone_tell_the_question(
+    depth,
+) -> None:
     """The star is held against what a model really computes with its two other branches cut."""
     text = write_text(BYTES, 200, depth, seed=2)
     start = len(text.with_needle) - text.num_answer - text.num_question
@@ -137,7 +143,9 @@ def test_a_needle_beyond_the_window_changes_nothing_that_windows_alone_tell_the_
         assert text.is_beyond(3 * (window - 1)) == (not is_changed)
 
 
-def test_a_needle_right_before_the_question_has_no_star(run, capsys):
+def test_a_needle_right_before_the_question_has_no_star(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The window of this run is 8 and the question longer, but its first tokens see the needle."""
     config = read_manifest(run).config.model
     assert (config.nsa.window, config.num_layers) == (8, 1)
@@ -147,12 +155,12 @@ def test_a_needle_right_before_the_question_has_no_star(run, capsys):
     assert legend.endswith("* beyond all layers' windows")
 
 
-def test_nothing_is_beyond_the_window_of_a_dense_model():
+def test_nothing_is_beyond_the_window_of_a_dense_model() -> None:
     beyond, _ = judge(attention="dense", nsa=SIZES | {"window": 1})
     assert not any(beyond.values())
 
 
-def test_a_cell_is_beyond_the_window_only_if_every_text_of_it_is():
+def test_a_cell_is_beyond_the_window_only_if_every_text_of_it_is() -> None:
     """Names of places differ in length: at this window some texts of one cell are, others not."""
     _, texts = judge()
     gaps = {
@@ -165,7 +173,7 @@ def test_a_cell_is_beyond_the_window_only_if_every_text_of_it_is():
         assert beyond[0.0] is expected
 
 
-def test_a_model_that_cannot_read_saves_nothing():
+def test_a_model_that_cannot_read_saves_nothing() -> None:
     torch.manual_seed(0)
     table = measure_needles(
         LanguageModel(small_config(vocab_size=257)), BYTES, "fp32", lengths=[120], num_trials=4
@@ -174,12 +182,14 @@ def test_a_model_that_cannot_read_saves_nothing():
     assert max(abs(cell.saved_nats) for cell in table.cells) < 0.05
 
 
-def test_default_lengths_leave_out_what_a_needle_does_not_fit():
+def test_default_lengths_leave_out_what_a_needle_does_not_fit() -> None:
     assert default_lengths(128) == [128]
     assert default_lengths(1024) == [256, 512, 1024]
 
 
-def test_the_command_prints_cells_and_draws_a_picture(run, tmp_path, capsys):
+def test_the_command_prints_cells_and_draws_a_picture(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     picture = tmp_path / "needle.svg"
     words = ["needle", "--run", str(run.root), "--lengths", "96", "128", "--trials", "2"]
     assert main([*words, "--json", "--picture", str(picture)]) == 0
@@ -197,7 +207,7 @@ def test_the_command_prints_cells_and_draws_a_picture(run, tmp_path, capsys):
 
 
 @pytest.fixture
-def distinct():
+def distinct() -> NeedleTable:
     """A table whose every cell has its own accuracy, and stars above the diagonal."""
     return NeedleTable(
         tuple(
@@ -208,11 +218,13 @@ def distinct():
     )
 
 
-def wanted_label(row, column):
+def wanted_label(row, column) -> str:
     return f"{10 * row + column}%{' *' if row < column else ''}"
 
 
-def test_each_cell_of_the_picture_is_in_the_row_and_column_of_its_labels(distinct):
+def test_each_cell_of_the_picture_is_in_the_row_and_column_of_its_labels(
+    distinct: NeedleTable,
+) -> None:
     """Labels are found by their place alone, as a reader finds them."""
     nodes = ElementTree.fromstring(picture(distinct, is_cut=False)).iter()
     at = {(float(n.get("x")), float(n.get("y"))): n.text for n in nodes if n.tag.endswith("text")}
@@ -226,7 +238,9 @@ def test_each_cell_of_the_picture_is_in_the_row_and_column_of_its_labels(distinc
             assert near == [wanted_label(row, column)]
 
 
-def test_each_cell_of_the_table_is_in_the_row_and_column_of_its_labels(distinct):
+def test_each_cell_of_the_table_is_in_the_row_and_column_of_its_labels(
+    distinct: NeedleTable,
+) -> None:
     heads, *rows, _ = as_text(distinct).splitlines()
     assert heads.split() == ["depth", "100", "2000"]
     for row, (depth, line) in enumerate(zip(DEPTHS, rows, strict=True)):
@@ -238,7 +252,9 @@ def test_each_cell_of_the_table_is_in_the_row_and_column_of_its_labels(distinct)
         assert len(cells) == 2
 
 
-def test_cut_measures_a_model_without_the_selected_branch_and_says_so(run, tmp_path, capsys):
+def test_cut_measures_a_model_without_the_selected_branch_and_says_so(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     picture = tmp_path / "needle.svg"
     words = ["needle", "--run", str(run.root), "--lengths", "96", "--trials", "2", "--json"]
 
@@ -270,8 +286,8 @@ def test_cut_measures_a_model_without_the_selected_branch_and_says_so(run, tmp_p
     ],
 )
 def test_sizes_that_mean_nothing_are_one_line_before_the_weights_are_loaded(
-    run, capsys, words, says
-):
+    run: RunDir, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str
+) -> None:
     code = main(["needle", "--run", str(run.root), *words])
     output = capsys.readouterr()
     assert code == TrainerExit.CONFIGURATION
@@ -280,13 +296,13 @@ def test_sizes_that_mean_nothing_are_one_line_before_the_weights_are_loaded(
     assert output.err.endswith(f"{says}\n")
 
 
-def test_the_title_of_a_narrow_heat_map_is_not_cut_off():
+def test_the_title_of_a_narrow_heat_map_is_not_cut_off() -> None:
     title = "Needle: right answers, selected branch cut (* beyond all layers' windows)"
     svg = draw(HeatMap(title, "r", "c", ["a"], ["x"], [[0.0]], [["0%"]]))
     assert int(ElementTree.fromstring(svg).get("width")) >= 8 * len(title)
 
 
-def test_dark_squares_mean_more_and_say_their_number():
+def test_dark_squares_mean_more_and_say_their_number() -> None:
     svg = draw(HeatMap("t & u", "r", "c", ["a"], ["x", "y"], [[0.0, 1.0]], [["0%", "100%"]]))
     squares = [
         node.get("fill")

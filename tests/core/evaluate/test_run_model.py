@@ -1,5 +1,7 @@
 """The model of a run directory is the newest whole one, with the tokenizer it was trained with."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -26,7 +28,7 @@ def same_weights(one, other):
     )
 
 
-def test_the_newest_whole_checkpoint_is_opened(tmp_path):
+def test_the_newest_whole_checkpoint_is_opened(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     config = read_manifest(run).config
     save(run, config, 5)
@@ -37,7 +39,7 @@ def test_the_newest_whole_checkpoint_is_opened(tmp_path):
     assert told == []
 
 
-def test_a_flipped_bit_is_reported_and_the_checkpoint_before_it_is_opened(tmp_path):
+def test_a_flipped_bit_is_reported_and_the_checkpoint_before_it_is_opened(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     config = read_manifest(run).config
     model, _ = save(run, config, 5)
@@ -51,7 +53,7 @@ def test_a_flipped_bit_is_reported_and_the_checkpoint_before_it_is_opened(tmp_pa
     assert "sha256" in told[0]
 
 
-def test_a_named_step_is_opened_or_refused_with_what_there_is(tmp_path):
+def test_a_named_step_is_opened_or_refused_with_what_there_is(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     config = read_manifest(run).config
     for step in (5, 10):
@@ -61,7 +63,7 @@ def test_a_named_step_is_opened_or_refused_with_what_there_is(tmp_path):
         opened(run, step=7)
 
 
-def test_the_final_weights_serve_where_no_checkpoint_was_kept(tmp_path):
+def test_the_final_weights_serve_where_no_checkpoint_was_kept(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     config = read_manifest(run).config
     model, checkpoint = save(run, config, 5)
@@ -73,13 +75,13 @@ def test_the_final_weights_serve_where_no_checkpoint_was_kept(tmp_path):
     assert "no recorded hash" in told[0]
 
 
-def test_a_run_without_weights_is_refused(tmp_path):
+def test_a_run_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunModelError, match="no whole checkpoint") as caught:
         opened(make_run(tmp_path))
     assert caught.value.code == TrainerExit.CHECKPOINT
 
 
-def test_weights_of_another_shape_are_refused_with_the_tensor(tmp_path):
+def test_weights_of_another_shape_are_refused_with_the_tensor(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     manifest = read_manifest(run)
     save_file(model_tensors(LanguageModel(manifest.config.model)), run.final_model)
@@ -90,7 +92,7 @@ def test_weights_of_another_shape_are_refused_with_the_tensor(tmp_path):
         opened(run)
 
 
-def test_a_trained_bpe_is_found_by_its_fingerprint_among_the_staged_data(tmp_path):
+def test_a_trained_bpe_is_found_by_its_fingerprint_among_the_staged_data(tmp_path: Path) -> None:
     run = make_run(tmp_path, tokenizer="bpe")
     config = read_manifest(run).config
     smaller = config.data.model_copy(update={"bpe_vocab_size": 310})
@@ -103,7 +105,7 @@ def test_a_trained_bpe_is_found_by_its_fingerprint_among_the_staged_data(tmp_pat
         assert tokenizer.decode(tokenizer.encode("wet sand").tolist()) == "wet sand"
 
 
-def test_a_tokenizer_that_is_gone_or_another_is_refused(tmp_path):
+def test_a_tokenizer_that_is_gone_or_another_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path, tokenizer="bpe")
     config = read_manifest(run).config
     save(run, config, 5)

@@ -25,7 +25,7 @@ BYTES = ByteTokenizer()
 
 @pytest.mark.parametrize("attention", ["nsa", "dense"])
 @pytest.mark.parametrize("chunk", [2, 512])
-def test_greedy_tokens_are_the_ones_of_whole_forward_passes(attention, chunk):
+def test_greedy_tokens_are_the_ones_of_whole_forward_passes(attention: str, chunk: int) -> None:
     model = small_model(small_config(attention=attention))
     prompt = tokens(1, 30)[0].tolist()
     row = list(prompt)
@@ -35,7 +35,7 @@ def test_greedy_tokens_are_the_ones_of_whole_forward_passes(attention, chunk):
     assert list(stream(model, prompt, max_new_tokens=12, prefill_chunk=chunk)) == row[30:]
 
 
-def test_a_stop_token_ends_the_text_and_is_left_out():
+def test_a_stop_token_ends_the_text_and_is_left_out() -> None:
     model = small_model()
     text = list(stream(model, [1, 2], max_new_tokens=10))
     stop = text[4]
@@ -44,7 +44,7 @@ def test_a_stop_token_ends_the_text_and_is_left_out():
     )
 
 
-def test_the_same_seed_draws_the_same_text():
+def test_the_same_seed_draws_the_same_text() -> None:
     model = small_model()
     texts = [
         list(stream(model, [1, 2], max_new_tokens=8, sampling=Sampling(1.5, 0.95, seed)))
@@ -53,7 +53,7 @@ def test_the_same_seed_draws_the_same_text():
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_top_p_draws_only_from_the_smallest_set_that_is_likely_enough():
+def test_top_p_draws_only_from_the_smallest_set_that_is_likely_enough() -> None:
     logits = torch.tensor([0.1, 0.5, 0.15, 0.25]).log()
     generator = torch.Generator().manual_seed(0)
     drawn = {pick_token(logits, Sampling(1.0, 0.7), generator).item() for _ in range(200)}
@@ -61,7 +61,7 @@ def test_top_p_draws_only_from_the_smallest_set_that_is_likely_enough():
 
 
 @pytest.mark.parametrize("prompt", [[], [31], [-1]])
-def test_a_prompt_without_ids_or_outside_the_vocabulary_is_refused(prompt):
+def test_a_prompt_without_ids_or_outside_the_vocabulary_is_refused(prompt) -> None:
     with pytest.raises(ValueError, match=r"0 \.\. 30"):
         list(stream(small_model(), prompt, max_new_tokens=1))
 
@@ -74,12 +74,12 @@ def test_a_prompt_without_ids_or_outside_the_vocabulary_is_refused(prompt):
         *(("seed", value) for value in (-1, 2**64)),
     ],
 )
-def test_sampling_values_without_meaning_are_refused(name, value):
+def test_sampling_values_without_meaning_are_refused(name, value) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be .*, got {re.escape(str(value))}$"):
         Sampling(**{name: value})
 
 
-def drawn_shares(logits_V, sampling, *, draws=6000):
+def drawn_shares(logits_V: torch.Tensor, sampling: Sampling, *, draws: int = 6000) -> float:
     """Share of the draws that each id had."""
     generator = torch.Generator().manual_seed(sampling.seed)
     ids = torch.cat([pick_token(logits_V, sampling, generator) for _ in range(draws)])
@@ -87,7 +87,9 @@ def drawn_shares(logits_V, sampling, *, draws=6000):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_tokens_are_drawn_as_often_as_the_softmax_of_logits_over_temperature_says(temperature):
+def test_tokens_are_drawn_as_often_as_the_softmax_of_logits_over_temperature_says(
+    temperature: float,
+) -> None:
     logits = torch.tensor([1.0, -0.5, 2.0, 0.0])
     found = drawn_shares(logits, Sampling(temperature, seed=5))
     # Four standard deviations of a share are at most 4 * sqrt(1/4 / 6000) = 0.026.
@@ -98,13 +100,15 @@ def test_tokens_are_drawn_as_often_as_the_softmax_of_logits_over_temperature_say
     ("temperature", "wanted"),
     [(MIN_TEMPERATURE, [0.0, 1.0, 0.0]), (MAX_TEMPERATURE, [1 / 3, 1 / 3, 1 / 3])],
 )
-def test_the_least_temperature_is_greedy_and_the_greatest_is_even(temperature, wanted):
+def test_the_least_temperature_is_greedy_and_the_greatest_is_even(
+    temperature, wanted: list[float]
+) -> None:
     found = drawn_shares(torch.tensor([-80.0, 90.0, 89.0]), Sampling(temperature))
     torch.testing.assert_close(found, torch.tensor(wanted), atol=0.026, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, MAX_TEMPERATURE])
-def test_ids_beyond_num_ids_are_never_drawn(temperature):
+def test_ids_beyond_num_ids_are_never_drawn(temperature) -> None:
     model = small_model()
     sampling = Sampling(temperature)
     kept = {"prompt": [1, 2], "max_new_tokens": 120, "sampling": sampling}
@@ -114,7 +118,7 @@ def test_ids_beyond_num_ids_are_never_drawn(temperature):
     assert temperature == 0 or drawn == set(range(5))
 
 
-def test_tokens_are_drawn_where_the_logits_are():
+def test_tokens_are_drawn_where_the_logits_are() -> None:
     """No value is read back: tensors without data are enough."""
     with FakeTensorMode():
         logits = torch.zeros(31)
@@ -124,14 +128,14 @@ def test_tokens_are_drawn_where_the_logits_are():
 
 
 @given(st.text())
-def test_text_comes_out_character_by_character(text):
+def test_text_comes_out_character_by_character(text) -> None:
     ids = BYTES.encode(text.encode("utf-8", "replace").decode()).tolist()
     found = list(pieces(BYTES, ids))
     assert "".join(found) == BYTES.decode(ids)
     assert "\ufffd" in text or not any("\ufffd" in piece for piece in found)
 
 
-def test_a_piece_is_given_as_soon_as_its_character_is_whole():
+def test_a_piece_is_given_as_soon_as_its_character_is_whole() -> None:
     seen, given_out = [], []
 
     def ids():
@@ -144,7 +148,7 @@ def test_a_piece_is_given_as_soon_as_its_character_is_whole():
     assert given_out == [("a", 1), ("é", 3), ("€", 6), ("😀", 10)]
 
 
-def test_bytes_that_are_no_text_are_shown_and_hold_nothing_up():
+def test_bytes_that_are_no_text_are_shown_and_hold_nothing_up() -> None:
     found = list(pieces(BYTES, [0xFF] * 9 + list(b"on")))
     assert "".join(found).endswith("on")
     assert len(found) >= 3

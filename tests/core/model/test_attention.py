@@ -23,7 +23,16 @@ from tests.core.model.layer_reference import nsa_layer
 class FusedBackend(GatheredBackend):
     """Everything in one call, as the Triton backend offers it; float64 and CPU like its parent."""
 
-    def attend(self, q_NHD, compressed, selected, sliding, gate_NH3, geometry, packing):
+    def attend(
+        self,
+        q_NHD: torch.Tensor,
+        compressed,
+        selected,
+        sliding,
+        gate_NH3: torch.Tensor,
+        geometry,
+        packing,
+    ):
         out_cmp, lse_NH = self.compressed(q_NHD, *compressed, geometry, packing)
         ids_NGS = self.select(q_NHD, compressed[0], lse_NH, geometry, packing)
         out_slc = self.selected(q_NHD, *selected, ids_NGS, geometry, packing)
@@ -41,7 +50,7 @@ LAYERS = {
 }
 
 
-def inputs(rows, width=16, seed=3):
+def inputs(rows, width: int = 16, seed: int = 3) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, width, generator=generator, dtype=torch.float64)
 
@@ -69,7 +78,7 @@ def expected_layer(name):
 
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("name", LAYERS)
-def test_output_and_every_gradient_equal_the_token_by_token_layer(name, backend):
+def test_output_and_every_gradient_equal_the_token_by_token_layer(name: str, backend) -> None:
     assert free_tokens(LAYERS[name], LAYER_LENGTH) >= 20
     model = small_model(LAYERS[name], backends=BranchBackends.of(backend))
     packing = Packing.uniform(1, LAYER_LENGTH)
@@ -87,7 +96,7 @@ def test_output_and_every_gradient_equal_the_token_by_token_layer(name, backend)
 
 
 @pytest.mark.parametrize("phi", ["avg", "linear", "mlp"])
-def test_float32_forward_is_within_1e_5(phi):
+def test_float32_forward_is_within_1e_5(phi: str) -> None:
     config = small_config(nsa={"phi": phi})
     exact = run_attention(small_model(config), inputs(41), Packing.uniform(1, 41))
     model = small_model(config, dtype=torch.float32)
@@ -97,7 +106,7 @@ def test_float32_forward_is_within_1e_5(phi):
 
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("phi", ["linear", "mlp"])
-def test_gradcheck_of_the_whole_layer(phi, backend):
+def test_gradcheck_of_the_whole_layer(phi: str, backend) -> None:
     config = small_config(
         dim=4, num_heads=2, num_kv_groups=1, head_dim_k=2, head_dim_v=2, nsa={"phi": phi}
     )
@@ -112,7 +121,9 @@ def test_gradcheck_of_the_whole_layer(phi, backend):
 @pytest.mark.parametrize("phi", ["avg", "linear", "mlp"])
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("lengths", [[7], [23], [7, 8]], ids=str)
-def test_every_parameter_has_a_finite_gradient_that_is_not_zero(phi, backend, lengths):
+def test_every_parameter_has_a_finite_gradient_that_is_not_zero(
+    phi: str, backend, lengths: list[int]
+) -> None:
     # At 6 tokens two compressed blocks of 4 with stride 2 are visible: the least that is promised.
     model = small_model(small_config(nsa={"phi": phi}), backends=BranchBackends.of(backend))
     row = tokens(1, sum(lengths))
@@ -124,7 +135,7 @@ def test_every_parameter_has_a_finite_gradient_that_is_not_zero(phi, backend, le
 
 
 @pytest.mark.parametrize("attention", ["nsa", "dense"])
-def test_packed_documents_equal_separate_ones(attention):
+def test_packed_documents_equal_separate_ones(attention: str) -> None:
     model = small_model(small_config(attention=attention))
     lengths = [3, 47, 1, 32]
     assert free_tokens(model.config, *lengths) >= 30
@@ -135,7 +146,7 @@ def test_packed_documents_equal_separate_ones(attention):
 
 
 @pytest.mark.parametrize("attention", ["nsa", "dense"])
-def test_a_padded_batch_equals_the_packed_documents(attention):
+def test_a_padded_batch_equals_the_packed_documents(attention: str) -> None:
     model = small_model(small_config(attention=attention))
     lengths = [9, 52, 35]
     assert free_tokens(model.config, *lengths) >= 40
@@ -148,7 +159,7 @@ def test_a_padded_batch_equals_the_packed_documents(attention):
     torch.testing.assert_close(packed, expected, rtol=0, atol=1e-10)
 
 
-def test_scores_depend_on_relative_position_only():
+def test_scores_depend_on_relative_position_only() -> None:
     model = small_model()
     packing = Packing.uniform(1, 50)
     assert free_tokens(model.config, 50) >= 30
@@ -162,14 +173,14 @@ def test_scores_depend_on_relative_position_only():
         torch.testing.assert_close(shifted, found, rtol=0, atol=1e-6 * shift + 1e-6)
 
 
-def test_the_fused_operator_is_used_where_one_backend_has_it_for_every_branch():
+def test_the_fused_operator_is_used_where_one_backend_has_it_for_every_branch() -> None:
     fused, plain = FusedBackend(), GatheredBackend()
     assert BranchBackends.of(fused).fused is fused
     assert BranchBackends(fused, fused, FusedBackend()).fused is None
     assert BranchBackends.of(plain).fused is None
 
 
-def test_statistics_are_those_of_the_single_branches():
+def test_statistics_are_those_of_the_single_branches() -> None:
     figures = []
     for backend in (FusedBackend(), GatheredBackend()):
         model = small_model(small_config(), backends=BranchBackends.of(backend))
@@ -182,7 +193,9 @@ def test_statistics_are_those_of_the_single_branches():
 @pytest.mark.parametrize("phi", ["linear", "mlp"])
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_without_a_compressed_block_the_gradients_of_phi_are_zeros(phi, backend, length):
+def test_without_a_compressed_block_the_gradients_of_phi_are_zeros(
+    phi: str, backend, length: int
+) -> None:
     # Below d = 2 there is no slot for a block, below l = 4 there is one without a block.
     model = small_model(small_config(nsa={"phi": phi}), backends=BranchBackends.of(backend))
     row = tokens(1, length)

@@ -19,13 +19,15 @@ from nsa_core.model.rotary import MAX_POSITIONS
 from tests.core.model.cases import small_config, small_model, tokens
 
 
-def no_tokens(*shape):
+def no_tokens(*shape) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int64)
 
 
 @pytest.mark.parametrize("attention", ["nsa", "dense"])
 @pytest.mark.parametrize("shape", [(2, 0), (0, 5), (0, 0)])
-def test_a_batch_without_tokens_is_refused_everywhere(attention, shape):
+def test_a_batch_without_tokens_is_refused_everywhere(
+    attention: str, shape: tuple[int, int]
+) -> None:
     model, row = small_model(small_config(attention=attention)), no_tokens(*shape)
     cache = DecodeCache.allocate(model.config, batch=2, capacity=9, dtype=torch.float64)
     for call in (
@@ -41,7 +43,7 @@ def test_a_batch_without_tokens_is_refused_everywhere(attention, shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float32, torch.bool])
-def test_ids_of_another_dtype_are_refused(dtype):
+def test_ids_of_another_dtype_are_refused(dtype: torch.dtype) -> None:
     model, row = small_model(), tokens(1, 5).to(dtype)
     cache = DecodeCache.allocate(model.config, batch=1, capacity=9, dtype=torch.float64)
     for call in (lambda: model(row), lambda: extend(model, cache, row)):
@@ -51,7 +53,7 @@ def test_ids_of_another_dtype_are_refused(dtype):
         DecodeLoop(model, cache).step(row[0, :1])
 
 
-def test_ids_of_another_shape_are_refused():
+def test_ids_of_another_shape_are_refused() -> None:
     model = small_model()
     with pytest.raises(ValueError, match=r"\[batch, tokens\].*got \[5\]"):
         model(tokens(1, 5)[0])
@@ -59,7 +61,7 @@ def test_ids_of_another_shape_are_refused():
         model.loss(tokens(1, 5), tokens(1, 4))
 
 
-def test_the_loss_refuses_what_does_not_fit():
+def test_the_loss_refuses_what_does_not_fit() -> None:
     hidden, weight, target = torch.zeros(4, 6), torch.zeros(5, 6), no_tokens(4)
     for inputs, words in (
         ((hidden[:0], weight, target[:0]), "at least one token"),
@@ -84,14 +86,14 @@ def test_the_loss_refuses_what_does_not_fit():
         ({"dtype": torch.int8}, "floating-point numbers, got torch.int8"),
     ],
 )
-def test_a_cache_that_could_hold_nothing_is_refused(changes, words):
+def test_a_cache_that_could_hold_nothing_is_refused(changes, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         DecodeCache.allocate(
             small_config(), **{"batch": 1, "capacity": 9, "device": "meta"} | changes
         )
 
 
-def test_another_number_of_sequences_than_the_cache_has_is_refused():
+def test_another_number_of_sequences_than_the_cache_has_is_refused() -> None:
     model = small_model()
     cache = DecodeCache.allocate(model.config, batch=3, capacity=9, dtype=torch.float64)
     with pytest.raises(ValueError, match="holds 3 sequences, and there are tokens of 2"):
@@ -100,7 +102,7 @@ def test_another_number_of_sequences_than_the_cache_has_is_refused():
         DecodeLoop(model, cache).step(no_tokens(1))
 
 
-def test_positions_that_float32_cannot_tell_apart_are_refused():
+def test_positions_that_float32_cannot_tell_apart_are_refused() -> None:
     model, packing = small_model(), Packing.from_lengths([4])
     longer = Packing(**{**vars(packing), "max_seqlen": MAX_POSITIONS + 1})
     assert torch.tensor(float(MAX_POSITIONS)) == torch.tensor(float(MAX_POSITIONS + 1))
@@ -119,35 +121,37 @@ def test_positions_that_float32_cannot_tell_apart_are_refused():
         ({"num_ids": 32}, "num_ids .*got 32"),
     ],
 )
-def test_counts_of_a_text_are_refused_before_the_first_id_is_asked_for(changes, words):
+def test_counts_of_a_text_are_refused_before_the_first_id_is_asked_for(
+    changes: dict[str, int], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         stream(small_model(), [1, 2], **{"max_new_tokens": 3} | changes)
 
 
-def test_generate_refuses_what_stream_does():
+def test_generate_refuses_what_stream_does() -> None:
     with pytest.raises(ValueError, match="max_new_tokens"):
         list(stream(small_model(), [1, 2], max_new_tokens=0))
 
 
 @pytest.mark.parametrize("norm_eps", [math.inf, math.nan, 0.0])
-def test_a_norm_that_is_no_norm_is_refused(norm_eps):
+def test_a_norm_that_is_no_norm_is_refused(norm_eps) -> None:
     with pytest.raises(ValidationError, match="norm_eps"):
         ModelConfig(norm_eps=norm_eps)
 
 
 @pytest.mark.parametrize("temperature", [math.inf, math.nan, 1e-40, 1e7, 0.0, -1.0])
-def test_a_temperature_of_the_gates_that_means_nothing_is_refused(temperature):
+def test_a_temperature_of_the_gates_that_means_nothing_is_refused(temperature) -> None:
     with pytest.raises(ValidationError, match="temperature"):
         GateConfig(kind="softmax", temperature=temperature)
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_a_temperature_beside_a_gate_that_has_none_is_refused(kind):
+def test_a_temperature_beside_a_gate_that_has_none_is_refused(kind: str) -> None:
     with pytest.raises(ValidationError, match=f"temperature 2 does nothing while kind is {kind}"):
         GateConfig(kind=kind, temperature=2.0)
     assert GateConfig(kind=kind, temperature=1.0).temperature == 1
 
 
-def test_a_record_of_a_run_with_such_a_temperature_still_loads():
+def test_a_record_of_a_run_with_such_a_temperature_still_loads() -> None:
     record = RunConfig().model_dump_json().replace('"temperature":1.0', '"temperature":2.0')
     assert RunConfig.model_validate_json(record).model.gate.temperature == 2

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nsa_core.checks.causality import (
+    SentinelResult,
     SentinelSettings,
     perturbation_probe,
     plan_changes,
@@ -26,7 +27,9 @@ LENGTHS = (1, 2, 4, 5, 6, 7, 23, 67)
 class SlidingLeak(GatheredBackend):
     """The window reaches one token into the future."""
 
-    def sliding(self, q_NHD, k_NGD, v_NGE, geometry, packing):
+    def sliding(
+        self, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGE: torch.Tensor, geometry, packing
+    ):
         ahead = [torch.cat((x[1:], x[:1])) for x in (k_NGD, v_NGE)]
         return super().sliding(q_NHD, *ahead, geometry, packing)
 
@@ -34,7 +37,9 @@ class SlidingLeak(GatheredBackend):
 class CompressedLeak(GatheredBackend):
     """The block that is still being filled is visible."""
 
-    def compressed(self, q_NHD, k_CGD, v_CGE, geometry, packing):
+    def compressed(
+        self, q_NHD: torch.Tensor, k_CGD: torch.Tensor, v_CGE: torch.Tensor, geometry, packing
+    ):
         ahead = [torch.cat((x[1:], x[:1])) for x in (k_CGD, v_CGE)]
         return super().compressed(q_NHD, *ahead, geometry, packing)
 
@@ -42,7 +47,15 @@ class CompressedLeak(GatheredBackend):
 class SelectedLeak(GatheredBackend):
     """The keys of the current block are shifted by one into the future."""
 
-    def selected(self, q_NHD, k_NGD, v_NGE, ids_NGS, geometry, packing):
+    def selected(
+        self,
+        q_NHD: torch.Tensor,
+        k_NGD: torch.Tensor,
+        v_NGE: torch.Tensor,
+        ids_NGS: torch.Tensor,
+        geometry,
+        packing,
+    ):
         ahead = [torch.cat((x[1:], x[:1])) for x in (k_NGD, v_NGE)]
         return super().selected(q_NHD, *ahead, ids_NGS, geometry, packing)
 
@@ -50,7 +63,7 @@ class SelectedLeak(GatheredBackend):
 class ChoiceLeak(GatheredBackend):
     """A token chooses its blocks with the query of the next one."""
 
-    def select(self, q_NHD, *rest):
+    def select(self, q_NHD: torch.Tensor, *rest):
         return super().select(torch.cat((q_NHD[1:], q_NHD[:1])), *rest)
 
 
@@ -62,7 +75,7 @@ LEAKS = {"sliding": SlidingLeak(), "compressed": CompressedLeak(), "selected": S
     [(torch.float32, "reference"), (torch.float32, "sdpa"), (torch.float64, "sdpa")],
     ids=str,
 )
-def test_changing_the_future_changes_no_bit_of_the_past(backend, dtype):
+def test_changing_the_future_changes_no_bit_of_the_past(backend: str, dtype: torch.dtype) -> None:
     model = small_model(backends=BranchBackends.of(BACKENDS[backend]), dtype=dtype)
     assert free_tokens(model.config, max(LENGTHS)) >= 40
     result = perturbation_probe(model, vocab_size=31, lengths=LENGTHS)
@@ -70,19 +83,19 @@ def test_changing_the_future_changes_no_bit_of_the_past(backend, dtype):
     assert result.leaks == ()
 
 
-def test_the_dense_control_is_causal():
+def test_the_dense_control_is_causal() -> None:
     model = small_model(small_config(attention="dense"))
     assert perturbation_probe(model, vocab_size=31, lengths=LENGTHS).is_causal
 
 
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
-def test_the_gradient_of_an_output_by_later_inputs_is_exactly_zero(backend):
+def test_the_gradient_of_an_output_by_later_inputs_is_exactly_zero(backend) -> None:
     model = small_model(backends=BranchBackends.of(backend))
     assert gradient_leaks(model, length=41, outputs=(0, 3, 4, 5, 20, 39)) == []
 
 
 @pytest.mark.parametrize("backend", LEAKS.values(), ids=LEAKS)
-def test_a_planted_leak_fails_the_perturbation_and_the_gradient_probe(backend):
+def test_a_planted_leak_fails_the_perturbation_and_the_gradient_probe(backend) -> None:
     model = small_model(backends=BranchBackends.of(backend))
     result = perturbation_probe(model, vocab_size=31, lengths=(23,))
     assert not result.is_causal
@@ -92,7 +105,7 @@ def test_a_planted_leak_fails_the_perturbation_and_the_gradient_probe(backend):
     assert gradient_leaks(model, length=23, outputs=(3, 9))
 
 
-def test_a_choice_made_with_the_query_of_the_next_token_fails_the_perturbation_probe():
+def test_a_choice_made_with_the_query_of_the_next_token_fails_the_perturbation_probe() -> None:
     model = small_model(backends=BranchBackends.of(ChoiceLeak()))
     leaks = perturbation_probe(model, vocab_size=31, lengths=(67,)).leaks
     assert {leak.change.is_packed for leak in leaks} == {False, True}
@@ -101,15 +114,15 @@ def test_a_choice_made_with_the_query_of_the_next_token_fails_the_perturbation_p
     assert all(0 < leak.change.start - leak.token <= 2 for leak in plain)
 
 
-def test_attention_across_documents_fails_the_perturbation_probe():
+def test_attention_across_documents_fails_the_perturbation_probe() -> None:
     model = small_model()
     result = perturbation_probe(lambda tokens, packing: model(tokens), vocab_size=31, lengths=(23,))
     assert [leak.change.start for leak in result.leaks] == [0]
     assert result.leaks[0].change.is_packed
 
 
-def test_an_output_of_nan_fails_the_perturbation_probe():
-    def forward(tokens, packing):
+def test_an_output_of_nan_fails_the_perturbation_probe() -> None:
+    def forward(tokens, packing) -> torch.Tensor:
         return torch.full((*tokens.shape, 31), math.nan)
 
     assert not perturbation_probe(forward, vocab_size=31, lengths=(5,)).is_causal
@@ -119,11 +132,11 @@ ULP = float(torch.finfo(torch.float32).eps)
 
 
 @pytest.mark.parametrize(("moved", "difference"), [(1 + ULP, ULP), (math.nan, math.nan)], ids=str)
-def test_one_number_that_moves_by_its_last_bit_or_becomes_nan_is_a_leak(moved, difference):
+def test_one_number_that_moves_by_its_last_bit_or_becomes_nan_is_a_leak(moved, difference) -> None:
     """Every output is 1, but for one logit where the next id is not that of the first call."""
     first = []
 
-    def forward(tokens, packing):
+    def forward(tokens, packing) -> torch.Tensor:
         first.append(tokens)
         out_BTV = torch.ones(*tokens.shape, 31)
         out_BTV[:, :-1, 17][tokens[:, 1:] != first[0][:, 1:]] = moved
@@ -138,7 +151,7 @@ def test_one_number_that_moves_by_its_last_bit_or_becomes_nan_is_a_leak(moved, d
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 40])
-def test_changes_never_overlap_what_has_to_stay(length):
+def test_changes_never_overlap_what_has_to_stay(length: int) -> None:
     for change in plan_changes(length):
         changed = set(range(change.start, change.stop))
         kept = set(range(change.kept_start, change.kept_stop))
@@ -151,7 +164,7 @@ def test_changes_never_overlap_what_has_to_stay(length):
 CPU_SENTINEL = SentinelSettings(batch=8, seq_len=64, learning_rate=1e-2)
 
 
-def sentinel(backend, steps=CPU_SENTINEL.steps):
+def sentinel(backend, steps=CPU_SENTINEL.steps) -> SentinelResult:
     config = small_config(
         vocab_size=64,
         dim=32,
@@ -168,7 +181,7 @@ def sentinel(backend, steps=CPU_SENTINEL.steps):
     return sentinel_probe(list(model.parameters()), model.loss, settings)
 
 
-def test_random_tokens_cannot_be_predicted():
+def test_random_tokens_cannot_be_predicted() -> None:
     result = sentinel(GatheredBackend())
     assert result.is_causal
     assert len(result.losses) == 200
@@ -177,13 +190,13 @@ def test_random_tokens_cannot_be_predicted():
 
 
 @pytest.mark.parametrize("backend", LEAKS.values(), ids=LEAKS)
-def test_a_planted_leak_predicts_random_tokens_and_fails_the_sentinel(backend):
+def test_a_planted_leak_predicts_random_tokens_and_fails_the_sentinel(backend) -> None:
     result = sentinel(backend, steps=125)  # enough to learn from a leak
     assert not result.is_causal
     assert result.mean_loss < result.limit - 0.1
 
 
-def test_a_loss_of_nan_fails_the_sentinel():
+def test_a_loss_of_nan_fails_the_sentinel() -> None:
     model = small_model(dtype=torch.float32)
     with torch.no_grad():
         model.norm.weight.fill_(math.nan)

@@ -28,7 +28,7 @@ CONFIGS = {
 class RecordingBackend(GatheredBackend):
     """Remembers the blocks that a whole forward pass chose."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.ids = []
 
@@ -37,7 +37,7 @@ class RecordingBackend(GatheredBackend):
         return self.ids[-1]
 
 
-def decode(model, row, pieces, *, chunk, dtype=torch.float64):
+def decode(model, row, pieces, *, chunk, dtype: torch.dtype = torch.float64):
     """Extend by pieces of these lengths; hidden states, ids and reads over all tokens."""
     cache = DecodeCache.allocate(
         model.config, batch=row.shape[0], capacity=row.shape[1], chunk=chunk, dtype=dtype
@@ -53,7 +53,7 @@ def decode(model, row, pieces, *, chunk, dtype=torch.float64):
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("length", [1, 5, 61])
-def test_every_split_of_a_sequence_gives_the_same_result(config, length):
+def test_every_split_of_a_sequence_gives_the_same_result(config, length: int) -> None:
     backend = RecordingBackend()
     model = small_model(config, backends=BranchBackends.of(backend))
     assert length < 61 or free_tokens(config, length) >= 25
@@ -77,7 +77,7 @@ def test_every_split_of_a_sequence_gives_the_same_result(config, length):
             assert reads[0].tolist() == list(range(1, length + 1))
 
 
-def test_float32_decode_is_within_1e_5_of_one_shot():
+def test_float32_decode_is_within_1e_5_of_one_shot() -> None:
     model = small_model(dtype=torch.float32)
     row = tokens(1, 43)
     hidden, _, _ = decode(model, row, [13, *[1] * 30], chunk=13, dtype=torch.float32)
@@ -85,7 +85,7 @@ def test_float32_decode_is_within_1e_5_of_one_shot():
         assert (hidden[0] - model.hidden(row)).abs().max() <= 1e-5
 
 
-def test_a_single_token_gathers_exactly_what_it_counts(monkeypatch):
+def test_a_single_token_gathers_exactly_what_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     gathered, plain = [], torch.Tensor.index_select
 
     def counting(tensor, dim, index):
@@ -104,7 +104,7 @@ def test_a_single_token_gathers_exactly_what_it_counts(monkeypatch):
     assert step.reads[0].total.item() == num_reads(model.geometry, length)
 
 
-def test_the_reads_at_a_long_context_are_the_ones_of_the_formula():
+def test_the_reads_at_a_long_context_are_the_ones_of_the_formula() -> None:
     model = small_model(small_config(num_layers=1), dtype=torch.float32)
     cache = DecodeCache.allocate(model.config, batch=1, capacity=1001, chunk=250)
     prefill(model, cache, tokens(1, 1000))
@@ -113,7 +113,7 @@ def test_the_reads_at_a_long_context_are_the_ones_of_the_formula():
     assert [reads.compressed.item(), reads.selected.item(), reads.sliding.item()] == [499, 17, 5]
 
 
-def test_the_buffers_never_move_and_hold_only_what_is_needed():
+def test_the_buffers_never_move_and_hold_only_what_is_needed() -> None:
     model = small_model()
     cache = DecodeCache.allocate(model.config, batch=1, capacity=100, chunk=1, dtype=torch.float64)
     layer = cache.layers[0]
@@ -127,7 +127,7 @@ def test_the_buffers_never_move_and_hold_only_what_is_needed():
 
 
 @pytest.mark.parametrize(("held", "new"), [(0, 9), (6, 5)])
-def test_tokens_that_do_not_fit_are_refused_with_the_numbers(held, new):
+def test_tokens_that_do_not_fit_are_refused_with_the_numbers(held: int, new: int) -> None:
     model = small_model()
     cache = DecodeCache.allocate(model.config, batch=1, capacity=10, chunk=8, dtype=torch.float64)
     if held:
@@ -137,7 +137,7 @@ def test_tokens_that_do_not_fit_are_refused_with_the_numbers(held, new):
     assert cache.length == held
 
 
-def test_an_empty_prompt_is_refused():
+def test_an_empty_prompt_is_refused() -> None:
     model = small_model()
     cache = DecodeCache.allocate(model.config, batch=1, capacity=10)
     with pytest.raises(ValueError, match="no tokens"):

@@ -17,7 +17,7 @@ from tests.core.model.test_decode import CONFIGS, RecordingBackend
 from tests.oracle import num_reads
 
 
-def filled(model, row, *, capacity, chunk=7):
+def filled(model, row, *, capacity, chunk: int = 7):
     """A cache that holds these tokens."""
     cache = DecodeCache.allocate(
         model.config, batch=row.shape[0], capacity=capacity, chunk=chunk,
@@ -36,7 +36,7 @@ def buffers(cache):
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("prompt", [0, 3, 40])
-def test_prefill_then_steps_gives_what_one_shot_gives(config, prompt):
+def test_prefill_then_steps_gives_what_one_shot_gives(config, prompt: int) -> None:
     backend, length = RecordingBackend(), 61
     assert free_tokens(config, length) - free_tokens(config, prompt) >= 20
     model = small_model(config, backends=BranchBackends.of(backend))
@@ -54,7 +54,7 @@ def test_prefill_then_steps_gives_what_one_shot_gives(config, prompt):
     assert loop.cache.length == length
 
 
-def test_float32_steps_are_within_1e_5_of_one_shot():
+def test_float32_steps_are_within_1e_5_of_one_shot() -> None:
     model = small_model(dtype=torch.float32)
     row = tokens(1, 43)
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_float32_steps_are_within_1e_5_of_one_shot():
     assert worst <= 1e-5
 
 
-def test_a_step_and_an_extension_may_follow_each_other():
+def test_a_step_and_an_extension_may_follow_each_other() -> None:
     model, row = small_model(), tokens(2, 40)
     cache = filled(model, row[:, :9], capacity=40)
     plain = filled(model, row[:, :9], capacity=40)
@@ -83,7 +83,7 @@ def test_a_step_and_an_extension_may_follow_each_other():
         first = last
 
 
-def test_sequences_may_stand_at_different_positions():
+def test_sequences_may_stand_at_different_positions() -> None:
     model, lengths, new = small_model(), (3, 40, 24), 12
     assert free_tokens(model.config, *(n + new for n in lengths)) >= 40
     rows = [tokens(1, length + new, seed) for seed, length in enumerate(lengths)]
@@ -104,7 +104,7 @@ def test_sequences_may_stand_at_different_positions():
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_one_trace_without_a_break_serves_every_position(config):
+def test_one_trace_without_a_break_serves_every_position(config) -> None:
     """A branch on a value, a read-back or a shape that depends on one breaks or repeats it."""
     model, row = small_model(config), tokens(2, 30)
     cache = filled(model, row[:, :2], capacity=30)
@@ -119,9 +119,16 @@ def test_one_trace_without_a_break_serves_every_position(config):
             assert torch.equal(found.logits_BV, wanted.logits_BV)
 
 
-def test_the_check_sees_a_value_that_is_read_back():
+def test_the_check_sees_a_value_that_is_read_back() -> None:
     class Asking(GatheredDecode):
-        def attend(self, q_BHD, pairs, gate_BH3, position_B, geometry):
+        def attend(
+            self,
+            q_BHD: torch.Tensor,
+            pairs,
+            gate_BH3: torch.Tensor,
+            position_B: torch.Tensor,
+            geometry,
+        ):
             if position_B.max() > 5:
                 q_BHD = q_BHD * 2
             return super().attend(q_BHD, pairs, gate_BH3, position_B, geometry)
@@ -135,7 +142,7 @@ def test_the_check_sees_a_value_that_is_read_back():
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_no_operator_below_asks_for_a_value(config):
+def test_no_operator_below_asks_for_a_value(config) -> None:
     """Tensors without data: whatever needs a number from one raises."""
     with FakeTensorMode():
         model = LanguageModel(config)
@@ -147,7 +154,7 @@ def test_no_operator_below_asks_for_a_value(config):
             step.logits_BV[0, 0].item()
 
 
-def test_the_buffers_never_move_and_no_tensor_grows_with_the_position():
+def test_the_buffers_never_move_and_no_tensor_grows_with_the_position() -> None:
     model = small_model()
     loop = DecodeLoop(model, filled(model, tokens(1, 0), capacity=40))
     addresses = [buffer.data_ptr() for buffer in buffers(loop.cache)]
@@ -160,7 +167,7 @@ def test_the_buffers_never_move_and_no_tensor_grows_with_the_position():
     assert addresses == [buffer.data_ptr() for buffer in buffers(loop.cache)]
 
 
-def test_a_full_cache_is_refused_before_anything_is_written():
+def test_a_full_cache_is_refused_before_anything_is_written() -> None:
     model = small_model()
     loop = DecodeLoop(model, filled(model, tokens(1, 10), capacity=10))
     before = [buffer.clone() for buffer in buffers(loop.cache)]
@@ -169,13 +176,13 @@ def test_a_full_cache_is_refused_before_anything_is_written():
     assert all(map(torch.equal, before, buffers(loop.cache)))
 
 
-def test_a_graph_without_a_card_is_refused():
+def test_a_graph_without_a_card_is_refused() -> None:
     model = small_model()
     with pytest.raises(ValueError, match="CUDA"):
         DecodeLoop(model, filled(model, tokens(1, 1), capacity=4), use_graph=True)
 
 
-def test_the_reads_at_65536_are_the_ones_of_the_formula():
+def test_the_reads_at_65536_are_the_ones_of_the_formula() -> None:
     """The paper's sizes: 4,095 compressed, 16 whole blocks, 512 in the window."""
     sizes = {
         "phi": "avg", "compress_block": 32, "compress_stride": 16, "select_block": 64,

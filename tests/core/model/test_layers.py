@@ -10,7 +10,7 @@ from tests.core.model.cases import small_config
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_the_norm_is_computed_in_float32_and_rounded_once(dtype):
+def test_the_norm_is_computed_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     norm = RMSNorm(96, eps=1e-6)
     with torch.no_grad():
@@ -25,7 +25,7 @@ def test_the_norm_is_computed_in_float32_and_rounded_once(dtype):
     )
 
 
-def test_the_first_half_of_a_swiglu_gates_the_second():
+def test_the_first_half_of_a_swiglu_gates_the_second() -> None:
     """silu(gate) * value: up gives the gate (1, 2), then the value (3, -1)."""
     mlp = MLP(small_config(dim=2, mlp_width=2, activation="swiglu"))
     with torch.no_grad():
@@ -36,7 +36,7 @@ def test_the_first_half_of_a_swiglu_gates_the_second():
     torch.testing.assert_close(mlp(torch.tensor([1.0, 2.0])), expected)
 
 
-def test_a_plain_mlp_has_silu_between_its_matrices():
+def test_a_plain_mlp_has_silu_between_its_matrices() -> None:
     mlp = MLP(small_config(dim=2, mlp_width=2, activation="silu"))
     with torch.no_grad():
         mlp.up.weight.copy_(torch.tensor([[1.0, 1.0], [0.0, -1.0]]))
@@ -48,7 +48,7 @@ def test_a_plain_mlp_has_silu_between_its_matrices():
 
 @pytest.mark.parametrize("kind", ["linear", "softmax"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_gates_of_half_logits_are_float32(dtype, kind):
+def test_gates_of_half_logits_are_float32(dtype: torch.dtype, kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
     gate = BranchGate(GateConfig(kind=kind), dim=8, num_heads=2, num_groups=1)
     with torch.no_grad():

@@ -10,7 +10,7 @@ from nsa_core.model.loss import loss_sum
 TARGET = torch.tensor([0, 4, -1, 2, 3, 1, -1])
 
 
-def matrices(dtype=torch.float64):
+def matrices(dtype: torch.dtype = torch.float64):
     """Hidden states [7, 6] and a head [5, 6]; neither asks for a gradient."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(rows, 6, generator=generator, dtype=dtype) for rows in (7, 5)]
@@ -21,7 +21,7 @@ def plain_loss(hidden, weight):
 
 
 @pytest.fixture
-def recorded(monkeypatch):
+def recorded(monkeypatch: pytest.MonkeyPatch):
     """Arguments of every call of the operator."""
     calls, operator = [], loss_module._cross_entropy
 
@@ -34,7 +34,7 @@ def recorded(monkeypatch):
 
 
 @pytest.mark.parametrize("trained", [[0], [1], [0, 1]], ids=["hidden", "head", "both"])
-def test_whatever_is_trained_gets_the_gradient_of_plain_cross_entropy(trained):
+def test_whatever_is_trained_gets_the_gradient_of_plain_cross_entropy(trained: list[int]) -> None:
     inputs = matrices()
     leaves = [inputs[i].requires_grad_() for i in trained]
     found, expected = loss_sum(*inputs, TARGET).sum, plain_loss(*inputs)
@@ -44,7 +44,7 @@ def test_whatever_is_trained_gets_the_gradient_of_plain_cross_entropy(trained):
     )
 
 
-def test_both_matrices_meet_in_the_dtype_of_autocast(recorded):
+def test_both_matrices_meet_in_the_dtype_of_autocast(recorded) -> None:
     hidden, weight = (x.requires_grad_() for x in matrices(torch.float32))
     with torch.autocast("cpu", torch.bfloat16):
         found = loss_sum(hidden, weight, TARGET).sum
@@ -53,7 +53,7 @@ def test_both_matrices_meet_in_the_dtype_of_autocast(recorded):
     assert [x.dtype for x in torch.autograd.grad(found, [hidden, weight])] == [torch.float32] * 2
 
 
-def test_gradients_are_made_only_where_one_is_wanted(recorded):
+def test_gradients_are_made_only_where_one_is_wanted(recorded) -> None:
     hidden, weight = (x.requires_grad_() for x in matrices())
     loss_sum(hidden, weight, TARGET)
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_gradients_are_made_only_where_one_is_wanted(recorded):
     assert [needs_grad for *_, needs_grad, _ in recorded] == [True, False, False]
 
 
-def test_the_scale_of_the_loss_is_applied_in_float32():
+def test_the_scale_of_the_loss_is_applied_in_float32() -> None:
     """The gradient of the hidden states is made in bfloat16; a third of it is not rounded again."""
     hidden, weight = (x.requires_grad_() for x in matrices(torch.float32))
     with torch.autocast("cpu", torch.bfloat16):
@@ -73,7 +73,7 @@ def test_the_scale_of_the_loss_is_applied_in_float32():
 
 
 @pytest.mark.parametrize("of", [lambda total: total, torch.square], ids=["sum", "its square"])
-def test_a_second_derivative_is_refused(of):
+def test_a_second_derivative_is_refused(of) -> None:
     """The gradients are made with the loss, as numbers: a penalty on them would be half wrong."""
     hidden, weight = matrices()
     x = hidden.requires_grad_()
@@ -83,7 +83,9 @@ def test_a_second_derivative_is_refused(of):
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 64])
-def test_half_logits_of_a_large_vocabulary_lose_nothing_in_the_loss(chunk_rows, monkeypatch):
+def test_half_logits_of_a_large_vocabulary_lose_nothing_in_the_loss(
+    chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Softmax, logarithm and sum are float32: in bfloat16 they are 0.01 nats a token off."""
     vocabulary, num_tokens = 50_304, 24
     monkeypatch.setitem(loss_module.CHUNK_LOGITS, "cpu", chunk_rows * vocabulary)
@@ -101,7 +103,7 @@ def test_half_logits_of_a_large_vocabulary_lose_nothing_in_the_loss(chunk_rows, 
     assert abs(found.sum.item() - exact.item()) / num_tokens <= 2e-5
 
 
-def test_half_logits_of_a_large_vocabulary_have_gradients_rounded_once():
+def test_half_logits_of_a_large_vocabulary_have_gradients_rounded_once() -> None:
     vocabulary, num_tokens = 50_304, 6
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (
@@ -119,6 +121,6 @@ def test_half_logits_of_a_large_vocabulary_have_gradients_rounded_once():
 
 
 @pytest.mark.parametrize("target", [-2, 5])
-def test_a_target_outside_the_vocabulary_is_refused_on_a_processor(target):
+def test_a_target_outside_the_vocabulary_is_refused_on_a_processor(target: int) -> None:
     with pytest.raises(RuntimeError, match=f"index {target} is out of bounds"):
         loss_sum(*matrices(), torch.full((7,), target))

@@ -19,7 +19,7 @@ LENGTH, FIRST_BAD, BAD_ID = 50, 31, 30
 
 
 @pytest.fixture(params=BACKENDS.values(), ids=BACKENDS)
-def models(request):
+def models(request: pytest.FixtureRequest):
     """A sound model, and one whose last id has an embedding of NaN."""
     config = small_config(tie_embeddings=False)
     sound, bad = (small_model(config, backends=BranchBackends.of(request.param)) for _ in range(2))
@@ -35,14 +35,14 @@ def row_with_bad_tail():
 
 
 @torch.no_grad()
-def test_one_pass_keeps_every_bit_before_it(models):
+def test_one_pass_keeps_every_bit_before_it(models) -> None:
     outs = [model.hidden(row_with_bad_tail()) for model in models]
     assert torch.equal(outs[0][:FIRST_BAD], outs[1][:FIRST_BAD])
     assert outs[1][FIRST_BAD:].isnan().all()
 
 
 @torch.no_grad()
-def test_the_documents_beside_it_keep_every_bit(models):
+def test_the_documents_beside_it_keep_every_bit(models) -> None:
     row = torch.cat([tokens(1, 9) % BAD_ID, row_with_bad_tail(), tokens(1, 33) % BAD_ID], dim=1)
     packing = Packing.from_lengths([9, LENGTH, 33])
     outs = [model.hidden(row, packing) for model in models]
@@ -62,7 +62,7 @@ def make_cache(model, fill):
 
 
 @torch.no_grad()
-def test_a_chunk_of_a_prompt_keeps_every_bit_before_it(models):
+def test_a_chunk_of_a_prompt_keeps_every_bit_before_it(models) -> None:
     pieces = row_with_bad_tail().split([25, 25], dim=1)
     outs = []
     for model in models:
@@ -72,7 +72,7 @@ def test_a_chunk_of_a_prompt_keeps_every_bit_before_it(models):
 
 
 @pytest.mark.parametrize("attention", ["nsa", "dense"])
-def test_steps_do_not_see_what_a_cache_held_before(attention):
+def test_steps_do_not_see_what_a_cache_held_before(attention: str) -> None:
     model, row = small_model(small_config(attention=attention)), tokens(1, LENGTH)
     hidden = []
     for fill in (0.0, math.nan):

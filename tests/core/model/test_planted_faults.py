@@ -23,7 +23,7 @@ from nsa_core.kernels.tiles import ChosenMaskPlan, CompressedPlan, SlidingPlan
 from nsa_core.model import attention, decode, transformer
 from nsa_core.model.cache import DecodeCache
 from nsa_core.model.compression import MLPCompression
-from nsa_core.model.loss import loss_sum
+from nsa_core.model.loss import LossSum, loss_sum
 from tests.core.kernels.cases import make_inputs, run
 from tests.core.model.cases import (
     first_attention,
@@ -39,7 +39,7 @@ from tests.core.model.layer_reference import nsa_layer
 LENGTH = 41
 
 
-def layer_input():
+def layer_input() -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
     return torch.randn(LENGTH, 16, generator=generator, dtype=torch.float64)
 
@@ -53,13 +53,13 @@ def expected_layer():
     return out.detach(), torch.autograd.grad(out.square().sum(), [x, *weights.values()])
 
 
-def check_layer():
+def check_layer() -> None:
     """The layer equals the token-by-token one."""
     found = run_attention(small_model(), layer_input(), Packing.uniform(1, LENGTH))
     torch.testing.assert_close(found, expected_layer()[0], rtol=0, atol=1e-5)
 
 
-def check_gradients():
+def check_gradients() -> None:
     """Every gradient of the layer equals the token-by-token one."""
     model, x = small_model(), layer_input().requires_grad_()
     out = run_attention(model, x, Packing.uniform(1, LENGTH))
@@ -69,12 +69,12 @@ def check_gradients():
         torch.testing.assert_close(grad, truth, rtol=0, atol=1e-5)
 
 
-def check_causality():
+def check_causality() -> None:
     """Changing the future changes no bit of the past."""
     assert perturbation_probe(small_model(), vocab_size=31, lengths=(LENGTH,)).is_causal
 
 
-def check_documents():
+def check_documents() -> None:
     """Packed documents equal separate ones."""
     model, row, lengths = small_model(), tokens(1, 75), [30, 45]
     packed = model(row, Packing.from_lengths(lengths))[0]
@@ -82,7 +82,7 @@ def check_documents():
     torch.testing.assert_close(packed, alone, rtol=0, atol=1e-9)
 
 
-def check_choices():
+def check_choices() -> None:
     """Chosen blocks equal those of the reference."""
     geometry, packing = BlockGeometry(4, 2, 8, 4, 5), Packing.from_lengths([70])
     inputs = make_inputs(packing, geometry)
@@ -93,7 +93,7 @@ def check_choices():
     assert torch.equal(*ids)
 
 
-def check_ties():
+def check_ties() -> None:
     """Exact ties go to the lowest index."""
     geometry, packing = BlockGeometry(4, 2, 4, 4, 8), Packing.from_lengths([64])
     inputs = make_inputs(packing, geometry)
@@ -102,7 +102,7 @@ def check_ties():
     assert run(GatheredBackend(), inputs, geometry, packing).ids[63, 0].tolist() == [0, 1, 14, 15]
 
 
-def check_decode():
+def check_decode() -> None:
     """A prompt in one chunk, then single tokens, equals one shot."""
     model, row = small_model(), tokens(1, 50)
     cache = DecodeCache.allocate(model.config, batch=1, capacity=50, chunk=38, dtype=torch.float64)
@@ -111,7 +111,7 @@ def check_decode():
     torch.testing.assert_close(hidden[0], model.hidden(row), rtol=0, atol=1e-9)
 
 
-def check_loss():
+def check_loss() -> None:
     """The chunked loss equals plain cross-entropy, -1 left out."""
     model, row = small_model(), tokens(2, 9)
     targets = row.clone()
@@ -133,11 +133,11 @@ CHECKS = [
 ]
 
 
-def plant_mask(monkeypatch, plan, change):
+def plant_mask(monkeypatch: pytest.MonkeyPatch, plan, change) -> None:
     """Change what the queries of a tile see."""
     plain = plan.tile_keys
 
-    def tile_keys(self, first, last, num_groups):
+    def tile_keys(self, first, last, num_groups) -> TileKeys:
         keys = plain(self, first, last, num_groups)
         return TileKeys(keys.row_PGR, change(keys.is_visible_PGQR))
 
@@ -148,15 +148,15 @@ def next_key_too(is_visible):
     return is_visible | is_visible.roll(1, dims=-1)
 
 
-def future_key_in_the_window(monkeypatch):
+def future_key_in_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_mask(monkeypatch, SlidingPlan, next_key_too)
 
 
-def softmax_over_invisible_blocks(monkeypatch):
+def softmax_over_invisible_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_mask(monkeypatch, CompressedPlan, torch.ones_like)
 
 
-def only_the_first_key_attended(monkeypatch):
+def only_the_first_key_attended(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = gathered.attend_tiles
 
     def attend_tiles(q, keys, is_visible):
@@ -165,7 +165,7 @@ def only_the_first_key_attended(monkeypatch):
     monkeypatch.setattr(gathered, "attend_tiles", attend_tiles)
 
 
-def dropped_partial_block(monkeypatch):
+def dropped_partial_block(monkeypatch: pytest.MonkeyPatch) -> None:
     def whole_blocks_only(is_visible):
         query, key = (torch.arange(size) for size in is_visible.shape[-2:])
         return is_visible & (key // 4 < (query[:, None] + 1) // 4)
@@ -173,7 +173,7 @@ def dropped_partial_block(monkeypatch):
     plant_mask(monkeypatch, ChosenMaskPlan, whole_blocks_only)
 
 
-def interleaved_rope_pairs(monkeypatch):
+def interleaved_rope_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     def rotate(x, tables):
         cos, sin = tables
         even, odd = x[..., 0::2], x[..., 1::2]
@@ -183,7 +183,7 @@ def interleaved_rope_pairs(monkeypatch):
     monkeypatch.setattr(attention, "rotate", rotate)
 
 
-def rope_over_the_flattened_heads_of_q(monkeypatch):
+def rope_over_the_flattened_heads_of_q(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = attention.rotate
 
     def rotate(x, tables):
@@ -196,12 +196,12 @@ def rope_over_the_flattened_heads_of_q(monkeypatch):
     monkeypatch.setattr(attention, "rotate", rotate)
 
 
-def off_by_one_in_equation_9(monkeypatch):
+def off_by_one_in_equation_9(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = BlockGeometry.first_overlap
     monkeypatch.setattr(BlockGeometry, "first_overlap", lambda self, j: plain(self, j) + 1)
 
 
-def tie_broken_by_a_small_multiple_of_the_index(monkeypatch):
+def tie_broken_by_a_small_multiple_of_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = gathered_backend.choose_blocks
 
     def choose_blocks(score, position, geometry):
@@ -210,18 +210,18 @@ def tie_broken_by_a_small_multiple_of_the_index(monkeypatch):
     monkeypatch.setattr(gathered_backend, "choose_blocks", choose_blocks)
 
 
-def detached_phi(monkeypatch):
+def detached_phi(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = MLPCompression.forward
     monkeypatch.setattr(MLPCompression, "forward", lambda self, x: plain(self, x).detach())
 
 
-def document_borders_ignored(monkeypatch):
+def document_borders_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Packing, "from_lengths", lambda lengths, device="cpu": Packing.uniform(1, sum(lengths))
     )
 
 
-def window_ring_indexed_by_absolute_position(monkeypatch):
+def window_ring_indexed_by_absolute_position(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = decode._window_plan
 
     def window_plan(positions, window, ring):
@@ -233,7 +233,7 @@ def window_ring_indexed_by_absolute_position(monkeypatch):
     monkeypatch.setattr(decode, "_window_plan", window_plan)
 
 
-def prefill_that_drops_the_partial_block(monkeypatch):
+def prefill_that_drops_the_partial_block(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = decode.CachedBlocksPlan
 
     def plan(ids, positions, geometry, buffer_rows):
@@ -248,7 +248,7 @@ def prefill_that_drops_the_partial_block(monkeypatch):
     monkeypatch.setattr(decode, "CachedBlocksPlan", plan)
 
 
-def raw_tail_that_is_not_moved_on(monkeypatch):
+def raw_tail_that_is_not_moved_on(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = decode._blocks
 
     def blocks(raw, count, geometry):
@@ -257,8 +257,8 @@ def raw_tail_that_is_not_moved_on(monkeypatch):
     monkeypatch.setattr(decode, "_blocks", blocks)
 
 
-def padding_counted_as_a_target(monkeypatch):
-    def every_target(hidden, weight, target, **rest):
+def padding_counted_as_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    def every_target(hidden, weight, target, **rest) -> LossSum:
         return loss_sum(hidden, weight, target.clamp(min=0), **rest)
 
     monkeypatch.setattr(transformer, "loss_sum", every_target)
@@ -283,7 +283,7 @@ FAULTS = {
 }
 
 
-def is_red(check):
+def is_red(check) -> bool:
     """Whether the check fails, by its own assertion."""
     try:
         check()
@@ -292,7 +292,7 @@ def is_red(check):
     return False
 
 
-def test_the_checks_see_tokens_that_choose_freely():
+def test_the_checks_see_tokens_that_choose_freely() -> None:
     config = small_config()
     assert free_tokens(config, LENGTH) == 21
     assert free_tokens(config, 30, 45) == 35
@@ -300,12 +300,12 @@ def test_the_checks_see_tokens_that_choose_freely():
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_without_a_fault_every_check_is_green(check):
+def test_without_a_fault_every_check_is_green(check) -> None:
     check()
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_a_planted_fault_turns_its_checks_red(plant, monkeypatch):
+def test_a_planted_fault_turns_its_checks_red(plant, monkeypatch: pytest.MonkeyPatch) -> None:
     expected_layer()
     plant(monkeypatch)
     assert [check.__name__ for check in FAULTS[plant] if not is_red(check)] == []

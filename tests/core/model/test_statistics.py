@@ -17,7 +17,7 @@ IDS_NGS = torch.tensor([[[0, -1, -1, -1]], [[0, 1, 2, 3]]])
 POSITION_N = torch.tensor([0, 13])
 
 
-def test_every_figure_is_the_one_computed_by_hand():
+def test_every_figure_is_the_one_computed_by_hand() -> None:
     found = measure(GATES_NH3, IDS_NGS, POSITION_N, select_block=4).tolist()
     assert found == pytest.approx(
         [
@@ -36,6 +36,6 @@ def test_every_figure_is_the_one_computed_by_hand():
     )
 
 
-def test_the_lowest_entropy_is_that_of_one_head_of_one_token():
+def test_the_lowest_entropy_is_that_of_one_head_of_one_token() -> None:
     found = measure(GATES_NH3[:1, :2], IDS_NGS[:1], POSITION_N[:1], select_block=4)
     assert found[:2].tolist() == pytest.approx([(1.0986123 + 0.6931472) / 2, 0.6931472], abs=1e-6)

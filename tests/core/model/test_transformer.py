@@ -1,6 +1,7 @@
 """The language model: counts, seeds, loss, recomputation, statistics."""
 
 import math
+from typing import Never
 
 import pytest
 import torch
@@ -30,18 +31,18 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("config", VARIANTS)
-def test_the_counted_parameters_are_the_real_ones(config):
+def test_the_counted_parameters_are_the_real_ones(config) -> None:
     assert LanguageModel(config).num_parameters() == count_parameters(config).total
 
 
-def test_the_main_model_has_the_size_the_specification_states():
+def test_the_main_model_has_the_size_the_specification_states() -> None:
     counts = count_parameters(ModelConfig())
     assert round((counts.total - counts.compression) / 1e6) == 117
     byte = count_parameters(ModelConfig(vocab_size=257))
     assert round((byte.total - byte.compression) / 1e6) == 78
 
 
-def test_flops_count_the_work_of_the_attention_that_is_configured():
+def test_flops_count_the_work_of_the_attention_that_is_configured() -> None:
     nsa, dense = ModelConfig(), ModelConfig(attention="dense")
     assert count_flops(nsa, 65_536).attention < 0.2 * count_flops(dense, 65_536).attention
     length = 100
@@ -52,7 +53,7 @@ def test_flops_count_the_work_of_the_attention_that_is_configured():
     assert flops.train == 3 * (flops.forward - flops.scoring) + flops.scoring
 
 
-def test_visible_keys_of_the_flop_count_are_the_reads_of_decoding():
+def test_visible_keys_of_the_flop_count_are_the_reads_of_decoding() -> None:
     model = small_model()
     flops = count_flops(model.config, 37)
     reads = sum(num_reads(model.geometry, position) for position in range(37)) / 37
@@ -60,7 +61,7 @@ def test_visible_keys_of_the_flop_count_are_the_reads_of_decoding():
     assert flops.attention == pytest.approx(per_key * reads)
 
 
-def test_memory_estimate_has_exact_state_and_shrinks_with_recomputation():
+def test_memory_estimate_has_exact_state_and_shrinks_with_recomputation() -> None:
     config, adamw = ModelConfig(), OptimizerConfig()
     total = count_parameters(config).total
     plain = estimate_memory(config, adamw, "bf16", StepShape(16_384))
@@ -76,7 +77,7 @@ def test_memory_estimate_has_exact_state_and_shrinks_with_recomputation():
     assert muon.optimizer < plain.optimizer
 
 
-def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_state_alone():
+def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_state_alone() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     first, second, other = (LanguageModel(small_config(), seed=seed) for seed in (1, 1, 2))
@@ -88,7 +89,9 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_state_alone(
 
 @pytest.mark.parametrize("chunk", [31 * 2, 2**20])
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_loss_and_gradients_equal_plain_cross_entropy(chunk, is_tied, monkeypatch):
+def test_loss_and_gradients_equal_plain_cross_entropy(
+    chunk: int, is_tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(loss_module.CHUNK_LOGITS, "cpu", chunk)
     model = small_model(small_config(tie_embeddings=is_tied))
     row = tokens(2, 9)
@@ -108,7 +111,7 @@ def test_loss_and_gradients_equal_plain_cross_entropy(chunk, is_tied, monkeypatc
         torch.testing.assert_close(found, expected)
 
 
-def test_accumulated_micro_batches_equal_one_batch():
+def test_accumulated_micro_batches_equal_one_batch() -> None:
     model = small_model()
     row = tokens(4, 11)
     whole = model.loss(row, row)
@@ -117,7 +120,7 @@ def test_accumulated_micro_batches_equal_one_batch():
     torch.testing.assert_close(sum(part.sum for part in parts) / count, whole.sum / whole.count)
 
 
-def test_the_loss_is_float32_under_half_precision():
+def test_the_loss_is_float32_under_half_precision() -> None:
     model = small_model(dtype=torch.float32)
     row = tokens(1, 12)
     with torch.autocast("cpu", torch.bfloat16):
@@ -130,7 +133,7 @@ def test_the_loss_is_float32_under_half_precision():
 
 @pytest.mark.parametrize("attention", ["nsa", "dense"])
 @pytest.mark.parametrize("mode", ["full", "selective"])
-def test_recomputation_changes_no_bit_of_the_gradients(mode, attention):
+def test_recomputation_changes_no_bit_of_the_gradients(mode: str, attention: str) -> None:
     model = small_model(small_config(attention=attention))
     row = tokens(2, 19)
     kept = torch.autograd.grad(model.loss(row, row).sum, list(model.parameters()))
@@ -139,13 +142,13 @@ def test_recomputation_changes_no_bit_of_the_gradients(mode, attention):
     assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
 
 
-def count_forwards(model, mode):
+def count_forwards(model, mode) -> dict[str, int]:
     """How often each part of a block was begun in one step; torch stops a repetition early."""
     counts = {"attention": 0, "mlp": 0}
     for block in model.block_list:
         for part in counts:
 
-            def count(*_, part=part):
+            def count(*_, part=part) -> None:
                 counts[part] += 1
 
             getattr(block, part).register_forward_pre_hook(count)
@@ -158,13 +161,15 @@ def count_forwards(model, mode):
 @pytest.mark.parametrize(
     ("mode", "counts"), [("none", (2, 2)), ("selective", (4, 2)), ("full", (4, 4))]
 )
-def test_recomputation_runs_what_its_mode_names_again(mode, counts, attention):
+def test_recomputation_runs_what_its_mode_names_again(
+    mode: str, counts: tuple[int, int], attention: str
+) -> None:
     model = small_model(small_config(attention=attention))
     assert tuple(count_forwards(model, mode).values()) == counts
 
 
 @pytest.mark.parametrize("attention", ["nsa", "dense"])
-def test_recomputation_keeps_less_for_the_backward_pass(attention):
+def test_recomputation_keeps_less_for_the_backward_pass(attention: str) -> None:
     row, kept = tokens(1, 40), {}
     for mode in ("none", "selective", "full"):
         model = small_model(small_config(attention=attention))
@@ -183,8 +188,10 @@ def test_recomputation_keeps_less_for_the_backward_pass(attention):
 
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
-def test_nothing_is_prepared_for_recomputation_without_gradients(mode, monkeypatch):
-    def refuse(*_, **__):
+def test_nothing_is_prepared_for_recomputation_without_gradients(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_, **__) -> Never:
         raise AssertionError
 
     monkeypatch.setattr(transformer, "checkpoint", refuse)
@@ -196,7 +203,7 @@ def test_nothing_is_prepared_for_recomputation_without_gradients(mode, monkeypat
         model(tokens(1, 9))
 
 
-def test_statistics_are_off_until_asked_for_and_then_true():
+def test_statistics_are_off_until_asked_for_and_then_true() -> None:
     model = small_model()
     row = tokens(2, 19)
     model.loss(row, row)
@@ -214,7 +221,7 @@ def test_statistics_are_off_until_asked_for_and_then_true():
     assert statistics.worst.entropy_mean == min(layer.entropy_mean for layer in statistics.layers)
 
 
-def test_statistics_recognise_collapsed_and_equal_gates():
+def test_statistics_recognise_collapsed_and_equal_gates() -> None:
     model = small_model()
     row = tokens(1, 9)
     with torch.no_grad():
@@ -233,19 +240,19 @@ def test_statistics_recognise_collapsed_and_equal_gates():
     assert model.gate_statistics().worst.layer == 1
 
 
-def test_dense_models_have_no_gate_statistics():
+def test_dense_models_have_no_gate_statistics() -> None:
     model = small_model(small_config(attention="dense"))
     with model.recording_statistics():
         model(tokens(1, 9))
     assert model.gate_statistics() is None
 
 
-def test_documents_that_do_not_fill_the_batch_are_refused():
+def test_documents_that_do_not_fill_the_batch_are_refused() -> None:
     with pytest.raises(ValueError, match="hold 7 tokens and the batch has 8"):
         small_model()(tokens(2, 4), Packing.from_lengths([7]))
 
 
-def test_weight_decay_leaves_norms_biases_and_tables_alone():
+def test_weight_decay_leaves_norms_biases_and_tables_alone() -> None:
     infos = {info.name: info for info in LanguageModel(small_config()).parameter_infos()}
     kept = [name for name, info in infos.items() if not info.is_decayed]
     assert set(kept) == {
@@ -265,7 +272,7 @@ def test_weight_decay_leaves_norms_biases_and_tables_alone():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the compiler itself, which are not ours to mend
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_loss_compiled_as_a_whole_keeps_its_gradients(precision):
+def test_a_loss_compiled_as_a_whole_keeps_its_gradients(precision: str) -> None:
     row = torch.randint(8, (1, 40), generator=torch.Generator().manual_seed(0))
     grads = []
     for is_compiled in (False, True):
@@ -280,7 +287,9 @@ def test_a_loss_compiled_as_a_whole_keeps_its_gradients(precision):
 
 @pytest.mark.parametrize("needs_grad", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_loss_is_an_operator_that_a_compiler_need_not_look_into(dtype, needs_grad):
+def test_the_loss_is_an_operator_that_a_compiler_need_not_look_into(
+    dtype: torch.dtype, needs_grad: bool
+) -> None:
     hidden, weight = torch.randn(7, 4).to(dtype), torch.randn(5, 4).to(dtype)
     target = torch.tensor([0, 4, -1, 2, 3, 1, -1])
     torch.library.opcheck(
@@ -288,7 +297,9 @@ def test_the_loss_is_an_operator_that_a_compiler_need_not_look_into(dtype, needs
     )
 
 
-def test_the_gradient_of_the_head_is_summed_over_the_chunks_in_float32(monkeypatch):
+def test_the_gradient_of_the_head_is_summed_over_the_chunks_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(loss_module.CHUNK_LOGITS, "cpu", 1)  # a row is a chunk
     num_rows = 600  # in bfloat16 a sum of equals stands still at 256 of them
     hidden, weight = torch.ones(num_rows, 2).bfloat16(), torch.zeros(2, 2).bfloat16()

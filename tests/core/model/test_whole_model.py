@@ -48,26 +48,26 @@ def packed(model, row):
     return found[7 : 7 + row.shape[1]]
 
 
-def make_cache(model, chunk):
+def make_cache(model, chunk: int):
     return DecodeCache.allocate(
         model.config, batch=1, capacity=LENGTH, chunk=chunk, dtype=torch.float64
     )
 
 
-def in_chunks(model, row):
+def in_chunks(model, row) -> torch.Tensor:
     kept = make_cache(model, 13)
     steps = [extend(model, kept, piece) for piece in row.split(13, dim=1)]
     return torch.cat([step.hidden_BmW[0] for step in steps])
 
 
-def in_steps(model, row):
+def in_steps(model, row) -> torch.Tensor:
     loop = DecodeLoop(model, make_cache(model, 1))
     return torch.cat([loop.step(token).hidden_BW.clone() for token in row.T])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("way", [one_pass, packed, in_chunks, in_steps], ids=lambda f: f.__name__)
-def test_hidden_states_equal_the_token_by_token_model(name, way):
+def test_hidden_states_equal_the_token_by_token_model(name: str, way) -> None:
     assert free_tokens(CONFIGS[name], LENGTH) >= 25
     with torch.no_grad():
         found = way(small_model(CONFIGS[name]), tokens(1, LENGTH))
@@ -75,7 +75,9 @@ def test_hidden_states_equal_the_token_by_token_model(name, way):
 
 
 @pytest.mark.parametrize("name", ["dense", "dense, linear scaling"])
-def test_every_gradient_of_the_dense_control_equals_that_of_the_token_by_token_model(name):
+def test_every_gradient_of_the_dense_control_equals_that_of_the_token_by_token_model(
+    name: str,
+) -> None:
     model, row = small_model(CONFIGS[name]), tokens(1, 21)
     target = row.roll(-1, dims=1)
     weights = dict(model.named_parameters())
@@ -89,7 +91,9 @@ def test_every_gradient_of_the_dense_control_equals_that_of_the_token_by_token_m
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_model_without_rotary_positions_is_far_from_this_one(name, monkeypatch):
+def test_a_model_without_rotary_positions_is_far_from_this_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     truth = expected(name)
     monkeypatch.setattr(layer_reference, "rope", lambda x, position, settings: x)
     model = small_model(CONFIGS[name])

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_far_pairs_are_recalled_and_not_without_the_selected_branch():
+def test_far_pairs_are_recalled_and_not_without_the_selected_branch() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -36,7 +36,7 @@ def test_far_pairs_are_recalled_and_not_without_the_selected_branch():
     "recipe, nsa",
     [pytest.param(on_cpu(), CPU_NSA, id="cpu"), pytest.param(on_card(), CARD_NSA, id="card")],
 )
-def test_the_pairs_are_out_of_reach_of_all_layers_and_have_to_be_chosen(recipe, nsa):
+def test_the_pairs_are_out_of_reach_of_all_layers_and_have_to_be_chosen(recipe, nsa) -> None:
     geometry = BlockGeometry.from_config(nsa)
     assert recipe.model.num_layers == 2
     for task in recipe.judged:
@@ -44,5 +44,5 @@ def test_the_pairs_are_out_of_reach_of_all_layers_and_have_to_be_chosen(recipe, 
         assert task.has_to_choose(geometry)
 
 
-def test_nearly_as_many_blocks_hold_a_pair_as_there_are():
+def test_nearly_as_many_blocks_hold_a_pair_as_there_are() -> None:
     assert CPU_TASK.num_filled >= 3 * CPU_NSA.num_selected

@@ -21,7 +21,7 @@ LONG = RecallTask(block=4, num_blocks=6, num_filled=4, num_queries=4).beyond(NSA
 
 
 @pytest.fixture(autouse=True)
-def few_questions(monkeypatch):
+def few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A measurement asks 16 questions here instead of 512: what it finds is not judged."""
     monkeypatch.setattr(learning, "MEASURED_QUERIES", 16)
 
@@ -46,7 +46,7 @@ def weights_after(**changes):
     return dict(learn_recall(short_recipe(**changes), CPU).model.named_parameters())
 
 
-def test_the_stages_follow_each_other_and_every_end_is_measured():
+def test_the_stages_follow_each_other_and_every_end_is_measured() -> None:
     seen = []
     lesson = learn_recall(short_recipe(), CPU, on_progress=seen.append)
     ends = [(progress.stage, progress.seq_len, progress.step) for progress in seen]
@@ -54,19 +54,19 @@ def test_the_stages_follow_each_other_and_every_end_is_measured():
     assert lesson.history == tuple(seen)
 
 
-def test_training_ends_when_its_time_is_up():
+def test_training_ends_when_its_time_is_up() -> None:
     lesson = learn_recall(short_recipe(limit_s=0.0), CPU)
     assert [progress.step for progress in lesson.history] == [1, 2]
 
 
-def test_a_stage_ends_at_the_first_measurement_that_is_enough():
+def test_a_stage_ends_at_the_first_measurement_that_is_enough() -> None:
     known, unknown = (Stage(SHORT, batch=4, steps=60, enough=enough) for enough in (0.0, 1.5))
     lesson = learn_recall(short_recipe(stages=(known, unknown)), CPU)
     ends = [(progress.stage, progress.step) for progress in lesson.history]
     assert ends == [(0, 25), (1, 50), (1, 75), (1, 85)]
 
 
-def test_no_step_is_taken_with_a_gradient_longer_than_one(monkeypatch):
+def test_no_step_is_taken_with_a_gradient_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths, step = [], torch.optim.AdamW.step
 
     def watched(optimizer, *arguments):
@@ -80,7 +80,7 @@ def test_no_step_is_taken_with_a_gradient_longer_than_one(monkeypatch):
     assert max(lengths) == pytest.approx(1.0, abs=1e-3)  # they would be longer than that
 
 
-def test_the_matrices_begin_at_one_over_the_root_of_the_width():
+def test_the_matrices_begin_at_one_over_the_root_of_the_width() -> None:
     model = learn_recall(short_recipe(learning_rate=0.0), CPU).model
     matrices = {i.name: i.parameter for i in model.parameter_infos() if i.parameter.ndim == 2}
     assert len(matrices) > 10
@@ -90,10 +90,12 @@ def test_the_matrices_begin_at_one_over_the_root_of_the_width():
         assert matrix.std().item() == pytest.approx(share * model.config.dim**-0.5, rel=0.2), name
 
 
-def test_the_rows_of_the_judgement_are_never_rows_of_training(monkeypatch):
+def test_the_rows_of_the_judgement_are_never_rows_of_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     drawn = {"learned": [], "judged": []}
 
-    def watch(module, kind):
+    def watch(module, kind: str) -> None:
         draw = recall_task.draw_recall
 
         def watched(task, batch, generator):
@@ -113,19 +115,19 @@ def test_the_rows_of_the_judgement_are_never_rows_of_training(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", [-1, recall_task.JUDGED_SEED, 2**64])
-def test_a_seed_that_could_draw_the_rows_of_the_judgement_is_refused(seed):
+def test_a_seed_that_could_draw_the_rows_of_the_judgement_is_refused(seed) -> None:
     with pytest.raises(ValueError, match=rf"0 or more and below 1,000,000, not {seed}$"):
         short_recipe(seed=seed)
 
 
-def test_the_same_seed_learns_the_same():
+def test_the_same_seed_learns_the_same() -> None:
     losses = [learn_recall(short_recipe(), CPU).history[-1].loss for _ in range(2)]
     assert losses[0] == losses[1]
     assert learn_recall(short_recipe(seed=1), CPU).history[-1].loss != losses[0]
 
 
 @pytest.mark.parametrize("attention", ["nsa", "dense"])
-def test_a_stage_for_the_last_layer_leaves_all_else_as_it_is(attention):
+def test_a_stage_for_the_last_layer_leaves_all_else_as_it_is(attention: str) -> None:
     base = short_recipe()
     model = base.model.model_copy(update={"attention": attention})
     first, second = base.stages
@@ -137,7 +139,7 @@ def test_a_stage_for_the_last_layer_leaves_all_else_as_it_is(attention):
     assert all(parameter.requires_grad for parameter in after.values())
 
 
-def test_all_layers_learn_in_the_stage_after_it():
+def test_all_layers_learn_in_the_stage_after_it() -> None:
     base = short_recipe()
     first, second = base.stages
     only_last = replace(first, trains_last_layer_only=True)
@@ -146,7 +148,7 @@ def test_all_layers_learn_in_the_stage_after_it():
     assert not any(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_the_rate_of_a_stage_is_a_share_of_the_learning_rate():
+def test_the_rate_of_a_stage_is_a_share_of_the_learning_rate() -> None:
     first, _ = short_recipe().stages
     halved = weights_after(stages=(replace(first, rate=0.5),))
     same = weights_after(stages=(first,), learning_rate=short_recipe().learning_rate / 2)
@@ -156,11 +158,11 @@ def test_the_rate_of_a_stage_is_a_share_of_the_learning_rate():
 
 
 def test_the_selected_branch_is_cut_in_every_so_many_steps_and_never_where_it_is_measured(
-    monkeypatch,
-):
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen, hidden = [], LanguageModel.hidden
 
-    def watched(model, tokens_BT, packing=None):
+    def watched(model, tokens_BT: torch.Tensor, packing=None):
         gate = model.block_list[-1].attention.gate(torch.zeros(1, model.config.dim))
         seen.append(bool((gate[0, :, 1] > 0).all()))
         return hidden(model, tokens_BT, packing)
@@ -170,7 +172,7 @@ def test_the_selected_branch_is_cut_in_every_so_many_steps_and_never_where_it_is
     assert seen == [True, False, True, False, True, True]
 
 
-def test_the_dense_control_has_the_same_lessons_and_nothing_to_cut():
+def test_the_dense_control_has_the_same_lessons_and_nothing_to_cut() -> None:
     stages = tuple(replace(stage, cut_every=1) for stage in short_recipe().stages)
     lesson = learn_recall(as_dense(short_recipe(stages=stages)), CPU)
     found = judge_recall(lesson.model, LONG, rows=2)
@@ -178,7 +180,7 @@ def test_the_dense_control_has_the_same_lessons_and_nothing_to_cut():
     assert found.num_queries == 2 * LONG.num_queries
 
 
-def test_a_model_is_judged_whole_and_with_each_part_away():
+def test_a_model_is_judged_whole_and_with_each_part_away() -> None:
     config = short_recipe().model
     found = judge_recall(Tells(config), LONG, rows=4)
     assert (found.accuracy, found.without_selection, found.without_choice) == (1.0, 0.0, 0.0)
@@ -187,7 +189,7 @@ def test_a_model_is_judged_whole_and_with_each_part_away():
 class Tells(LanguageModel):
     """Answers rightly while its last layer has its selected gate and its own choice of blocks."""
 
-    def hidden(self, tokens_BT, packing=None):
+    def hidden(self, tokens_BT: torch.Tensor, packing=None):
         attention = self.block_list[-1].attention
         gate = attention.gate(torch.zeros(1, self.config.dim))[0, 0, 1]
         is_whole = gate > 0 and attention.backends == self.backends
@@ -203,7 +205,7 @@ class Tells(LanguageModel):
         return torch.eye(self.config.vocab_size)
 
 
-def test_a_cooling_stage_ends_with_almost_no_learning_rate():
+def test_a_cooling_stage_ends_with_almost_no_learning_rate() -> None:
     recipe = short_recipe()
     cooled = replace(recipe.stages[0], steps=4, is_cooling=True)
     full, cooling = (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nsa_core.config.model import NSAConfig
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.model.transformer import LanguageModel
-from nsa_core.recall.task import RecallTask, draw_recall, recall_accuracy
+from nsa_core.recall.task import RecallBatch, RecallTask, draw_recall, recall_accuracy
 from tests.core.model.cases import small_config
 
 NSA = NSAConfig(compress_block=8, compress_stride=8, select_block=8, num_selected=4, window=4)
@@ -19,7 +19,7 @@ GEOMETRY = BlockGeometry.from_config(NSA)
 TASK = RecallTask(block=8, num_blocks=12, num_filled=6, num_queries=4).beyond(NSA)
 
 
-def draw(task, rows=4, seed=0):
+def draw(task, rows: int = 4, seed=0) -> RecallBatch:
     return draw_recall(task, rows, torch.Generator().manual_seed(seed))
 
 
@@ -33,7 +33,7 @@ def draw(task, rows=4, seed=0):
 )
 def test_every_query_has_its_pair_before_it_and_the_value_is_the_target(
     blocks, empty, pairs, repeats, spare, seed
-):
+) -> None:
     task = RecallTask(
         block=12,
         num_blocks=blocks + empty,
@@ -66,7 +66,7 @@ def test_every_query_has_its_pair_before_it_and_the_value_is_the_target(
         assert 0 <= min(in_block) <= max(in_block) < task.num_blocks
 
 
-def test_rows_beyond_reach_have_no_pair_in_the_window_or_a_forced_block():
+def test_rows_beyond_reach_have_no_pair_in_the_window_or_a_forced_block() -> None:
     is_pair_BT = draw(TASK, rows=32).tokens_BT < TASK.num_keys + TASK.num_values
     pairs = torch.nonzero(is_pair_BT[:, : TASK.first_query])[:, 1].tolist()
     assert min(pairs) == 8
@@ -97,7 +97,7 @@ def reached(geometry, position, num_layers):
 )
 def test_beyond_is_what_no_chain_of_windows_and_forced_blocks_reaches(
     window, num_layers, distance, margin
-):
+) -> None:
     geometry = replace(GEOMETRY, window=window)
     task = replace(TASK, margin=margin, distance=distance)
     pairs = range(margin, task.first_query - distance)
@@ -106,14 +106,16 @@ def test_beyond_is_what_no_chain_of_windows_and_forced_blocks_reaches(
     assert task.is_beyond(geometry, num_layers) == seen.isdisjoint(pairs)
 
 
-def test_a_second_layer_doubles_what_a_window_reaches():
+def test_a_second_layer_doubles_what_a_window_reaches() -> None:
     wide = replace(GEOMETRY, window=21)
     near, far = (replace(TASK, distance=distance) for distance in (32, 40))
     assert [near.is_beyond(wide, layers) for layers in (1, 2)] == [True, False]
     assert far.is_beyond(wide, 2)
 
 
-def test_a_query_has_to_choose_where_its_free_blocks_cover_at_most_a_third_of_the_filled_ones():
+def test_a_query_has_to_choose_where_its_free_blocks_cover_at_most_a_third_of_the_filled_ones() -> (
+    None
+):
     assert TASK.has_to_choose(GEOMETRY)
     assert replace(TASK, num_filled=3, num_queries=1).has_to_choose(GEOMETRY)
     assert not replace(TASK, num_filled=2, num_queries=1).has_to_choose(GEOMETRY)
@@ -131,7 +133,7 @@ def test_a_query_has_to_choose_where_its_free_blocks_cover_at_most_a_third_of_th
         ({"block": 7}, "a block of 7 tokens must be even"),
     ],
 )
-def test_rows_that_cannot_be_drawn_are_refused(change, says):
+def test_rows_that_cannot_be_drawn_are_refused(change: dict[str, int], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         replace(TASK, **change)
 
@@ -139,7 +141,7 @@ def test_rows_that_cannot_be_drawn_are_refused(change, says):
 class Looks(LanguageModel):
     """Finds the last place of the same token before and gives what followed it."""
 
-    def hidden(self, tokens_BT, packing=None):
+    def hidden(self, tokens_BT: torch.Tensor, packing=None):
         answers = torch.zeros_like(tokens_BT)
         for row, ids in enumerate(tokens_BT.tolist()):
             for place, token in enumerate(ids):
@@ -152,7 +154,7 @@ class Looks(LanguageModel):
         return torch.eye(self.config.vocab_size)
 
 
-def test_accuracy_is_one_for_a_model_that_looks_and_chance_for_one_that_guesses():
+def test_accuracy_is_one_for_a_model_that_looks_and_chance_for_one_that_guesses() -> None:
     config = small_config(vocab_size=TASK.vocab_size)
     assert recall_accuracy(Looks(config), TASK, rows=5, batch=2) == 1.0
     assert recall_accuracy(LanguageModel(config), TASK, rows=80) < 0.2

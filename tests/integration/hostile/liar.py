@@ -24,7 +24,7 @@ def text(value):
 
 
 class Liar:
-    def __init__(self, folder, real, arguments):
+    def __init__(self, folder, real, arguments) -> None:
         self.folder, self.real, self.arguments = folder, real, [os.fsencode(a) for a in arguments]
         self.rules = self.read_rules()
         self.environment = dict(os.environ)
@@ -36,15 +36,15 @@ class Liar:
         except FileNotFoundError:
             return []
 
-    def note(self, name, line):
+    def note(self, name, line) -> None:
         with open(os.path.join(self.folder, name), "a", encoding="ascii") as file:
             file.write(f"{line}\n")
 
-    def execute(self):
+    def execute(self) -> None:
         """The truth."""
         os.execve(self.real, [os.path.basename(self.real), *self.arguments], self.environment)
 
-    def main(self):
+    def main(self) -> None:
         script = self.arguments[1] if self.arguments[:1] == [b"-c"] and self.arguments[1:] else b""
         if b"read " in script and b"eval" in script:
             self.begin()
@@ -55,13 +55,13 @@ class Liar:
             self.execute()
         self.answer(fitting)
 
-    def hide(self):
+    def hide(self) -> None:
         """Programs below this one are real."""
         parts = self.environment.get("PATH", "").split(":")
         bin_folder = os.path.join(self.folder, "bin")
         self.environment["PATH"] = ":".join(part for part in parts if part != bin_folder)
 
-    def begin(self):
+    def begin(self) -> None:
         """One line of a framed call: answer it with a raw frame, or let the real shell run it."""
         line = b""
         while not line.endswith(b"\n"):
@@ -79,7 +79,7 @@ class Liar:
         words = ["sh", "-c", 'eval "$s" # IFS= read -r s && eval']
         os.execve("/bin/sh", words, self.environment)
 
-    def send_frame(self, frame, nonce):
+    def send_frame(self, frame, nonce) -> None:
         self.note("hits", "frame")
         for name, fd in (("err", 2), ("out", 1)):
             one = text(frame.get(name, "")).replace(b"<N>", nonce)
@@ -90,12 +90,12 @@ class Liar:
         time.sleep(frame.get("hold_s", 0))
         sys.exit(frame.get("code", 0))
 
-    def send(self, fd, content):
+    def send(self, fd, content) -> None:
         view = memoryview(content)
         while view:
             view = view[os.write(fd, view) :]
 
-    def flood(self, fd, piece, repeat, pause_s):
+    def flood(self, fd, piece, repeat, pause_s) -> None:
         """Send a piece again and again; what got through stands in `sent`."""
         import select
 
@@ -136,7 +136,7 @@ class Liar:
                 return text(rule["serve"])
         return word
 
-    def answer(self, rules):
+    def answer(self, rules) -> None:
         import subprocess
 
         content = self.swapped_request(rules)

@@ -5,7 +5,7 @@ from nsa_ops.bench.panels import panels_of
 from tests.ops.bench.results import document
 
 
-def row(attention, validation):
+def row(attention: str, validation):
     return {
         "attention": attention,
         "tokens_per_step": 100,
@@ -19,7 +19,7 @@ def panels(*validation):
     return panels_of(parse_bench_result(document(rows, bench="compare"), "test")).panels
 
 
-def test_the_loss_of_both_runs_is_drawn_against_tokens_without_what_is_not_finite():
+def test_the_loss_of_both_runs_is_drawn_against_tokens_without_what_is_not_finite() -> None:
     (loss,) = panels([3, 4.0, 1.5])
     assert loss.x_label == "tokens seen"
     assert {line.label: line.points for line in loss.lines} == {
@@ -28,7 +28,7 @@ def test_the_loss_of_both_runs_is_drawn_against_tokens_without_what_is_not_finit
     }
 
 
-def test_a_long_curve_is_drawn_by_the_means_of_growing_stretches():
+def test_a_long_curve_is_drawn_by_the_means_of_growing_stretches() -> None:
     rows = [row("nsa", [[3, 4.0, 1.5]]) | {"loss_curve": [[n, n, float(n)] for n in range(1, 101)]}]
     (loss,) = panels_of(parse_bench_result(document(rows, bench="compare"), "test")).panels
     points = loss.lines[0].points
@@ -37,7 +37,7 @@ def test_a_long_curve_is_drawn_by_the_means_of_growing_stretches():
     assert len(points) < 12
 
 
-def test_bits_per_byte_are_a_line_once_there_are_two():
+def test_bits_per_byte_are_a_line_once_there_are_two() -> None:
     _, held_out = panels([1, 9.0, 3.0], [3, 4.0, 1.5])
     assert held_out.unit == "bits per byte"
     assert held_out.lines[0].points == ((100.0, 3.0), (300.0, 1.5))

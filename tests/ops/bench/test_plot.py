@@ -129,7 +129,7 @@ def test_decode_is_drawn_by_the_number_of_sequences() -> None:
     ElementTree.fromstring(draw_panels(panels_of(result)))
 
 
-def test_the_names_of_ticks_do_not_run_into_each_other_and_the_last_is_there():
+def test_the_names_of_ticks_do_not_run_into_each_other_and_the_last_is_there() -> None:
     scale = Scale(math.log(192e3), math.log(20e6), 50, 402)
     seen = [196_608, 589_824, 9_792_000, 15_936_000, 19_584_000, 20_054_016]
     kept = readable_ticks(seen, scale)
@@ -142,5 +142,7 @@ def test_the_names_of_ticks_do_not_run_into_each_other_and_the_last_is_there():
 @pytest.mark.parametrize(
     ("tokens", "text"), [(512, "512"), (65_536, "64k"), (20_054_016, "20.1M"), (3000, "3000")]
 )
-def test_lengths_and_tokens_of_a_run_are_named_as_they_are_spoken_of(tokens, text):
+def test_lengths_and_tokens_of_a_run_are_named_as_they_are_spoken_of(
+    tokens: int, text: str
+) -> None:
     assert tokens_text(tokens) == text

@@ -55,13 +55,13 @@ def judged(name):
     return log, replay(log, WatchdogLimits())
 
 
-def test_every_log_of_the_collection_is_judged():
+def test_every_log_of_the_collection_is_judged() -> None:
     names = {path.name[:3] for path in LOGS.iterdir()}
     assert names == HEALTHY.keys() | WARNED.keys() | ALARMS.keys()
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_run_is_read_whole_and_never_halted(name):
+def test_a_healthy_run_is_read_whole_and_never_halted(name: str) -> None:
     log, replayed = judged(name)
     assert sum(beat.loss is not None for beat in log.beats) == HEALTHY[name]
     assert log.num_unread <= len(log.beats)
@@ -72,7 +72,7 @@ def test_a_healthy_run_is_read_whole_and_never_halted(name):
 
 
 @pytest.mark.parametrize("name", WARNED)
-def test_a_passing_problem_is_reported_and_not_halted(name):
+def test_a_passing_problem_is_reported_and_not_halted(name: str) -> None:
     rule, step = WARNED[name]
     _, replayed = judged(name)
     assert replayed.first("halt") is None
@@ -80,7 +80,7 @@ def test_a_passing_problem_is_reported_and_not_halted(name):
 
 
 @pytest.mark.parametrize("name", ALARMS)
-def test_a_lost_run_is_halted_within_its_delay(name):
+def test_a_lost_run_is_halted_within_its_delay(name: str) -> None:
     rule, step, delay = ALARMS[name]
     log, replayed = judged(name)
     alarm = replayed.first("halt")
@@ -92,19 +92,19 @@ def test_a_lost_run_is_halted_within_its_delay(name):
     assert (alarm.finding.rule, alarm.record - seen) == (rule, delay)
 
 
-def test_the_slow_run_is_reported_with_its_cause():
+def test_the_slow_run_is_reported_with_its_cause() -> None:
     _, replayed = judged("L55")
     assert "the data loader is not the cause" in replayed.first("warn").finding.sentence
 
 
-def test_a_resume_in_a_log_begins_a_new_attempt_without_an_alarm():
+def test_a_resume_in_a_log_begins_a_new_attempt_without_an_alarm() -> None:
     log, replayed = judged("L13")
     assert [next(b.step for b in log.beats if b.attempt == n) for n in (1, 2)] == [0, 430]
     assert replayed.first("warn") is None
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_problem_of_a_made_log_is_reported_in_time_and_nothing_else(name):
+def test_the_problem_of_a_made_log_is_reported_in_time_and_nothing_else(name: str) -> None:
     _, replayed = judged(name)
     for level in ("halt", "warn"):
         alarms = [a for a in replayed.alarms if a.finding.level == level]
@@ -115,13 +115,13 @@ def test_the_problem_of_a_made_log_is_reported_in_time_and_nothing_else(name):
             assert alarms == []
 
 
-def test_a_late_leak_is_reported_before_the_loss_is_at_six_tenths_of_its_level():
+def test_a_late_leak_is_reported_before_the_loss_is_at_six_tenths_of_its_level() -> None:
     log, replayed = judged("h01")
     alarm = next(a for a in replayed.alarms if a.finding.rule == "loss_fall")
     assert log.beats[alarm.record].loss > 0.6 * log.beats[0].loss
 
 
-def test_a_slow_epoch_is_reported_again_when_it_gets_worse():
+def test_a_slow_epoch_is_reported_again_when_it_gets_worse() -> None:
     _, replayed = judged("t08")
     assert [a.finding.stage for a in replayed.alarms if a.finding.rule == "throughput_low"] == [
         0,
@@ -130,6 +130,6 @@ def test_a_slow_epoch_is_reported_again_when_it_gets_worse():
 
 
 @pytest.mark.parametrize("name", ["t01", "t06"])
-def test_a_healthy_log_is_read_well_enough_to_be_called_so(name):
+def test_a_healthy_log_is_read_well_enough_to_be_called_so(name: str) -> None:
     log, _ = judged(name)
     assert log.num_unread <= len(log.beats)

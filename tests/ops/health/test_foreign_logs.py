@@ -61,7 +61,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_line_of_each_kind_gives_its_figures(kind):
+def test_a_line_of_each_kind_gives_its_figures(kind: str) -> None:
     text, expected = KINDS[kind]
     (beat,) = parse_log(text).beats
     found = {name: getattr(beat, name) for name in expected}
@@ -84,17 +84,17 @@ def test_a_line_of_each_kind_gives_its_figures(kind):
         "",
     ],
 )
-def test_lines_without_a_training_step_give_no_record(text):
+def test_lines_without_a_training_step_give_no_record(text: str) -> None:
     beats = parse_log(f"iter 1: loss 3.0\n{text}\niter 2: loss 3.0").beats
     assert [beat.step for beat in beats if beat.msg == "progress"] == [1, 2]
 
 
-def test_a_log_with_nothing_but_evaluations_is_judged_by_them():
+def test_a_log_with_nothing_but_evaluations_is_judged_by_them() -> None:
     text = "\n".join(f"step:{n * 125}/1750 val_loss:{4 - n / 10} train_time:9ms" for n in range(5))
     assert [beat.loss for beat in parse_log(text).beats] == [4.0, 3.9, 3.8, 3.7, 3.6]
 
 
-def test_bytes_that_are_no_log_give_nothing():
+def test_bytes_that_are_no_log_give_nothing() -> None:
     log = parse_log("\x00\xff{[" * 100 + "\n{}\n[1,2]\n")
     assert (log.beats, log.error) == ([], "")
     assert replay(log, WatchdogLimits()).alarms == []
@@ -108,18 +108,18 @@ def test_bytes_that_are_no_log_give_nothing():
      "iter 1: loss 3.0\niter 99999999999999: loss 3.0, time 1000ms", '{"a":' * 100_000,
      '{"lm loss": {"values": {"one": 1.0}}}', "step,loss,step_s\n1,2,1e300\n3,3,1e300\n"],
 )  # fmt: skip
-def test_no_line_of_a_hostile_log_is_an_error_or_takes_long(text):
+def test_no_line_of_a_hostile_log_is_an_error_or_takes_long(text: str) -> None:
     replay(parse_log(text), WatchdogLimits())
 
 
-def test_an_error_counts_only_if_no_record_follows():
+def test_an_error_counts_only_if_no_record_follows() -> None:
     crash = "Traceback (most recent call last):\n  File\nRuntimeError: CUDA error"
     assert parse_log(f"iter 1: loss 3.0\n{crash}\niter 2: loss 3.0").error == ""
     replayed = replay(parse_log(f"iter 1: loss 3.0\n{crash}"), WatchdogLimits())
     assert replayed.first("halt").finding.rule == "process_gone"
 
 
-def test_a_loss_scale_that_falls_at_the_start_is_healthy():
+def test_a_loss_scale_that_falls_at_the_start_is_healthy() -> None:
     lines = [
         f"OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {2**k}, reducing to {2 ** (k - 1)}"
         for k in range(32, 16, -1)
@@ -129,7 +129,7 @@ def test_a_loss_scale_that_falls_at_the_start_is_healthy():
     assert replay(parse_log("\n".join(lines)), WatchdogLimits()).first("halt") is None
 
 
-def test_a_loss_scale_at_its_floor_is_an_alarm():
+def test_a_loss_scale_at_its_floor_is_an_alarm() -> None:
     lines = [f"iteration {n}/ 100 | lm loss: 3.0 | loss scale: 4.0 |" for n in range(1, 5)] + [
         "OVERFLOW! Skipping step. Attempted loss scale: 1, reducing to 1" for _ in range(12)
     ]
@@ -137,7 +137,7 @@ def test_a_loss_scale_at_its_floor_is_an_alarm():
     assert replayed.first("halt").finding.rule == "loss_scale_falling"
 
 
-def test_a_policy_loss_of_zero_is_healthy_and_two_nan_are_not():
+def test_a_policy_loss_of_zero_is_healthy_and_two_nan_are_not() -> None:
     line = "{{'loss': {}, 'reward': -2.0, 'learning_rate': 5e-05}}"
     zero = "\n".join(line.format("0.0") for _ in range(9))
     assert replay(parse_log(zero), WatchdogLimits()).alarms == []
@@ -145,7 +145,7 @@ def test_a_policy_loss_of_zero_is_healthy_and_two_nan_are_not():
     assert replay(parse_log(nan), WatchdogLimits()).first("halt") is not None
 
 
-def test_experts_that_share_the_tokens_are_healthy():
+def test_experts_that_share_the_tokens_are_healthy() -> None:
     text = "\n".join(
         f"[XXX] layer: {n} topk_idx: [3, 17, 20, 9, 30, 1, 4, 8]\nexpert load: [9, 8, 10, 7]"
         for n in range(9)
@@ -153,7 +153,7 @@ def test_experts_that_share_the_tokens_are_healthy():
     assert replay(parse_log(text), WatchdogLimits()).alarms == []
 
 
-def test_a_spike_of_every_step_passes_and_a_divergence_of_every_step_does_not():
+def test_a_spike_of_every_step_passes_and_a_divergence_of_every_step_does_not() -> None:
     def lines(losses):
         return "\n".join(
             f"iteration {n}/ 9999 | lm loss: {loss} | grad norm: {0.2 if loss < 2.5 else 40.0} |"
@@ -172,20 +172,20 @@ def norms(*printed):
     return [beat.grad_norm for beat in parse_log("\n".join(lines)).beats]
 
 
-def test_a_printed_zero_is_a_small_number_unless_the_figure_fell_to_it():
+def test_a_printed_zero_is_a_small_number_unless_the_figure_fell_to_it() -> None:
     assert norms("0.010", "0.002", "0.000") == [0.01, 0.002, None]
     assert norms("2.100", "0.000") == [2.1, 0.0]
     assert norms("1.5e-3", "0.0e+00") == [0.0015, 0.0]
     assert norms("0.0013", "0.0") == [0.0013, 0.0]
 
 
-def test_a_figure_that_is_always_zero_is_not_measured_where_the_run_learns():
+def test_a_figure_that_is_always_zero_is_not_measured_where_the_run_learns() -> None:
     assert norms("0.0", "0.0", "0.0") == [None, None, None]
     stuck = parse_log("\n".join(f"step {n} loss 9.000 norm: 0.0" for n in range(3)))
     assert [beat.grad_norm for beat in stuck.beats] == [0.0, 0.0, 0.0]
 
 
-def test_a_printed_loss_of_zero_is_a_small_one_unless_it_fell_there_from_a_large_one():
+def test_a_printed_loss_of_zero_is_a_small_one_unless_it_fell_there_from_a_large_one() -> None:
     def losses(*words):
         return [b.loss for b in parse_log("\n".join(f"step 1 loss {w}" for w in words)).beats]
 
@@ -196,17 +196,17 @@ def test_a_printed_loss_of_zero_is_a_small_one_unless_it_fell_there_from_a_large
     assert [beat.loss for beat in table.beats] == [0.02, 0.005]
 
 
-def test_a_line_with_both_losses_is_a_record_with_a_validation():
+def test_a_line_with_both_losses_is_a_record_with_a_validation() -> None:
     (beat,) = parse_log("epoch 3 train_loss 2.10 val_loss 2.4").beats
     assert (beat.loss, beat.val_loss) == (2.1, 2.4)
 
 
 @pytest.mark.parametrize("words", ["tok/s 330.5", "Tokens/sec 330.5", "samples/s: 330.5"])
-def test_a_rate_may_stand_after_its_unit(words):
+def test_a_rate_may_stand_after_its_unit(words: str) -> None:
     assert parse_log(f"epoch 1 | iter 4 | loss 2.0 | {words}").beats[0].tokens_per_s == 330.5
 
 
-def test_steps_that_each_epoch_counts_anew_are_continued():
+def test_steps_that_each_epoch_counts_anew_are_continued() -> None:
     lines = [f"Epoch: {e} Batch: {b}/40 Loss: 2.5" for e in (1, 2) for b in (10, 20, 30)]
     beats = parse_log("\n".join(lines)).beats
     assert [beat.step for beat in beats] == [10, 20, 30, 40, 50, 60]
@@ -234,12 +234,12 @@ def test_steps_that_each_epoch_counts_anew_are_continued():
         ("saved the model", ""),
     ],
 )  # fmt: skip
-def test_how_a_run_ended_is_read_from_the_last_lines_of_its_log(last, ending):
+def test_how_a_run_ended_is_read_from_the_last_lines_of_its_log(last: str, ending: str) -> None:
     assert parse_log(f"step 1 loss 3.0\n{last}").ending == ending
     assert parse_log(f"step 1 loss 3.0\n{last}\nstep 2 loss 2.9").ending == ""
 
 
-def test_our_own_training_table_is_read_with_its_empty_cells():
+def test_our_own_training_table_is_read_with_its_empty_cells() -> None:
     table = (
         "step,tokens,loss,lr,grad_norm,tokens_per_s,mfu,step_s,data_s,skipped,attempt\n"
         "1,192,5.5,0.02,0.9,,,0.09,7e-05,0,1\n2,384,nan,0.01,1.4,2549.2,,0.07,9e-05,0,1\n"
@@ -250,6 +250,6 @@ def test_our_own_training_table_is_read_with_its_empty_cells():
     assert second.tokens_per_s == 2549.2
 
 
-def test_the_loss_of_a_record_with_a_validation_is_read():
+def test_the_loss_of_a_record_with_a_validation_is_read() -> None:
     (beat,) = parse_log('{"step": 5, "loss": 2.1, "val_loss": 2.2}').beats
     assert (beat.loss, beat.val_loss) == (2.1, 2.2)

@@ -1,10 +1,14 @@
+from pathlib import Path
+
 import pytest
 
 from nsa_ops.errors import ConfigurationError, NotFoundError
 from nsa_ops.health.log_health import failure_of, judge_log
 
 
-def test_a_log_that_diverges_to_nan_is_a_halt_with_the_step_where_it_was_seen(tmp_path):
+def test_a_log_that_diverges_to_nan_is_a_halt_with_the_step_where_it_was_seen(
+    tmp_path: Path,
+) -> None:
     log = tmp_path / "train.log"
     log.write_text("iter 1: loss 3.1\niter 2: loss nan\niter 3: loss nan\n")
     found = judge_log(log)
@@ -12,13 +16,13 @@ def test_a_log_that_diverges_to_nan_is_a_halt_with_the_step_where_it_was_seen(tm
     assert found.replay.first("halt").step == 3
 
 
-def test_a_healthy_log_is_healthy(tmp_path):
+def test_a_healthy_log_is_healthy(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text("".join(f"iter {n}: loss {4 - n / 100}\n" for n in range(50)))
     assert judge_log(log).level == "healthy"
 
 
-def test_a_file_that_is_no_log_or_does_not_exist_is_refused(tmp_path):
+def test_a_file_that_is_no_log_or_does_not_exist_is_refused(tmp_path: Path) -> None:
     prose = tmp_path / "prose.txt"
     prose.write_text("It was a dark and stormy night.")
     with pytest.raises(ConfigurationError, match="no line with a training step"):
@@ -29,7 +33,7 @@ def test_a_file_that_is_no_log_or_does_not_exist_is_refused(tmp_path):
         judge_log(prose, "run-1")
 
 
-def test_a_log_that_was_read_in_part_only_is_not_called_healthy(tmp_path):
+def test_a_log_that_was_read_in_part_only_is_not_called_healthy(tmp_path: Path) -> None:
     log = tmp_path / "part.log"
     log.write_text("iter 0 loss 5.0\n" + "".join(f"[{n}] objective -> 4.{n}\n" for n in range(9)))
     health = judge_log(log)
@@ -38,7 +42,7 @@ def test_a_log_that_was_read_in_part_only_is_not_called_healthy(tmp_path):
     assert "9 lines could not" in failure_of(health).message
 
 
-def test_lines_whose_words_differ_are_of_one_shape(tmp_path):
+def test_lines_whose_words_differ_are_of_one_shape(tmp_path: Path) -> None:
     log = tmp_path / "part.log"
     hosts = ["alpha", "beta-2", "gamma", "delta.x", "eps", "zeta", "eta", "theta", "iota"]
     lines = (f"[{n}] objective -> 4.{n} @ {host}\n" for n, host in enumerate(hosts))
@@ -46,13 +50,13 @@ def test_lines_whose_words_differ_are_of_one_shape(tmp_path):
     assert judge_log(log).level == "unknown"
 
 
-def test_a_log_that_would_halt_a_run_is_a_failure_of_its_own(tmp_path):
+def test_a_log_that_would_halt_a_run_is_a_failure_of_its_own(tmp_path: Path) -> None:
     log = tmp_path / "nan.log"
     log.write_text("".join(f"step {n} loss nan\n" for n in range(4)))
     assert failure_of(judge_log(log)).exit_code == 25
 
 
-def test_a_cancelled_job_is_reported_and_stays_healthy(tmp_path):
+def test_a_cancelled_job_is_reported_and_stays_healthy(tmp_path: Path) -> None:
     log = tmp_path / "cancelled.log"
     log.write_text(
         "step 7 loss 3.0\nslurmstepd: error: *** STEP 4 CANCELLED DUE TO TIME LIMIT ***\n"

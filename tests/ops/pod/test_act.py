@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -23,25 +24,25 @@ from nsa_ops.pod.messages import (
 from nsa_ops.pod.processes import hold_lock, take_lock
 
 
-def manifest(run_id="run-1", **fields):
+def manifest(run_id: str = "run-1", **fields) -> RunManifest:
     return RunManifest(
         run_id=run_id, config=RunConfig(), config_sha256="0" * 64, created_unix_s=1.0, **fields
     )
 
 
-def do(action):
+def do(action) -> Reply:
     return act(action.model_dump_json().encode())
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path: Path) -> RunDir:
     run = RunDir(tmp_path / "runs" / "run-1")
     reply = do(PrepareRunAction(run_dir=run.root, manifest=manifest()))
     assert (reply.code, reply.outcome) == (0, "done")
     return run
 
 
-def end(run, attempt=1, code=10):
+def end(run, attempt: int = 1, code: int = 10) -> None:
     write_exit(
         run,
         ExitRecord(
@@ -51,13 +52,15 @@ def end(run, attempt=1, code=10):
     )  # fmt: skip
 
 
-def test_the_same_launch_twice_returns_the_run(run):
+def test_the_same_launch_twice_returns_the_run(run: RunDir) -> None:
     again = manifest().model_copy(update={"created_unix_s": 99.0, "pod_facts": {"cards": 1}})
     reply = do(PrepareRunAction(run_dir=run.root, manifest=again))
     assert (reply.code, reply.outcome, reply.manifest.created_unix_s) == (0, "already", 1.0)
 
 
-def test_another_launch_under_the_same_id_is_a_conflict_that_names_the_difference(run):
+def test_another_launch_under_the_same_id_is_a_conflict_that_names_the_difference(
+    run: RunDir,
+) -> None:
     other = manifest(profile="a100", code_id="abc")
     reply = do(PrepareRunAction(run_dir=run.root, manifest=other))
     assert (reply.code, reply.outcome) == (7, "conflict")
@@ -65,7 +68,7 @@ def test_another_launch_under_the_same_id_is_a_conflict_that_names_the_differenc
     assert read_manifest(run).profile == "none"
 
 
-def test_a_conflict_names_the_keys_that_differ_with_both_values(run):
+def test_a_conflict_names_the_keys_that_differ_with_both_values(run: RunDir) -> None:
     config = RunConfig()
     sizes = {"seq_len": 96, "micro_batch": config.batch.micro_batch}
     schedule = config.schedule.model_copy(update={"steps": 7})
@@ -80,7 +83,7 @@ def test_a_conflict_names_the_keys_that_differ_with_both_values(run):
     assert "micro_batch" not in reply.message
 
 
-def test_a_directory_without_a_manifest_is_refused_and_left_alone(tmp_path):
+def test_a_directory_without_a_manifest_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "run-1").mkdir()
     (tmp_path / "run-1" / "thesis.txt").write_text("mine")
     reply = do(PrepareRunAction(run_dir=tmp_path / "run-1", manifest=manifest()))
@@ -88,11 +91,11 @@ def test_a_directory_without_a_manifest_is_refused_and_left_alone(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["run-1", "thesis.txt"]
 
 
-def test_preparing_leaves_no_temporary_folder(run):
+def test_preparing_leaves_no_temporary_folder(run: RunDir) -> None:
     assert [path.name for path in run.root.parent.iterdir()] == ["run-1"]
 
 
-def test_a_halt_is_bound_to_the_attempt_and_recorded_once(run):
+def test_a_halt_is_bound_to_the_attempt_and_recorded_once(run: RunDir) -> None:
     for outcome in ("done", "already"):
         reply = do(HaltAction(run_dir=run.root, reason="enough"))
         assert (reply.code, reply.outcome) == (0, outcome)
@@ -101,7 +104,7 @@ def test_a_halt_is_bound_to_the_attempt_and_recorded_once(run):
     assert [event.kind for event in read_events(run)] == ["launched", "halt_asked"]
 
 
-def test_a_halt_is_asked_though_its_event_cannot_be_written(run):
+def test_a_halt_is_asked_though_its_event_cannot_be_written(run: RunDir) -> None:
     run.events.unlink(missing_ok=True)
     run.events.mkdir()
     reply = act(
@@ -112,19 +115,19 @@ def test_a_halt_is_asked_though_its_event_cannot_be_written(run):
     assert read_halt(run, run_id="run-1", attempt=1) is not None
 
 
-def test_a_halt_that_means_another_attempt_is_a_conflict(run):
+def test_a_halt_that_means_another_attempt_is_a_conflict(run: RunDir) -> None:
     reply = do(HaltAction(run_dir=run.root, attempt=3, reason="enough"))
     assert reply.code == 7
     assert not run.halt.exists()
 
 
-def test_a_run_that_has_ended_needs_no_halt(run):
+def test_a_run_that_has_ended_needs_no_halt(run: RunDir) -> None:
     end(run)
     assert do(HaltAction(run_dir=run.root, reason="enough")).outcome == "already"
     assert not run.halt.exists()
 
 
-def test_the_next_attempt_begins_once_and_keeps_what_ended(run):
+def test_the_next_attempt_begins_once_and_keeps_what_ended(run: RunDir) -> None:
     end(run)
     asked = NextAttemptAction(run_dir=run.root, from_attempt=1, changes={"resume": "auto"})
     assert [do(asked).outcome for _ in range(2)] == ["done", "already"]
@@ -133,7 +136,7 @@ def test_the_next_attempt_begins_once_and_keeps_what_ended(run):
     assert (run.attempt(1) / "exit.json").exists()
 
 
-def test_the_next_attempt_begins_where_a_folder_has_the_name_of_the_events(run):
+def test_the_next_attempt_begins_where_a_folder_has_the_name_of_the_events(run: RunDir) -> None:
     end(run)
     run.events.unlink(missing_ok=True)
     run.events.mkdir()
@@ -142,13 +145,13 @@ def test_the_next_attempt_begins_where_a_folder_has_the_name_of_the_events(run):
     assert run.events.with_name("events.jsonl.aside-1").is_dir()
 
 
-def test_the_next_attempt_does_not_begin_beside_a_living_trainer(run):
+def test_the_next_attempt_does_not_begin_beside_a_living_trainer(run: RunDir) -> None:
     with hold_lock(run.runner_lock):
         assert do(NextAttemptAction(run_dir=run.root, from_attempt=1)).code == 7
     assert read_manifest(run).attempt == 1
 
 
-def test_the_next_attempt_waits_for_a_trainer_that_has_recorded_its_end(run):
+def test_the_next_attempt_waits_for_a_trainer_that_has_recorded_its_end(run: RunDir) -> None:
     end(run)
     leaving = take_lock(run.runner_lock)
     threading.Timer(0.5, os.close, [leaving]).start()
@@ -160,7 +163,9 @@ def test_the_next_attempt_waits_for_a_trainer_that_has_recorded_its_end(run):
     ("changes", "words"),
     [({"run_id": "other"}, "run_id"), ({"profile": 3}, "not valid"), ({"config": {"x": 1}}, "not")],
 )
-def test_a_change_that_makes_no_manifest_is_refused_before_anything_moves(run, changes, words):
+def test_a_change_that_makes_no_manifest_is_refused_before_anything_moves(
+    run: RunDir, changes: dict[str, dict[str, int]] | dict[str, int] | dict[str, str], words: str
+) -> None:
     end(run)
     reply = do(NextAttemptAction(run_dir=run.root, from_attempt=1, changes=changes))
     assert reply.code == 2
@@ -169,22 +174,22 @@ def test_a_change_that_makes_no_manifest_is_refused_before_anything_moves(run, c
     assert read_exit(run) is not None
 
 
-def test_a_signal_without_a_recorded_trainer_finds_nobody(run):
+def test_a_signal_without_a_recorded_trainer_finds_nobody(run: RunDir) -> None:
     reply = do(SignalAction(run_dir=run.root, signal="TERM"))
     assert (reply.code, reply.outcome) == (6, "not_found")
     assert [event.kind for event in read_events(run)] == ["launched"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"action": "dance"}', b"\xff", b'{"action":'])
-def test_a_request_that_cannot_be_read_is_a_usage_error(content):
+def test_a_request_that_cannot_be_read_is_a_usage_error(content: bytes) -> None:
     assert act(content).code == 2
 
 
-def test_an_action_on_no_run_says_so(tmp_path):
+def test_an_action_on_no_run_says_so(tmp_path: Path) -> None:
     assert do(HaltAction(run_dir=tmp_path / "nothing", reason="r")).code == 6
 
 
-def test_the_program_answers_in_json_and_with_its_exit_code(run):
+def test_the_program_answers_in_json_and_with_its_exit_code(run: RunDir) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "nsa_ops.pod.act"],
         input=HaltAction(run_dir=run.root, reason="enough").model_dump_json(),

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -25,29 +26,29 @@ TWO = HEADER + "0, GPU-a, 00000000:1A:00.0, 0\n1, GPU-b, 00000000:1B:00.0, 3\n"
 XID = "[ 1.0] NVRM: Xid (PCI:0000:{bus}:00): {code}, pid=1, name=python, words\n"
 
 
-def reading(smi=TWO, log="", problem=""):
+def reading(smi=TWO, log="", problem: str = "") -> Reading:
     events = [event for event in parse_kernel_log(log).events if event.kind == "xid"]
     return Reading(parse_csv(smi), tuple(events), problem)
 
 
-def changed(before, now):
+def changed(before, now) -> CardEvidence:
     return compare(before, now, attempt=1, at_unix_s=1.0)
 
 
-def test_what_was_there_before_the_attempt_is_not_new():
+def test_what_was_there_before_the_attempt_is_not_new() -> None:
     log = XID.format(bus="1a", code=79)
     seen = changed(reading(log=log), reading(log=log))
     assert (seen.num_cards, seen.xids, seen.ecc, seen.lost) == (2, [], {}, [])
 
 
-def test_new_errors_of_our_cards_count_and_those_of_others_do_not():
+def test_new_errors_of_our_cards_count_and_those_of_others_do_not() -> None:
     old = XID.format(bus="1a", code=13)
     new = old + old + XID.format(bus="1b", code=48) + XID.format(bus="ff", code=79)
     seen = changed(reading(log=old), reading(log=new))
     assert [(one.code, one.count) for one in seen.xids] == [(13, 1), (48, 1)]
 
 
-def test_memory_errors_are_counted_from_the_first_look():
+def test_memory_errors_are_counted_from_the_first_look() -> None:
     grown = TWO.replace("1B:00.0, 3", "1B:00.0, 5")
     assert changed(reading(), reading(grown)).ecc == {"gpu1": 2}
 
@@ -60,16 +61,16 @@ def test_memory_errors_are_counted_from_the_first_look():
         TWO.replace("1, GPU-b, 00000000:1B:00.0, 3", "1, GPU-b, 00000000:1B:00.0, [GPU is lost]"),
     ],
 )
-def test_a_card_that_is_gone_or_says_so_is_lost(now):
+def test_a_card_that_is_gone_or_says_so_is_lost(now) -> None:
     assert "gpu1" in changed(reading(), reading(now)).lost
 
 
-def test_a_tool_without_an_answer_loses_no_card():
+def test_a_tool_without_an_answer_loses_no_card() -> None:
     seen = changed(reading(), reading("", problem="it hangs"))
     assert (seen.lost, seen.problem) == ([], "it hangs")
 
 
-def xid(code):
+def xid(code: int) -> NewXid:
     return NewXid(code=code, bus="0000:1a:00", count=1, text="")
 
 
@@ -88,18 +89,20 @@ def xid(code):
         ({"problem": "nvidia-smi did not answer within 10 s"}, "card_unread", "warn"),
     ],
 )
-def test_the_rules_halt_for_a_broken_card_and_warn_for_the_rest(seen, rule, level):
+def test_the_rules_halt_for_a_broken_card_and_warn_for_the_rest(
+    seen, rule: str, level: str
+) -> None:
     evidence = CardEvidence(attempt=1, at=1.0, num_cards=2, **seen)
     assert found(judged(beats(5), cards=evidence)) == {rule: level}
 
 
-def test_a_card_that_does_nothing_new_is_no_finding():
+def test_a_card_that_does_nothing_new_is_no_finding() -> None:
     assert judged(beats(5), cards=CardEvidence(attempt=1, at=1.0, num_cards=2)).level == "healthy"
     assert judged(beats(5), cards=None).level == "healthy"
 
 
 @pytest.fixture
-def tools(tmp_path, monkeypatch):
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """nvidia-smi and dmesg that print a file, or do what a script says."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -113,13 +116,13 @@ def tools(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path: Path) -> RunDir:
     root = tmp_path / "runs" / "r1"
     root.mkdir(parents=True)
     return RunDir(root)
 
 
-def test_a_watch_sees_a_new_xid_and_leaves_it_for_the_probe(run, tools):
+def test_a_watch_sees_a_new_xid_and_leaves_it_for_the_probe(run: RunDir, tools: Path) -> None:
     watch = CardWatch(run, 2, every_s=1e-9)
     assert watch.look().xids == []
     (tools / "dmesg.out").write_text(XID.format(bus="1a", code=79))
@@ -129,7 +132,9 @@ def test_a_watch_sees_a_new_xid_and_leaves_it_for_the_probe(run, tools):
     assert json.loads(run.cards.read_text())["num_cards"] == 2
 
 
-def test_a_tool_that_hangs_is_named_and_asked_again_only_when_it_has_ended(run, tools):
+def test_a_tool_that_hangs_is_named_and_asked_again_only_when_it_has_ended(
+    run: RunDir, tools: Path
+) -> None:
     watch = CardWatch(run, 1, every_s=1e-9)
     watch.look()
     watch._smi.timeout_s = 0.3
@@ -144,12 +149,14 @@ def test_a_tool_that_hangs_is_named_and_asked_again_only_when_it_has_ended(run, 
     assert watch.look().problem == ""
 
 
-def test_a_kernel_log_that_may_not_be_read_is_recorded(run, tools):
+def test_a_kernel_log_that_may_not_be_read_is_recorded(run: RunDir, tools: Path) -> None:
     (tools / "dmesg").write_text("#!/bin/sh\necho 'Operation not permitted' >&2\nexit 1\n")
     assert "Operation not permitted" in CardWatch(run, 1, every_s=1e-9).look().kernel_log_problem
 
 
-def test_a_machine_without_cards_is_not_asked(run, tmp_path, monkeypatch):
+def test_a_machine_without_cards_is_not_asked(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert CardWatch(run, 1, every_s=1e-9).look() is None
     assert not run.cards.exists()

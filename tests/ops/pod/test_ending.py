@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,18 +25,18 @@ from nsa_ops.pod.ending import (
 )
 from nsa_ops.pod.enforce import group_stacks
 from nsa_ops.pod.journal import Journal
-from nsa_ops.pod.messages import HaltAction, NextAttemptAction
+from nsa_ops.pod.messages import HaltAction, NextAttemptAction, Reply
 from nsa_ops.pod.probe import probe
 from nsa_ops.pod.processes import RunProcesses, write_processes
 from nsa_ops.pod.read_run import read_memory_fraction
 from nsa_ops.pod.rules.verdict import Verdict
 
 
-def event(kind, by="watchdog", attempt=1, **facts):
+def event(kind: str, by: str = "watchdog", attempt: int = 1, **facts) -> Event:
     return Event(ts=1.0, iso="", attempt=attempt, kind=kind, by=by, message="m", facts=facts)
 
 
-def decided(code, *, stop_asked="", steps_done=5, without_progress=0):
+def decided(code, *, stop_asked: str = "", steps_done: int = 5, without_progress: int = 0):
     ended = ExitRecord(
         run_id="r", attempt=1, code=code, reason="why", step=5, checkpoint_step=None, at=1.0,
         by="trainer",
@@ -50,7 +51,7 @@ def decided(code, *, stop_asked="", steps_done=5, without_progress=0):
 
 
 @pytest.mark.parametrize("code", [75, 1, -9, -11])
-def test_a_preempted_or_crashed_run_is_restarted_within_its_budget(code):
+def test_a_preempted_or_crashed_run_is_restarted_within_its_budget(code: int) -> None:
     assert decided(code)
     assert decided(code, without_progress=2)
     assert not decided(code, without_progress=3)
@@ -58,16 +59,16 @@ def test_a_preempted_or_crashed_run_is_restarted_within_its_budget(code):
 
 
 @pytest.mark.parametrize("code", [0, 2, 10, 12, 13, 14, 15, 16, 93])
-def test_an_end_on_purpose_is_never_restarted(code):
+def test_an_end_on_purpose_is_never_restarted(code: int) -> None:
     assert not decided(code)
 
 
-def test_a_crash_before_the_first_step_is_not_restarted_but_a_preemption_is():
+def test_a_crash_before_the_first_step_is_not_restarted_but_a_preemption_is() -> None:
     assert not decided(1, steps_done=0)
     assert decided(75, steps_done=0)
 
 
-def test_restarts_count_as_without_progress_until_a_new_checkpoint_or_an_operator():
+def test_restarts_count_as_without_progress_until_a_new_checkpoint_or_an_operator() -> None:
     restarts = [event("restarted", checkpoint_step=step) for step in (None, 100, 100)]
     assert count_without_progress(restarts, 100) == 2
     assert count_without_progress(restarts, 200) == 0
@@ -89,11 +90,11 @@ def test_restarts_count_as_without_progress_until_a_new_checkpoint_or_an_operato
         (event("stale_halt", by="trainer"), False),
     ],
 )
-def test_who_asked_this_attempt_to_stop(asked, counts):
+def test_who_asked_this_attempt_to_stop(asked, counts: bool) -> None:
     assert (asked_to_stop([event("started"), asked], 1) is not None) == counts
 
 
-def test_a_kill_is_explained_by_who_asked_or_by_the_memory_of_the_pod(tmp_path):
+def test_a_kill_is_explained_by_who_asked_or_by_the_memory_of_the_pod(tmp_path: Path) -> None:
     asked = event("signal", by="operator", signal="KILL")
     assert "operator asked" in explain_code(-9, asked=asked, memory_kills=0)
     assert "memory limit" in explain_code(-9, asked=None, memory_kills=1)
@@ -109,7 +110,7 @@ def test_a_kill_is_explained_by_who_asked_or_by_the_memory_of_the_pod(tmp_path):
     assert count_memory_kills((tmp_path / "absent",)) == 0
 
 
-def test_the_memory_in_use_is_the_containers_where_it_has_a_limit(tmp_path):
+def test_the_memory_in_use_is_the_containers_where_it_has_a_limit(tmp_path: Path) -> None:
     info = tmp_path / "meminfo"
     info.write_text("MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 250 kB\n")
     assert read_memory_fraction(info, tmp_path) == 0.75
@@ -122,7 +123,7 @@ def test_the_memory_in_use_is_the_containers_where_it_has_a_limit(tmp_path):
     assert read_memory_fraction(tmp_path / "absent", tmp_path) is None
 
 
-def test_the_odd_rank_of_a_hang_is_named_first():
+def test_the_odd_rank_of_a_hang_is_named_first() -> None:
     wait = "Thread 0x{} (most recent call first):\n  File all_reduce"
     stacks = {rank: wait.format(f"7f0{rank}") for rank in (0, 1, 3)} | {2: "  File loader"}
     assert [group.ranks for group in group_stacks(stacks)] == [[2], [0, 1, 3]]
@@ -143,11 +144,11 @@ def run(run):
     return run
 
 
-def watch(run, doing="watching", attempt=1):
+def watch(run, doing: str = "watching", attempt: int = 1) -> None:
     Journal(run).show(attempt, Verdict(level="healthy"), doing, "", restarts=0)
 
 
-def end(run, code=-9):
+def end(run, code=-9) -> None:
     record = ExitRecord(
         run_id="run-1", attempt=1, code=code, reason="why", step=5, checkpoint_step=None, at=2.0,
         by="runner",
@@ -155,7 +156,7 @@ def end(run, code=-9):
     write_exit(run, record)
 
 
-def lose_processes(run):
+def lose_processes(run) -> None:
     """The trainer and its runner were killed at once: nobody wrote exit.json."""
     gone = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     identity = identify(gone.pid)
@@ -166,7 +167,7 @@ def lose_processes(run):
     write_processes(run, record)
 
 
-def do(action):
+def do(action: HaltAction | NextAttemptAction) -> Reply:
     return act(action.model_dump_json().encode())
 
 
@@ -175,13 +176,13 @@ def state(run):
 
 
 @pytest.mark.parametrize("code", [-9, 1, 75])
-def test_a_run_that_the_watchdog_will_restart_is_not_over(run, code):
+def test_a_run_that_the_watchdog_will_restart_is_not_over(run, code: int) -> None:
     end(run, code)
     assert state(run) == "resuming"
     assert "the watchdog is about to restart it" in foresee_restart(run, read_manifest(run))
 
 
-def test_a_run_whose_processes_were_all_killed_is_not_lost_while_it_is_watched(run):
+def test_a_run_whose_processes_were_all_killed_is_not_lost_while_it_is_watched(run) -> None:
     lose_processes(run)
     assert state(run) == "resuming"
     run.watchdog.unlink()
@@ -189,12 +190,12 @@ def test_a_run_whose_processes_were_all_killed_is_not_lost_while_it_is_watched(r
 
 
 @pytest.mark.parametrize(("code", "over"), [(0, "finished"), (10, "halted"), (14, "failed")])
-def test_an_end_that_is_never_restarted_is_final_at_once(run, code, over):
+def test_an_end_that_is_never_restarted_is_final_at_once(run, code: int, over: str) -> None:
     end(run, code)
     assert state(run) == over
 
 
-def test_a_watchdog_that_is_done_or_gone_restarts_nothing(run):
+def test_a_watchdog_that_is_done_or_gone_restarts_nothing(run) -> None:
     end(run)
     watch(run, "done")
     assert state(run) == "failed"
@@ -206,7 +207,7 @@ def test_a_watchdog_that_is_done_or_gone_restarts_nothing(run):
 
 
 @pytest.mark.parametrize("lose", [end, lose_processes])
-def test_a_halt_before_the_restart_keeps_the_run_ended(run, lose):
+def test_a_halt_before_the_restart_keeps_the_run_ended(run, lose) -> None:
     lose(run)
     reply = do(HaltAction(run_dir=run.root, reason="enough"))
     assert (reply.code, reply.outcome) == (0, "done")
@@ -216,7 +217,7 @@ def test_a_halt_before_the_restart_keeps_the_run_ended(run, lose):
     assert do(HaltAction(run_dir=run.root, reason="again")).outcome == "already"
 
 
-def test_a_halt_after_the_decision_and_before_the_restart_still_wins(run):
+def test_a_halt_after_the_decision_and_before_the_restart_still_wins(run) -> None:
     end(run)
     record = ExitRecord.model_validate_json(run.exit.read_bytes())
     assert decide_after(run, read_manifest(run), record).restart
@@ -227,7 +228,7 @@ def test_a_halt_after_the_decision_and_before_the_restart_still_wins(run):
     assert do(NextAttemptAction(run_dir=run.root, from_attempt=1)).outcome == "done"
 
 
-def test_a_halt_between_the_restart_and_its_runner_means_the_new_attempt(run):
+def test_a_halt_between_the_restart_and_its_runner_means_the_new_attempt(run) -> None:
     end(run)
     do(NextAttemptAction(run_dir=run.root, from_attempt=1, **AGAIN))
     assert state(run) == "resuming"
@@ -235,7 +236,7 @@ def test_a_halt_between_the_restart_and_its_runner_means_the_new_attempt(run):
     assert (reply.outcome, reply.attempt) == ("done", 2)
 
 
-def test_an_attempt_that_an_operator_began_is_only_planned(run):
+def test_an_attempt_that_an_operator_began_is_only_planned(run) -> None:
     end(run)
     do(NextAttemptAction(run_dir=run.root, from_attempt=1))
     assert state(run) == "planned"

@@ -1,6 +1,7 @@
 """A loss that is too good is a suspicion; the causality probe settles it."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -17,12 +18,12 @@ GOOD = [beat(1, loss=11.0), *(beat(step, loss=0.01) for step in range(2, 6))]
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
 @pytest.fixture
-def manifest():
+def manifest() -> RunManifest:
     return RunManifest(run_id="r", config=RunConfig(), config_sha256="s", created_unix_s=1.0)
 
 
@@ -36,16 +37,20 @@ def manifest():
         ("broken", {"causality_broken": "halt", "loss_too_good": "halt"}),
     ],
 )
-def test_the_probe_decides_what_a_loss_that_is_too_good_means(causality, rules):
+def test_the_probe_decides_what_a_loss_that_is_too_good_means(
+    causality: str, rules: dict[str, str]
+) -> None:
     assert found(judged(GOOD, facts=FACTS, causality=causality)) == rules
 
 
-def test_broken_causality_halts_whatever_the_loss_does():
+def test_broken_causality_halts_whatever_the_loss_does() -> None:
     verdict = judged([beat(step, loss=3.0) for step in range(1, 5)], causality="broken")
     assert (verdict.level, verdict.rule) == ("halt", "causality_broken")
 
 
-def test_a_probe_runs_once_and_its_report_stays_in_the_run(run, manifest):
+def test_a_probe_runs_once_and_its_report_stays_in_the_run(
+    run: RunDir, manifest: RunManifest
+) -> None:
     probe = CausalityProbe(run, manifest, "tests.integration.fake_checks")
     assert probe.read() == "not probed"
     assert probe.start()
@@ -55,7 +60,9 @@ def test_a_probe_runs_once_and_its_report_stays_in_the_run(run, manifest):
     assert not CausalityProbe(run, manifest, "tests.integration.fake_checks").start()
 
 
-def test_a_probe_without_a_result_is_unknown_and_a_slow_one_is_ended(run, manifest, monkeypatch):
+def test_a_probe_without_a_result_is_unknown_and_a_slow_one_is_ended(
+    run: RunDir, manifest: RunManifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     probe = CausalityProbe(run, manifest, "no.such.module")
     probe.start()
     wait_for(lambda: probe.read() == "unknown")
@@ -67,7 +74,7 @@ def test_a_probe_without_a_result_is_unknown_and_a_slow_one_is_ended(run, manife
     wait_for(lambda: slow._process.poll() is not None)
 
 
-def test_a_report_is_read_by_its_causality_checks_alone(run):
+def test_a_report_is_read_by_its_causality_checks_alone(run: RunDir) -> None:
     file = report_file(run, 1)
     for checks, expected in (
         ({"causality.a": "pass", "parity.b": "fail"}, "holds"),

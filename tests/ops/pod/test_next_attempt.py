@@ -18,7 +18,7 @@ from nsa_core.rundir.manifest import (
 )
 from nsa_core.rundir.process import ProcessIdentity, boot_id
 from nsa_ops.pod.act import act
-from nsa_ops.pod.messages import NextAttemptAction
+from nsa_ops.pod.messages import NextAttemptAction, Reply
 from nsa_ops.pod.probe import report_run
 from nsa_ops.pod.processes import RunProcesses, write_processes
 
@@ -47,7 +47,7 @@ def run(run):
     return run
 
 
-def end(run, attempt, code):
+def end(run, attempt: int, code: int) -> None:
     record = ExitRecord(
         run_id="run-1", attempt=attempt, code=code, reason="enough", step=5, checkpoint_step=5,
         at=2.0, by="trainer",
@@ -59,7 +59,7 @@ def state(run):
     return report_run(run, None, time.time()).state
 
 
-def begin_until_killed(run, num_changes):
+def begin_until_killed(run, num_changes) -> bool:
     """Begin the next attempt; die before one more change. Whether it died."""
     left = num_changes
 
@@ -83,13 +83,13 @@ def begin_until_killed(run, num_changes):
     return False
 
 
-def ask(run):
+def ask(run) -> Reply:
     asked = NextAttemptAction(run_dir=run.root, from_attempt=1, changes={"resume": "auto"})
     return act(asked.model_dump_json().encode())
 
 
 @pytest.mark.parametrize("num_changes", range(NUM_CHANGES))
-def test_after_a_kill_the_run_is_not_lost_and_a_second_call_succeeds(run, num_changes):
+def test_after_a_kill_the_run_is_not_lost_and_a_second_call_succeeds(run, num_changes: int) -> None:
     assert begin_until_killed(run, num_changes)
     begun = read_manifest(run).attempt == 2
     assert state(run) == ("planned" if begun else "halted")
@@ -98,11 +98,11 @@ def test_after_a_kill_the_run_is_not_lost_and_a_second_call_succeeds(run, num_ch
     assert read_exit(RunDir(run.attempt(1))).code == 10
 
 
-def test_the_kills_cover_every_change(run):
+def test_the_kills_cover_every_change(run) -> None:
     assert not begin_until_killed(run, NUM_CHANGES)
 
 
-def test_a_record_that_a_kill_left_behind_is_kept_for_its_own_attempt_only(run):
+def test_a_record_that_a_kill_left_behind_is_kept_for_its_own_attempt_only(run) -> None:
     assert begin_until_killed(run, NUM_CHANGES - 2)
     assert run.exit.exists()
     assert begin_next_attempt(run, at_unix_s=4.0).attempt == 3
@@ -111,14 +111,14 @@ def test_a_record_that_a_kill_left_behind_is_kept_for_its_own_attempt_only(run):
     assert not RunDir(run.attempt(2)).exit.exists()
 
 
-def test_the_end_of_the_next_attempt_replaces_a_record_that_a_kill_left_behind(run):
+def test_the_end_of_the_next_attempt_replaces_a_record_that_a_kill_left_behind(run) -> None:
     assert begin_until_killed(run, NUM_CHANGES - 2)
     end(run, 2, 0)
     assert (read_exit(run).attempt, state(run)) == (2, "finished")
 
 
 @pytest.mark.parametrize("by", ["operator", "watchdog"])
-def test_each_new_attempt_has_an_identity_and_the_chain_of_the_earlier_ones(run, by):
+def test_each_new_attempt_has_an_identity_and_the_chain_of_the_earlier_ones(run, by: str) -> None:
     first = read_manifest(run).model_copy(update={"attempt_id": "a" * 32})
     write_manifest(run, first)
     asked = NextAttemptAction(run_dir=run.root, from_attempt=1, by=by)
@@ -128,7 +128,7 @@ def test_each_new_attempt_has_an_identity_and_the_chain_of_the_earlier_ones(run,
 
 
 @pytest.mark.parametrize("field", ["attempt_id", "earlier_attempts"])
-def test_the_identity_of_an_attempt_cannot_be_chosen(run, field):
+def test_the_identity_of_an_attempt_cannot_be_chosen(run, field: str) -> None:
     changes = {field: "b" * 32 if field == "attempt_id" else {}}
     asked = NextAttemptAction(run_dir=run.root, from_attempt=1, changes=changes)
     reply = act(asked.model_dump_json().encode())

@@ -13,6 +13,7 @@ from nsa_core.rundir.checkpoint import MANIFEST_NAME, CheckpointFile, Checkpoint
 from nsa_core.rundir.data_account import DataAccount, FileAccount
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_core.rundir.layout import RunDir
 from nsa_ops.pod.journal import Journal
 from nsa_ops.pod.messages import Offsets, ProbeDocument
 from nsa_ops.pod.probe import MAX_BYTES, probe
@@ -21,7 +22,7 @@ from nsa_ops.pod.verify import verify_newest
 from tests.ops.pod.conftest import begin
 
 
-def write_beats(run, first, last, attempt=1, at=None, **fields):
+def write_beats(run, first, last, attempt: int = 1, at=None, **fields) -> None:
     for step in range(first, last + 1):
         beat = Heartbeat(
             run_id="run-1", attempt=attempt, rank=0, pid=1, ts=at or time.time(), iso="",
@@ -36,12 +37,12 @@ def look(run, **offsets):
     return document.runs[0]
 
 
-def test_a_run_that_was_only_prepared_is_planned_and_healthy(run):
+def test_a_run_that_was_only_prepared_is_planned_and_healthy(run: RunDir) -> None:
     report = look(run)
     assert (report.state, report.verdict.level, report.beats) == ("planned", "healthy", [])
 
 
-def test_a_report_says_in_brief_what_was_dropped_of_the_data(run):
+def test_a_report_says_in_brief_what_was_dropped_of_the_data(run: RunDir) -> None:
     assert look(run).data is None
     files = tuple(FileAccount(file=f"{n}.jsonl", num_lost=1) for n in range(1000))
     account = DataAccount(num_documents=9, num_lost=1000, files=files, num_lossy_files=1000)
@@ -55,7 +56,7 @@ def test_a_report_says_in_brief_what_was_dropped_of_the_data(run):
     assert "account.json cannot be read" in look(run).data.sentence()
 
 
-def test_following_by_offset_loses_and_repeats_nothing_even_with_a_torn_line(run):
+def test_following_by_offset_loses_and_repeats_nothing_even_with_a_torn_line(run: RunDir) -> None:
     write_beats(run, 1, 3)
     with run.heartbeat().open("ab") as file:
         file.write(b'{"schema_version": 1, "run_id": "ru')
@@ -67,7 +68,7 @@ def test_following_by_offset_loses_and_repeats_nothing_even_with_a_torn_line(run
     assert (second.beats_torn, third.beats) == (1, [])
 
 
-def test_a_huge_file_is_carried_in_bounded_pieces_that_say_there_is_more(run):
+def test_a_huge_file_is_carried_in_bounded_pieces_that_say_there_is_more(run: RunDir) -> None:
     write_beats(run, 1, 3000)
     steps, offset, rounds, more = [], 0, 0, True
     while more:
@@ -79,7 +80,7 @@ def test_a_huge_file_is_carried_in_bounded_pieces_that_say_there_is_more(run):
     assert rounds > 2
 
 
-def test_a_line_longer_than_a_probe_carries_is_passed_over(run):
+def test_a_line_longer_than_a_probe_carries_is_passed_over(run: RunDir) -> None:
     with run.heartbeat().open("ab") as file:
         file.write(b"x" * (MAX_BYTES * 2) + b"\n")
     write_beats(run, 1, 1)
@@ -91,7 +92,7 @@ def test_a_line_longer_than_a_probe_carries_is_passed_over(run):
     assert steps == [1]
 
 
-def test_the_verdict_is_the_judges_on_the_current_attempt_only(run):
+def test_the_verdict_is_the_judges_on_the_current_attempt_only(run: RunDir) -> None:
     write_beats(run, 1, 3, attempt=1)
     assert look(run).verdict.level == "healthy"
     write_beats(run, 4, 6, loss=float("nan"), finite=False)
@@ -101,7 +102,7 @@ def test_the_verdict_is_the_judges_on_the_current_attempt_only(run):
     assert look(run).verdict.level == "healthy"
 
 
-def test_a_resumed_run_is_held_against_what_its_watchdog_remembers(run):
+def test_a_resumed_run_is_held_against_what_its_watchdog_remembers(run: RunDir) -> None:
     begin(run, attempt=2)
     for n in range(100):
         write_beats(run, n, n, attempt=2, tokens_per_s=400.0, at=time.time() - 1000 + 10 * n)
@@ -112,7 +113,7 @@ def test_a_resumed_run_is_held_against_what_its_watchdog_remembers(run):
     assert (report.verdict.rule, report.watchdog.best_tokens_per_s) == ("throughput_low", 1000.0)
 
 
-def test_a_planned_run_shows_how_the_log_of_its_attempt_ends(run):
+def test_a_planned_run_shows_how_the_log_of_its_attempt_ends(run: RunDir) -> None:
     """Its runner has recorded nothing: the interpreter died at its start."""
     run.log.write_text("step 7\n")
     os.utime(run.log, (5.0, 5.0))  # of the attempt before
@@ -123,7 +124,7 @@ def test_a_planned_run_shows_how_the_log_of_its_attempt_ends(run):
     assert report.why.endswith("ends with: env: python3.11: No such file or directory")
 
 
-def test_checkpoints_say_whether_they_have_a_manifest(run):
+def test_checkpoints_say_whether_they_have_a_manifest(run: RunDir) -> None:
     whole = run.checkpoints / "step_000500"
     for folder in (whole, run.checkpoints / "step_001000", run.checkpoints / "tmp-1"):
         folder.mkdir(parents=True)
@@ -141,7 +142,7 @@ def test_checkpoints_say_whether_they_have_a_manifest(run):
     assert found == [(1000, False, True), (500, True, True)]
 
 
-def save(run, step, content=b"12345"):
+def save(run, step: int, content: bytes = b"12345"):
     folder = run.checkpoint(step)
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(content)
@@ -154,14 +155,14 @@ def save(run, step, content=b"12345"):
     return folder
 
 
-def reject(run, folder):
+def reject(run, folder) -> None:
     events.record(
         run, kind="checkpoint_rejected", by="trainer", attempt=1,
         message=f"{folder.name} is damaged: wrong sha256", facts={"path": str(folder)},
     )  # fmt: skip
 
 
-def test_a_checkpoint_with_a_short_or_missing_file_is_not_called_whole(run):
+def test_a_checkpoint_with_a_short_or_missing_file_is_not_called_whole(run: RunDir) -> None:
     save(run, 1)
     save(run, 2, b"123")
     (save(run, 3) / "model.safetensors").unlink()
@@ -172,14 +173,14 @@ def test_a_checkpoint_with_a_short_or_missing_file_is_not_called_whole(run):
     ]
 
 
-def test_a_checkpoint_that_the_trainer_rejected_is_not_called_whole(run):
+def test_a_checkpoint_that_the_trainer_rejected_is_not_called_whole(run: RunDir) -> None:
     save(run, 1)
     reject(run, save(run, 2))
     found = [(fact.step, fact.whole, fact.damage) for fact in look(run).checkpoints]
     assert found == [(2, False, "wrong sha256"), (1, True, "")]
 
 
-def test_a_rejection_says_nothing_about_a_checkpoint_that_was_saved_later(run):
+def test_a_rejection_says_nothing_about_a_checkpoint_that_was_saved_later(run: RunDir) -> None:
     reject(run, run.checkpoint(2))
     line = run.events.read_text()
     ts = Event.model_validate_json(line).ts
@@ -188,13 +189,13 @@ def test_a_rejection_says_nothing_about_a_checkpoint_that_was_saved_later(run):
     assert look(run).checkpoints[0].whole
 
 
-def link_to_a_read_error(path):
+def link_to_a_read_error(path) -> None:
     """The beginning of /proc/self/mem cannot be read: EIO."""
     path.symlink_to("/proc/self/mem")
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, link_to_a_read_error])
-def test_files_of_a_run_that_cannot_be_read_do_not_hide_the_others(run, make):
+def test_files_of_a_run_that_cannot_be_read_do_not_hide_the_others(run: RunDir, make) -> None:
     write_beats(run, 1, 2)
     save(run, 1)
     (save(run, 2) / MANIFEST_NAME).unlink()
@@ -216,7 +217,9 @@ def test_files_of_a_run_that_cannot_be_read_do_not_hide_the_others(run, make):
     assert [flag for flag in look(run).flags if flag.startswith("heartbeat_rank0.jsonl cannot")]
 
 
-def test_a_folder_without_a_manifest_is_named_when_a_whole_checkpoint_is_sought(run):
+def test_a_folder_without_a_manifest_is_named_when_a_whole_checkpoint_is_sought(
+    run: RunDir,
+) -> None:
     save(run, 1)
     (save(run, 2) / MANIFEST_NAME).unlink()
     damaged = [(Path(found.path).name, found.damage) for found in verify_newest(run)]
@@ -226,7 +229,9 @@ def test_a_folder_without_a_manifest_is_named_when_a_whole_checkpoint_is_sought(
     )
 
 
-def test_a_folder_of_runs_lists_them_without_their_lines_and_names_what_is_broken(run):
+def test_a_folder_of_runs_lists_them_without_their_lines_and_names_what_is_broken(
+    run: RunDir,
+) -> None:
     write_beats(run, 1, 2)
     broken = run.root.with_name("run-2")
     broken.mkdir()
@@ -238,7 +243,7 @@ def test_a_folder_of_runs_lists_them_without_their_lines_and_names_what_is_broke
     assert probe(run.root.parent, ["absent"], {}).problems[0].run_id == "absent"
 
 
-def test_the_program_reads_offsets_and_answers_with_one_document(run):
+def test_the_program_reads_offsets_and_answers_with_one_document(run: RunDir) -> None:
     write_beats(run, 1, 2)
     events.record(run, kind="launched", by="operator", attempt=1)
     command = [sys.executable, "-m", "nsa_ops.pod.probe", "--runs-root", str(run.root.parent)]
@@ -255,7 +260,7 @@ def test_the_program_reads_offsets_and_answers_with_one_document(run):
     assert "offsets" in bad.stderr
 
 
-def test_a_window_on_the_events_says_where_it_begins(run):
+def test_a_window_on_the_events_says_where_it_begins(run: RunDir) -> None:
     events.record(run, kind="launched", by="operator", attempt=1)
     assert look(run).events_begin == 0
     for _ in range(3):

@@ -1,6 +1,7 @@
 """The agent that hashes checkpoints passes over those that the run did not write."""
 
 import hashlib
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ OWN, OTHER = "a" * 32, "b" * 32
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path: Path) -> RunDir:
     run = RunDir(tmp_path / "r1")
     run.root.mkdir()
     write_manifest(
@@ -33,7 +34,7 @@ def run(tmp_path):
     return run
 
 
-def save(run, step, run_id="r1", attempt=1, attempt_id=OWN):
+def save(run, step: int, run_id: str = "r1", attempt: int = 1, attempt_id=OWN) -> None:
     run.checkpoint(step).mkdir(parents=True)
     (run.checkpoint(step) / "state.txt").write_bytes(b"1\n")
     file = CheckpointFile(name="state.txt", size=2, sha256=hashlib.sha256(b"1\n").hexdigest())
@@ -47,7 +48,9 @@ def save(run, step, run_id="r1", attempt=1, attempt_id=OWN):
 @pytest.mark.parametrize(
     "foreign", [{"run_id": "r2"}, {"attempt": 2}, {"attempt_id": OTHER}], ids=str
 )
-def test_a_foreign_checkpoint_is_neither_the_newest_whole_one_nor_called_whole(run, foreign):
+def test_a_foreign_checkpoint_is_neither_the_newest_whole_one_nor_called_whole(
+    run: RunDir, foreign
+) -> None:
     save(run, 10, **foreign)
     found = HashedCheckpoints(checkpoints=list(verify_newest(run)))
     assert found.whole.step == 5
@@ -57,12 +60,12 @@ def test_a_foreign_checkpoint_is_neither_the_newest_whole_one_nor_called_whole(r
     ]  # fmt: skip
 
 
-def test_the_agent_says_which_attempt_wrote_a_checkpoint(run):
+def test_the_agent_says_which_attempt_wrote_a_checkpoint(run: RunDir) -> None:
     found = inspect_checkpoint(run.checkpoint(5))
     assert (found.run_id, found.attempt, found.attempt_id) == ("r1", 1, OWN)
 
 
-def test_a_run_whose_manifest_cannot_be_used_is_still_hashed(run):
+def test_a_run_whose_manifest_cannot_be_used_is_still_hashed(run: RunDir) -> None:
     run.manifest.write_text("{")
     assert HashedCheckpoints(checkpoints=list(verify_newest(run))).whole.step == 5
     assert list_checkpoint_facts(run)[0].whole

@@ -9,6 +9,7 @@ import pytest
 from nsa_core.rundir.atomic import append_line, write_text
 from nsa_core.rundir.events import read_events
 from nsa_core.rundir.exit import ExitRecord, write_exit
+from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.process import ProcessIdentity, identify
 from nsa_ops.pod.ending import read_stop
@@ -24,7 +25,7 @@ from tests.ops.pod.health import beat
 DEAD = ProcessIdentity(pid=2**22 - 1, start_ticks=1, boot_id="another boot")
 
 
-def record(run, identity, doing="watching"):
+def record(run, identity, doing: str = "watching") -> None:
     found = WatchdogRecord(
         run_id="run-1", attempt=1, identity=identity, verdict=Verdict(level="healthy"),
         doing=doing, ts=1.0,
@@ -33,13 +34,15 @@ def record(run, identity, doing="watching"):
 
 
 @pytest.fixture
-def keeper(run):
+def keeper(run: RunDir):
     """The keeper, and what it has started."""
     started = []
     return WatchdogKeeper(run, 1, "a.trainer", lambda *given: started.append(given)), started
 
 
-def test_a_dead_watchdog_is_started_again_a_few_times_and_each_start_is_recorded(run, keeper):
+def test_a_dead_watchdog_is_started_again_a_few_times_and_each_start_is_recorded(
+    run: RunDir, keeper
+) -> None:
     made, started = keeper
     record(run, DEAD)
     for _ in range(MAX_STARTS + 2):
@@ -50,7 +53,7 @@ def test_a_dead_watchdog_is_started_again_a_few_times_and_each_start_is_recorded
     assert f"pid {DEAD.pid}, is dead: start 1 of {MAX_STARTS}" in told[0].message
 
 
-def test_a_watchdog_that_lives_or_is_done_or_never_was_is_left_alone(run, keeper):
+def test_a_watchdog_that_lives_or_is_done_or_never_was_is_left_alone(run: RunDir, keeper) -> None:
     made, started = keeper
     made.look()
     record(run, identify(os.getpid()))
@@ -60,7 +63,7 @@ def test_a_watchdog_that_lives_or_is_done_or_never_was_is_left_alone(run, keeper
     assert started == []
 
 
-def test_what_is_started_is_the_watchdog_of_that_run(run):
+def test_what_is_started_is_the_watchdog_of_that_run(run: RunDir) -> None:
     """It finds an ended attempt, and nothing to watch."""
     write_exit(
         run,
@@ -78,7 +81,9 @@ def look(run):
 
 
 @pytest.mark.parametrize("code", [75, 10])
-def test_an_end_together_with_the_watchdog_is_reported_as_the_end_of_all_processes(run, code):
+def test_an_end_together_with_the_watchdog_is_reported_as_the_end_of_all_processes(
+    run: RunDir, code: int
+) -> None:
     with pytest.raises(SystemExit):
         Watchdog(run).end_by_signal(signal.SIGTERM, None)
     ended = ExitRecord(
@@ -92,7 +97,7 @@ def test_an_end_together_with_the_watchdog_is_reported_as_the_end_of_all_process
     assert read_stop(run, RunManifest.model_validate_json(run.manifest.read_bytes())) == ""
 
 
-def test_the_rate_of_a_run_survives_its_watchdog_and_a_resume(run):
+def test_the_rate_of_a_run_survives_its_watchdog_and_a_resume(run: RunDir) -> None:
     for step in range(1, 30):
         append_line(run.heartbeat(), beat(step, tokens_per_s=1000.0).model_dump_json())
     first = Watchdog(run)

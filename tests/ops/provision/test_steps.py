@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -119,7 +120,9 @@ def test_a_python_without_venv_asks_for_its_own_package() -> None:
     assert refused.value.hint.endswith("apt-get install python3.12-venv")
 
 
-def test_flash_attention_comes_only_from_a_wheel_and_its_absence_is_recorded(tmp_path) -> None:
+def test_flash_attention_comes_only_from_a_wheel_and_its_absence_is_recorded(
+    tmp_path: Path,
+) -> None:
     want = wanted()
     facts, receipt = finished(want, BARE)
     assert "none: no wheel was given" in receipt

@@ -75,7 +75,7 @@ def test_calls_that_fail_are_recorded_too(log: AuditLog, tmp_path: Path) -> None
 def test_ctrl_c_in_a_call_is_its_end(log: AuditLog) -> None:
     class Interrupted(FakeTransport):
         def run(
-            self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, max_bytes=0
+            self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, max_bytes: int = 0
         ) -> Completed:
             stop = KeyboardInterrupt()
             stop.add_note("ended there")

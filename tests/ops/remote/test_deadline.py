@@ -1,6 +1,7 @@
 """The operator's deadline bounds every call of a door, whatever the call asks for."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,7 @@ def test_no_call_takes_longer_than_the_door_allows() -> None:
 
 
 @pytest.mark.parametrize(("kind", "address"), [("local", ""), ("ssh", "me@127.0.0.1:22")])
-def test_a_door_is_opened_with_the_deadline(tmp_path, kind: str, address: str) -> None:
+def test_a_door_is_opened_with_the_deadline(tmp_path: Path, kind: str, address: str) -> None:
     settings = read_settings({"NSA_OPS_STATE_DIR": str(tmp_path)}, folder=tmp_path)
     pod = PodRecord("p", "id", kind, "/pod", "python3", "cpu", 1.0, address)
     door = open_transport(pod, settings, longest_s=3.0)

@@ -56,7 +56,9 @@ def halted(desk: Desk):
     ("ends_after", "signals", "seconds"),
     [("halt", [], (0, 2)), ("TERM", ["TERM"], (60, 63)), ("KILL", ["TERM", "KILL"], (105, 110))],
 )
-def test_each_step_of_the_ladder_has_its_time(halted, ends_after, signals, seconds) -> None:
+def test_each_step_of_the_ladder_has_its_time(
+    halted, ends_after: str, signals, seconds: tuple[int, int]
+) -> None:
     outcome, pod = halted(ends_after)
     assert outcome.signals == signals
     assert pod.told == ["halt", *signals]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,7 +33,7 @@ for number in range(int(sys.argv[3])):
 
 
 @pytest.mark.integration
-def test_commands_at_once_share_the_registry_and_the_head_of_the_log(tmp_path) -> None:
+def test_commands_at_once_share_the_registry_and_the_head_of_the_log(tmp_path: Path) -> None:
     registry = tmp_path / REGISTRY_NAME
     commands = [
         subprocess.Popen(

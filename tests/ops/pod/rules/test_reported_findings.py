@@ -7,11 +7,11 @@ from nsa_ops.pod.rules.verdict import Finding, ReportedFindings
 DAY_S = 86_400
 
 
-def warning(level="warn", **changes):
+def warning(level: str = "warn", **changes) -> Finding:
     return Finding(rule="loss_jump", level=level, sentence="The loss is high", **changes)
 
 
-def test_what_is_found_all_day_long_is_a_handful_of_lines_with_sums():
+def test_what_is_found_all_day_long_is_a_handful_of_lines_with_sums() -> None:
     telling = ReportedFindings()
     told = [
         (at_s, one.sentence)
@@ -24,7 +24,9 @@ def test_what_is_found_all_day_long_is_a_handful_of_lines_with_sums():
 
 
 @pytest.mark.parametrize("changes", [{"level": "halt"}, {"stage": 1}, {"subject": "gpu1"}])
-def test_what_is_worse_or_about_something_else_is_reported_at_once(changes):
+def test_what_is_worse_or_about_something_else_is_reported_at_once(
+    changes: dict[str, int] | dict[str, str],
+) -> None:
     telling = ReportedFindings()
     assert telling.take([warning()], 0.0) == [warning()]
     worse = warning(**changes)
@@ -32,7 +34,7 @@ def test_what_is_worse_or_about_something_else_is_reported_at_once(changes):
     assert telling.take([worse], 10.0) == []
 
 
-def test_a_rule_that_found_nothing_for_long_is_reported_anew():
+def test_a_rule_that_found_nothing_for_long_is_reported_anew() -> None:
     telling = ReportedFindings()
     telling.take([warning()], 0.0)
     assert telling.take([warning()], 7 * 3600.0) == [warning()]

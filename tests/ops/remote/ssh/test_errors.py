@@ -1,5 +1,7 @@
 """The words of ssh, and what they are for the operator."""
 
+from pathlib import Path
+
 import pytest
 
 from nsa_ops.errors import (
@@ -109,7 +111,7 @@ def test_a_login_shell_that_ends_first_is_not_a_dead_link() -> None:
     assert "ended with code 3 before our command: bye" in error.message
 
 
-def test_the_cases_from_outside_are_named(shared) -> None:
+def test_the_cases_from_outside_are_named(shared: Path) -> None:
     ssh = shared / "cases" / "ssh"
     long_path = (ssh / "S10_controlpath_too_long.txt").read_text()
     gateway = (ssh / "S11_proxy_gateway_needs_pty_no_sftp.txt").read_text()
