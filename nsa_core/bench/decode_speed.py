@@ -26,7 +26,7 @@ from nsa_core.bench.command import (
 from nsa_core.bench.kernels import DTYPES
 from nsa_core.bench.measure import Timing, time_runs
 from nsa_core.kernels.cuda_graph import capture
-from nsa_core.kernels.decode import CachedPairs, Pair
+from nsa_core.kernels.decode_attention import CachedPairs, Pair
 from nsa_core.kernels.triton.decode_host import TritonDecode
 from nsa_core.rundir.bench_result import Machine
 

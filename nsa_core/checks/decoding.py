@@ -12,7 +12,12 @@ import torch
 from torch import Tensor
 
 from nsa_core.checks.numerics import chosen_scores, follows_the_rules
-from nsa_core.kernels.decode import CachedPairs, DecodeAttention, DecodedToken, GatheredDecode
+from nsa_core.kernels.decode_attention import (
+    CachedPairs,
+    DecodeAttention,
+    DecodedToken,
+    GatheredDecode,
+)
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.selection import select_scores
 from nsa_core.model.cache import DecodeCache

@@ -24,7 +24,7 @@ from nsa_core.kernels.backend import (
     BranchBackends,
     DeviceFacts,
 )
-from nsa_core.kernels.decode import DecodeAttention, GatheredDecode
+from nsa_core.kernels.decode_attention import DecodeAttention, GatheredDecode
 
 #: Where each backend lives. A module offers `refusal(branch, facts) -> str | None` and
 #: `create_backend() -> AttentionBackend`, and that of Triton `note(facts) -> str`, which of its

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_core.kernels.cuda_graph import capture
-from nsa_core.kernels.decode import (
+from nsa_core.kernels.decode_attention import (
     CachedPairs,
     CountedReads,
     DecodeAttention,

@@ -8,7 +8,7 @@ import torch
 from nsa_core.config.model import ModelConfig, NSAConfig
 from nsa_core.evaluate.sampling import Sampling, stream
 from nsa_core.kernels.backend import BranchBackends
-from nsa_core.kernels.decode import CachedPairs, GatheredDecode
+from nsa_core.kernels.decode_attention import CachedPairs, GatheredDecode
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.model.cache import DecodeCache

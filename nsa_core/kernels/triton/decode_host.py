@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from nsa_core.config.backend_policy import decode_refusal
-from nsa_core.kernels.decode import CachedPairs, CountedReads, DecodedToken
+from nsa_core.kernels.decode_attention import CachedPairs, CountedReads, DecodedToken
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.triton import launch as launch_table
 from nsa_core.kernels.triton.split_decode import (

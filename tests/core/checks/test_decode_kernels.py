@@ -16,7 +16,7 @@ from nsa_core.checks.decoding import (
 )
 from nsa_core.checks.probes import _Probes
 from nsa_core.config.recipe import resolve
-from nsa_core.kernels.decode import CachedPairs, CountedReads, GatheredDecode
+from nsa_core.kernels.decode_attention import CachedPairs, CountedReads, GatheredDecode
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.model import decode_step
 from tests.core.model.cases import small_config, small_model

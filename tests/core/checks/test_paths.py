@@ -11,7 +11,7 @@ from nsa_core.checks.numerics import Parity, choice_regret, parity_probe, short_
 from nsa_core.checks.probes import _Probes
 from nsa_core.config.model import RopeConfig
 from nsa_core.config.recipe import resolve
-from nsa_core.kernels import decode as step_kernels
+from nsa_core.kernels import decode_attention as step_kernels
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.gathered_backend import MASKED_LENGTH_FACTOR, GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry

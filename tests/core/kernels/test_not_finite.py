@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nsa_core.kernels import gathered, gathered_backend, tiles
-from nsa_core.kernels.decode import CachedPairs, GatheredDecode
+from nsa_core.kernels.decode_attention import CachedPairs, GatheredDecode
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing

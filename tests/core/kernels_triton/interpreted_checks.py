@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nsa_core.checks.decoding import decode_kernels_probe
-from nsa_core.kernels.decode import CachedPairs, DecodedToken
+from nsa_core.kernels.decode_attention import CachedPairs, DecodedToken
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.triton.decode_host import TritonDecode
 from tests.core.model.cases import small_config, small_model

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nsa_core.kernels.decode import CachedPairs, GatheredDecode, Pair
+from nsa_core.kernels.decode_attention import CachedPairs, GatheredDecode, Pair
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.triton.decode_host import TritonDecode
 from tests import oracle

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
 from nsa_core.kernels.backend import BranchBackends
-from nsa_core.kernels.decode import CachedPairs
+from nsa_core.kernels.decode_attention import CachedPairs
 from nsa_core.kernels.dispatch import choose_decode_attention
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry

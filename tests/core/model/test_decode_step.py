@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from nsa_core.kernels.backend import BranchBackends
-from nsa_core.kernels.decode import GatheredDecode
+from nsa_core.kernels.decode_attention import GatheredDecode
 from nsa_core.model.cache import DecodeCache
 from nsa_core.model.decode import extend, logits, prefill
 from nsa_core.model.decode_step import DecodeLoop, decode_step
