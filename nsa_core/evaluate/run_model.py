@@ -25,8 +25,8 @@ from nsa_core.rundir.checkpoint import (
     CONFIG_FILE,
     MODEL_FILE,
     Checkpoint,
-    inspect_checkpoint,
     list_checkpoints,
+    verify_checkpoint,
 )
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.layout import RunDir
@@ -151,7 +151,7 @@ def find_weights(run: RunDir, *, tell: Tell, step: int | None = None) -> Weights
         if step is not None and checkpoint.step != step:
             continue
         foreign = find_not_own(checkpoint.manifest, manifest)
-        damage = foreign or inspect_checkpoint(checkpoint.path).damage
+        damage = foreign or verify_checkpoint(checkpoint.path).damage
         if not damage:
             return _from_checkpoint(checkpoint)
         tell(f"{checkpoint.path.name} is damaged and passed over: {damage}")

@@ -92,12 +92,16 @@ def _code_of(code: int, asked: Event | None) -> int:
     return code if code else TrainerExit.CRASHED
 
 
-def write_missing_exit(run: RunDir, missing: ExitRecord) -> ExitRecord:
-    """The exit record of the trainer, or the one given here, written now, if it left none."""
-    written = read_exit(run, missing.attempt)
-    if written is None:
-        write_exit(run, missing)
-    return written or missing
+def write_missing_exit(
+    run: RunDir, manifest: RunManifest, code: int | None = None, memory_kills: int = 0
+) -> ExitRecord:
+    """The exit record of the trainer, or that of `missing_exit`, written now, if it left none."""
+    written = read_exit(run, manifest.attempt)
+    if written is not None:  # then nothing else is read: the disk may be failing
+        return written
+    missing = missing_exit(run, manifest, code, memory_kills)
+    write_exit(run, missing)
+    return missing
 
 
 def missing_exit(

@@ -23,7 +23,7 @@ from nsa_core.rundir.goodput import record_hang
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.process import identify
-from nsa_ops.pod.ending import count_memory_kills, missing_exit, write_missing_exit
+from nsa_ops.pod.ending import count_memory_kills, write_missing_exit
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import (
     LockHeldError,
@@ -248,7 +248,7 @@ def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
     keeper.stop()
     _end_left_over(run, manifest.attempt)
     memory_kills = count_memory_kills() - memory_kills
-    record = write_missing_exit(run, missing_exit(run, manifest, code, memory_kills))
+    record = write_missing_exit(run, manifest, code, memory_kills)
     if not _has_recorded_its_end(run, manifest.attempt):
         events.record(
             run, kind="ended", by="runner", attempt=manifest.attempt,

@@ -8,8 +8,8 @@ from pathlib import Path
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.checkpoint import (
     CheckpointState,
-    inspect_checkpoint,
     list_checkpoint_folders,
+    verify_checkpoint,
 )
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.lineage import find_not_own
@@ -40,7 +40,7 @@ def verify_newest(run: RunDir) -> Iterator[CheckpointState]:
     except (ManifestError, OSError):
         manifest = None
     for folder in list_checkpoint_folders(run):
-        found = inspect_checkpoint(folder)
+        found = verify_checkpoint(folder)
         foreign = find_not_own(found, manifest) if manifest and not found.damage else None
         found = found.model_copy(update={"damage": foreign}) if foreign else found
         yield found
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted.add_argument("--run-dir", type=Path, help="Run whose newest whole checkpoint is sought")
     given = parser.parse_args(arguments)
     if given.checkpoint is not None:
-        found = [inspect_checkpoint(given.checkpoint)]
+        found = [verify_checkpoint(given.checkpoint)]
     else:
         found = list(verify_newest(RunDir(given.run_dir)))
     sys.stdout.write(HashedCheckpoints(checkpoints=found).model_dump_json() + "\n")

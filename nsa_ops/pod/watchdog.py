@@ -29,7 +29,6 @@ from nsa_ops.pod.ending import (
     RESTARTED,
     RestartDecision,
     decide_after,
-    missing_exit,
     write_missing_exit,
 )
 from nsa_ops.pod.enforce import Enforcer, StopOutcome, write_anomaly
@@ -192,7 +191,7 @@ class Watchdog:
         while is_running(record.runner) and time.monotonic() < end:
             time.sleep(_POLL_S)
         try:
-            return write_missing_exit(self._run, missing_exit(self._run, self._manifest))
+            return write_missing_exit(self._run, self._manifest)
         except OSError as error:  # tried again at the next look
             self._show("watching", f"the trainer is gone; its end cannot be written: {error}")
             return None

@@ -14,7 +14,7 @@ from nsa_core.rundir.bounded_json import (
     read_json,
     read_last_records,
 )
-from nsa_core.rundir.checkpoint import CheckpointState, inspect_checkpoint, list_checkpoints
+from nsa_core.rundir.checkpoint import CheckpointState, list_checkpoints, verify_checkpoint
 from nsa_core.rundir.data_account import DataAccount, read_account
 from nsa_core.rundir.events import Event, read_events
 from nsa_core.rundir.exit import ExitRecord, read_exit
@@ -231,7 +231,7 @@ def read_record(run: RunDir) -> RecordedRun:
         goodput_s=parse_goodput(_read_json(run.goodput, missing)),
         environment=_as_mapping(_read_json(run.env, missing)),
         metrics=_as_mapping(_read_json(run.metrics, missing)),
-        checkpoints=[inspect_checkpoint(one.path) for one in list_checkpoints(run)],
+        checkpoints=[verify_checkpoint(one.path) for one in list_checkpoints(run)],
         samples=parse_samples(_read_json(run.samples, missing)),
         data=_read_data(run, missing),
         missing=missing,

@@ -9,6 +9,7 @@ from nsa_core.rundir.checkpoint import (
     hash_file,
     inspect_checkpoint,
     list_checkpoints,
+    verify_checkpoint,
 )
 from nsa_core.rundir.layout import RunDir
 
@@ -98,6 +99,21 @@ def test_a_folder_with_the_name_of_another_step_is_not_whole(tmp_path):
     renamed = folder.rename(RunDir(tmp_path).checkpoint(4))
     assert "should be of step 4 and is of step 3" in inspect_checkpoint(renamed).damage
     assert not inspect_checkpoint(renamed.rename(tmp_path / "conflict_step_000004")).damage
+
+
+def test_nothing_is_hashed_where_a_file_is_too_short(tmp_path):
+    weights = save(RunDir(tmp_path), 3)
+    folder = weights.parent
+    assert not verify_checkpoint(folder).damage
+    flip(weights)
+    assert "should be sha256 " in verify_checkpoint(folder).damage
+    manifest = inspect_checkpoint(folder).manifest
+    later = CheckpointFile(name="optimizer.safetensors", size=9, sha256="0" * 64)
+    manifest = manifest.model_copy(update={"files": [*manifest.files, later]})
+    (folder / MANIFEST_NAME).write_text(manifest.model_dump_json())
+    (folder / later.name).write_bytes(b"short")
+    damage = verify_checkpoint(folder).damage
+    assert damage == "optimizer.safetensors should be 9 bytes and is 5 bytes"
 
 
 def test_what_an_agent_prints_has_neither_manifest_nor_flaws(tmp_path):

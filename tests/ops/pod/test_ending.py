@@ -22,6 +22,7 @@ from nsa_ops.pod.ending import (
     decide_restart,
     explain_code,
     foresee_restart,
+    write_missing_exit,
 )
 from nsa_ops.pod.enforce import group_stacks
 from nsa_ops.pod.journal import Journal
@@ -154,6 +155,12 @@ def end(run, code=-9) -> None:
         by="runner",
     )  # fmt: skip
     write_exit(run, record)
+
+
+def test_the_record_of_the_trainer_counts_whatever_ended_its_process(run) -> None:
+    end(run, 0)
+    no_name = -40  # a real-time signal, which Python cannot name
+    assert write_missing_exit(run, read_manifest(run), no_name).reason == "why"
 
 
 def lose_processes(run) -> None:
