@@ -232,7 +232,8 @@ def next_attempt_action(
 ) -> NextAttemptAction:
     """What the agent on the pod is asked to change, field by field; it numbers the attempt."""
     fixed = {"attempt", "created_unix_s"}
-    now, before = new.model_dump(mode="json"), old.model_dump(mode="json")
+    checked = RunManifest.model_validate(new.model_dump())  # redacts what people typed
+    now, before = checked.model_dump(mode="json"), old.model_dump(mode="json")
     changes = {key: now[key] for key in now if key not in fixed and now[key] != before[key]}
     return NextAttemptAction(run_dir=run_dir, from_attempt=from_attempt, changes=changes)
 

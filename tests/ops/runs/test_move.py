@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.errors import NotFoundError, RefusedError, StateConflictError, VerificationError
 from nsa_ops.pod.messages import CheckpointFact
 from nsa_ops.runs.lease import OLD_POD, OldPod, allow_leaving
 from nsa_ops.runs.move import MoveRequest, is_elsewhere, newest_backup, plan_move
+from nsa_ops.runs.resume import next_attempt_action
 from nsa_ops.store import PodRecord, RunRecord
 from tests.ops.backup.case import RUN_ID, Case, flip_bit
 from tests.ops.runs.documents import report
@@ -55,6 +58,14 @@ def test_only_another_pod_is_elsewhere(case: Case) -> None:
     assert not is_elsewhere(case.operator, RUN_ID, "here")
     with pytest.raises(NotFoundError):
         is_elsewhere(case.operator, RUN_ID, "nowhere")
+
+
+def test_a_secret_in_the_command_of_a_move_does_not_leave_this_laptop() -> None:
+    old = RunManifest(run_id=RUN_ID, config=RunConfig(), config_sha256="", created_unix_s=1.0)
+    typed = ["nsa-ops", "resume", "--override", "old-pod=its token is hf_" + "a1" * 17]
+    new = old.model_copy(update={"command": typed, "attempt": 2})
+    asked = next_attempt_action(Path("/pod/runs") / RUN_ID, 1, old, new)
+    assert asked.changes == {"command": [*typed[:3], "old-pod=its token is [redacted]"]}
 
 
 CHECKPOINTS = [CheckpointFact(name="step_000040", step=40, size_bytes=1, whole=True)]
