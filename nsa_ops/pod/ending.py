@@ -75,7 +75,7 @@ def explain_code(code: int, *, asked: Event | None, memory_kills: int) -> str:
         return "ended with code 0 and without an exit record"
     if code > 0:
         return f"ended with code {code} and without an exit record; see the end of training.log"
-    name = signal.Signals(-code).name
+    name = _signal_name(-code)
     if memory_kills > 0:
         return f"killed by {name}: the pod's memory limit was reached (the kernel counted it)"
     if asked is not None:
@@ -83,6 +83,14 @@ def explain_code(code: int, *, asked: Event | None, memory_kills: int) -> str:
     if code == -signal.SIGKILL:
         return f"killed by {name}: out of host memory, or by hand"
     return f"killed by {name}"
+
+
+def _signal_name(number: int) -> str:
+    """Name of a signal; most real-time signals have a number alone."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _code_of(code: int, asked: Event | None) -> int:

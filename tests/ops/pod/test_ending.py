@@ -104,6 +104,7 @@ def test_a_kill_is_explained_by_who_asked_or_by_the_memory_of_the_pod(tmp_path: 
         == "killed by SIGKILL: out of host memory, or by hand"
     )
     assert explain_code(-11, asked=None, memory_kills=0) == "killed by SIGSEGV"
+    assert explain_code(-40, asked=None, memory_kills=0) == "killed by signal 40"
     assert "code 3" in explain_code(3, asked=None, memory_kills=0)
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 3\noom_kill 2\n")
