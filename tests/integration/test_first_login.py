@@ -122,7 +122,7 @@ def test_a_key_that_is_there_already_is_not_added_twice_and_others_stay(new_pod:
 def test_a_wrong_password_leaves_no_pod_and_no_key(new_pod: NewPod) -> None:
     refused = new_pod.add_with("another\n", "-")
     assert (refused.returncode, "refuses our login" in refused.stderr) == (4, True), refused
-    assert "password is right" in refused.stderr
+    assert "Check the password" in refused.stderr
     assert not new_pod.keys.exists()
     assert new_pod("pod", "show").exit_code == 6
     nobody = new_pod.add_with("", "ask")

@@ -191,7 +191,7 @@ def test_output_beyond_its_ceiling_ends_the_command_and_names_both_sizes(
 ) -> None:
     marker, began_s = tmp_path / "pid", time.monotonic()
     script = f"echo $$ > {marker}; exec cat /dev/zero"
-    with pytest.raises(VerificationError, match=r"sent \d+ bytes or more, and the limit is 1000$"):
+    with pytest.raises(VerificationError, match=r"sent \d+ bytes or more; the limit is 1000$"):
         transport.run(["sh", "-c", script], timeout_s=60, max_bytes=1000)
     with pytest.raises(VerificationError, match=r"the limit is 16777216$"):
         transport.run(["sh", "-c", f"{script} >&2"], timeout_s=60, max_bytes=1000)

@@ -228,7 +228,8 @@ def test_flash_that_is_allowed_but_absent_costs_nothing_and_leaves_its_reason(mo
     runtime = RuntimeConfig(flash_min_len_sliding=0)
     chosen = dispatch.choose_backends(runtime, CARD)
     sliding = chosen.choices[2]
-    assert (sliding.name, sliding.reason) == ("triton", "flash-attn is not installed")
+    assert sliding.name == "triton"
+    assert sliding.reason.startswith("flash-attn is not installed; key gradients by ")
 
 
 @pytest.mark.parametrize("branch", ["compressed", "selected", "sliding"])
