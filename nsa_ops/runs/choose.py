@@ -156,9 +156,7 @@ def _require_known(operator: Operator, run_id: str) -> RunRecord:
     if known is not None:
         return known
     message = f"No run `{run_id}` was launched from here"
-    hint = (
-        "See `nsa-ops run ls`; one of a colleague is known here after `nsa-ops run adopt --pod POD`"
-    )
+    hint = "See `nsa-ops run ls`; for a colleague's run, first use `nsa-ops run adopt --pod POD`"
     raise NotFoundError(message, hint=hint)
 
 

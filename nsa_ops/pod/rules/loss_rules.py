@@ -172,7 +172,7 @@ def loss_jump(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | Non
         rule="loss_jump",
         level="halt" if must_stop or len(row) >= limits.jump_patience else "warn",
         sentence=f"The loss {row[-1].loss:.3f} at step {row[-1].step} is {above[-1]:.2f} nats over "
-        f"its median {usual:.3f}, {len(row)} records in a row"
+        f"its median {usual:.3f}, {count_of(len(row), 'record')} in a row"
         + (", and gradients or loss scale agree" if supported else "")
         + (", coming back" if recovering else "")
         + last_good_checkpoint(evidence),
