@@ -63,6 +63,6 @@ def _launch(
         *into, tiles, docs.cu_seqlens,
         mode.num_words, segment, 0 if atomic else num_keys, width**-0.5 * LOG2E, width**-0.5,
         mode.kind, mode.span, mode.stride, groups, num_heads // groups, width, _TOKENS,
-        launch.stages, launch.in_registers, launch.ahead, launch.clear, atomic,
+        launch.stages, launch.in_registers, launch.ahead, atomic,
         launch.sum_registers, num_warps=4, maxnreg=launch.max_registers,
     )  # fmt: skip

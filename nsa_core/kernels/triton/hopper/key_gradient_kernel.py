@@ -225,7 +225,7 @@ def sum_half(
     length, qk_scale, scale,
     MODE: gl.constexpr, SPAN: gl.constexpr, STRIDE: gl.constexpr, G: gl.constexpr,
     HG: gl.constexpr, D: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr,
-    IN_REGISTERS: gl.constexpr, AHEAD: gl.constexpr, CLEAR: gl.constexpr, ATOMIC: gl.constexpr,
+    IN_REGISTERS: gl.constexpr, AHEAD: gl.constexpr, ATOMIC: gl.constexpr,
 ):  # fmt: skip
     """dk, dv of 64 keys: what one warpgroup does."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -252,9 +252,7 @@ def sum_half(
     seen_from = gl.minimum(gl.maximum(first_seen // BM, begin), end)
     seen_from = gl.where(own0 < num_keys, seen_from, end)
     seen_to = gl.maximum(gl.minimum(gl.cdiv(all_lost, BM), end), seen_from)
-    full_to = seen_to
-    if CLEAR:
-        full_to = gl.maximum(gl.minimum(seen_to, length // BM), seen_from)
+    full_to = gl.maximum(gl.minimum(seen_to, length // BM), seen_from)
     whole_from = gl.minimum(gl.maximum(gl.cdiv(all_seen, BM), seen_from), full_to)
     whole_to = gl.minimum(gl.maximum(gl.minimum(first_lost, high) // BM, whole_from), full_to)
     slot = gl.to_tensor(0)
@@ -272,12 +270,11 @@ def sum_half(
             slot, phase, whole_from, gl.where(part == 0, whole_to - whole_from, 0), length, key,
             bit, qk_scale, MODE, SPAN, STRIDE, HG, D, BM, STAGES, False, AHEAD, False,
         )  # fmt: skip
-    if CLEAR:
-        dk, dv, slot, phase = add_tiles(
-            dk, dv, k, v, q_ring, grad_ring, offset_ring, delta_ring, bits_ring, filled, emptied,
-            slot, phase, full_to, seen_to - full_to, length, key, bit, qk_scale,
-            MODE, SPAN, STRIDE, HG, D, BM, STAGES, True, False, True,
-        )  # fmt: skip
+    dk, dv, slot, phase = add_tiles(
+        dk, dv, k, v, q_ring, grad_ring, offset_ring, delta_ring, bits_ring, filled, emptied,
+        slot, phase, full_to, seen_to - full_to, length, key, bit, qk_scale,
+        MODE, SPAN, STRIDE, HG, D, BM, STAGES, True, False, True,
+    )  # fmt: skip
     slot, phase = skip_tiles(filled, emptied, slot, phase, HG * (end - seen_to), STAGES)
     row = gl.arange(0, 64, layout=gl.SliceLayout(1, sum_layout))
     column = gl.arange(0, D, layout=gl.SliceLayout(0, sum_layout))
@@ -299,7 +296,7 @@ def hopper_key_gradient_kernel(
     num_words, segment, copy_keys, qk_scale, scale,
     MODE: gl.constexpr, SPAN: gl.constexpr, STRIDE: gl.constexpr, G: gl.constexpr,
     HG: gl.constexpr, D: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr,
-    IN_REGISTERS: gl.constexpr, AHEAD: gl.constexpr, CLEAR: gl.constexpr, ATOMIC: gl.constexpr,
+    IN_REGISTERS: gl.constexpr, AHEAD: gl.constexpr, ATOMIC: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv of 128 keys of one group over the tokens of one segment (axis 2).
@@ -356,13 +353,13 @@ def hopper_key_gradient_kernel(
                 0, DK, DV, q_ring, grad_ring, offset_ring, delta_ring, bits_ring, k_tiles, v_tiles,
                 filled, emptied, keys_filled, key0, num_keys, key_row, copy_row, g, begin, end,
                 high, length, qk_scale, scale, MODE, SPAN, STRIDE, G, HG, D, BM, STAGES,
-                IN_REGISTERS, AHEAD, CLEAR, ATOMIC,
+                IN_REGISTERS, AHEAD, ATOMIC,
             )),
             (sum_half, (
                 1, DK, DV, q_ring, grad_ring, offset_ring, delta_ring, bits_ring, k_tiles, v_tiles,
                 filled, emptied, keys_filled, key0, num_keys, key_row, copy_row, g, begin, end,
                 high, length, qk_scale, scale, MODE, SPAN, STRIDE, G, HG, D, BM, STAGES,
-                IN_REGISTERS, AHEAD, CLEAR, ATOMIC,
+                IN_REGISTERS, AHEAD, ATOMIC,
             )),
             (copy_tiles, (
                 q_desc, grad_desc, terms_desc, bits_desc, k_desc, v_desc, q_ring, grad_ring,

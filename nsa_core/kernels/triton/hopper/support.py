@@ -29,7 +29,6 @@ class KeyGradientLaunch:
         stages: Tiles of the ring.
         in_registers: K and V are register operands of the products.
         ahead: The next tile's scores are made while this tile's exponentials are.
-        clear: Rows behind a document's end are cleared, so that NaN there reaches no gradient.
         max_registers: Of a thread at the start of the kernel: what the three roles share.
         sum_registers: Of a thread of the two warpgroups that multiply.
     """
@@ -37,7 +36,6 @@ class KeyGradientLaunch:
     stages: int
     in_registers: bool
     ahead: bool
-    clear: bool = True
     max_registers: int = 168
     sum_registers: int = 240
 
