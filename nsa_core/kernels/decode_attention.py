@@ -81,7 +81,7 @@ class DecodeAttention(Protocol):
 
     @property
     def name(self) -> str:
-        """What the run is told."""
+        """Name of these kernels, as the run records it."""
         ...
 
     def attend(

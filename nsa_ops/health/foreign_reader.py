@@ -157,7 +157,7 @@ class LogReader:
         return (figures.train_ms - before) / 1000 / max(steps, 1)
 
     def collective_timeout(self, ran_s: float) -> None:
-        """A collective that timed out: the loop has stood still since it began."""
+        """A collective that timed out: the loop has made no progress since it began."""
         if self.timed_out:
             return  # the other ranks say the same
         self.timed_out = True
