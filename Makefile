@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 help:  ## Show this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile
 
-demo:  ## Run the whole path on this machine, on real text: under two minutes once installed
+demo:  ## Run the whole path on this machine, on real text: about two minutes once installed
 	@tools/setup.sh train
 	@.venv/bin/python -m nsa_ops demo $(ARGS)
 
