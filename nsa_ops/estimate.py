@@ -137,7 +137,7 @@ def estimate_run(config: RunConfig, profile: HardwareProfile | None) -> Estimate
     """What this configuration needs on one card of this profile."""
     parameters = count_parameters(config.model)
     flops = count_flops(config.model, config.batch.seq_len)
-    tokens_per_step = config.batch.tokens_per_step()
+    tokens_per_step = config.batch.tokens_per_step
     total_tokens = tokens_per_step * config.schedule.steps
     peak_tflops = profile.expected.gemm_tflops if profile is not None else None
     best = peak_tflops * 1e12 * _BEST_UTILIZATION / flops.train if peak_tflops else None

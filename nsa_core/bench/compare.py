@@ -151,7 +151,7 @@ def read_run_row(run: RunDir, data: DataFacts, overrides: tuple[str, ...]) -> Ru
         attention=config.model.attention,
         seed=config.seed,
         T=config.batch.seq_len,
-        tokens_per_step=config.batch.tokens_per_step(),
+        tokens_per_step=config.batch.tokens_per_step,
         steps=metrics["step"],
         tokens=metrics["tokens_seen"],
         num_parameters=metrics["num_parameters"],

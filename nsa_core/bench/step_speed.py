@@ -271,7 +271,10 @@ def read_request(options: argparse.Namespace, *, is_card: bool) -> ModelRequest:
 
 
 #: Read before the process begins, or about more cards than the one that is timed.
-_NOT_FOLLOWED = ("runtime.allocator", "runtime.num_gpus")
+_NOT_FOLLOWED = (
+    "runtime.allocator", "runtime.num_gpus", "runtime.num_pods", "runtime.cpu_ranks",
+    "runtime.sharding", "runtime.collective_timeout_s",
+)  # fmt: skip
 
 
 def _check_followed(key: str) -> None:

@@ -216,7 +216,7 @@ def run_cell(
 ) -> ValidationRow:
     """Train a fresh model for a few steps; running out of memory is a result."""
     empty = ValidationRow(
-        path=path, T=config.batch.seq_len, tokens=config.batch.tokens_per_step(), steps=0,
+        path=path, T=config.batch.seq_len, tokens=config.batch.tokens_per_step, steps=0,
         tokens_per_s=None, spread=None, peak_gib=None, first_loss=None, final_loss=None,
         first_loss_gap=None, final_loss_gap=None,
         first_loss_limit=FIRST_LOSS_LIMIT[config.runtime.precision], outcome="out of memory",

@@ -67,13 +67,55 @@ class RunConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _check_cards(self) -> Self:
-        if self.runtime.num_gpus > 1:
+        runtime = self.runtime
+        cards = 1 if runtime.num_gpus == "auto" else runtime.num_gpus
+        if cards > 1 and runtime.device == "cpu":
             message = (
-                f"runtime.num_gpus is {self.runtime.num_gpus}, and the trainer uses one card; "
-                "set it to 1"
+                f"runtime.num_gpus is {cards}, and runtime.device is cpu: cards talk through NCCL, "
+                "which needs CUDA; set runtime.cpu_ranks to try out several ranks"
+            )
+            raise ValueError(message)
+        if runtime.cpu_ranks > 1 and (runtime.device == "cuda" or cards > 1):
+            message = (
+                f"runtime.cpu_ranks is {runtime.cpu_ranks}, and the run has cards; set "
+                "runtime.num_gpus instead"
             )
             raise ValueError(message)
         return self
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> Self:
+        rows, ranks = self.batch.accumulation, self.num_ranks
+        if rows % ranks:
+            message = (
+                f"batch.accumulation {rows} does not divide among {ranks} ranks; set it to a "
+                f"multiple of {ranks}, and batch.micro_batch so that the tokens of a step stay"
+            )
+            raise ValueError(message)
+        if self.runtime.sharding == "fsdp" and self.runtime.precision == "fp16":
+            message = (
+                "runtime.sharding fsdp needs runtime.precision bf16 or fp32: the loss scale of "
+                "fp16 is settled by each rank alone"
+            )
+            raise ValueError(message)
+        if self.runtime.sharding == "fsdp" and self.runtime.num_pods > 1:
+            message = (
+                "runtime.sharding fsdp works on one pod: parts of a checkpoint on the disks of "
+                f"{self.runtime.num_pods} pods would never be whole; set runtime.sharding=ddp"
+            )
+            raise ValueError(message)
+        return self
+
+    @property
+    def ranks_per_pod(self) -> int:
+        """Processes that train on one pod; `auto` counts as one until a plan knows the pod."""
+        cards = self.runtime.num_gpus
+        return max(1, 1 if cards == "auto" else cards) * self.runtime.cpu_ranks
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that train together."""
+        return self.ranks_per_pod * self.runtime.num_pods
 
     @model_validator(mode="after")
     def _check_selected_backend(self) -> Self:

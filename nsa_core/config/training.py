@@ -1,9 +1,9 @@
 """Everything else a training run is configured by: data, schedule, optimizer, stops, limits."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from nsa_core.config.base import FrozenModel
 
@@ -59,15 +59,17 @@ class DataConfig(FrozenModel):
 
 
 class BatchConfig(FrozenModel):
-    """Tokens of one optimizer step: micro_batch x accumulation x world size x seq_len."""
+    """Tokens of one optimizer step on all ranks together: micro_batch x accumulation x seq_len."""
 
     seq_len: int = Field(2048, ge=2)
-    micro_batch: int = Field(8, ge=1)
+    micro_batch: int = Field(8, ge=1)  # rows that a rank computes at once
+    #: Micro-batches of a step; the ranks share them, so it is a multiple of their number.
     accumulation: int = Field(1, ge=1)
 
-    def tokens_per_step(self, world_size: int = 1) -> int:
-        """Tokens that one optimizer step consumes on all ranks together."""
-        return self.seq_len * self.micro_batch * self.accumulation * world_size
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step consumes, the same for any number of ranks."""
+        return self.seq_len * self.micro_batch * self.accumulation
 
 
 class ScheduleConfig(FrozenModel):
@@ -123,6 +125,15 @@ class EvaluationConfig(FrozenModel):
     sample_tokens: int = Field(64, ge=0)
 
 
+def _check_num_gpus(value: object) -> object:
+    """A number of cards from 0, or `auto`: one message for what is neither."""
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if not is_number and value != "auto":
+        message = "it must be a number of cards from 0, or auto"
+        raise ValueError(message)
+    return value
+
+
 class RuntimeConfig(FrozenModel):
     """Which device, precision and kernels the run uses; speed only, never the mathematics."""
 
@@ -145,7 +156,16 @@ class RuntimeConfig(FrozenModel):
     deterministic: bool = False  # bit-equal repeats on a GPU at the price of speed
     allocator: str = "expandable_segments:True"  # value of PYTORCH_CUDA_ALLOC_CONF
     threads: int = Field(0, ge=0)  # CPU threads of torch; 0 leaves its own choice
-    num_gpus: int = Field(1, ge=0)
+    #: Cards of a pod that train together; `auto` is all that the profile allows and the pod has.
+    num_gpus: Annotated[int | Literal["auto"], BeforeValidator(_check_num_gpus)] = 1
+    num_pods: int = Field(1, ge=1)  # pods that train together, each with `num_gpus` cards
+    #: Processes of a run without cards, to try out several ranks.
+    cpu_ranks: int = Field(1, ge=1)
+    #: `ddp` keeps the whole state on every card, `fsdp` a part of it on each; `auto` is `fsdp`
+    #: where one card cannot hold the state.
+    sharding: Literal["auto", "ddp", "fsdp"] = "auto"
+    #: Longest time of a collective after the first step, which may take `compile_limit_s`.
+    collective_timeout_s: float = Field(120.0, gt=0)
 
 
 class WatchdogLimits(FrozenModel):

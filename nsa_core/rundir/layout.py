@@ -121,6 +121,14 @@ class RunDir:
         """Heartbeat lines of one rank."""
         return self.root / f"heartbeat_rank{rank}.jsonl"
 
+    def rank_process(self, rank: int) -> Path:
+        """Process of one rank, where a run has several; see ranks.py."""
+        return self.root / f"process_rank{rank}.json"
+
+    def rank_exit(self, rank: int) -> Path:
+        """How one rank ended, where a run has several; see ranks.py."""
+        return self.root / f"exit_rank{rank}.json"
+
     def checkpoint(self, step: int) -> Path:
         """Folder of the checkpoint after this many optimizer steps."""
         return self.checkpoints / f"step_{step:06d}"

@@ -32,6 +32,21 @@ class Parent(FrozenModel):
     attempt_id: AttemptId = ""
 
 
+class Node(FrozenModel):
+    """Which of the pods of a run this one is, and where their ranks meet.
+
+    Attributes:
+        rank: Number of this pod among them; checkpoints are on pod 0.
+        address: Of pod 0, as the others reach it; empty where the run has one pod.
+        interface: Network interface of this pod that leads there; empty lets the libraries choose.
+    """
+
+    rank: int = Field(0, ge=0)
+    address: str = ""
+    port: int = Field(0, ge=0, le=65_535)
+    interface: str = ""
+
+
 class KernelChoice(FrozenModel):
     """The attention backend of one branch, and why it is that one."""
 
@@ -53,6 +68,7 @@ class RunManifest(TolerantModel):
         dirty_sha256: Hash of the uncommitted difference; empty if there is none.
         lock_sha256: Hash of the lock file the environment was made from.
         pod_id: Pod it was launched on.
+        node: Which of the run's pods that is.
         pod_facts: Cards, driver, torch, CUDA as preflight saw them.
         preflight_sha256: Report that allowed the launch; empty if it was overridden.
         kernels: By branch, the backend that the preflight proved on this pod. The trainer refuses
@@ -77,6 +93,7 @@ class RunManifest(TolerantModel):
     dirty_sha256: str = ""
     lock_sha256: str = ""
     pod_id: str = ""
+    node: Node = Node()
     pod_facts: dict[str, Any] = {}
     preflight_sha256: str = ""
     kernels: dict[str, KernelChoice] = {}

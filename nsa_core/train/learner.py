@@ -33,7 +33,7 @@ def choose_device(config: RunConfig, world_size: int = 1) -> torch.device:
         TrainerConfigurationError: If there is no card where one is asked for, or if several cards
             are: they would train apart from one another.
     """
-    if max(world_size, config.runtime.num_gpus) > 1:
+    if max(world_size, config.num_ranks) > 1:
         message = (
             f"this trainer runs in one process, and runtime.num_gpus is {config.runtime.num_gpus} "
             f"in a world of {world_size}"

@@ -207,16 +207,16 @@ def prepare(context: AttemptContext, stop: StopWatch, clock: GoodputClock) -> Tr
 
 def _announce(session: TrainingSession) -> None:
     """Report what will be trained, how many tokens a step has, and which kernels run and why."""
-    batch, world_size = session.config.batch, session.context.rank.world_size
+    batch, ranks = session.config.batch, session.context.rank.world_size
     flops = count_flops(session.config.model, batch.seq_len).train
     parameters = session.model.num_parameters()
     session.telemetry.event(
         "prepared",
         f"{parameters:,} parameters on {session.device}; {batch.micro_batch} x "
-        f"{batch.accumulation} x {world_size} rows of {batch.seq_len} tokens = "
-        f"{batch.tokens_per_step(world_size):,} tokens a step; {flops:.3g} FLOPs a token",
+        f"{batch.accumulation} rows of {batch.seq_len} tokens = {batch.tokens_per_step:,} tokens a "
+        f"step, shared by {ranks} ranks; {flops:.3g} FLOPs a token",
         parameters=parameters,
-        tokens_per_step=batch.tokens_per_step(world_size),
+        tokens_per_step=batch.tokens_per_step,
         train_flops_per_token=flops,
         kernels={one.branch: f"{one.name}: {one.reason}" for one in session.kernels},
     )

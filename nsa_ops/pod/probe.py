@@ -85,7 +85,7 @@ def summarize(manifest: RunManifest) -> ManifestSummary:
         code_id=manifest.code_id,
         code_commit=manifest.code_commit,
         steps=config.schedule.steps,
-        tokens_per_step=config.batch.tokens_per_step(max(1, config.runtime.num_gpus)),
+        tokens_per_step=config.batch.tokens_per_step,
         save_every=config.checkpoint.save_every,
         created_unix_s=manifest.created_unix_s,
         parent=manifest.parent,

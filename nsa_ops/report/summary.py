@@ -346,11 +346,11 @@ def _parameters(record: RecordedRun) -> str:
 
 
 def _batch(manifest: RunManifest) -> str:
-    batch = manifest.config.batch
-    world = max(1, manifest.config.runtime.num_gpus)
+    batch, ranks = manifest.config.batch, manifest.config.num_ranks
+    shared = f", shared by {ranks} ranks" if ranks > 1 else ""
     return (
-        f"{batch.micro_batch} x {batch.accumulation} accumulated x {world} x "
-        f"{batch.seq_len:,} = {batch.tokens_per_step(world):,} tokens a step"
+        f"{batch.micro_batch} x {batch.accumulation} accumulated x {batch.seq_len:,} = "
+        f"{batch.tokens_per_step:,} tokens a step{shared}"
     )
 
 

@@ -249,7 +249,7 @@ def _plan(
     title = (
         f"Launch {run.run_id} on pod {run.pod}: "
         f"{count_of(config.schedule.steps, 'step')} of "
-        f"{count_of(config.batch.tokens_per_step(), 'token')}"
+        f"{count_of(config.batch.tokens_per_step, 'token')}"
     )
     return plan_of(title, steps, notes)
 

@@ -71,7 +71,7 @@ def test_a_step_has_the_tokens_of_the_micro_batch_at_every_length() -> None:
         2,
         1,
     ]
-    assert cell_config(request, 32).batch.tokens_per_step() == 256
+    assert cell_config(request, 32).batch.tokens_per_step == 256
 
 
 class DropsTheCurrentBlock(GatheredBackend):

@@ -245,9 +245,9 @@ def test_the_batch_tier_follows_memory_and_the_sequence_length_that_is_asked_for
     small = resolve("m7c-125m", "a100", memory_gib=40).config.batch
     large = resolve("m7c-125m", "a100", memory_gib=80).config.batch
     assert (small.micro_batch, large.micro_batch) == (8, 16)
-    assert small.tokens_per_step() == large.tokens_per_step() == 262_144
+    assert small.tokens_per_step == large.tokens_per_step == 262_144
     longer = resolve("m7c-125m", "a100", ["batch.seq_len=8192"], memory_gib=80).config.batch
-    assert (longer.micro_batch, longer.tokens_per_step()) == (4, 262_144)
+    assert (longer.micro_batch, longer.tokens_per_step) == (4, 262_144)
 
 
 @pytest.mark.parametrize(
@@ -269,9 +269,35 @@ def test_a_card_without_a_profile_matches_none() -> None:
         assert not [name for name in list_profiles() if load_profile(name).matches(card)]
 
 
-def test_more_cards_than_the_trainer_uses_are_refused_with_the_configuration() -> None:
-    with pytest.raises(ConfigError, match=r"runtime\.num_gpus is 2, and the trainer uses one card"):
-        resolve("tiny-cpu", None, ["runtime.num_gpus=2"])
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["runtime.num_gpus=2", "runtime.device=cpu"], "cards talk through NCCL, which needs CUDA"),
+        (["runtime.cpu_ranks=2", "runtime.device=cuda"], "the run has cards"),
+        (["runtime.cpu_ranks=2", "runtime.num_gpus=2"], "the run has cards"),
+        (["runtime.num_gpus=2", "batch.accumulation=3"], "3 does not divide among 2 ranks"),
+        (["runtime.num_pods=4", "batch.accumulation=6"], "6 does not divide among 4 ranks"),
+        (["runtime.sharding=fsdp", "runtime.precision=fp16"], "needs runtime.precision bf16"),
+        (
+            ["runtime.sharding=fsdp", "runtime.num_pods=2", "batch.accumulation=2"],
+            "works on one pod",
+        ),
+        (["runtime.num_gpus=-1"], "a number of cards from 0, or auto"),
+        (["runtime.num_gpus=all"], "a number of cards from 0, or auto"),
+    ],
+)
+def test_ranks_that_could_not_train_are_refused_with_the_configuration(
+    sets: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve("m7c-125m", None, sets)
+    assert message in str(refused.value)
+
+
+def test_a_step_has_the_same_tokens_for_any_number_of_ranks() -> None:
+    found = [resolve("m7c-125m", None, [f"runtime.num_gpus={count}"]).config for count in (1, 2, 8)]
+    assert len({config.batch.tokens_per_step for config in found}) == 1
+    assert [config.num_ranks for config in found] == [1, 2, 8]
 
 
 def test_the_speed_that_was_measured_is_expected_of_the_recipe_as_it_was_measured() -> None:

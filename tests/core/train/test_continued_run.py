@@ -44,7 +44,7 @@ def cut(whole, tmp_path):
 def test_a_checkpoint_holds_weights_moments_cursor_and_generators(whole):
     for step in (1, STEPS):
         state = read_state(whole.checkpoint(step))
-        tokens = read_manifest(whole).config.batch.tokens_per_step()
+        tokens = read_manifest(whole).config.batch.tokens_per_step
         assert (state.step, state.tokens_seen) == (step, step * tokens)
         assert state.loader["global_sample"] == step * 4
         assert state.unusable_steps == []
@@ -78,7 +78,7 @@ def test_a_resumed_run_continues_its_counts(whole, cut):
         assert session.keeper.begin_step == 2
         assert session.keeper.whole_step == 2
         assert session.loader.state.global_sample == 8
-        assert session.position.tokens_seen == 2 * session.config.batch.tokens_per_step()
+        assert session.position.tokens_seen == 2 * session.config.batch.tokens_per_step
         assert same(weights(session.model), saved(whole, 2)[0])
         state = session.steps.optimizers.state_tensors()
         assert same(state, saved(whole, 2)[1])

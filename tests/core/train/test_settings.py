@@ -137,7 +137,7 @@ def test_a_row_counts_the_tokens_of_all_micro_batches_and_the_steps_before(tmp_p
     assert run_here(run).code == 0
     batch = read_manifest(run).config.batch
     logged = [(int(row["step"]), int(row["tokens"])) for row in rows(run.training_csv)]
-    assert logged == [(step, step * batch.tokens_per_step()) for step in range(1, 6)]
+    assert logged == [(step, step * batch.tokens_per_step) for step in range(1, 6)]
 
 
 @pytest.mark.parametrize(
