@@ -38,6 +38,10 @@ class BeatFigures(TolerantModel):
     Loss is in nats per token, memory in MiB (base 2), power in watt, temperature in degrees
     Celsius. Lines of the phase `data` say in `staging` what it is doing, and in `staging_share` how
     much of it is done, where its end is known.
+
+    Where a run has several ranks, `work_s` is what the rank computed by itself in a step, before it
+    waited for the others, and `sync_s` what it waited for them: a straggler works longer than the
+    others, and waits less.
     """
 
     loss: float | None = None
@@ -47,6 +51,8 @@ class BeatFigures(TolerantModel):
     mfu: float | None = None
     step_s: float | None = None
     data_s: float | None = None
+    work_s: float | None = None
+    sync_s: float | None = None
     dt_fetch_s: float | None = None
     fetch_p50_ms: float | None = None
     fetch_p95_ms: float | None = None
