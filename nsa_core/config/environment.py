@@ -101,7 +101,11 @@ _ONE_PATH = _replaced("there is one mathematics and one prefill path; backends c
 VARIABLES: Mapping[str, Variable] = dict(
     [
         _whole("NSA_BATCH_SIZE", "batch.micro_batch", "sequences of one micro-step on one card"),
-        _whole("NSA_ACCUM", "batch.accumulation", "micro-steps of one optimizer step"),
+        _whole(
+            "NSA_ACCUM",
+            "batch.accumulation",
+            "micro-steps of one optimizer step, on all ranks together",
+        ),
         ("NSA_TOKENIZER", Variable("data.tokenizer and a vocabulary that fits it", _tokenizer)),
         _whole("NSA_FWE_DOC_BATCH", "data.document_batch", "documents tokenised at a time"),
         _whole("NSA_FWE_Q", "data.prefetch", "batches kept ready"),
