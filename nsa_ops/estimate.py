@@ -7,18 +7,22 @@ from nsa_core.config.counts import (
     FlopCounts,
     MemoryEstimate,
     ParameterCounts,
+    Sharding,
     StepShape,
     count_flops,
     count_parameters,
     estimate_memory,
 )
 from nsa_core.config.profile import HardwareProfile
-from nsa_core.config.run import RunConfig
+from nsa_core.config.run import RunConfig, find_sharding_obstacle
 from nsa_ops.configure import RunChoice, load_hardware, resolve_choice
 from nsa_ops.quantities import format_bytes, format_count, format_duration
 from nsa_ops.settings import Settings
 
 GIB = 2**30
+#: Share of a card's memory that a step may need by the estimate.
+MEMORY_SHARE = 0.85
+_MIB_PER_GIB = 1024
 _BYTES_PER_PARAMETER = 4
 _ADAMW_MOMENTS = 2
 #: One checkpoint more than is kept exists while the oldest is being replaced.
@@ -112,18 +116,22 @@ class Estimate:
 
     Attributes:
         parameters: Trained numbers by part.
-        tokens_per_step: Tokens of one optimizer step on one card.
+        tokens_per_step: Tokens of one optimizer step on all cards together.
+        num_ranks: Processes that share a step, each with a card of its own where it has cards.
+        sharding: How they keep the state, and why.
         flops: Per token, forward; NSA's own work.
-        memory: MiB on the card by part.
+        memory: MiB on one card by part.
         staging: What staging its data takes, as far as the configuration can tell.
         disk_bytes: All checkpoints that are kept, one in flight, the final model, and the shards.
-        best_tokens_per_s: Upper bound from the profile's peak; None without one.
+        best_tokens_per_s: Upper bound of all cards from the profile's peak; None without one.
         shortest_hours: Hours of the run at that bound.
     """
 
     parameters: ParameterCounts
     tokens_per_step: int
     total_tokens: int
+    num_ranks: int
+    sharding: tuple[Sharding, str]
     flops: FlopCounts
     memory: MemoryEstimate
     checkpoint_bytes: int
@@ -134,13 +142,16 @@ class Estimate:
 
 
 def estimate_run(config: RunConfig, profile: HardwareProfile | None) -> Estimate:
-    """What this configuration needs on one card of this profile."""
+    """What this configuration needs on cards of this profile."""
     parameters = count_parameters(config.model)
     flops = count_flops(config.model, config.batch.seq_len)
     tokens_per_step = config.batch.tokens_per_step
     total_tokens = tokens_per_step * config.schedule.steps
     peak_tflops = profile.expected.gemm_tflops if profile is not None else None
-    best = peak_tflops * 1e12 * _BEST_UTILIZATION / flops.train if peak_tflops else None
+    ranks = config.num_ranks
+    best = ranks * peak_tflops * 1e12 * _BEST_UTILIZATION / flops.train if peak_tflops else None
+    sizes = profile.memory_gib if profile is not None else []
+    sharding = choose_sharding(config, min(sizes, default=None))
     checkpoint_bytes = _checkpoint_bytes(config, parameters)
     staging = estimate_staging(config)
     model_bytes = _BYTES_PER_PARAMETER * parameters.total
@@ -148,24 +159,58 @@ def estimate_run(config: RunConfig, profile: HardwareProfile | None) -> Estimate
         parameters=parameters,
         tokens_per_step=tokens_per_step,
         total_tokens=total_tokens,
+        num_ranks=ranks,
+        sharding=sharding,
         flops=flops,
-        memory=estimate_memory(
-            config.model,
-            config.optimizer,
-            config.runtime.precision,
-            StepShape(
-                tokens=config.batch.micro_batch * config.batch.seq_len,
-                accumulation=config.batch.accumulation,
-                activation_checkpointing=config.runtime.activation_checkpointing,
-                is_compiled=config.runtime.compile,
-            ),
-        ),
+        memory=estimate_step(config, sharding[0]),
         checkpoint_bytes=checkpoint_bytes,
         staging=staging,
         disk_bytes=(num_kept(config) * checkpoint_bytes + model_bytes + (staging.shard_bytes or 0)),
         best_tokens_per_s=best,
         shortest_hours=total_tokens / best / 3600 if best else None,
     )
+
+
+def estimate_step(config: RunConfig, sharding: Sharding) -> MemoryEstimate:
+    """MiB on one card of the run by part, if its ranks keep the state like that."""
+    return estimate_memory(
+        config.model,
+        config.optimizer,
+        config.runtime.precision,
+        StepShape(
+            tokens=config.batch.micro_batch * config.batch.seq_len,
+            accumulation=config.batch.accumulation // config.num_ranks,
+            activation_checkpointing=config.runtime.activation_checkpointing,
+            is_compiled=config.runtime.compile,
+            num_ranks=config.num_ranks,
+            sharding=sharding,
+        ),
+    )
+
+
+def choose_sharding(config: RunConfig, memory_gib: float | None) -> tuple[Sharding, str]:
+    """How the ranks of a run keep its state, and why: `fsdp` where `ddp` does not fit a card.
+
+    Args:
+        config: With the number of cards settled; what `runtime.sharding` names is kept.
+        memory_gib: Memory of the smallest card; None where it is not known, or there is none.
+    """
+    wanted, ranks = config.runtime.sharding, config.num_ranks
+    if wanted != "auto":
+        return wanted, f"runtime.sharding is {wanted}"
+    if ranks == 1:
+        return "ddp", "one rank keeps the whole state"
+    if memory_gib is None:
+        return "ddp", "the memory of a card is not known"
+    whole, limit = estimate_step(config, "ddp").total / _MIB_PER_GIB, MEMORY_SHARE * memory_gib
+    need = f"a step of ddp needs about {whole:.1f} GiB on each card"
+    if whole <= limit:
+        return "ddp", f"{need}, within {MEMORY_SHARE:.0%} of {memory_gib:.1f} GiB"
+    obstacle = find_sharding_obstacle(config)
+    if obstacle is not None:
+        return "ddp", f"{need} of {memory_gib:.1f} GiB, and fsdp is impossible: {obstacle}"
+    part = estimate_step(config, "fsdp").total / _MIB_PER_GIB
+    return "fsdp", f"{need} of {memory_gib:.1f} GiB, one of fsdp on {ranks} cards {part:.1f} GiB"
 
 
 def estimate_choice(settings: Settings, choice: RunChoice) -> Estimate:

@@ -1,6 +1,7 @@
 """Parameters, FLOPs and device memory of a configuration, counted without making the model."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.training import OptimizerConfig, Precision
@@ -9,6 +10,11 @@ MIB = 2**20
 #: Logits of a chunk of the loss: of the Triton kernel, and of torch's passes.
 TRITON_CHUNK, TORCH_CHUNK = 2**29, 2**26
 _FLOAT32 = 4
+#: Blocks whose weights are whole at once under `fsdp`: one computes while the next is gathered.
+_BLOCKS_GATHERED = 2
+
+#: How a run of several ranks keeps its state, once `auto` has been settled.
+Sharding = Literal["ddp", "fsdp"]
 
 
 def gate_hidden_width(dim: int) -> int:
@@ -166,6 +172,8 @@ class MemoryEstimate:
     activations: float  # tensors kept for the backward pass
     #: The loss: its chunk, hidden states with their gradient, the gradient of the head.
     logits: float
+    #: Under `fsdp`: weights that other cards gave, as far as they are there at the peak.
+    gathered: float = 0.0
 
     @property
     def total(self) -> float:
@@ -178,17 +186,22 @@ class StepShape:
     """How a step is computed, as far as its memory depends on it."""
 
     tokens: int  # of one micro-batch: micro_batch * seq_len
-    #: Micro-batches of a step; from the second on, gradients are in memory already.
+    #: Micro-batches of a step on one rank; from the second on, gradients are in memory already.
     accumulation: int = 1
     activation_checkpointing: str = "none"  # as in `RuntimeConfig`
     #: The compiler recomputes in the backward pass everything but matrix products.
     is_compiled: bool = False
+    num_ranks: int = 1  # that share the step, each with a card of its own
+    #: With `ddp` every rank keeps the whole state, with `fsdp` its share of it.
+    sharding: Sharding = "ddp"
 
 
 def estimate_memory(
     config: ModelConfig, optimizer: OptimizerConfig, precision: Precision, shape: StepShape
 ) -> MemoryEstimate:
-    """Memory of one training step on one device, at its peak: where the loss has been computed.
+    """Memory of one training step on one card, at its peak: where the loss has been computed.
+
+    With several ranks it is that of one of them. NCCL's own buffers are not counted.
 
     For the Triton kernels, or torch's attention for dense. Within 5 % of ten peaks of compiled
     steps on H100 and H200 (bench/results); no peak of a step as written was measured. What is kept
@@ -206,17 +219,38 @@ def estimate_memory(
     is_half = precision != "fp32"
     kept = _kept_bytes(config, 2 if is_half else 4, shape)
     loss = _loss_bytes(config, shape.tokens, is_half=is_half)
-    gradients = float(_FLOAT32 * counts.total)
-    if shape.accumulation == 1:  # they come to be while activations go away
-        gradients = max(0.0, gradients - kept - loss)
+    is_sharded = shape.sharding == "fsdp" and shape.num_ranks > 1
+    share = 1 / shape.num_ranks if is_sharded else 1.0
     return MemoryEstimate(
-        weights=_FLOAT32 * counts.total / MIB,
-        gradients=gradients / MIB,
-        optimizer=_FLOAT32 * moments / MIB,
+        weights=share * _FLOAT32 * counts.total / MIB,
+        gradients=_gradient_bytes(counts, shape, kept + loss, share) / MIB,
+        optimizer=share * _FLOAT32 * moments / MIB,
         autocast=2 * counts.total / MIB if is_half else 0.0,
         activations=kept / MIB,
         logits=loss / MIB,
+        gathered=_gathered_bytes(config, counts) / MIB if is_sharded else 0.0,
     )
+
+
+def _gradient_bytes(
+    counts: ParameterCounts, shape: StepShape, going_away: float, share: float
+) -> float:
+    """Gradients at the peak; `going_away` are the bytes that the backward pass frees meanwhile.
+
+    DDP's buckets hold them from step to step. FSDP sums those of a step on each rank, whole, and
+    gives the others their shares once, after the last micro-batch.
+    """
+    whole = float(_FLOAT32 * counts.total)
+    if shape.accumulation > 1 or (shape.num_ranks > 1 and share == 1.0):
+        return whole
+    return max(0.0, share * whole - going_away)
+
+
+def _gathered_bytes(config: ModelConfig, counts: ParameterCounts) -> float:
+    """Tables and last norm, whole from the first token to the last gradient, and some blocks."""
+    outside = counts.embedding + counts.head + config.dim
+    block = (counts.total - outside) / config.num_layers
+    return _FLOAT32 * (outside + _BLOCKS_GATHERED * block)
 
 
 def _loss_bytes(config: ModelConfig, tokens: int, *, is_half: bool) -> float:

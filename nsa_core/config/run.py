@@ -92,17 +92,9 @@ class RunConfig(FrozenModel):
                 f"multiple of {ranks}, and batch.micro_batch so that the tokens of a step stay"
             )
             raise ValueError(message)
-        if self.runtime.sharding == "fsdp" and self.runtime.precision == "fp16":
-            message = (
-                "runtime.sharding fsdp needs runtime.precision bf16 or fp32: the loss scale of "
-                "fp16 is settled by each rank alone"
-            )
-            raise ValueError(message)
-        if self.runtime.sharding == "fsdp" and self.runtime.num_pods > 1:
-            message = (
-                "runtime.sharding fsdp works on one pod: parts of a checkpoint on the disks of "
-                f"{self.runtime.num_pods} pods would never be whole; set runtime.sharding=ddp"
-            )
+        obstacle = find_sharding_obstacle(self)
+        if self.runtime.sharding == "fsdp" and obstacle is not None:
+            message = f"runtime.sharding fsdp is impossible: {obstacle}"
             raise ValueError(message)
         return self
 
@@ -128,3 +120,20 @@ class RunConfig(FrozenModel):
             )
             raise ValueError(message)
         return self
+
+
+def find_sharding_obstacle(config: RunConfig) -> str | None:
+    """Why the ranks of a run cannot each keep a part of its state; None if they can."""
+    if config.runtime.precision == "fp16":
+        return (
+            "each rank alone would settle the loss scale of fp16; set runtime.precision to bf16 "
+            "or fp32"
+        )
+    if config.optimizer.kind == "muon":
+        return "Muon needs whole matrices, and a rank has some rows; set optimizer.kind=adamw"
+    if config.runtime.num_pods > 1:
+        return (
+            f"parts of a checkpoint on the disks of {config.runtime.num_pods} pods would never be "
+            "whole; set runtime.sharding=ddp"
+        )
+    return None

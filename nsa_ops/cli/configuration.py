@@ -221,17 +221,21 @@ def draw_estimate(console: "Console", estimate: "Estimate") -> None:
         ("tokens a step", f"{estimate.tokens_per_step:,}"),
         ("tokens in all", f"{estimate.total_tokens:,}"),
         ("FLOPs a token", f"{estimate.flops.train:,.0f} in training"),
-        ("memory", f"about {memory.total:,.0f} MiB at the peak of a step"),
+        ("memory", f"about {memory.total:,.0f} MiB on a card at the peak of a step"),
         ("  weights", f"{memory.weights:,.0f} MiB"),
         ("  gradients", f"{memory.gradients:,.0f} MiB"),
         ("  optimizer", f"{memory.optimizer:,.0f} MiB"),
         ("  activations", f"{memory.activations:,.0f} MiB"),
         ("  logits", f"{memory.logits:,.0f} MiB"),
+        *([("  gathered", f"{memory.gathered:,.0f} MiB")] if memory.gathered else []),
         ("a checkpoint", format_bytes(estimate.checkpoint_bytes)),
         ("disk", f"{format_bytes(estimate.disk_bytes)} for all kept ones, plus the data shards"),
         ("data", estimate.staging.sentence()),
     ]
+    if estimate.num_ranks > 1:
+        pairs.append(("sharding", f"{estimate.sharding[0]}: {estimate.sharding[1]}"))
     if estimate.best_tokens_per_s is not None and estimate.shortest_hours is not None:
-        best = f"at most {estimate.best_tokens_per_s:,.0f} tokens/s on one card"
+        cards = "one card" if estimate.num_ranks == 1 else f"{estimate.num_ranks} cards"
+        best = f"at most {estimate.best_tokens_per_s:,.0f} tokens/s on {cards}"
         pairs.append(("speed", f"{best}, so {estimate.shortest_hours:.1f} hours or more"))
     facts(console, pairs)

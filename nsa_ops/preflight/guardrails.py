@@ -9,11 +9,10 @@ from nsa_core.config.run import RunConfig
 from nsa_core.rundir.redaction import redact
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.errors import ConfigurationError, RefusedError
-from nsa_ops.estimate import Estimate
+from nsa_ops.estimate import MEMORY_SHARE, Estimate
 from nsa_ops.quantities import count_of, format_bytes
 
 LONG_RUN_STEPS = 5000
-MEMORY_SHARE = 0.85
 TEST_RECIPES = ("tiny-cpu", "custom")
 TOY_DIM = 256
 TOY_LAYERS = 4

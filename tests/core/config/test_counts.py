@@ -61,3 +61,27 @@ def test_a_compiled_block_keeps_less_and_recomputation_keeps_one_layer(attention
     layer = kept() / 12
     assert layer < kept(activation_checkpointing="full") < 3 * layer
     assert kept(activation_checkpointing="full") < kept(activation_checkpointing="selective")
+
+
+def test_fsdp_divides_the_state_among_the_ranks_and_gathers_tables_and_two_blocks() -> None:
+    config = resolve("m7c-1b").config
+
+    def needed(**shape):
+        found = StepShape(16_384, **shape)
+        return estimate_memory(config.model, config.optimizer, "bf16", found)
+
+    alone, two = needed(), needed(num_ranks=2, sharding="fsdp")
+    assert (two.weights, two.optimizer) == (alone.weights / 2, alone.optimizer / 2)
+    assert two.activations == alone.activations
+    table, blocks = 50_304 * 2048, (alone.weights * 2**18 - 50_304 * 2048) / 26
+    assert two.gathered == pytest.approx((table + 2 * blocks) / 2**18, rel=1e-3)
+    accumulating = needed(num_ranks=2, sharding="fsdp", accumulation=2)
+    assert accumulating.gradients == alone.weights  # whole until the last micro-batch
+
+
+def test_buckets_of_ddp_hold_the_gradients_also_of_one_micro_batch() -> None:
+    config = resolve(MAIN).config
+    shape = StepShape(65_536, num_ranks=2)
+    found = estimate_memory(config.model, config.optimizer, "bf16", shape)
+    assert found.gradients == found.weights
+    assert found.gathered == 0

@@ -277,10 +277,10 @@ def test_a_card_without_a_profile_matches_none() -> None:
         (["runtime.cpu_ranks=2", "runtime.num_gpus=2"], "the run has cards"),
         (["runtime.num_gpus=2", "batch.accumulation=3"], "3 does not divide among 2 ranks"),
         (["runtime.num_pods=4", "batch.accumulation=6"], "6 does not divide among 4 ranks"),
-        (["runtime.sharding=fsdp", "runtime.precision=fp16"], "needs runtime.precision bf16"),
+        (["runtime.sharding=fsdp", "runtime.precision=fp16"], "set runtime.precision to bf16"),
         (
             ["runtime.sharding=fsdp", "runtime.num_pods=2", "batch.accumulation=2"],
-            "works on one pod",
+            "would never be",
         ),
         (["runtime.num_gpus=-1"], "a number of cards from 0, or auto"),
         (["runtime.num_gpus=all"], "a number of cards from 0, or auto"),
