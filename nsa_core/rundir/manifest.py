@@ -102,6 +102,12 @@ class RunManifest(TolerantModel):
     command: list[FreeText] = []
     created_unix_s: float
 
+    @property
+    def pod_ranks(self) -> range:
+        """Ranks of the run on this pod; the first one leads them."""
+        per_pod = self.config.ranks_per_pod
+        return range(self.node.rank * per_pod, (self.node.rank + 1) * per_pod)
+
 
 class ManifestError(ValueError):
     """manifest.json is missing or cannot be used."""

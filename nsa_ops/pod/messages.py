@@ -15,6 +15,7 @@ from nsa_core.rundir.process import ProcessIdentity
 from nsa_core.rundir.redaction import FreeText
 from nsa_core.rundir.status import RunEvidence, State
 from nsa_ops.pod.processes import RunProcesses
+from nsa_ops.pod.rank_evidence import RankEvidence
 from nsa_ops.pod.rules.verdict import Verdict
 
 SignalName = Literal["USR1", "USR2", "TERM", "KILL"]
@@ -249,6 +250,7 @@ class RunReport(RunEvidence, RunNews):
         figures: What people look at first; empty from an agent of an older version.
         data: What was dropped of the data, and why, in brief; None before it was opened.
         beginnings: Steps from which attempts continued; empty from an agent of an older version.
+        ranks: Every rank of this pod, where the run has several; those of several pods go together.
     """
 
     run_id: str
@@ -267,6 +269,7 @@ class RunReport(RunEvidence, RunNews):
     figures: RunFigures = RunFigures()
     data: DataAccount | None = None
     beginnings: list[Beginning] = []
+    ranks: tuple[RankEvidence, ...] = ()
 
 
 class RunProblem(TolerantModel):

@@ -47,6 +47,7 @@ from nsa_ops.pod.messages import (
     RunReport,
 )
 from nsa_ops.pod.processes import is_running, is_this_boot, read_processes
+from nsa_ops.pod.rank_files import RankFiles
 from nsa_ops.pod.read_run import (
     list_checkpoint_facts,
     read_machine_evidence,
@@ -55,7 +56,7 @@ from nsa_ops.pod.read_run import (
 from nsa_ops.pod.rules.learning_rules import has_gates
 from nsa_ops.pod.rules.process_rules import patience_s
 from nsa_ops.pod.rules.rulebook import judge
-from nsa_ops.pod.tracker import HealthEvidence, Tracker, facts_of
+from nsa_ops.pod.tracker import HealthEvidence, Tracker, tracker_of
 
 #: The most that one probe reads of the new lines of one file, and of the past for its verdict.
 MAX_BYTES = 256 * 1024
@@ -131,11 +132,14 @@ def _new_records(path: Path, kind: type[RecordT], offset: int) -> tuple[JsonLine
     return read_records(path, kind, offset, MAX_BYTES), _size(path) - offset > MAX_BYTES
 
 
-def _read_news(run: RunDir, offsets: Offsets | None) -> tuple[RunNews, str]:
-    """New lines since the offsets, and why the events cannot be read; empty if they can."""
+def _read_news(run: RunDir, lead: Path, offsets: Offsets | None) -> tuple[RunNews, str]:
+    """New lines since the offsets, and why the events cannot be read; empty if they can.
+
+    `lead`: heartbeats of the first rank of this pod.
+    """
     if offsets is None:
         return RunNews(beats_offset=-1, events_offset=-1), ""
-    beats, beats_more = _new_records(run.heartbeat(), Heartbeat, offsets.heartbeats)
+    beats, beats_more = _new_records(lead, Heartbeat, offsets.heartbeats)
     events, events_more = _new_records(run.events, Event, offsets.events)
     news = RunNews(
         beats=beats.records,
@@ -186,7 +190,8 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
     processes = read_processes(run, manifest.attempt)
     checkpoints = list_checkpoint_facts(run)
     process = read_process_evidence(run, manifest, processes, checkpoints)
-    past = read_last_records(run.heartbeat(), Heartbeat, HISTORY_BYTES)
+    lead = run.heartbeat(manifest.pod_ranks[0])
+    past = read_last_records(lead, Heartbeat, HISTORY_BYTES)
     beats = [beat for beat in past.records if beat.attempt == manifest.attempt]
     last = beats[-1] if beats else None
     evidence = RunEvidence(
@@ -200,13 +205,13 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         halt=read_halt(run, run_id=manifest.run_id, attempt=manifest.attempt),
     )
     status = derive_status(evidence, manifest.attempt, foresee_restart(run, manifest))
-    news, unread_events = _read_news(run, offsets)
+    news, unread_events = _read_news(run, lead, offsets)
     cards = read_card_evidence(run, manifest.attempt)
     causality = read_causality(report_file(run, manifest.attempt))
     machine = read_machine_evidence(run, checkpoints, cards, causality)
-    facts = facts_of(manifest.config, fresh=manifest.parent is None)
-    tracker = Tracker(facts, manifest.attempt, watchdog.best_tokens_per_s if watchdog else None)
+    tracker = tracker_of(manifest, watchdog.best_tokens_per_s if watchdog else None)
     tracker.feed(beats)  # by the time stamps of the pod, against the pod's clock
+    unusable = _feed_ranks(tracker, RankFiles(run, manifest))
     health, limits = tracker.evidence(now_unix_s, process, machine), manifest.config.watchdog
     return RunReport(
         **dict(evidence),
@@ -216,7 +221,7 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         manifest=summarize(manifest),
         state=status.state,
         why=status.why + _explain(run, status.state, process.exit),
-        flags=[*status.flags, *filter(None, (past.problem, unread_events))],
+        flags=[*status.flags, *filter(None, (past.problem, *unusable, unread_events))],
         processes=processes,
         verdict=judge(health, limits),
         watchdog=watchdog,
@@ -225,9 +230,19 @@ def report_run(run: RunDir, offsets: Offsets | None, now_unix_s: float) -> RunRe
         disk_free_bytes=machine.disk_free_bytes,
         anomaly=_read_anomaly(run),
         figures=figures_of(health, limits),
+        ranks=health.ranks,
         data=_read_data(run),
         beginnings=read_beginnings(run),
     )
+
+
+def _feed_ranks(tracker: Tracker, files: RankFiles) -> list[str]:
+    """Give the tracker what the other ranks of the pod wrote; what of it cannot be used."""
+    problems = []
+    for lines in files.read():
+        tracker.feed_rank(lines.rank, lines.beats, lines.problem)
+        problems.append(lines.problem)
+    return problems
 
 
 def _explain(run: RunDir, state: State, ended: ExitRecord | None) -> str:

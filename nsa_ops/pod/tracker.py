@@ -14,8 +14,11 @@ from typing import Literal
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.exit import ExitRecord
 from nsa_core.rundir.heartbeat import Heartbeat, Phase
+from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.pod.card_watch import CardEvidence
 from nsa_ops.pod.leak import Causality
+from nsa_ops.pod.rank_evidence import RankEvidence
+from nsa_ops.pod.rank_tracker import RankTracker
 
 KEPT_RECORDS = 256
 KEPT_VALIDATIONS = 64
@@ -40,6 +43,8 @@ class RunFacts:
         uniform_nats: Loss of random weights, ln of the vocabulary; None if unknown.
         objective: `language` is a cross entropy over tokens; for anything else, such as a policy
             loss, 0 is a value like any other.
+        collective_timeout_s: After so long, ranks that wait for another one give up; None where
+            there is one rank.
     """
 
     total_steps: int | None = None
@@ -48,6 +53,7 @@ class RunFacts:
     fresh: bool = True
     uniform_nats: float | None = None
     objective: Literal["language", "other"] = "language"
+    collective_timeout_s: float | None = None
 
 
 def facts_of(config: RunConfig, *, fresh: bool) -> RunFacts:
@@ -59,6 +65,7 @@ def facts_of(config: RunConfig, *, fresh: bool) -> RunFacts:
         bytes_per_token=_BYTES_PER_TOKEN[known] if known else None,
         fresh=fresh,
         uniform_nats=log(config.model.vocab_size),
+        collective_timeout_s=config.runtime.collective_timeout_s if config.num_ranks > 1 else None,
     )
 
 
@@ -130,6 +137,8 @@ class HealthEvidence:
         phase_durations_s: How long the last finished phase of each kind took.
         records: Newest progress lines and skipped steps, oldest first.
         validations: Newest validation losses, oldest first.
+        ranks: Every rank of this pod, where the run has several; else empty. All fields above are
+            those of the first one.
     """
 
     facts: RunFacts
@@ -142,6 +151,7 @@ class HealthEvidence:
     records: tuple[Heartbeat, ...]
     reference: Reference
     validations: tuple[Validation, ...] = ()
+    ranks: tuple[RankEvidence, ...] = ()
 
 
 @dataclass
@@ -151,16 +161,16 @@ class Tracker:
     Attributes:
         attempt: The attempt that is followed; of earlier ones only the rate is taken.
         earlier_rate: Best median rate of the run before what is fed, in tokens/s; None if unknown.
+        ranks: Ranks of this pod, where the run has several; the first one leads, and the figures of
+            the run are its own.
     """
 
     facts: RunFacts
     attempt: int
     earlier_rate: float | None = None
-    _last: Heartbeat | None = None
-    _alive_at: float = 0.0
-    _still_since: float = 0.0
-    _phase_since: float = 0.0
-    _durations_s: dict[Phase, float] = field(default_factory=dict)
+    ranks: range | None = None
+    _ranks: dict[int, RankTracker] = field(init=False)
+    _lead: RankTracker = field(init=False)
     _records: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
     _num_records: int = 0
     _losses: deque[float] = field(default_factory=lambda: deque(maxlen=LEVEL_RECORDS))
@@ -174,8 +184,13 @@ class Tracker:
     _best: tuple[float, int] | None = None
     _had_learning_rate: bool = False
 
+    def __post_init__(self) -> None:
+        """Follow every rank from its first beat on."""
+        self._ranks = {rank: RankTracker(rank) for rank in self.ranks or range(1)}
+        self._lead = next(iter(self._ranks.values()))
+
     def feed(self, beats: Iterable[Heartbeat], at_s: float | None = None) -> None:
-        """Take in beats, oldest first.
+        """Take in beats of the leading rank, oldest first.
 
         `at_s`: when they were seen by the watcher's clock; None takes each beat's own time.
         """
@@ -187,6 +202,19 @@ class Tracker:
                     self._rates_before, beat.tokens_per_s, self.earlier_rate
                 )
 
+    def feed_rank(
+        self, rank: int, beats: Iterable[Heartbeat], problem: str, at_s: float | None = None
+    ) -> None:
+        """Take in beats of another rank of this pod; `at_s` as of `feed`.
+
+        `problem`: why lines of it cannot be used; empty if all can.
+        """
+        followed = self._ranks[rank]
+        for beat in beats:
+            if beat.attempt == self.attempt:
+                followed.take(beat, beat.ts if at_s is None else at_s)
+        followed.problem = problem if followed.last is None else ""
+
     @property
     def best_rate(self) -> float | None:
         """Best median rate of the run so far, in tokens/s; the next attempt is compared with it."""
@@ -194,21 +222,11 @@ class Tracker:
         return max(known, default=None)
 
     def _take(self, beat: Heartbeat, at_s: float) -> None:
-        last = self._last
-        if last is None or beat.phase != last.phase:
-            if last is not None:
-                self._durations_s[last.phase] = at_s - self._phase_since
-            self._phase_since = self._still_since = at_s
-        if last is None or beat.alive_seq != last.alive_seq:
-            self._alive_at = at_s
-        moved = last is None or beat.progress_seq != last.progress_seq
-        if moved:
-            self._alive_at = self._still_since = at_s
+        self._lead.take(beat, at_s)
         if beat.val_loss is not None and isfinite(beat.val_loss):
             self._validations.append(Validation(beat.step, beat.val_loss))
         if is_record(beat) and (not self._records or is_new(beat, self._records[-1])):
             self._take_record(beat)
-        self._last = beat
 
     def _take_record(self, record: Heartbeat) -> None:
         self._records.append(record)
@@ -238,14 +256,20 @@ class Tracker:
             facts=self.facts,
             process=process,
             machine=machine,
-            last=self._last,
-            alive_age_s=now_s - self._alive_at if self._last else 0.0,
-            still_s=now_s - self._still_since if self._last else 0.0,
-            phase_durations_s=dict(self._durations_s),
+            last=self._lead.last,
+            alive_age_s=self._lead.alive_age_s(now_s),
+            still_s=self._lead.still_s(now_s),
+            phase_durations_s=dict(self._lead.durations_s),
             records=tuple(self._records),
             reference=self._reference(),
             validations=tuple(self._validations),
+            ranks=self._rank_evidence(now_s),
         )
+
+    def _rank_evidence(self, now_s: float) -> tuple[RankEvidence, ...]:
+        if self.ranks is None:
+            return ()
+        return tuple(one.evidence(now_s) for one in self._ranks.values())
 
     def _reference(self) -> Reference:
         # The newest rate is what is judged: it must not be its own reference while there are few.
@@ -263,6 +287,13 @@ class Tracker:
             best_step=self._best[1] if self._best else 0,
             had_learning_rate=self._had_learning_rate,
         )
+
+
+def tracker_of(manifest: RunManifest, earlier_rate: float | None) -> Tracker:
+    """A tracker of the attempt of a manifest; `earlier_rate` as of `Tracker`."""
+    facts = facts_of(manifest.config, fresh=manifest.parent is None)
+    ranks = manifest.pod_ranks if manifest.config.num_ranks > 1 else None
+    return Tracker(facts, manifest.attempt, earlier_rate, ranks)
 
 
 def is_record(beat: Heartbeat) -> bool:

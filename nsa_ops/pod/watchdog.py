@@ -42,6 +42,7 @@ from nsa_ops.pod.processes import (
     read_processes,
     take_lock,
 )
+from nsa_ops.pod.rank_files import RankFiles
 from nsa_ops.pod.read_run import (
     list_checkpoint_facts,
     newest_whole,
@@ -51,7 +52,7 @@ from nsa_ops.pod.read_run import (
 from nsa_ops.pod.rules.rulebook import judge
 from nsa_ops.pod.rules.verdict import ReportedFindings, Verdict
 from nsa_ops.pod.runner import CONFLICT, NOT_A_RUN, TRAINER_MODULE, start_part
-from nsa_ops.pod.tracker import HealthEvidence, Tracker, facts_of
+from nsa_ops.pod.tracker import HealthEvidence, tracker_of
 
 _HISTORY_BYTES = 512 * 1024
 _CHUNK_BYTES = 1024 * 1024
@@ -82,10 +83,12 @@ class Watchdog:
         self._gave_up = False
         self._leaving_since: float | None = None
         self._restarts = len(events.find_events(run, RESTARTED))
-        history = read_last_records(run.heartbeat(), Heartbeat, _HISTORY_BYTES)
+        self._heartbeats = run.heartbeat(self._manifest.pod_ranks[0])
+        history = read_last_records(self._heartbeats, Heartbeat, _HISTORY_BYTES)
         self._offset = history.offset
+        self._ranks = RankFiles(run, self._manifest)
         before = read_watchdog(run)
-        self._tracker = self._new_tracker(before.best_tokens_per_s if before else None)
+        self._tracker = tracker_of(self._manifest, before.best_tokens_per_s if before else None)
         self._cards = self._new_card_watch()
         self._causality = CausalityProbe(run, self._manifest, checks)
         self._tracker.feed(history.records, time.monotonic())
@@ -107,11 +110,6 @@ class Watchdog:
         )
         sys.exit(128 + number)
 
-    def _new_tracker(self, earlier_rate: float | None) -> Tracker:
-        manifest = self._manifest
-        facts = facts_of(manifest.config, fresh=manifest.parent is None)
-        return Tracker(facts, manifest.attempt, earlier_rate)
-
     def _new_card_watch(self) -> CardWatch:
         every_s = self._manifest.config.watchdog.cards_every_s
         return CardWatch(self._run, self._manifest.attempt, every_s=every_s)
@@ -128,6 +126,7 @@ class Watchdog:
         """One look; why the run is over, or an empty string."""
         self._follow_attempt()
         self._read_beats()
+        self._read_ranks()
         if self._runner is not None:
             self._runner.poll()
         record = read_processes(self._run, self._manifest.attempt)
@@ -148,7 +147,8 @@ class Watchdog:
         manifest = read_manifest(self._run)
         if manifest.attempt != self._manifest.attempt:
             self._manifest = manifest
-            self._tracker = self._new_tracker(self._tracker.best_rate)
+            self._tracker = tracker_of(manifest, self._tracker.best_rate)
+            self._ranks = RankFiles(self._run, manifest)
             self._cards = self._new_card_watch()
             self._causality = CausalityProbe(self._run, manifest, self._checks)
             self._reported = ReportedFindings()
@@ -159,7 +159,7 @@ class Watchdog:
 
     def _read_beats(self) -> None:
         while True:
-            found = read_records(self._run.heartbeat(), Heartbeat, self._offset, _CHUNK_BYTES)
+            found = read_records(self._heartbeats, Heartbeat, self._offset, _CHUNK_BYTES)
             if found.problem:
                 self._note_once("unreadable", found.problem)
             if found.torn:
@@ -170,6 +170,12 @@ class Watchdog:
                 return
             self._offset = found.offset
             self._tracker.feed(found.records, time.monotonic())
+
+    def _read_ranks(self) -> None:
+        for lines in self._ranks.read():
+            if lines.problem:
+                self._note_once("unreadable", lines.problem)
+            self._tracker.feed_rank(lines.rank, lines.beats, lines.problem, time.monotonic())
 
     def _look_before_start(self, record: RunProcesses | None) -> str:
         """No trainer was started yet: wait for the runner, but not for ever."""

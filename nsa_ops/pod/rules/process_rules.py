@@ -1,14 +1,14 @@
 """Rules about the process: does it live, does anything in it move, does the loop move?"""
 
-from statistics import median
-
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.exit import TrainerExit
+from nsa_core.rundir.heartbeat import Phase
+from nsa_ops.pod.rules.patience import patience_of, usual_step_s
+from nsa_ops.pod.rules.rank_rules import ranks_silent, ranks_stalled
 from nsa_ops.pod.rules.verdict import Finding
 from nsa_ops.pod.tracker import HealthEvidence
 
 _GOOD_ENDS = {TrainerExit.FINISHED, TrainerExit.HALTED, TrainerExit.RESUMABLE}
-_SLOWEST_RECORDS = 50
 
 
 def process_gone(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
@@ -40,6 +40,8 @@ def heartbeat_stale(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding
     """No thread of the process moves; before the first beat, the process has its own limit."""
     if evidence.process.exit is not None or evidence.process.trainer_alive is False:
         return None
+    if evidence.ranks:
+        return ranks_silent(evidence, limits)
     if evidence.last is None:
         return _no_first_beat(evidence, limits)
     age_s = evidence.alive_age_s
@@ -71,9 +73,11 @@ def _no_first_beat(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
 def stall(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
     """The loop does not move although the process lives; patience depends on the phase."""
     last = evidence.last
-    if last is None or evidence.process.exit is not None:
+    if evidence.process.exit is not None or evidence.process.trainer_alive is False:
         return None
-    if evidence.process.trainer_alive is False:
+    if evidence.ranks:
+        return ranks_stalled(evidence, limits)
+    if last is None:
         return None
     warn_s, halt_s = patience_s(evidence, limits)
     still_s = evidence.still_s
@@ -92,25 +96,9 @@ def stall(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
 
 
 def patience_s(evidence: HealthEvidence, limits: WatchdogLimits) -> tuple[float, float | None]:
-    """Seconds without movement that warn and that halt in the current phase.
-
-    A deadline that the trainer gives for its phase extends the limit. Staging data has no limit of
-    its own: it takes hours for a large data set, so without a deadline it only warns.
-    """
+    """Seconds without movement that warn and that halt in the current phase."""
     last = evidence.last
-    phase = last.phase if last else "init"
+    phase: Phase = last.phase if last else "init"
     deadline_s = (last.phase_deadline_s if last else None) or 0.0
-    if phase == "data_wait":
-        return limits.data_wait_warn_s, max(limits.data_wait_halt_s, deadline_s)
-    if phase == "data":
-        return max(limits.compile_limit_s, deadline_s), deadline_s or None
-    if phase in {"init", "compile"}:
-        limit_s = limits.compile_limit_s
-    elif phase == "train":
-        times = [r.step_s for r in evidence.records[-_SLOWEST_RECORDS:] if r.step_s is not None]
-        limit_s = max(limits.stall_min_s, limits.stall_step_factor * median(times or [0.0]))
-    else:
-        before_s = evidence.phase_durations_s.get(phase, 0.0)
-        limit_s = max(limits.phase_limit_s, limits.phase_factor * before_s)
-    limit_s = max(limit_s, deadline_s)
-    return limit_s, limit_s
+    before_s = evidence.phase_durations_s.get(phase, 0.0)
+    return patience_of(phase, deadline_s, before_s, usual_step_s(evidence), limits)

@@ -4,7 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nsa_core.config.training import WatchdogLimits
-from nsa_ops.pod.rules import learning_rules, loss_rules, machine_rules, process_rules
+from nsa_ops.pod.rules import (
+    learning_rules,
+    loss_rules,
+    machine_rules,
+    process_rules,
+    rank_rules,
+)
 from nsa_ops.pod.rules.verdict import Finding, Verdict, conclude
 from nsa_ops.pod.tracker import HealthEvidence
 
@@ -44,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     Rule("halt", learning_rules.not_learning),
     Rule("halt", learning_rules.loss_scale_falling),
     Rule("warn", machine_rules.throughput_low),
+    Rule("warn", rank_rules.straggler),
     Rule("warn", machine_rules.data_slow),
     Rule("warn", learning_rules.grad_spike),
     Rule("warn", learning_rules.loss_plateau),

@@ -1,0 +1,153 @@
+"""RankEvidence: what one of several ranks shows of itself, the same from the pod to the screen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from nsa_core.config.base import TolerantModel
+from nsa_core.rundir.heartbeat import Message, Phase
+from nsa_ops.quantities import count_of
+
+#: Where ranks wait for each other: one that hangs in another phase is what they wait for.
+_WAITING: Phase = "train"
+#: More ranks than this are counted in a sentence, and not listed.
+_LISTED = 4
+
+
+class WorkedStep(TolerantModel):
+    """A logged step, and the seconds that a rank worked in it before it waited for the others."""
+
+    step: int
+    work_s: float
+
+
+class RankEvidence(TolerantModel):
+    """What is known of one rank in one attempt at one moment; of several pods, all are one tuple.
+
+    Attributes:
+        pod: Pod it runs on, where several pods are shown together; else empty.
+        msg: Of its newest heartbeat; None if it has written none in this attempt.
+        phase_before_s: How long the last finished phase of the same kind took; 0 if unknown.
+        beat_age_s: Seconds since its `alive_seq` moved; None without a heartbeat.
+        still_s: Seconds since its loop moved or its phase changed; None without a heartbeat.
+        step_s: Median of its newest records, like `work_s`, `sync_s` and `data_s`.
+        recent: Its newest records with `work_s`, oldest first.
+        gpu_mem_peak: Of its newest record in MiB, like what follows.
+        problem: Why its heartbeats cannot be used; empty if they can.
+    """
+
+    rank: int
+    pod: str = ""
+    msg: Message | None = None
+    phase: Phase | None = None
+    phase_deadline_s: float | None = None
+    phase_before_s: float = 0.0
+    step: int = 0
+    micro_step: int = 0
+    beat_age_s: float | None = None
+    still_s: float | None = None
+    step_s: float | None = None
+    work_s: float | None = None
+    sync_s: float | None = None
+    data_s: float | None = None
+    recent: tuple[WorkedStep, ...] = ()
+    gpu_mem_peak: int | None = None
+    gpu_mem_reserved: int | None = None
+    host_rss_mib: int | None = None
+    gpu_util: float | None = None
+    temp_c: float | None = None
+    throttle: str | None = None
+    problem: str = ""
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether its card holds back its clocks."""
+        return bool(self.throttle) and str(self.throttle).lower() not in {"none", "0"}
+
+    def is_silent(self, stale_s: float) -> bool:
+        """Whether it has written no heartbeat for longer than this, and has not ended."""
+        return self.msg != "end" and self.beat_age_s is not None and self.beat_age_s > stale_s
+
+
+Oddity = Literal["end", "silence", "step", "phase", "micro_step"]
+
+
+@dataclass(frozen=True)
+class OddRanks:
+    """Ranks that differ from the others, which wait for them.
+
+    Attributes:
+        by: `end` ended alone, `silence` write no heartbeat, `step` and `micro_step` are behind,
+            `phase` are in another phase.
+    """
+
+    ranks: tuple[RankEvidence, ...]
+    others: tuple[RankEvidence, ...]
+    by: Oddity
+
+
+def find_odd(ranks: Sequence[RankEvidence], stale_s: float) -> OddRanks | None:
+    """The ranks that the others wait for; None where all are at the same place.
+
+    It compares places and knows no patience: while a run trains, ranks differ for a moment.
+    """
+    known = [rank for rank in ranks if rank.msg is not None and not rank.problem]
+    steps, micro_steps = ({rank.step for rank in known}, {rank.micro_step for rank in known})
+    phases = {rank.phase for rank in known}
+    usual = _WAITING if _WAITING in phases else None
+    tests: tuple[tuple[Oddity, list[RankEvidence]], ...] = (
+        ("end", [rank for rank in known if rank.msg == "end"]),
+        ("silence", [rank for rank in known if rank.is_silent(stale_s)]),
+        ("step", [rank for rank in known if rank.step < max(steps)]),
+        ("phase", [rank for rank in known if usual and rank.phase != usual]),
+        ("micro_step", [rank for rank in known if rank.micro_step < max(micro_steps)]),
+        ("phase", _smallest_group(known)),
+    )
+    for by, odd in tests:
+        if odd and len(odd) < len(known):
+            others = tuple(rank for rank in known if rank not in odd)
+            return OddRanks(tuple(odd), others, by)
+    return None
+
+
+def _smallest_group(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
+    groups: dict[Phase | None, list[RankEvidence]] = {}
+    for rank in ranks:
+        groups.setdefault(rank.phase, []).append(rank)
+    return min(groups.values(), key=len, default=[])
+
+
+@dataclass(frozen=True)
+class WorkSpread:
+    """How the work of a step differs among ranks, in seconds of their newest records."""
+
+    fastest_s: float
+    median_s: float
+    slowest_s: float
+    slowest: RankEvidence
+
+    @property
+    def factor(self) -> float:
+        """The slowest rank against the median of all; 1 where nothing took time."""
+        return self.slowest_s / self.median_s if self.median_s > 0 else 1.0
+
+
+def work_spread(ranks: Sequence[RankEvidence]) -> WorkSpread | None:
+    """The spread over the ranks that say how long they work; None if fewer than two do."""
+    known = [(rank.work_s, rank) for rank in ranks if rank.work_s is not None]
+    if len(known) < 2:
+        return None
+    seconds = [work_s for work_s, _ in known]
+    slowest_s, slowest = max(known, key=lambda item: item[0])
+    return WorkSpread(min(seconds), median(seconds), slowest_s, slowest)
+
+
+def name_ranks(ranks: Sequence[RankEvidence]) -> str:
+    """`rank 2`, `ranks 1 and 3`, or how many there are."""
+    numbers = [str(rank.rank) for rank in ranks]
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    if len(numbers) > _LISTED:
+        return count_of(len(numbers), "rank")
+    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

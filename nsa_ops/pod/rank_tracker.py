@@ -1,0 +1,106 @@
+"""RankTracker: follows one rank by its heartbeats: when it lived and moved, and its figures."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from statistics import median
+
+from nsa_core.rundir.heartbeat import Heartbeat, Phase
+from nsa_ops.pod.rank_evidence import RankEvidence, WorkedStep
+
+#: Records of a rank that its figures are taken from.
+KEPT_STEPS = 20
+#: A figure beyond these is no measurement: seconds of a step, MiB of memory, degrees Celsius.
+_MOST_S, _MOST_MIB, _MOST_C = 1e6, 10**9, 1000.0
+_MOST_CHARACTERS = 80
+
+
+@dataclass
+class RankTracker:
+    """One rank of one attempt; its caller says when it saw a beat, by any one clock.
+
+    Attributes:
+        last: Newest heartbeat; None before the first.
+        durations_s: How long the last finished phase of each kind took.
+        problem: Why its heartbeats cannot be used; empty if they can.
+    """
+
+    rank: int = 0
+    last: Heartbeat | None = None
+    durations_s: dict[Phase, float] = field(default_factory=dict)
+    problem: str = ""
+    _alive_at: float = 0.0
+    _still_since: float = 0.0
+    _phase_since: float = 0.0
+    _records: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+
+    def take(self, beat: Heartbeat, at_s: float) -> None:
+        """Take in the next beat."""
+        last = self.last
+        if last is None or beat.phase != last.phase:
+            if last is not None:
+                self.durations_s[last.phase] = at_s - self._phase_since
+            self._phase_since = self._still_since = at_s
+        if last is None or beat.alive_seq != last.alive_seq:
+            self._alive_at = at_s
+        moved = last is None or beat.progress_seq != last.progress_seq
+        if moved:
+            self._alive_at = self._still_since = at_s
+        if beat.msg == "progress" and (not self._records or beat.step > self._records[-1].step):
+            self._records.append(beat)
+        self.last = beat
+
+    def alive_age_s(self, now_s: float) -> float:
+        """Seconds since it showed life; 0 before the first beat."""
+        return now_s - self._alive_at if self.last else 0.0
+
+    def still_s(self, now_s: float) -> float:
+        """Seconds since its loop moved or its phase changed; 0 before the first beat."""
+        return now_s - self._still_since if self.last else 0.0
+
+    def evidence(self, now_s: float) -> RankEvidence:
+        """What is known of it now."""
+        last = self.last
+        if last is None:
+            return RankEvidence(rank=self.rank, problem=self.problem)
+        records = list(self._records)
+        newest = records[-1] if records else last
+        work = [(beat.step, _measured(beat.work_s, _MOST_S)) for beat in records]
+        return RankEvidence(
+            rank=self.rank,
+            msg=last.msg,
+            phase=last.phase,
+            phase_deadline_s=last.phase_deadline_s,
+            phase_before_s=self.durations_s.get(last.phase, 0.0),
+            step=last.step,
+            micro_step=last.micro_step,
+            beat_age_s=max(0.0, self.alive_age_s(now_s)),  # the pod's clock may have been set back
+            still_s=max(0.0, self.still_s(now_s)),
+            step_s=_median([beat.step_s for beat in records]),
+            work_s=_median([beat.work_s for beat in records]),
+            sync_s=_median([beat.sync_s for beat in records]),
+            data_s=_median([beat.data_s for beat in records]),
+            recent=tuple(WorkedStep(step=step, work_s=s) for step, s in work if s is not None),
+            gpu_mem_peak=_whole(newest.gpu_mem_peak),
+            gpu_mem_reserved=_whole(newest.gpu_mem_reserved),
+            host_rss_mib=_whole(newest.host_rss_mib),
+            gpu_util=_measured(newest.gpu_util, 100.0),
+            temp_c=_measured(newest.temp_c, _MOST_C),
+            throttle=newest.throttle[:_MOST_CHARACTERS] if newest.throttle else None,
+            problem=self.problem,
+        )
+
+
+def _measured(value: float | None, most: float) -> float | None:
+    """The value, if it can be a measurement."""
+    return value if value is not None and isfinite(value) and 0 <= value <= most else None
+
+
+def _whole(value: int | None) -> int | None:
+    return value if value is not None and 0 <= value <= _MOST_MIB else None
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for one in values if (value := _measured(one, _MOST_S)) is not None]
+    return median(known) if known else None

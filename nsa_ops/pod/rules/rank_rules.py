@@ -1,0 +1,225 @@
+"""Rules about several ranks: which one is silent, which one the others wait for, which is slow."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from nsa_core.config.training import WatchdogLimits
+from nsa_ops.pod.rank_evidence import OddRanks, RankEvidence, find_odd, name_ranks
+from nsa_ops.pod.rules.patience import patience_of, usual_step_s
+from nsa_ops.pod.rules.verdict import Finding
+from nsa_ops.pod.tracker import HealthEvidence
+from nsa_ops.quantities import count_of, sentence_case
+
+#: A wait for data above this share of what a rank works longer explains it.
+_DATA_SHARE = 0.5
+_STACKS = "; `nsa-ops stack` shows where each is stuck"
+
+
+def ranks_silent(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """`heartbeat_stale` where a run has several ranks: it names those that write no heartbeat."""
+    ranks = [rank for rank in evidence.ranks if not rank.problem]
+    silent = [rank for rank in ranks if rank.is_silent(limits.stale_warn_s)]
+    if silent:
+        return _silent(silent, len(ranks), limits)
+    unborn = [rank for rank in ranks if rank.msg is None]
+    age_s = evidence.process.age_s
+    if not unborn or evidence.process.trainer_alive is None or age_s <= limits.stale_halt_s:
+        return None
+    others = len(ranks) - len(unborn)
+    rest = f", and {count_of(others, 'other rank')} of this pod have" if others else ""
+    return Finding(
+        rule="heartbeat_stale",
+        level="halt" if age_s > limits.first_beat_limit_s else "warn",
+        sentence=f"The trainer started {age_s:.0f} s ago, and {name_ranks(unborn)} "
+        f"{_verb(unborn, 'has', 'have')} not written a heartbeat "
+        f"(limit {limits.first_beat_limit_s:.0f} s){rest}",
+        facts={"age_s": round(age_s, 1), "ranks": _numbers(unborn)},
+        subject=_subject(unborn),
+    )
+
+
+def _silent(silent: list[RankEvidence], num_ranks: int, limits: WatchdogLimits) -> Finding:
+    worst = max(silent, key=lambda rank: rank.beat_age_s or 0.0)
+    age_s = worst.beat_age_s or 0.0
+    rest = num_ranks - len(silent)
+    other = f", while {count_of(rest, 'other rank')} of this pod {_num_verb(rest)}" if rest else ""
+    return Finding(
+        rule="heartbeat_stale",
+        level="halt" if age_s > limits.stale_halt_s else "warn",
+        sentence=f"No heartbeat of {name_ranks(silent)} for {age_s:.0f} s "
+        f"(limit {limits.stale_halt_s:.0f} s), last one at step {worst.step} in phase "
+        f"{worst.phase}{other}: {_verb(silent, 'its process is', 'their processes are')} stopped, "
+        "blocked in the kernel, or cannot write",
+        facts={
+            "age_s": round(age_s, 1), "step": worst.step, "phase": worst.phase,
+            "ranks": _numbers(silent),
+        },
+        subject=_subject(silent),
+    )  # fmt: skip
+
+
+def ranks_stalled(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """`stall` where a run has several ranks: it names the one that the others wait for.
+
+    A rank that waits for another one moves as little as that, so only the odd ranks are judged,
+    each by the patience of its own phase. Where all are at the same place, all are.
+    """
+    known = [rank for rank in evidence.ranks if rank.still_s is not None and not rank.problem]
+    if not known:
+        return None
+    odd = find_odd(known, limits.stale_warn_s)
+    judged = odd.ranks if odd else known
+    pick = max if odd else min
+    worst = pick(judged, key=lambda rank: rank.still_s or 0.0)
+    warn_s, halt_s = _patience(worst, evidence, limits)
+    still_s = worst.still_s or 0.0
+    if still_s <= warn_s:
+        return None
+    limit = f" (limit {halt_s:.0f} s)" if halt_s is not None else ""
+    told = _tell_odd(odd, worst, limit) if odd else _tell_all(known, worst, limit)
+    return Finding(
+        rule="stall",
+        level="halt" if halt_s is not None and still_s > halt_s else "warn",
+        sentence=told,
+        facts={
+            "still_s": round(still_s, 1), "limit_s": halt_s, "phase": worst.phase,
+            "step": worst.step, "ranks": _numbers(judged), "by": odd.by if odd else "all",
+        },
+        subject=_subject(judged),
+    )  # fmt: skip
+
+
+def _patience(
+    rank: RankEvidence, evidence: HealthEvidence, limits: WatchdogLimits
+) -> tuple[float, float | None]:
+    """Of its phase; a step warns before the ranks that wait for it give up."""
+    step_s, phase = usual_step_s(evidence), rank.phase or "init"
+    deadline_s = rank.phase_deadline_s or 0.0
+    warn_s, halt_s = patience_of(phase, deadline_s, rank.phase_before_s, step_s, limits)
+    timeout_s = evidence.facts.collective_timeout_s
+    if phase == "train" and timeout_s is not None and step_s > 0:
+        warn_s = min(warn_s, max(timeout_s, limits.stall_step_factor * step_s) / 2)
+    return warn_s, halt_s
+
+
+def _tell_odd(odd: OddRanks, worst: RankEvidence, limit: str) -> str:
+    names, others = name_ranks(odd.ranks), name_ranks(odd.others)
+    place = f"phase {worst.phase} at step {worst.step}"
+    there = odd.others[0]
+    wait = f"{others} {_verb(odd.others, 'waits', 'wait')}"
+    if odd.by == "end":
+        return sentence_case(
+            f"{names} ended at step {worst.step}, and {wait} for {_it(odd.ranks)} in phase "
+            f"{there.phase} at step {there.step} since {worst.still_s or 0:.0f} s{limit}: "
+            "the ranks did not get equally many batches, or one of them failed"
+        )
+    where = {
+        "silence": f"and has written no heartbeat for {worst.beat_age_s or 0:.0f} s",
+        "step": f"and is {count_of(there.step - worst.step, 'step')} behind",
+        "micro_step": f"and is at micro-batch {worst.micro_step} of it",
+    }.get(odd.by, "")
+    has = _verb(odd.ranks, "has", "have")
+    return sentence_case(
+        f"{names} {has} not moved for {worst.still_s or 0:.0f} s in {place}{limit}"
+        + (f" {where}" if where else "")
+        + f"; {wait} for {_it(odd.ranks)} in phase {there.phase} at step {there.step}{_STACKS}"
+    )
+
+
+def _tell_all(ranks: Sequence[RankEvidence], worst: RankEvidence, limit: str) -> str:
+    has, place = _verb(ranks, "has", "have"), f"phase {worst.phase} at step {worst.step}"
+    if len(ranks) == 1:
+        who, why = f"{name_ranks(ranks)}, the only one of this pod,", ""
+    else:
+        who = f"all {len(ranks)} ranks of this pod"
+        why = ": they wait in the same place, as for a collective that never completes"
+    return sentence_case(
+        f"{who} {has} not moved for {worst.still_s or 0:.0f} s in {place}{limit}{why}{_STACKS}"
+    )
+
+
+def straggler(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """One rank that works longer than the others, step after step: all others wait for it."""
+    return find_straggler(evidence.ranks, limits)
+
+
+def find_straggler(ranks: Sequence[RankEvidence], limits: WatchdogLimits) -> Finding | None:
+    """The same rank is the slowest in each of the newest steps that all ranks have records of."""
+    known = {rank.rank: rank for rank in ranks if rank.recent and not rank.problem}
+    if len(known) < 2:
+        return None
+    work = {number: {one.step: one.work_s for one in r.recent} for number, r in known.items()}
+    common = sorted(set.intersection(*(set(steps) for steps in work.values())))
+    newest = common[-limits.straggler_records :]
+    if len(newest) < limits.straggler_records:
+        return None
+    slowest = {max(work, key=lambda number: work[number][step]) for step in newest}
+    factors = [_factor({number: work[number][step] for number in work}) for step in newest]
+    if len(slowest) > 1 or min(factors) < limits.straggler_factor:
+        return None
+    return _tell_straggler(known.pop(slowest.pop()), list(known.values()), median(factors), newest)
+
+
+def _factor(work_s: dict[int, float]) -> float:
+    """The slowest rank against the median of the others."""
+    *others, slowest = sorted(work_s.values())
+    usual = median(others)
+    return slowest / usual if usual > 0 else 1.0
+
+
+def _tell_straggler(
+    slow: RankEvidence, others: list[RankEvidence], factor: float, steps: list[int]
+) -> Finding:
+    usual_s = median(other.work_s or 0.0 for other in others)
+    work_s = slow.work_s or 0.0
+    return Finding(
+        rule="straggler",
+        level="warn",
+        sentence=f"Rank {slow.rank} works {factor:.2f} times as long on a step as the median of "
+        f"the other ranks ({work_s:.3g} s, not {usual_s:.3g} s), in each of the last "
+        f"{count_of(len(steps), 'record')} up to step {steps[-1]}: all wait for it"
+        + _cause(slow, others, work_s - usual_s),
+        facts={
+            "rank": slow.rank, "factor": round(factor, 3), "work_s": work_s, "median_s": usual_s,
+            "temp_c": slow.temp_c, "throttle": slow.throttle,
+        },
+        subject=str(slow.rank),
+    )  # fmt: skip
+
+
+def _cause(slow: RankEvidence, others: list[RankEvidence], longer_s: float) -> str:
+    """What is known of its data and its card, to end a sentence with."""
+    data_s = slow.data_s or 0.0
+    usual_data_s = median(other.data_s or 0.0 for other in others)
+    if data_s - usual_data_s > _DATA_SHARE * longer_s > 0:
+        return f"; it waits {data_s:.3g} s of them for its batch: look at its loader and its disk"
+    parts = []
+    if slow.temp_c is not None:
+        temperatures = [other.temp_c for other in others if other.temp_c is not None]
+        beside = f" (the others {median(temperatures):.0f})" if temperatures else ""
+        parts.append(f"its card is at {slow.temp_c:.0f} degrees C{beside}")
+    if slow.is_throttled:
+        parts.append(f"its clocks are throttled ({slow.throttle})")
+    elif slow.throttle is not None:
+        parts.append("its clocks are not throttled")
+    return f"; {', '.join(parts)}" if parts else ""
+
+
+def _verb(ranks: Sequence[RankEvidence], one: str, several: str) -> str:
+    return one if len(ranks) == 1 else several
+
+
+def _num_verb(count: int) -> str:
+    return "writes its own" if count == 1 else "write theirs"
+
+
+def _it(ranks: Sequence[RankEvidence]) -> str:
+    return "it" if len(ranks) == 1 else "them"
+
+
+def _numbers(ranks: Sequence[RankEvidence]) -> list[int]:
+    return [rank.rank for rank in ranks]
+
+
+def _subject(ranks: Sequence[RankEvidence]) -> str:
+    return ",".join(str(rank.rank) for rank in ranks)
