@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from nsa_core.config.backend_policy import ALL_BRANCHES, expected_backend
 from nsa_core.config.base import ConfigError, VariableError
 from nsa_core.config.profile import HardwareProfile, list_profiles, load_profile
-from nsa_core.config.recipe import ResolvedConfig, leaves, parse_set, resolve
+from nsa_core.config.ranks import BATCH_KEYS, OfferedCards, settle_ranks
+from nsa_core.config.recipe import ResolvedConfig, leaves, nest, parse_set, resolve
 from nsa_core.config.run import RunConfig
 from nsa_ops.context import Operator
 from nsa_ops.errors import ConfigurationError
@@ -69,9 +70,21 @@ class Checked:
 
 
 def resolve_choice(
-    settings: Settings, choice: RunChoice, *, pod_profile: str = "", memory_gib: float | None = None
+    settings: Settings,
+    choice: RunChoice,
+    *,
+    pod_profile: str = "",
+    memory_gib: float | None = None,
+    offered: OfferedCards | None = None,
 ) -> ResolvedConfig:
     """The configuration of a choice: flags, then settings, then the pod's profile, then defaults.
+
+    Args:
+        settings: Of the operator.
+        choice: Recipe, profile and values.
+        pod_profile: Profile of the pod, where the operator named none.
+        memory_gib: Memory of the pod's card; None if unknown.
+        offered: Cards of the pod, which settle `runtime.num_gpus=auto`; None if unknown.
 
     Raises:
         ConfigurationError: If a name, key or value is unknown, or two values cannot go together.
@@ -80,7 +93,12 @@ def resolve_choice(
     recipe = choice.recipe or settings.values.recipe or default_recipe(profile)
     try:
         return resolve(
-            recipe, profile, choice.sets, settings.training_environment, memory_gib=memory_gib
+            recipe,
+            profile,
+            choice.sets,
+            settings.training_environment,
+            memory_gib=memory_gib,
+            offered=offered,
         )
     except VariableError as error:
         raise ConfigurationError(str(error), hint="See docs/variables.md") from error
@@ -168,20 +186,46 @@ def require_profile(operator: Operator, choice: RunChoice, pod_profile: str) -> 
     return profile
 
 
-def overlay(config: RunConfig, sets: Sequence[str]) -> RunConfig:
-    """The configuration with these values changed; the same object without any."""
+@dataclass(frozen=True)
+class ChangedConfig:
+    """A configuration with other values, and what was settled with them."""
+
+    config: RunConfig
+    notes: list[str]
+
+
+def overlay(
+    config: RunConfig,
+    sets: Sequence[str],
+    hardware: HardwareProfile | None = None,
+    offered: OfferedCards | None = None,
+) -> ChangedConfig:
+    """The configuration with these values changed; the same object without any.
+
+    Another number of ranks shares the same rows of a step, unless they name the batch.
+
+    Args:
+        config: Of the attempt before.
+        sets: Values as `--set` takes them.
+        hardware: Profile, which limits `runtime.num_gpus=auto`.
+        offered: Cards of the pod, which settle it.
+
+    Raises:
+        ConfigurationError: If a key is unknown, or the values cannot go together.
+    """
     if not sets:
-        return config
-    nested = config.model_dump(mode="python")
+        return ChangedConfig(config, [])
     try:
-        for flag in sets:
-            key, value = parse_set(flag)
-            *sections, name = key.split(".")
-            target = nested
-            for section in sections:
-                target = target[section]
-            target[name] = value
-        return RunConfig.model_validate(nested)
+        changed = dict(parse_set(flag) for flag in sets)
+        values = leaves(config) | changed
+        settled = settle_ranks(
+            values,
+            is_named=bool(BATCH_KEYS & changed.keys()),
+            allowed=hardware.max_gpus if hardware else None,
+            profile=hardware.name if hardware else "",
+            offered=offered,
+        )
+        return ChangedConfig(RunConfig.model_validate(nest(values | settled.values)), settled.notes)
     except ConfigError as error:
         raise ConfigurationError(str(error), hint="See `nsa-ops config show`") from error
     except ValidationError as error:

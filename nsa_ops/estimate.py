@@ -14,6 +14,7 @@ from nsa_core.config.counts import (
     estimate_memory,
 )
 from nsa_core.config.profile import HardwareProfile
+from nsa_core.config.ranks import OfferedCards
 from nsa_core.config.run import RunConfig, find_sharding_obstacle
 from nsa_ops.configure import RunChoice, load_hardware, resolve_choice
 from nsa_ops.quantities import format_bytes, format_count, format_duration
@@ -213,10 +214,28 @@ def choose_sharding(config: RunConfig, memory_gib: float | None) -> tuple[Shardi
     return "fsdp", f"{need} of {memory_gib:.1f} GiB, one of fsdp on {ranks} cards {part:.1f} GiB"
 
 
+def settle_sharding(config: RunConfig, memory_gib: float | None) -> tuple[RunConfig, list[str]]:
+    """The configuration with `runtime.sharding` settled where several ranks share the run, and why.
+
+    Args:
+        config: With the number of cards settled.
+        memory_gib: As in `choose_sharding`.
+    """
+    if config.num_ranks == 1 or config.runtime.sharding != "auto":
+        return config, []
+    kind, why = choose_sharding(config, memory_gib)
+    runtime = config.runtime.model_copy(update={"sharding": kind})
+    note = f"runtime.sharding auto is {kind}: {why}"
+    return config.model_copy(update={"runtime": runtime}), [note]
+
+
 def estimate_choice(settings: Settings, choice: RunChoice) -> Estimate:
-    """What a choice of recipe, profile and values needs."""
+    """What a choice of recipe, profile and values needs; `auto` cards are all that it allows."""
     found = resolve_choice(settings, choice)
     profile = load_hardware(found.profile) if found.profile != "none" else None
+    if profile is not None and profile.max_gpus and found.config.runtime.num_gpus == "auto":
+        offered = OfferedCards(profile.max_gpus, f"a pod with {profile.max_gpus} cards")
+        found = resolve_choice(settings, choice, offered=offered)
     return estimate_run(found.config, profile)
 
 

@@ -46,6 +46,9 @@ class HardwareProfile(FrozenModel):
     card_pattern: str = ""
     compute_capability: float | None = None  # such as 8.0; None for no card
     memory_gib: list[float] = []  # memory sizes the card is sold with
+    #: Cards of one pod that a run may take, and what `runtime.num_gpus=auto` takes at most; None
+    #: for any number.
+    max_gpus: int | None = Field(None, ge=0)
     shared_memory_kib: int | None = None  # shared memory a block may use; decides which kernels fit
     precisions: list[Precision]
     triton: bool = False

@@ -20,6 +20,7 @@ from nsa_core.config.base import (
 from nsa_core.config.environment import read_variables
 from nsa_core.config.model import PAPER_SYMBOLS
 from nsa_core.config.profile import HardwareProfile, load_profile
+from nsa_core.config.ranks import BATCH_KEYS, OfferedCards, SharedRows, settle_ranks
 from nsa_core.config.run import RunConfig
 
 
@@ -65,7 +66,8 @@ def leaves(config: BaseModel, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-_KNOWN_KEYS = list(leaves(RunConfig()))
+_DEFAULTS = leaves(RunConfig())
+_KNOWN_KEYS = list(_DEFAULTS)
 _SECTIONS = {key.rpartition(".")[0] for key in _KNOWN_KEYS} | {"model"}
 
 
@@ -130,6 +132,7 @@ def resolve(
     sets: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     memory_gib: float | None = None,
+    offered: OfferedCards | None = None,
 ) -> ResolvedConfig:
     """Resolve a configuration: `--set` over NSA_* variables over profile over recipe over default.
 
@@ -139,6 +142,7 @@ def resolve(
         sets: Values of `--set`, later ones win.
         environment: Where to look for NSA_* variables; none if omitted.
         memory_gib: Memory of the card, if it is known already; chooses the profile's batch tier.
+        offered: Cards of the pod, if it is known already; settles `runtime.num_gpus=auto`.
 
     Raises:
         ConfigError: For an unknown name, key or variable, or values that cannot go together.
@@ -161,7 +165,9 @@ def resolve(
         for key, value in values.items():
             merged[key] = value
             origins[key] = origin or variables.origins[key]
-    config = _validate(merged, origins)
+    is_named = bool(BATCH_KEYS & (variables.values | flags).keys())
+    settled = _settle(merged, hardware, offered, is_named=is_named)
+    config = _validate(merged | settled.values, origins)
     if hardware:
         _check_profile(config, origins, hardware)
     return ResolvedConfig(
@@ -169,7 +175,21 @@ def resolve(
         origins=origins,
         sha256=config_sha256(config),
         profile=hardware.name if hardware else "none",
-        notes=variables.notes,
+        notes=[*variables.notes, *settled.notes],
+    )
+
+
+def _settle(
+    merged: Mapping[str, Any],
+    hardware: HardwareProfile | None,
+    offered: OfferedCards | None,
+    *,
+    is_named: bool,
+) -> SharedRows:
+    """Cards and batch of the ranks that share a step."""
+    allowed, name = (hardware.max_gpus, hardware.name) if hardware else (None, "")
+    return settle_ranks(
+        {**_DEFAULTS, **merged}, is_named=is_named, allowed=allowed, profile=name, offered=offered
     )
 
 
@@ -198,7 +218,8 @@ def _expected_speed(
     return {"watchdog.expected_tokens_per_s": expected}
 
 
-def _validate(flat: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfig:
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by section, from values by dotted key."""
     nested: dict[str, Any] = {}
     for key, value in flat.items():
         *sections, name = key.split(".")
@@ -206,8 +227,12 @@ def _validate(flat: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfig:
         for section in sections:
             target = target.setdefault(section, {})
         target[name] = value
+    return nested
+
+
+def _validate(flat: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfig:
     try:
-        return RunConfig.model_validate(nested)
+        return RunConfig.model_validate(nest(flat))
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         origin = f"{origins[where]}: " if where in origins else ""
@@ -227,6 +252,7 @@ def _check_profile(
             f"{hardware.name}, which allows {', '.join(hardware.precisions)}"
         )
         raise ConfigError(message)
+    _check_number_of_cards(config, origins, hardware)
     for branch in ("", "_compressed", "_selected", "_sliding", "_dense"):
         backend = getattr(runtime, f"backend{branch}")
         allowed = {"triton": hardware.triton, "flash": hardware.flash_attention}
@@ -237,3 +263,17 @@ def _check_profile(
                 f"{hardware.name}; use sdpa or auto"
             )
             raise ConfigError(message)
+
+
+def _check_number_of_cards(
+    config: RunConfig, origins: Mapping[str, str], hardware: HardwareProfile
+) -> None:
+    cards, most = config.runtime.num_gpus, hardware.max_gpus
+    if cards == "auto" or most is None or cards <= max(1, most):
+        return
+    origin = origins.get("runtime.num_gpus", "default")
+    message = (
+        f"{origin}: runtime.num_gpus {cards} is more than the {most} that profile {hardware.name} "
+        "allows on one pod"
+    )
+    raise ConfigError(message)

@@ -213,12 +213,16 @@ def draw_profile(console: "Console", profile: "HardwareProfile") -> None:
     facts(console, pairs)
 
 
+def _shared(num_ranks: int) -> str:
+    return f", shared by {num_ranks} ranks" if num_ranks > 1 else ""
+
+
 def draw_estimate(console: "Console", estimate: "Estimate") -> None:
     """What a run needs."""
     memory = estimate.memory
     pairs: list[tuple[str, Any]] = [
         ("parameters", f"{estimate.parameters.total:,}"),
-        ("tokens a step", f"{estimate.tokens_per_step:,}"),
+        ("tokens a step", f"{estimate.tokens_per_step:,}{_shared(estimate.num_ranks)}"),
         ("tokens in all", f"{estimate.total_tokens:,}"),
         ("FLOPs a token", f"{estimate.flops.train:,.0f} in training"),
         ("memory", f"about {memory.total:,.0f} MiB on a card at the peak of a step"),

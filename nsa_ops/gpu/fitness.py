@@ -168,25 +168,43 @@ def _free(gpu: GPU) -> Iterator[CheckResult]:
     if not gpu.reported & {"memory_used_mib", "processes"}:
         return
     name, used = f"{gpu.label}.free", gpu.memory_used_mib
-    jobs = [process for process in gpu.processes if _is_job(process)]
-    held = max(used or 0, sum(process.memory_mib or 0 for process in jobs))
+    jobs, held = _jobs(gpu), _held_mib(gpu)
     if used is None and not jobs:
         message = "nvidia-smi does not report the memory in use"
         yield checked(name, "unknown", message, hint="See `nvidia-smi` on the machine")
         return
-    is_busy = held > MAX_BUSY_MIB or bool(jobs)
+    use = describe_use(gpu)
     is_full = gpu.memory_mib is not None and held > MAX_BUSY_SHARE * gpu.memory_mib
-    status: Status = "fail" if is_full else "warn" if is_busy else "pass"
-    message = f"{held} MiB in use" if used is not None else f"at least {held} MiB in use"
-    if is_busy:
-        who = ", ".join(_describe_process(process) for process in jobs[:4])
-        unseen = "no process is listed: it is outside this container, or hidden"
-        message = f"{message} by another process: {who or unseen}"
+    status: Status = "fail" if is_full else "warn" if use else "pass"
+    message = use or _describe_held(gpu)
     yield checked(
         name, status, message, measured=f"{held} MiB", limit=f"<= {MAX_BUSY_MIB} MiB",
         command="nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
         hint="End it if it is yours, wait for it, or take a free card",
     )  # fmt: skip
+
+
+def describe_use(gpu: GPU) -> str:
+    """How others use the card: memory and processes; empty if nobody does, or nobody can tell."""
+    jobs = _jobs(gpu)
+    if _held_mib(gpu) <= MAX_BUSY_MIB and not jobs:
+        return ""
+    who = ", ".join(_describe_process(process) for process in jobs[:4])
+    unseen = "no process is listed: it is outside this container, or hidden"
+    return f"{_describe_held(gpu)} by another process: {who or unseen}"
+
+
+def _jobs(gpu: GPU) -> list[Process]:
+    return [process for process in gpu.processes if _is_job(process)]
+
+
+def _held_mib(gpu: GPU) -> int:
+    return max(gpu.memory_used_mib or 0, sum(one.memory_mib or 0 for one in _jobs(gpu)))
+
+
+def _describe_held(gpu: GPU) -> str:
+    held = f"{_held_mib(gpu)} MiB in use"
+    return held if gpu.memory_used_mib is not None else f"at least {held}"
 
 
 def _is_job(process: Process) -> bool:

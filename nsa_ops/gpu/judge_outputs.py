@@ -134,7 +134,8 @@ def _count(
         return []
     attached = _num_attached(outputs)
     count = max(len(cards), attached)
-    wanted = int(profile.config.get("runtime", {}).get("num_gpus", 1)) if profile else 1
+    named = profile.config.get("runtime", {}).get("num_gpus", 1) if profile else 1
+    wanted = named if isinstance(named, int) else 1  # `auto` takes what there is
     message = f"{count_of(len(cards), 'card')} found"
     if attached > len(cards):
         message = f"{len(cards)} of {count_of(attached, 'attached card')} shown"

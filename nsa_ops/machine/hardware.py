@@ -18,6 +18,7 @@ KERNEL_LOG_S = 10.0
 CARDS = ("nvidia-smi", "-q", "-x")
 LINKS = (
     ("nvidia-smi", "topo", "-m"),
+    ("nvidia-smi", "topo", "-p2p", "r"),
     ("nvidia-smi", "nvlink", "-s"),
     ("lspci", "-D", "-d", "10de:"),
 )

@@ -63,6 +63,7 @@ print(json.dumps({
     "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     "tools": {name: shutil.which(name) for name in sys.argv[2:]},
     "ends_at_logout": ends_at_logout(),
+    "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     "unix_s": time.time(),
 }))
 """
@@ -79,7 +80,12 @@ try:
     found["torch_version"] = torch.__version__
     found["cuda_version"] = torch.version.cuda
     found["architectures"] = torch.cuda.get_arch_list()
+    found["hip_version"] = torch.version.hip
     found["cuda_available"] = torch.cuda.is_available()
+    found["num_cards"] = torch.cuda.device_count()
+    spread = torch.distributed
+    if spread.is_available() and spread.is_nccl_available():
+        found["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))
     if found["cuda_available"]:
         one = torch.ones(64, 64, device="cuda")
         found["product"] = float((one @ one).sum())
@@ -111,6 +117,8 @@ class HostFacts(TolerantModel):
     tools: dict[str, str | None] = {}  # path of each; None where it is missing
     #: systemd ends the processes of this login with its last session, tmux too.
     ends_at_logout: bool | None = None
+    #: CUDA_VISIBLE_DEVICES, which says what cards a program sees; None where it is not set.
+    visible_devices: str | None = Field(None, max_length=4096)
     unix_s: float
 
     @property
@@ -127,6 +135,9 @@ class PythonFacts(TolerantModel):
     torch_version: str | None = None  # None if torch cannot be imported
     cuda_version: str | None = None  # that torch was built with; None for a CPU build
     architectures: list[str] = []  # cards that this torch has code for, such as sm_80
+    hip_version: str | None = None  # of ROCm, for AMD's cards
+    nccl_version: str | None = None  # None if this torch cannot sum over cards
+    num_cards: int | None = None  # that torch counts
     cuda_available: bool = False  # torch can open a card
     product: float | None = None  # sum of a 64 x 64 product of ones: 262144 if the card computes
     error: str = ""  # what torch said or warned instead

@@ -6,7 +6,7 @@ from nsa_ops.estimate import GIB
 from nsa_ops.gpu.judge_outputs import explain_error, judge_system
 from nsa_ops.gpu.tool_output import parse_system
 from nsa_ops.machine.host import NEEDED, HostFacts, PythonFacts
-from nsa_ops.quantities import format_bytes
+from nsa_ops.quantities import count_of, format_bytes
 
 MIN_PYTHON = (3, 11)
 MIN_MEMORY_GIB = 4
@@ -140,9 +140,37 @@ def _clock(facts: HostFacts, *, is_local: bool, laptop_unix_s: float) -> CheckRe
     )  # fmt: skip
 
 
-def judge_python(facts: PythonFacts, profile: HardwareProfile) -> list[CheckResult]:
-    """The interpreter's packages, and whether torch can use what the profile names."""
-    return [_packages(facts), _torch(facts, profile), _cuda(facts, profile)]
+def judge_python(
+    facts: PythonFacts, profile: HardwareProfile, num_gpus: int = 1
+) -> list[CheckResult]:
+    """The interpreter's packages, and whether torch can use what the profile names.
+
+    Args:
+        facts: What it said.
+        profile: Wanted cards.
+        num_gpus: How many of them the run takes.
+    """
+    several = [_nccl(facts, num_gpus)] if num_gpus > 1 and profile.needs_card else []
+    return [_packages(facts), _torch(facts, profile), _cuda(facts, profile), *several]
+
+
+def _nccl(facts: PythonFacts, num_gpus: int) -> CheckResult:
+    """Whether this torch can sum over cards, and sees as many as the run takes."""
+    name, limit = "python.nccl", f">= {count_of(num_gpus, 'card')}"
+    if facts.nccl_version is None:
+        message = (
+            f"this torch has no NCCL, which {count_of(num_gpus, 'card')} need to sum gradients"
+        )
+        hint = "Install a CUDA build of torch for Linux (`nsa-ops provision`), or take one card"
+        return checked(name, "fail", message, hint=hint)
+    found = facts.num_cards or 0
+    is_enough = found >= num_gpus
+    return checked(
+        name, "pass" if is_enough else "fail",
+        f"NCCL {facts.nccl_version}; torch counts {count_of(found, 'card')}",
+        measured=str(found), limit=limit,
+        hint="Look at CUDA_VISIBLE_DEVICES on the pod, or lower `runtime.num_gpus`",
+    )  # fmt: skip
 
 
 def _packages(facts: PythonFacts) -> CheckResult:
@@ -165,6 +193,12 @@ def _torch(facts: PythonFacts, profile: HardwareProfile) -> CheckResult:
 def _cuda(facts: PythonFacts, profile: HardwareProfile) -> CheckResult:
     if not profile.needs_card:
         return checked("python.cuda", "skipped", f"profile {profile.name} uses no card")
+    if facts.hip_version:
+        message = (
+            f"this torch is built for ROCm {facts.hip_version}, and profiles are of NVIDIA cards"
+        )
+        hint = "Take a pod with NVIDIA cards and a CUDA build of torch"
+        return checked("python.cuda", "fail", message, hint=hint)
     if not facts.cuda_available:
         hint = "Check that `nvidia-smi` works and that torch is a CUDA build"
         message, hint = explain_error(facts.error) or (facts.error or "torch finds no card", hint)

@@ -10,6 +10,15 @@ from nsa_core.rundir.redaction import redact
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.errors import ConfigurationError, RefusedError
 from nsa_ops.estimate import MEMORY_SHARE, Estimate
+from nsa_ops.machine.offer import PodCards
+from nsa_ops.preflight.several_cards import (
+    Finding,
+    judge_kinds,
+    judge_number,
+    judge_shared_memory,
+    judge_use,
+    num_cards,
+)
 from nsa_ops.quantities import count_of, format_bytes
 
 LONG_RUN_STEPS = 5000
@@ -29,6 +38,8 @@ class Subject:
         profile: Where; None if no profile was named.
         disk_free_bytes: Free on the pod; None if unknown.
         card_memory_mib: Memory of the smallest card; None if unknown or no card is used.
+        cards: That the run can use; None if unknown.
+        shm_free_bytes: Free in /dev/shm; None if unknown.
     """
 
     config: RunConfig
@@ -36,10 +47,8 @@ class Subject:
     estimate: Estimate
     disk_free_bytes: int | None
     card_memory_mib: float | None
-
-
-#: Whether it forbids the run (None: unknown), and the message.
-Finding = tuple[bool | None, str]
+    cards: PodCards | None = None
+    shm_free_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -50,12 +59,16 @@ class Guardrail:
         name: Its id, as `--override` takes it.
         fix: What to do instead of overriding it.
         any_length: It holds for short runs too.
+        several_cards: It is only about runs on several cards of a pod.
+        is_final: Nothing overrides it: what it refuses cannot work.
     """
 
     name: str
     look: Callable[[Subject], Finding]
     fix: str
     any_length: bool = False
+    several_cards: bool = False
+    is_final: bool = False
 
 
 def _precision(subject: Subject) -> Finding:
@@ -147,6 +160,35 @@ GUARDRAILS: Mapping[str, Guardrail] = {
             any_length=True,
         ),
         Guardrail("memory", _memory, "Lower `batch.micro_batch`", any_length=True),
+        Guardrail(
+            "cards",
+            lambda subject: judge_number(subject.config, subject.cards),
+            "Set `runtime.num_gpus=auto`, or take a pod with more cards",
+            any_length=True,
+            several_cards=True,
+            is_final=True,
+        ),
+        Guardrail(
+            "busy-cards",
+            lambda subject: judge_use(subject.config, subject.cards),
+            "Wait for them, set `runtime.num_gpus=auto`",
+            any_length=True,
+            several_cards=True,
+        ),
+        Guardrail(
+            "card-kinds",
+            lambda subject: judge_kinds(subject.config, subject.cards),
+            "Lower `runtime.num_gpus` to the cards of one kind",
+            any_length=True,
+            several_cards=True,
+        ),
+        Guardrail(
+            "shared-memory",
+            lambda subject: judge_shared_memory(subject.config, subject.shm_free_bytes),
+            "Start the container with `--shm-size=1g`",
+            any_length=True,
+            several_cards=True,
+        ),
     )
 }
 
@@ -154,7 +196,12 @@ GUARDRAILS: Mapping[str, Guardrail] = {
 def check_guardrails(subject: Subject) -> list[CheckResult]:
     """What every guardrail says of a run; those for long runs are skipped for short ones; pure."""
     is_long = subject.config.schedule.steps >= LONG_RUN_STEPS
-    return [_check(rail, subject, is_long=is_long) for rail in GUARDRAILS.values()]
+    has_several = num_cards(subject.config) > 1
+    return [
+        _check(rail, subject, is_long=is_long)
+        for rail in GUARDRAILS.values()
+        if has_several or not rail.several_cards
+    ]
 
 
 def _check(rail: Guardrail, subject: Subject, *, is_long: bool) -> CheckResult:
@@ -167,7 +214,7 @@ def _check(rail: Guardrail, subject: Subject, *, is_long: bool) -> CheckResult:
         return CheckResult(name=name, status="unknown", message=message)
     if not against:
         return CheckResult(name=name, status="pass", message=message)
-    hint = f"{rail.fix}, or `--override {rail.name}=REASON`"
+    hint = rail.fix if rail.is_final else f"{rail.fix}, or `--override {rail.name}=REASON`"
     return CheckResult(name=name, status="fail", message=message, hint=hint)
 
 
@@ -180,7 +227,8 @@ def parse_overrides(flags: Sequence[str], more: Sequence[str] = ()) -> dict[str,
     overrides = {}
     for flag in flags:
         name, _, reason = flag.partition("=")
-        known = [*GUARDRAILS, PREFLIGHT, *more]
+        known = [*(rail.name for rail in GUARDRAILS.values() if not rail.is_final)]
+        known += [PREFLIGHT, *more]
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             advice = f"Did you mean `{near[0]}`?" if near else f"Known: {', '.join(known)}"
@@ -214,7 +262,24 @@ def require_guardrails(subject: Subject, overrides: Mapping[str, str]) -> list[C
     Raises:
         RefusedError: With the first one's reason and override, and the names of the others.
     """
-    results = apply_overrides(check_guardrails(subject), overrides)
+    return _require(apply_overrides(check_guardrails(subject), overrides))
+
+
+def require_several_cards(subject: Subject, overrides: Mapping[str, str]) -> list[CheckResult]:
+    """The same for those that are about several cards of a pod alone.
+
+    Raises:
+        RefusedError: As `require_guardrails`.
+    """
+    rails = [rail for rail in GUARDRAILS.values() if rail.several_cards]
+    if num_cards(subject.config) < 2:
+        return []
+    return _require(
+        apply_overrides([_check(one, subject, is_long=True) for one in rails], overrides)
+    )
+
+
+def _require(results: list[CheckResult]) -> list[CheckResult]:
     failed = [result for result in results if result.status == "fail"]
     if not failed:
         return results

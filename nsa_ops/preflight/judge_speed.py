@@ -1,14 +1,16 @@
 """Judge what a machine gave when it was really used: speeds against the profile's; pure."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.report import CardSpeed, CheckResult, FirstBatch, MachineSpeed, Status, checked
-from nsa_ops.estimate import estimate_staging
+from nsa_ops.estimate import Estimate, estimate_staging
 from nsa_ops.gpu.card import GPU
 from nsa_ops.gpu.condition import judge_throttle
 from nsa_ops.gpu.tool_output import parse_output
+from nsa_ops.preflight.several_cards import num_cards
 from nsa_ops.quantities import count_of, format_bytes
 
 COMMAND = "python -m nsa_core.checks.machine"
@@ -20,18 +22,56 @@ MAX_CHECKPOINT_S = 60.0
 #: A card under full load may be held by its power limit, but not at half of its clock.
 MIN_CLOCK_SHARE = 0.5
 MIN_ALLOCATED_SHARE = 0.85
+#: A sum that takes more of a step is not hidden behind the backward pass.
+MAX_SUM_SHARE = 0.25
+_GRADIENT_BYTES = 4
 _SLOW_CARD = "Look at heat, power limit and other users of the card; on a rented pod, take another"
 _SLOW_LINK = "Look at the PCIe lanes above, and at other users of the host; else take another pod"
 _MB_PER_MIB = 2**20 / 1e6
 
 
+@dataclass(frozen=True)
+class GradientSum:
+    """What the cards of a run do together at every step.
+
+    Attributes:
+        num_gpus: Cards of the pod that take part.
+        num_bytes: Size of all gradients.
+        step_s: Shortest time that a step can take; None if unknown.
+    """
+
+    num_gpus: int
+    num_bytes: int
+    step_s: float | None
+
+
+def plan_gradient_sum(config: RunConfig, estimate: Estimate) -> GradientSum | None:
+    """What the run sums at every step; None on one card."""
+    cards, best = num_cards(config), estimate.best_tokens_per_s
+    if cards < 2:
+        return None
+    step_s = estimate.tokens_per_step / best if best else None
+    return GradientSum(cards, _GRADIENT_BYTES * estimate.parameters.total, step_s)
+
+
 def judge_speed(
-    found: MachineSpeed, profile: HardwareProfile, checkpoint_bytes: float
+    found: MachineSpeed,
+    profile: HardwareProfile,
+    checkpoint_bytes: float,
+    gradients: GradientSum | None = None,
 ) -> list[CheckResult]:
-    """Every check that the measurements allow."""
+    """Every check that the measurements allow.
+
+    Args:
+        found: What was measured.
+        profile: What is expected.
+        checkpoint_bytes: Size of a checkpoint of the run.
+        gradients: What its cards sum; None on one card.
+    """
     return [
         *_cards(found, profile),
         *_all_reduce(found, profile),
+        *_gradient_sum(found, gradients),
         _disk(found, checkpoint_bytes),
         _debugger(found),
         _first_batch(found),
@@ -165,6 +205,31 @@ def _all_reduce(found: MachineSpeed, profile: HardwareProfile) -> Iterator[Check
         )  # fmt: skip
     elif profile.needs_card:
         yield checked(name, "skipped", f"{len(found.cards)} card: nothing to sum with")
+
+
+def _gradient_sum(found: MachineSpeed, gradients: GradientSum | None) -> Iterator[CheckResult]:
+    """How long the sum over the run's cards takes beside a step; it must have been measured."""
+    if gradients is None or "all_reduce" in found.problems:
+        return
+    name, summed = "gpus.gradient_sum", found.all_reduce
+    hint = (
+        "Lower `runtime.num_gpus`, or look at `gpu.topology`: NVLink is ten times as fast as PCIe"
+    )
+    count = summed.num_gpus if summed is not None else len(found.cards)
+    if summed is None or count < gradients.num_gpus:
+        message = f"the run takes {count_of(gradients.num_gpus, 'card')}, and {count} can sum"
+        yield checked(name, "fail", message, command=COMMAND, hint=hint)
+        return
+    moved = gradients.num_bytes * 2 * (gradients.num_gpus - 1) / gradients.num_gpus
+    seconds = moved / (summed.bus_gb_s * 1e9)
+    message = f"{format_bytes(gradients.num_bytes)} of gradients, summed once a step"
+    measured, limit = f"{seconds:.3f} s", ""
+    status: Status = "pass"
+    if gradients.step_s is not None:
+        share = seconds / gradients.step_s
+        status = "pass" if share <= MAX_SUM_SHARE else "warn"
+        limit = f"<= {MAX_SUM_SHARE:.0%} of a step of {gradients.step_s:.3f} s"
+    yield checked(name, status, message, measured=measured, limit=limit, command=COMMAND, hint=hint)
 
 
 def _disk(found: MachineSpeed, checkpoint_bytes: float) -> CheckResult:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nsa_core.config.profile import HardwareProfile
-from nsa_core.config.recipe import ResolvedConfig
+from nsa_core.config.ranks import OfferedCards
+from nsa_core.config.recipe import ResolvedConfig, config_sha256
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.bounded_json import parse_model
 from nsa_core.rundir.report import CheckResult, MachineSpeed, ProbeBegun, Report
@@ -20,13 +21,14 @@ from nsa_ops.configure import (
 )
 from nsa_ops.context import Operator, PodLink, Work
 from nsa_ops.errors import DeadlineError, RefusedError
-from nsa_ops.estimate import estimate_run
+from nsa_ops.estimate import estimate_run, settle_sharding
 from nsa_ops.machine.hardware import HardwareFacts, judge_hardware, read_hardware
 from nsa_ops.machine.host import HostFacts, PythonFacts, read_host, read_python
 from nsa_ops.machine.judge_host import judge_host, judge_python
+from nsa_ops.machine.offer import PodCards, cards_of
 from nsa_ops.pods.known import meant_pod
 from nsa_ops.preflight.guardrails import Subject, apply_overrides, check_guardrails
-from nsa_ops.preflight.judge_speed import COMMAND, judge_speed, judge_staging
+from nsa_ops.preflight.judge_speed import COMMAND, judge_speed, judge_staging, plan_gradient_sum
 from nsa_ops.preflight.proof import (
     PROBED,
     blocking_checks,
@@ -34,6 +36,7 @@ from nsa_ops.preflight.proof import (
     probed_sha256,
     red_preflight,
 )
+from nsa_ops.preflight.several_cards import num_cards
 from nsa_ops.provision.receipt import judge_environment, parse_receipt
 from nsa_ops.provision.want import known_lock_sha256
 from nsa_ops.remote.snapshot import Snapshot, ship, take_snapshot
@@ -65,6 +68,17 @@ class PodFacts:
         known = [gpu.memory_mib for gpu in self.hardware.gpus if gpu.memory_mib is not None]
         return min(known, default=None)
 
+    @property
+    def card_memory_gib(self) -> float | None:
+        """The same in GiB."""
+        memory_mib = self.card_memory_mib
+        return memory_mib / _MIB_PER_GIB if memory_mib is not None else None
+
+    @property
+    def cards(self) -> PodCards:
+        """Cards that a run can use, in the order of its ranks."""
+        return cards_of(self.hardware.gpus, self.host.visible_devices)
+
     def summary(self) -> dict[str, object]:
         """What a manifest records of the pod."""
         return {
@@ -72,6 +86,8 @@ class PodFacts:
             "driver": next((gpu.driver_version for gpu in self.hardware.gpus), None) or None,
             "torch": self.python.torch_version,
             "cuda": self.python.cuda_version,
+            "nccl": self.python.nccl_version,
+            "num_cards": self.python.num_cards,
             "python": self.host.python_version,
             "num_cpus": self.host.num_cpus,
             "memory_bytes": self.host.memory_bytes,
@@ -166,7 +182,7 @@ def _all_checks(trial: Trial, overrides: Mapping[str, str], tier: Tier) -> list[
     receipt = parse_receipt(trial.operator.store.provision(pod.pod_id))
     guardrails = check_guardrails(subject_of(trial.resolved.config, trial.hardware, trial.facts))
     checks = [
-        *judge_facts(trial.link, trial.facts, trial.hardware),
+        *judge_facts(trial.link, trial.facts, trial.hardware, num_cards(trial.resolved.config)),
         judge_environment(receipt, pod, known_lock_sha256(trial.snapshot)),
         *apply_overrides(guardrails, overrides),
     ]
@@ -202,13 +218,28 @@ def resolve_for(
     operator: Operator, choice: RunChoice, hardware: HardwareProfile, facts: PodFacts
 ) -> ResolvedConfig:
     """The configuration for this very card."""
-    memory_mib = facts.card_memory_mib if hardware.needs_card else None
-    return resolve_choice(
+    memory_gib = facts.card_memory_gib if hardware.needs_card else None
+    found = resolve_choice(
         operator.settings,
         choice,
         pod_profile=hardware.name,
-        memory_gib=memory_mib / _MIB_PER_GIB if memory_mib is not None else None,
+        memory_gib=memory_gib,
+        offered=offered_cards(hardware, facts),
     )
+    config, notes = settle_sharding(found.config, memory_gib)
+    values = {
+        "config": config,
+        "sha256": config_sha256(config),
+        "notes": [*found.notes, *notes],
+    }
+    return found.model_copy(update=values)
+
+
+def offered_cards(hardware: HardwareProfile, facts: PodFacts) -> OfferedCards:
+    """What `runtime.num_gpus=auto` may take of a pod."""
+    if not hardware.needs_card:
+        return OfferedCards(0, f"profile {hardware.name} uses no card")
+    return facts.cards.offer()
 
 
 def subject_of(config: RunConfig, hardware: HardwareProfile, facts: PodFacts) -> Subject:
@@ -219,18 +250,22 @@ def subject_of(config: RunConfig, hardware: HardwareProfile, facts: PodFacts) ->
         estimate=estimate_run(config, hardware),
         disk_free_bytes=facts.host.disk_free_bytes,
         card_memory_mib=facts.card_memory_mib,
+        cards=facts.cards if facts.hardware.gpus else None,
+        shm_free_bytes=facts.host.shm_free_bytes,
     )
 
 
-def judge_facts(link: PodLink, facts: PodFacts, hardware: HardwareProfile) -> list[CheckResult]:
-    """Every check on the machine, its interpreter and its cards."""
+def judge_facts(
+    link: PodLink, facts: PodFacts, hardware: HardwareProfile, num_gpus: int
+) -> list[CheckResult]:
+    """Every check on the machine, its interpreter and its cards, of which a run takes so many."""
     is_local = link.record.kind == "local"
     host = judge_host(facts.host, is_local=is_local, laptop_unix_s=facts.laptop_unix_s)
     known = {check.name for check in host}
     cards = judge_hardware(facts.hardware, hardware, all_hardware())
     return [
         *host,
-        *judge_python(facts.python, hardware),
+        *judge_python(facts.python, hardware, num_gpus),
         *(check for check in cards if check.name not in known),  # the system, reported by both
     ]
 
@@ -262,7 +297,12 @@ def measure_speed(trial: Trial) -> list[CheckResult]:
     estimate = estimate_run(config, trial.hardware)
     beside = estimate.disk_bytes - (estimate.staging.shard_bytes or 0)
     return [
-        *judge_speed(found, trial.hardware, estimate.checkpoint_bytes),
+        *judge_speed(
+            found,
+            trial.hardware,
+            estimate.checkpoint_bytes,
+            plan_gradient_sum(config, estimate),
+        ),
         *judge_staging(found.first_batch, config, beside, trial.facts.host.disk_free_bytes),
     ]
 

@@ -16,6 +16,7 @@ from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import NotFoundError, RefusedError
 from nsa_ops.pod.card_watch import MARK_NAME, PodMark
 from nsa_ops.preflight.guardrails import PREFLIGHT
+from nsa_ops.preflight.several_cards import num_cards
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.store import PodRecord
 
@@ -66,9 +67,10 @@ def find_proof(
     stored = operator.store.newest_report(pod.pod_id, code_id, choice.profile)
     report = stored[1] if stored else None
     kernels = proven_kernels(config, report)
+    facts = (report.model_extra or {}).get("facts", {}) if report else {}
     if not is_overridden:
         require_proven(config, kernels)
-    facts = (report.model_extra or {}).get("facts", {}) if report else {}
+        require_summed(pod.name, choice, config, report)
     return Proof(sha256, facts, kernels, report)
 
 
@@ -155,6 +157,35 @@ def require_proven(config: RunConfig, proven: Mapping[str, KernelChoice]) -> Non
             )
             hint = "Run `nsa-ops preflight` with the same recipe and the same `--set`"
             raise RefusedError(message, hint=hint)
+
+
+def require_summed(pod: str, choice: RunChoice, config: RunConfig, report: Report | None) -> None:
+    """Refuse several cards that the preflight did not sum a tensor over.
+
+    Raises:
+        RefusedError: If so; the hint measures it.
+    """
+    wanted = num_cards(config)
+    if wanted < 2:
+        return
+    found = num_summed(report)
+    if found >= wanted:
+        return
+    did = f"summed over {found}" if found else "summed over none"
+    message = f"The run takes {wanted} cards of pod `{pod}`, and its preflight {did}"
+    command = f"`nsa-ops preflight {pod} --profile {choice.profile}{choice.flags}`"
+    raise RefusedError(message, hint=f"Run {command}")
+
+
+def num_summed(report: Report | None) -> int:
+    """Cards over which a report proved a sum: NCCL is there, and the result was right."""
+    facts = (report.model_extra or {}).get("facts", {}) if report else {}
+    count, checks = facts.get("num_cards"), report.checks if report else []
+    is_summed = any(
+        check.name == "gpus.all_reduce" and check.measured and check.status != "fail"
+        for check in checks
+    )
+    return count if isinstance(count, int) and facts.get("nccl") and is_summed else 0
 
 
 def refuse_marked(link: PodLink, overrides: Mapping[str, str]) -> None:

@@ -251,6 +251,7 @@ def _plan(
         f"{count_of(config.schedule.steps, 'step')} of "
         f"{count_of(config.batch.tokens_per_step, 'token')}"
     )
+    title += f", shared by {config.num_ranks} ranks" if config.num_ranks > 1 else ""
     return plan_of(title, steps, notes)
 
 

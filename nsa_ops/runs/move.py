@@ -20,7 +20,7 @@ from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import NextAttemptAction, RunReport
 from nsa_ops.pods.known import choose_pod
 from nsa_ops.preflight.guardrails import require_guardrails
-from nsa_ops.preflight.preflight import subject_of
+from nsa_ops.preflight.preflight import offered_cards, subject_of
 from nsa_ops.preflight.proof import find_proof, note_another_probed
 from nsa_ops.remote.snapshot import Snapshot, has_code, take_snapshot
 from nsa_ops.remote.transport import QUICK_S
@@ -41,6 +41,7 @@ from nsa_ops.runs.resume import (
     Resumed,
     differing_values,
     next_attempt_action,
+    settled,
     with_config,
 )
 from nsa_ops.runs.windows import TRAINER_MODULE, list_windows, start_step
@@ -267,8 +268,9 @@ def next_manifest(
     pod = link.record
     profile = require_profile(operator, RunChoice(), pod.profile or old.profile)
     hardware = load_hardware(profile)
-    config = overlay(old.config, sets)
     facts = read_startable_pod(link, hardware, overrides)
+    changed = overlay(old.config, sets, hardware, offered_cards(hardware, facts))
+    config = settled(changed, facts.card_memory_gib).config
     require_guardrails(subject_of(config, hardware, facts), {**old.overrides, **overrides})
     require_data(link, config.data)
     code_id = code.code_id if code else old.code_id

@@ -8,14 +8,21 @@ from nsa_core.config.recipe import config_sha256, leaves
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.checkpoint import CheckpointState
 from nsa_core.rundir.manifest import AFRESH, AUTO, RunManifest
+from nsa_core.rundir.report import Report
 from nsa_ops.agents import ask, read_run_manifest, verify
-from nsa_ops.configure import overlay
-from nsa_ops.context import Operator
+from nsa_ops.configure import ChangedConfig, RunChoice, load_hardware, overlay
+from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import NotFoundError, StateConflictError
-from nsa_ops.machine.host import read_host
+from nsa_ops.estimate import settle_sharding
+from nsa_ops.machine.hardware import read_cards
+from nsa_ops.machine.host import HostFacts, PythonFacts, read_host
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import NextAttemptAction
-from nsa_ops.preflight.proof import refuse_marked
+from nsa_ops.preflight.guardrails import PREFLIGHT, require_several_cards
+from nsa_ops.preflight.preflight import PodFacts, offered_cards, subject_of
+from nsa_ops.preflight.proof import refuse_marked, require_summed
+from nsa_ops.preflight.several_cards import num_cards, takes_several
+from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.runs.attempt import AttemptStart, start_attempt
 from nsa_ops.runs.checkpoints import refuse_foreign, require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
@@ -146,7 +153,8 @@ def plan_resume(
     found = find_run(operator, run_id, among=RESUMABLE)
     pod = found.link.record
     _require_ended(found, changes_something=bool(sets))
-    require_tmux(found.link, read_host(found.link.transport, pod.python, pod.root))
+    host = read_host(found.link.transport, pod.python, pod.root)
+    require_tmux(found.link, host)
     refuse_marked(found.link, {})
     manifest = read_run_manifest(found.link, found.record.run_id)
     processes = found.report.processes
@@ -154,7 +162,8 @@ def plan_resume(
     checkpoint, damaged = (None, []) if afresh else _choose_checkpoint(found, path)
     if checkpoint is not None:
         refuse_foreign(checkpoint, manifest)
-    config = overlay(manifest.config, sets)
+    changed = _changed(operator, found.link, host, manifest, sets)
+    config = changed.config
     start_at = checkpoint.path if path and checkpoint else AUTO
     new = {"resume": AFRESH if afresh else start_at, "pod_id": pod.pod_id}
     return ResumePlan(
@@ -166,11 +175,61 @@ def plan_resume(
         notes=[
             *other_lineage_notes(found.record, found.report.manifest),
             *unsettled_notes(operator.store, found.record.run_id),
+            *changed.notes,
         ],
         trainer_module=module,
         is_begun=found.report.state == "planned"
         and not (path or afresh or config != manifest.config),
     )
+
+
+def _changed(
+    operator: Operator,
+    link: PodLink,
+    host: HostFacts,
+    manifest: RunManifest,
+    sets: tuple[str, ...],
+) -> ChangedConfig:
+    """The configuration of the next attempt, on cards that the pod has.
+
+    Raises:
+        ConfigurationError: If the values cannot go together.
+        RefusedError: If it takes several cards that the pod lacks, or that no preflight summed
+            over; a run on one card asks for none of that.
+    """
+    asked = overlay(manifest.config, sets)
+    if not takes_several(asked.config):
+        return settled(asked, None)
+    hardware = load_hardware(manifest.profile)
+    facts = PodFacts(host, PythonFacts(), read_cards(link.transport))
+    changed = settled(
+        overlay(manifest.config, sets, hardware, offered_cards(hardware, facts)),
+        facts.card_memory_gib,
+    )
+    overrides, config = manifest.overrides, changed.config
+    require_several_cards(subject_of(config, hardware, facts), overrides)
+    if PREFLIGHT not in overrides and num_cards(config) > num_cards(manifest.config):
+        choice = RunChoice(config.recipe, hardware.name, sets)
+        require_summed(link.record.name, choice, config, _newest_report(operator, link, manifest))
+    return changed
+
+
+def settled(changed: ChangedConfig, memory_gib: float | None) -> ChangedConfig:
+    """The same, where several ranks know how they keep the state of the run."""
+    config, notes = settle_sharding(changed.config, memory_gib)
+    return ChangedConfig(config, [*changed.notes, *notes])
+
+
+def _newest_report(operator: Operator, link: PodLink, manifest: RunManifest) -> Report | None:
+    """A preflight of the pod with the run's code, or with that of this checkout.
+
+    What the cards sum does not depend on our code, and only this checkout's can be tried anew.
+    """
+    for code_id in (manifest.code_id, take_snapshot().code_id):
+        found = operator.store.newest_report(link.record.pod_id, code_id, manifest.profile)
+        if found is not None:
+            return found[1]
+    return None
 
 
 def _require_ended(found: FoundRun, *, changes_something: bool) -> None:

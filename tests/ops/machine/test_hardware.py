@@ -28,7 +28,8 @@ from tests.ops.gpu import samples
 def test_a_machine_with_two_cards_is_asked_for_everything() -> None:
     transport = FakeTransport(
         {"-q -x": completed(samples.XML), "topo -m": completed(samples.TOPOLOGY),
-         "nvlink": completed(""), "lspci": completed(""), "dmesg": completed(samples.KERNEL)}
+         "topo -p2p r": completed(""), "nvlink": completed(""), "lspci": completed(""),
+         "dmesg": completed(samples.KERNEL)}
     )  # fmt: skip
     facts = read_hardware(transport)
     assert transport.asked == [CARDS, *LINKS, KERNEL_LOG]
