@@ -248,7 +248,8 @@ def draw_runs(console: "Console", runs: "list[RunStatusLine]") -> None:
 
 def draw_run(console: "Console", run: "RunStatusLine") -> None:
     """Everything about one run."""
-    from nsa_ops.cli.render_run import ScreenLine, draw_rows, draw_status
+    from nsa_ops.cli.render_run import draw_status
+    from nsa_ops.cli.screen import ScreenLine, draw_rows
 
     draw_status(console, run)
     report = run.report

@@ -1,7 +1,6 @@
 """Draw one run: what `watch`, `status` and `health` have in common, the verdict first."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import isfinite
 
 from rich.console import Console
@@ -10,9 +9,10 @@ from rich.text import Text
 from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.cli.console import bar, can_show, line, share_of
+from nsa_ops.cli.render_ranks import rank_rows, rank_table
+from nsa_ops.cli.screen import ScreenLine, draw_rows, styled
 from nsa_ops.pod.messages import PhaseUse, RunFigures, RunReport
 from nsa_ops.pod.rules.verdict import Verdict
-from nsa_ops.printable import printable
 from nsa_ops.quantities import count_of, format_duration
 from nsa_ops.runs.choose import LIVE
 from nsa_ops.runs.status import RunStatusLine, current_step
@@ -20,7 +20,6 @@ from nsa_ops.runs.watch import Frame
 
 _STYLES = {"healthy": "green", "warn": "yellow", "halt": "bold red"}
 _BRANCHES = ("compressed", "selected", "sliding")
-_LABEL_WIDTH = 12
 #: More steps than any run has; a pod may say a number that no float holds.
 _MOST_STEPS = 10**15
 #: A phase that has used so much of its patience is shown in the colour of a warning.
@@ -28,37 +27,6 @@ _USED_WARN = 0.5
 _BARS = "▁▂▃▄▅▆▇█"
 #: The same eight heights where the encoding of the terminal has no blocks.
 _ASCII_BARS = "_.-:=+*#"
-
-
-@dataclass(frozen=True)
-class ScreenLine:
-    """One line of a screen: its name, its text, and the colour that stresses it."""
-
-    label: str
-    value: str
-    style: str = ""
-
-    @property
-    def text(self) -> str:
-        """The line without colour, which carries the same meaning."""
-        return f"{self.label:<{_LABEL_WIDTH}} {self.value}" if self.label else self.value
-
-
-def draw_rows(console: Console, rows: list[ScreenLine]) -> None:
-    """Lines of a screen, one below the other."""
-    for row in rows:
-        console.print(styled(row), soft_wrap=True)
-
-
-def styled(row: ScreenLine) -> Text:
-    """A line in its colours; a control character is shown, never obeyed."""
-    text = printable(row.text)
-    start = _LABEL_WIDTH if row.label else 0
-    shown = Text(text)
-    shown.stylize(row.style, start)
-    if row.label:
-        shown.stylize("bold", 0, len(row.label))
-    return shown
 
 
 def verdict_row(verdict: Verdict, *, is_alone: bool = True) -> ScreenLine:
@@ -99,7 +67,10 @@ def figure_rows(report: RunReport, encoding: str) -> list[ScreenLine]:
     if record is not None:
         rows += [ScreenLine("loss", _loss_text(record)), *_speed_rows(record, figures)]
         rows += _gate_rows(figures.gates or record)
+    ranks = rank_rows(report)
+    if record is not None and not ranks:
         rows += _memory_rows(record)
+    rows += ranks
     if figures.phase is not None:
         rows.append(_phase_row(figures.phase))
     return rows
@@ -205,8 +176,9 @@ def _phase_row(use: PhaseUse) -> ScreenLine:
     limit_s = use.limit_s if use.limit_s is not None else use.warn_s
     share = use.still_s / limit_s if limit_s > 0 else 1.0
     ends = "halts" if use.limit_s is not None else "warns"
+    where = f"{use.phase} of rank {use.rank}" if use.rank is not None else use.phase
     value = (
-        f"{use.phase}, last moved {format_duration(use.still_s)} ago: {100 * share:.0f} % of the "
+        f"{where}, last moved {format_duration(use.still_s)} ago: {100 * share:.0f} % of the "
         f"{format_duration(limit_s)} after which the watchdog {ends}"
     )
     return ScreenLine("phase", value, "yellow" if share >= _USED_WARN else "")
@@ -287,7 +259,8 @@ def frame_rows(frame: Frame, encoding: str = "utf-8") -> list[ScreenLine]:
     report = frame.report
     if report.figures.record is None and frame.progress:  # an agent of an older version
         report = report.model_copy(update={"figures": _figures(frame.progress)})
-    return [*run_rows(report, encoding, at_risk), *_curves(frame.progress, bars_of(encoding))]
+    rows = [*run_rows(report, encoding, at_risk), *_curves(frame.progress, bars_of(encoding))]
+    return rows + rank_table(report)
 
 
 def _figures(progress: Sequence[Heartbeat]) -> RunFigures:
@@ -331,7 +304,7 @@ def draw_status(console: Console, run: RunStatusLine) -> None:
         line(console, f"{run.record.run_id}: {run.problem}")
         return
     at_risk = run.at_risk.sentence if run.at_risk else ""
-    draw_rows(console, run_rows(report, console.encoding, at_risk))
+    draw_rows(console, run_rows(report, console.encoding, at_risk) + rank_table(report))
 
 
 def draw_health(console: Console, run: RunStatusLine) -> None:
@@ -342,7 +315,7 @@ def draw_health(console: Console, run: RunStatusLine) -> None:
         return
     figures = figure_rows(report, console.encoding)
     rows = [*verdict_rows(report.verdict), state_row(report), *figures, _watchdog_row(report)]
-    draw_rows(console, rows)
+    draw_rows(console, rows + rank_table(report))
 
 
 def _watchdog_row(report: RunReport) -> ScreenLine:

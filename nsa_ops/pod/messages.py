@@ -193,12 +193,14 @@ class PhaseUse(TolerantModel):
         still_s: Seconds since anything moved in it.
         limit_s: Seconds after which the watchdog halts; None where it only warns.
         warn_s: Seconds after which it warns.
+        rank: The rank that is judged, where others wait for it; else None.
     """
 
     phase: Phase
     still_s: float
     limit_s: float | None = None
     warn_s: float
+    rank: int | None = None
 
 
 class RunFigures(TolerantModel):

@@ -55,6 +55,7 @@ from nsa_ops.pod.read_run import (
 )
 from nsa_ops.pod.rules.learning_rules import has_gates
 from nsa_ops.pod.rules.process_rules import patience_s
+from nsa_ops.pod.rules.rank_rules import judge_movement
 from nsa_ops.pod.rules.rulebook import judge
 from nsa_ops.pod.tracker import HealthEvidence, Tracker, tracker_of
 
@@ -120,6 +121,13 @@ def _phase_use(evidence: HealthEvidence, limits: WatchdogLimits) -> PhaseUse | N
     has_ended = evidence.process.exit is not None or evidence.process.trainer_alive is False
     if evidence.last is None or has_ended:
         return None
+    judged = judge_movement(evidence, limits)
+    if judged is not None:
+        is_awaited = judged.odd is not None and judged.still_s > limits.data_wait_warn_s
+        return PhaseUse(
+            phase=judged.worst.phase or "init", still_s=judged.still_s, limit_s=judged.limit_s,
+            warn_s=judged.warn_s, rank=judged.worst.rank if is_awaited else None,
+        )  # fmt: skip
     warn_s, limit_s = patience_s(evidence, limits)
     still_s = max(0.0, evidence.still_s)  # the pod's clock may have been set back
     return PhaseUse(phase=evidence.last.phase, still_s=still_s, limit_s=limit_s, warn_s=warn_s)

@@ -120,27 +120,34 @@ def _smallest_group(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
 
 @dataclass(frozen=True)
 class WorkSpread:
-    """How the work of a step differs among ranks, in seconds of their newest records."""
+    """How the work of a step differs among ranks, in seconds of their newest records.
+
+    Attributes:
+        factor: The slowest rank against the median of the others; 1 where those took no time.
+    """
 
     fastest_s: float
     median_s: float
     slowest_s: float
     slowest: RankEvidence
-
-    @property
-    def factor(self) -> float:
-        """The slowest rank against the median of all; 1 where nothing took time."""
-        return self.slowest_s / self.median_s if self.median_s > 0 else 1.0
+    factor: float
 
 
 def work_spread(ranks: Sequence[RankEvidence]) -> WorkSpread | None:
     """The spread over the ranks that say how long they work; None if fewer than two do."""
-    known = [(rank.work_s, rank) for rank in ranks if rank.work_s is not None]
+    known = sorted((r for r in ranks if r.work_s is not None), key=lambda r: r.work_s or 0.0)
     if len(known) < 2:
         return None
-    seconds = [work_s for work_s, _ in known]
-    slowest_s, slowest = max(known, key=lambda item: item[0])
-    return WorkSpread(min(seconds), median(seconds), slowest_s, slowest)
+    seconds = [rank.work_s or 0.0 for rank in known]
+    factor = slowest_factor(seconds)
+    return WorkSpread(seconds[0], median(seconds), seconds[-1], known[-1], factor)
+
+
+def slowest_factor(work_s: Sequence[float]) -> float:
+    """The largest of two or more against the median of the others; 1 where those are 0."""
+    *others, slowest = sorted(work_s)
+    usual = median(others)
+    return slowest / usual if usual > 0 else 1.0
 
 
 def name_ranks(ranks: Sequence[RankEvidence]) -> str:

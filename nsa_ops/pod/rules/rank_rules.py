@@ -1,10 +1,17 @@
 """Rules about several ranks: which one is silent, which one the others wait for, which is slow."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from nsa_core.config.training import WatchdogLimits
-from nsa_ops.pod.rank_evidence import OddRanks, RankEvidence, find_odd, name_ranks
+from nsa_ops.pod.rank_evidence import (
+    OddRanks,
+    RankEvidence,
+    find_odd,
+    name_ranks,
+    slowest_factor,
+)
 from nsa_ops.pod.rules.patience import patience_of, usual_step_s
 from nsa_ops.pod.rules.verdict import Finding
 from nsa_ops.pod.tracker import HealthEvidence
@@ -64,29 +71,59 @@ def ranks_stalled(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding |
     A rank that waits for another one moves as little as that, so only the odd ranks are judged,
     each by the patience of its own phase. Where all are at the same place, all are.
     """
+    judged = judge_movement(evidence, limits)
+    if judged is None or judged.still_s <= judged.warn_s:
+        return None
+    odd, worst, halt_s = judged.odd, judged.worst, judged.limit_s
+    limit = f" (limit {halt_s:.0f} s)" if halt_s is not None else ""
+    who = odd.ranks if odd else judged.known
+    told = _tell_odd(odd, worst, limit) if odd else _tell_all(who, worst, limit)
+    return Finding(
+        rule="stall",
+        level="halt" if halt_s is not None and judged.still_s > halt_s else "warn",
+        sentence=told,
+        facts={
+            "still_s": round(judged.still_s, 1), "limit_s": halt_s, "phase": worst.phase,
+            "step": worst.step, "ranks": _numbers(who), "by": odd.by if odd else "all",
+        },
+        subject=_subject(who),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class JudgedMovement:
+    """The ranks by whose movement the run is judged.
+
+    Attributes:
+        known: All ranks that write heartbeats.
+        odd: Those that the others wait for; None where all are at the same place.
+        worst: The one that is judged, and how long it may go without movement.
+        limit_s: Seconds after which the watchdog halts; None where it only warns.
+    """
+
+    known: tuple[RankEvidence, ...]
+    odd: OddRanks | None
+    worst: RankEvidence
+    warn_s: float
+    limit_s: float | None
+
+    @property
+    def still_s(self) -> float:
+        """Seconds that it has not moved."""
+        return self.worst.still_s or 0.0
+
+
+def judge_movement(evidence: HealthEvidence, limits: WatchdogLimits) -> JudgedMovement | None:
+    """Which of several ranks is judged, and by which patience; None before the first heartbeat."""
     known = [rank for rank in evidence.ranks if rank.still_s is not None and not rank.problem]
     if not known:
         return None
     odd = find_odd(known, limits.stale_warn_s)
-    judged = odd.ranks if odd else known
-    pick = max if odd else min
-    worst = pick(judged, key=lambda rank: rank.still_s or 0.0)
-    warn_s, halt_s = _patience(worst, evidence, limits)
-    still_s = worst.still_s or 0.0
-    if still_s <= warn_s:
-        return None
-    limit = f" (limit {halt_s:.0f} s)" if halt_s is not None else ""
-    told = _tell_odd(odd, worst, limit) if odd else _tell_all(known, worst, limit)
-    return Finding(
-        rule="stall",
-        level="halt" if halt_s is not None and still_s > halt_s else "warn",
-        sentence=told,
-        facts={
-            "still_s": round(still_s, 1), "limit_s": halt_s, "phase": worst.phase,
-            "step": worst.step, "ranks": _numbers(judged), "by": odd.by if odd else "all",
-        },
-        subject=_subject(judged),
-    )  # fmt: skip
+    if odd:
+        worst = max(odd.ranks, key=lambda rank: rank.still_s or 0.0)
+    else:
+        worst = min(known, key=lambda rank: rank.still_s or 0.0)
+    return JudgedMovement(tuple(known), odd, worst, *_patience(worst, evidence, limits))
 
 
 def _patience(
@@ -154,17 +191,10 @@ def find_straggler(ranks: Sequence[RankEvidence], limits: WatchdogLimits) -> Fin
     if len(newest) < limits.straggler_records:
         return None
     slowest = {max(work, key=lambda number: work[number][step]) for step in newest}
-    factors = [_factor({number: work[number][step] for number in work}) for step in newest]
+    factors = [slowest_factor([steps[step] for steps in work.values()]) for step in newest]
     if len(slowest) > 1 or min(factors) < limits.straggler_factor:
         return None
     return _tell_straggler(known.pop(slowest.pop()), list(known.values()), median(factors), newest)
-
-
-def _factor(work_s: dict[int, float]) -> float:
-    """The slowest rank against the median of the others."""
-    *others, slowest = sorted(work_s.values())
-    usual = median(others)
-    return slowest / usual if usual > 0 else 1.0
 
 
 def _tell_straggler(
