@@ -43,6 +43,16 @@ def _two_parts(whole_s: int, large_s: int, large: str, small_s: int, small: str)
     return f"{whole_s // large_s} {large}" + (f" {rest} {small}" if rest else "")
 
 
+def format_seconds(seconds: float) -> str:
+    """`83.1 ms`, `830 ms`, `1.21 s`, `12.3 s`: three digits, to compare times that are alike."""
+    milliseconds = 1000 * seconds
+    if milliseconds < 99.5:
+        return f"{milliseconds:.3g} ms"
+    if milliseconds < 999.5:
+        return f"{milliseconds:.0f} ms"
+    return f"{seconds:.3g} s" if seconds < 999.5 else format_duration(seconds)
+
+
 def format_bytes(count: float | None) -> str:
     """`812 B`, `4.8 MiB`, `31 GiB`: base 2, as disks and cards are reported here; or `unknown`."""
     if count is None:

@@ -11,7 +11,7 @@ from nsa_ops.pod.rank_evidence import (
     name_ranks,
     work_spread,
 )
-from nsa_ops.quantities import count_of, format_duration
+from nsa_ops.quantities import count_of, format_duration, format_seconds
 from nsa_ops.runs.choose import LIVE
 
 #: A rank writes a heartbeat every 10 s: one that is silent for longer than this has missed some.
@@ -59,16 +59,6 @@ def _spread_text(ranks: Sequence[RankEvidence]) -> str:
         f"{count}, {fastest} to {slowest} of work a step, median {format_seconds(spread.median_s)};"
         f" slowest is rank {spread.slowest.rank} ({spread.factor:.2f} times the others)"
     )
-
-
-def format_seconds(seconds: float) -> str:
-    """Seconds of a step with three digits: `83 ms`, `830 ms`, `1.21 s`."""
-    milliseconds = 1000 * seconds
-    if milliseconds < 99.5:
-        return f"{milliseconds:.3g} ms"
-    if milliseconds < 999.5:
-        return f"{milliseconds:.0f} ms"
-    return f"{seconds:.3g} s" if seconds < 999.5 else format_duration(seconds)
 
 
 def _memory_rows(ranks: Sequence[RankEvidence]) -> list[ScreenLine]:

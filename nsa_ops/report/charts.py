@@ -26,6 +26,7 @@ def figures(record: RecordedRun) -> list[Chart]:
         _loss(record),
         _bits_per_byte(record),
         _throughput(record),
+        *_work_of_ranks(record),
         _memory(beats),
         _gate_shares(beats),
         _gate_entropy(record, beats),
@@ -88,6 +89,18 @@ def _bits_per_byte(record: RecordedRun) -> Chart:
 def _throughput(record: RecordedRun) -> Chart:
     series = _with_trend("throughput", _column(record, "tokens_per_s"), "s1")
     return Chart("Throughput", "tokens per second", series, y_low=0, format_y=format_count)
+
+
+def _work_of_ranks(record: RecordedRun) -> Iterator[Chart]:
+    """What the fastest, the median and the slowest rank work in a step; only for several ranks."""
+    work = record.ranks.work
+    if work:
+        series = [
+            Series("slowest rank", [(step, slowest) for step, _, _, slowest in work], "s2"),
+            Series("median of ranks", [(step, middle) for step, _, middle, _ in work], "s1"),
+            Series("fastest rank", [(step, fastest) for step, fastest, _, _ in work], "s3"),
+        ]
+        yield Chart("Work of ranks", "seconds a step before waiting", series, y_low=0)
 
 
 def _beat_series(

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from nsa_ops.printable import printable_lines
 from nsa_ops.report import summary
+from nsa_ops.report.rank_history import COLUMNS, describe_spread, rank_cells
 from nsa_ops.report.record import RecordedRun
 
 #: First words of every twin; a file that begins otherwise is not ours and is not replaced.
@@ -23,6 +24,7 @@ def render_markdown(record: RecordedRun) -> str:
         "## What was run",
         _facts(("fact", "value", "remark"), summary.describe_run(record)),
         *_validation(record),
+        *_ranks(record),
         *_time(record),
         *_checkpoints(record),
         *_samples(record),
@@ -60,6 +62,14 @@ def _validation(record: RecordedRun) -> list[str]:
         return []
     rows = [(f"{step:,.0f}", f"{bits:.4f}") for step, bits in points]
     return ["## Held-out text", _table(("step", "bits per byte"), rows)]
+
+
+def _ranks(record: RecordedRun) -> list[str]:
+    rows = rank_cells(record.ranks)
+    if not rows:
+        return []
+    spread = escape_markdown(describe_spread(record.ranks))
+    return ["## Ranks", *([spread] if spread else []), _table(COLUMNS, rows)]
 
 
 def _time(record: RecordedRun) -> list[str]:

@@ -7,6 +7,7 @@ from nsa_ops.quantities import count_of, format_duration, format_time
 from nsa_ops.report import summary
 from nsa_ops.report.axes import escape, escape_lines
 from nsa_ops.report.charts import figures
+from nsa_ops.report.rank_history import COLUMNS, describe_spread, rank_cells
 from nsa_ops.report.record import RecordedRun
 from nsa_ops.report.svg import Chart, draw_chart
 from nsa_ops.report.timeline import (
@@ -29,6 +30,7 @@ def render_page(record: RecordedRun, *, written_unix_s: float) -> str:
     body = [
         _header(record),
         _charts(figures(record)),
+        _ranks(record),
         _time(record),
         _checkpoints(record),
         _samples(record),
@@ -86,6 +88,18 @@ def _figure(chart: Chart) -> str:
         f'<figure><figcaption>{title}<ul class="legend">{legend}</ul></figcaption>'
         f'<div class="scroll">{draw_chart(chart)}</div></figure>'
     )
+
+
+def _ranks(record: RecordedRun) -> str:
+    """A row for each rank; nothing for a run with one."""
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+        for cells in rank_cells(record.ranks)
+    )
+    head = "".join(f"<th>{name}</th>" for name in COLUMNS)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    shown = f'<div class="scroll">{table}</div>' if rows else ""
+    return _section("Ranks", shown, describe_spread(record.ranks))
 
 
 def _time(record: RecordedRun) -> str:

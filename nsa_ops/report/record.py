@@ -22,6 +22,7 @@ from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_ops.quantities import format_bytes
+from nsa_ops.report.rank_history import RankHistory, read_rank_history
 
 #: A line a step of 200 bytes, for more steps than a run has.
 MAX_CSV_BYTES = 256 * 2**20
@@ -183,6 +184,7 @@ class RecordedRun:
         checkpoints: Checkpoints with a manifest, newest first, hashed again.
         data: What was dropped of the data, and why; None where the run kept no account.
         missing: What the directory lacks or what cannot be read, one line each.
+        ranks: What each rank did; empty where the run has one.
     """
 
     run: RunDir
@@ -199,6 +201,7 @@ class RecordedRun:
     samples: list[Sample]
     data: DataAccount | None = None
     missing: list[str] = field(default_factory=list)
+    ranks: RankHistory = field(default_factory=RankHistory)
 
     @property
     def manifest(self) -> RunManifest | None:
@@ -220,12 +223,14 @@ def read_record(run: RunDir) -> RecordedRun:
         for path in (run.heartbeat(), run.events)
         if path.is_file() and path.stat().st_size > MAX_HISTORY_BYTES
     ]
+    attempts, progress = _read_attempts(run, missing), [b for b in beats if b.msg == "progress"]
+    manifest = next((one.manifest for one in reversed(attempts) if one.manifest), None)
     return RecordedRun(
         run=run,
-        attempts=_read_attempts(run, missing),
+        attempts=attempts,
         training=_note(read_rows(run.training_csv), run.training_csv, missing),
         validation=_note(read_rows(run.validation_csv), run.validation_csv, missing),
-        beats=_note([beat for beat in beats if beat.msg == "progress"], run.heartbeat(), missing),
+        beats=_note(progress, run.heartbeat(), missing),
         last_beat=beats[-1] if beats else None,
         events=_note(read_events(run), run.events, missing),
         goodput_s=parse_goodput(_read_json(run.goodput, missing)),
@@ -235,6 +240,7 @@ def read_record(run: RunDir) -> RecordedRun:
         samples=parse_samples(_read_json(run.samples, missing)),
         data=_read_data(run, missing),
         missing=missing,
+        ranks=read_rank_history(run, manifest, progress, missing),
     )
 
 

@@ -12,6 +12,7 @@ from nsa_ops.context import Operator
 from nsa_ops.errors import LocalResourceError, NotFoundError, StateConflictError
 from nsa_ops.report.markdown import OPENING, render_markdown
 from nsa_ops.report.page import DOCTYPE, render_page
+from nsa_ops.report.rank_history import RankSummary
 from nsa_ops.report.record import read_record
 from nsa_ops.report.summary import describe_outcome
 from nsa_ops.runs.choose import choose_record, link_of
@@ -19,13 +20,14 @@ from nsa_ops.runs.choose import choose_record, link_of
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """What was written."""
+    """What was written; `ranks` says what each rank did, where the run has several."""
 
     run_id: str
     page: Path
     markdown: Path
     outcome: str
     missing: list[str]
+    ranks: tuple[RankSummary, ...] = ()
 
 
 def write_report(folder: Path, *, out: Path, now_unix_s: float) -> WrittenReport:
@@ -52,7 +54,12 @@ def write_report(folder: Path, *, out: Path, now_unix_s: float) -> WrittenReport
         message = f"The report cannot be written to `{page}`: {error.strerror}"
         raise LocalResourceError(message, hint="Name another file with `--out`") from error
     return WrittenReport(
-        record.run_id, page, twin, describe_outcome(record).sentence, record.missing
+        record.run_id,
+        page,
+        twin,
+        describe_outcome(record).sentence,
+        record.missing,
+        record.ranks.ranks,
     )
 
 

@@ -15,6 +15,7 @@ from nsa_ops.quantities import (
     format_count,
     format_duration,
     format_number,
+    format_seconds,
     sentence_case,
 )
 
@@ -129,3 +130,8 @@ def test_the_search_for_counts_finds_them(tmp_path: Path) -> None:
         'f"{len(a)} files" f"{x.num_old} more keys" f"{count_of(n, \'step\')} left"\n'
     )
     assert len(spelled_counts(source)) == 2
+
+
+def test_seconds_of_a_step_keep_three_digits() -> None:
+    shown = [format_seconds(value) for value in (0.0831, 0.83, 0.9996, 1.213, 12.34, 5000)]
+    assert shown == ["83.1 ms", "830 ms", "1 s", "1.21 s", "12.3 s", "1 h 23 min"]

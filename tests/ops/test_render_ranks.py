@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from nsa_ops.cli.console import envelope
-from nsa_ops.cli.render_ranks import format_seconds, rank_rows, rank_table
+from nsa_ops.cli.render_ranks import rank_rows, rank_table
 from nsa_ops.cli.render_run import draw_health, draw_status, frame_rows, frame_view
 from nsa_ops.pod.messages import PhaseUse, RunFigures
 from nsa_ops.pod.rank_evidence import RankEvidence
@@ -164,8 +164,3 @@ def test_each_frame_carries_the_ranks_as_json() -> None:
     seen = report(ranks=ranks(2))
     data = json.loads(envelope("watch", Frame(seen, [], [], [])))["data"]["report"]["ranks"]
     assert [(one["rank"], one["gpu_mem_peak"]) for one in data] == [(0, 30_000), (1, 30_001)]
-
-
-def test_seconds_of_a_step_keep_three_digits() -> None:
-    shown = [format_seconds(value) for value in (0.0831, 0.83, 0.9996, 1.213, 12.34, 5000)]
-    assert shown == ["83.1 ms", "830 ms", "1 s", "1.21 s", "12.3 s", "1 h 23 min"]
