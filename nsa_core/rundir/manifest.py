@@ -157,10 +157,6 @@ def begin_next_attempt(
             set here. By default the same as the ended one.
     """
     old = read_manifest(run)
-    kept = run.attempt(old.attempt)
-    kept.mkdir(parents=True, exist_ok=True)
-    write_text(kept / run.manifest.name, old.model_dump_json(indent=2) + "\n")
-    keep_exit(run, RunDir(kept))
     new = (wanted or old).model_copy(
         update={
             "attempt": old.attempt + 1,
@@ -169,12 +165,21 @@ def begin_next_attempt(
             "created_unix_s": at_unix_s,
         }
     )
+    replace_attempt(run, old, new)
+    return new
+
+
+def replace_attempt(run: RunDir, old: RunManifest, new: RunManifest) -> None:
+    """Keep an ended attempt and write the manifest of another one, as `begin_next_attempt` does."""
+    kept = run.attempt(old.attempt)
+    kept.mkdir(parents=True, exist_ok=True)
+    write_text(kept / run.manifest.name, old.model_dump_json(indent=2) + "\n")
+    keep_exit(run, RunDir(kept))
     write_manifest(run, new)
     run.exit.unlink(missing_ok=True)
     if run.halt.exists():
         run.halt.replace(RunDir(kept).halt)
     fsync_dir(run.root)
-    return new
 
 
 def _with_ended(old: RunManifest) -> dict[int, str]:

@@ -23,6 +23,13 @@ def complete_pod(incomplete: str) -> list[str]:
     return _beginning(incomplete, lambda: _column("SELECT name FROM pods ORDER BY 1"))
 
 
+def complete_pods(incomplete: str) -> list[str]:
+    """Lists of pods: what is typed already, and each pod that is not in it yet."""
+    before, comma, last = incomplete.rpartition(",")
+    named = before.split(",")
+    return [f"{before}{comma}{pod}" for pod in complete_pod(last) if pod not in named]
+
+
 def complete_profile(incomplete: str) -> list[str]:
     """Hardware profiles."""
     from nsa_core.config.profile import list_profiles
@@ -88,6 +95,20 @@ OnPodOption = Annotated[
         "POD",
         "Pod to ask instead of the run's own, such as one that the run has left",
         complete_pod,
+    ),
+]
+PodsOption = Annotated[
+    str | None,
+    _option("--pods", "A,B", "Pods that train as one run, each named once", complete_pods),
+]
+PortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--port",
+        min=1024,
+        max=65535,
+        metavar="PORT",
+        help="With `--pods`: where the ranks meet on pod 0, which the other pods must reach",
     ),
 ]
 OverrideOption = Annotated[

@@ -57,6 +57,17 @@ def state_row(report: RunReport) -> ScreenLine:
     return ScreenLine("run", value, "yellow" if report.flags else "")
 
 
+def pod_rows(report: RunReport) -> list[ScreenLine]:
+    """What each pod of a run of several does, where one is not as the run is."""
+    pods = [one for one in report.pods if one.state != report.state]
+    if not pods:
+        return [ScreenLine("pods", ", ".join(one.pod for one in report.pods))] * bool(report.pods)
+    return [
+        ScreenLine(f"pod {one.node_rank}", f"{one.pod} is {one.state or 'unknown'}: {one.why}")
+        for one in report.pods
+    ]
+
+
 def figure_rows(report: RunReport, encoding: str) -> list[ScreenLine]:
     """Progress, loss, speed, kernels, gates, memory and phase; what is unknown is left out."""
     figures = report.figures
@@ -240,6 +251,7 @@ def run_rows(report: RunReport, encoding: str, at_risk: str = "") -> list[Screen
     return [
         verdict_row(report.verdict),
         state_row(report),
+        *pod_rows(report),
         ScreenLine("attempt", str(report.manifest.attempt)),
         *figure_rows(report, encoding),
         *([ScreenLine("data", dropped)] if dropped else []),

@@ -11,6 +11,8 @@ from nsa_ops.cli.arguments import (
     OnPodOption,
     OverrideOption,
     PodOption,
+    PodsOption,
+    PortOption,
     ProfileOption,
     RecipeOption,
     RunArgument,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from nsa_core.rundir.heartbeat import Heartbeat
     from nsa_ops.report.prove import ProvenResume
     from nsa_ops.runs.halt import Halted
-    from nsa_ops.runs.launch import Launched
+    from nsa_ops.runs.launch import Launched, LaunchRequest
     from nsa_ops.runs.resume import Resumed
     from nsa_ops.runs.watch import Frame
 
@@ -54,6 +56,8 @@ def launch(
     session: Session,
     profile: ProfileOption = None,
     pod: PodOption = None,
+    pods: PodsOption = None,
+    port: PortOption = None,
     recipe: RecipeOption = None,
     sets: SetOption = None,
     run_id: Annotated[str, typer.Option("--run-id", metavar="ID", help="Name of the run")] = "",
@@ -67,7 +71,7 @@ def launch(
     ] = False,
     trainer: TrainerOption = _TRAINER,
 ) -> None:
-    """Launch a run; returns when the trainer has opened its data and trains."""
+    """Launch a run, on one pod or on several that train together; returns when it trains."""
     from nsa_ops.preflight.guardrails import parse_overrides
     from nsa_ops.runs.launch import LaunchRequest, execute_launch, make_ready, plan_launch
     from nsa_ops.runs.lease import OLD_POD
@@ -75,6 +79,9 @@ def launch(
     choice = choice_of(recipe, profile, sets)
     overrides = parse_overrides(override or (), (OLD_POD,))
     request = LaunchRequest(choice, pod, run_id, resume_from, overrides, sys.argv, trainer)
+    if pods is not None:
+        _launch_fleet(session, request, pods.split(","), port, is_provisioned=provision)
+        return
     if provision:
         session.interrupt_note = "repeat it to continue where it stopped"
         make_ready(session.operator, request, session.agree)
@@ -84,6 +91,33 @@ def launch(
         f"see `nsa-ops status {planned.manifest.run_id}` for whether it started"
     )
     session.show(execute_launch(session.operator, planned), draw_launched)
+
+
+def _launch_fleet(
+    session: Session,
+    request: "LaunchRequest",
+    pods: list[str],
+    port: int | None,
+    *,
+    is_provisioned: bool,
+) -> None:
+    from nsa_ops.fleet.alike import check_pods
+    from nsa_ops.fleet.launch import FleetRequest, execute_fleet, plan_fleet
+    from nsa_ops.runs.launch import make_ready
+
+    if request.pod is not None:
+        message = "`--pod` names one pod, and `--pods` several"
+        raise ConfigurationError(message, hint="Leave out `--pod`")
+    names = check_pods(pods)
+    if is_provisioned:
+        session.interrupt_note = "repeat it to continue where it stopped"
+        for name in names:
+            make_ready(session.operator, replace(request, pod=name), session.agree)
+    planned = plan_fleet(session.operator, FleetRequest(request, names, port))
+    session.agree(planned.plan)
+    run_id = planned.members[0].run.run_id
+    session.interrupt_note = f"see `nsa-ops status {run_id}` for whether it started"
+    session.show(execute_fleet(session.operator, planned), draw_launched)
 
 
 @command(commands, "watch", is_emergency=True)
@@ -218,7 +252,8 @@ def draw_launched(console: "Console", launched: "Launched") -> None:
 
     after = launched.first_beat_after_s
     come = "launched before" if after is None else f"first heartbeat after {after:.0f} s"
-    line(console, f"{launched.run_id} on pod {launched.pod}: {come}")
+    where = f"pods {', '.join(launched.pods)}" if launched.pods else f"pod {launched.pod}"
+    line(console, f"{launched.run_id} on {where}: {come}")
     pairs = [
         ("state", f"{launched.state} ({launched.why})"),
         ("attempt", launched.attempt),

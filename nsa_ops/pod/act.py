@@ -15,13 +15,17 @@ from nsa_core.rundir.manifest import ManifestError, read_manifest
 from nsa_core.rundir.process import is_alive
 from nsa_ops.pod.attempts import next_attempt, prepare_run
 from nsa_ops.pod.ending import foresee_restart
+from nsa_ops.pod.join import join_attempt, set_aside
 from nsa_ops.pod.messages import (
     ACTION,
+    AnyAction,
     HaltAction,
+    JoinAttemptAction,
     NextAttemptAction,
     PrepareRunAction,
     Reply,
     ReplyCode,
+    SetAsideAction,
     SignalAction,
 )
 from nsa_ops.pod.processes import (
@@ -48,15 +52,7 @@ def act(content: bytes) -> Reply:
             message=f"the request cannot be read: {where}: {first['msg']}",
         )  # fmt: skip
     try:
-        match asked:
-            case HaltAction():
-                return halt(asked)
-            case SignalAction():
-                return send_signal(asked)
-            case PrepareRunAction():
-                return prepare_run(asked)
-            case NextAttemptAction():
-                return next_attempt(asked)
+        return _carry_out(asked)
     except ManifestError as error:
         return Reply(
             action=asked.action, code=ReplyCode.NOT_FOUND, outcome="not_found", message=str(error)
@@ -71,6 +67,22 @@ def act(content: bytes) -> Reply:
             action=asked.action, code=ReplyCode.LOCAL_RESOURCE, outcome="refused",
             message=f"{asked.run_dir}: {error.strerror or error}",
         )  # fmt: skip
+
+
+def _carry_out(asked: AnyAction) -> Reply:
+    match asked:
+        case HaltAction():
+            return halt(asked)
+        case SignalAction():
+            return send_signal(asked)
+        case PrepareRunAction():
+            return prepare_run(asked)
+        case NextAttemptAction():
+            return next_attempt(asked)
+        case JoinAttemptAction():
+            return join_attempt(asked)
+        case SetAsideAction():
+            return set_aside(asked)
 
 
 def main() -> int:

@@ -39,25 +39,30 @@ _POLL_S = 0.1
 def prepare_run(asked: PrepareRunAction) -> Reply:
     """Make the run directory by one rename; the same launch again returns what is there."""
     run = RunDir(asked.run_dir)
-    if run.root.exists():
+    if run.root.exists() or not make_run(run, asked.manifest):
         return _compare_with_existing(run, asked)
+    return Reply(
+        action=asked.action, code=ReplyCode.OK, outcome="done", attempt=asked.manifest.attempt,
+        message=f"made {run.root}", manifest=asked.manifest,
+    )  # fmt: skip
+
+
+def make_run(run: RunDir, manifest: RunManifest) -> bool:
+    """Make a run directory by one rename; False if it exists by then."""
     run.root.parent.mkdir(parents=True, exist_ok=True)
     temporary = run.root.with_name(f".{run.root.name}.{secrets.token_hex(4)}")
     temporary.mkdir()
     try:
-        write_manifest(RunDir(temporary), asked.manifest)
-        _record_launch(RunDir(temporary), asked.manifest)
+        write_manifest(RunDir(temporary), manifest)
+        _record_launch(RunDir(temporary), manifest)
         temporary.rename(run.root)
     except OSError:
         shutil.rmtree(temporary)
         if not run.root.exists():
             raise
-        return _compare_with_existing(run, asked)
+        return False
     fsync_dir(run.root.parent)
-    return Reply(
-        action=asked.action, code=ReplyCode.OK, outcome="done", attempt=asked.manifest.attempt,
-        message=f"made {run.root}", manifest=asked.manifest,
-    )  # fmt: skip
+    return True
 
 
 def _record_launch(run: RunDir, manifest: RunManifest) -> None:
@@ -123,16 +128,25 @@ def next_attempt(asked: NextAttemptAction) -> Reply:
             message=f"the next attempt cannot change {', '.join(fixed)}",
         )  # fmt: skip
     read_manifest(run)
-    wait_s = 0.0 if read_exit(run) is None else _LEAVING_S
     try:
-        with hold_lock(run.runner_lock, wait_s=wait_s):
+        with hold_lock(run.runner_lock, wait_s=leaving_s(run)):
             return _begin(run, asked)
     except LockHeldError:
-        return Reply(
-            action=asked.action, code=ReplyCode.CONFLICT, outcome="conflict",
-            message=f"a runner or trainer of {run.run_id} is still alive",
-            hint="Stop it first: `nsa-ops halt`",
-        )  # fmt: skip
+        return refuse_alive(run, asked.action)
+
+
+def leaving_s(run: RunDir) -> float:
+    """How long to wait for the lock of a run: a moment where its trainer has recorded its end."""
+    return 0.0 if read_exit(run) is None else _LEAVING_S
+
+
+def refuse_alive(run: RunDir, action: str) -> Reply:
+    """No attempt begins beside processes of another one."""
+    return Reply(
+        action=action, code=ReplyCode.CONFLICT, outcome="conflict",
+        message=f"a runner or trainer of {run.run_id} is still alive",
+        hint="Stop it first: `nsa-ops halt`",
+    )  # fmt: skip
 
 
 def next_attempt_in_turn(asked: NextAttemptAction, *, wait_s: float) -> Reply:

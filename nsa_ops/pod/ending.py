@@ -160,17 +160,22 @@ def decide_restart(
     steps_done: int,
     without_progress: int,
     budget: int,
+    num_pods: int = 1,
 ) -> RestartDecision:
     """Restart only what was preempted, or what crashed after it had trained.
 
     `stop_asked`: who asked this attempt to stop and why; empty without a request.
     `without_progress`: what `count_without_progress` counts.
     `budget`: most restarts without a new checkpoint.
+    `num_pods`: pods that train together; of several, one alone restarts nothing.
     """
     if ended.code == TrainerExit.FINISHED:
         return RestartDecision(restart=False, why="the run has finished")
     if stop_asked:
         return RestartDecision(restart=False, why=f"it was asked to stop: {stop_asked}")
+    if num_pods > 1:
+        why = f"a watchdog knows one of its {num_pods} pods; `nsa-ops resume` starts all of them"
+        return RestartDecision(restart=False, why=why)
     was_killed = ended.code < 0
     if not was_killed and ended.code not in _RESTARTABLE:
         return RestartDecision(
@@ -222,6 +227,7 @@ def decide_after(run: RunDir, manifest: RunManifest, ended: ExitRecord) -> Resta
             find_events(run, "resumed", RESTARTED), newest_whole(list_checkpoint_facts(run))
         ),
         budget=manifest.config.watchdog.restart_budget,
+        num_pods=manifest.config.runtime.num_pods,
     )
 
 

@@ -83,13 +83,35 @@ class NextAttemptAction(FrozenModel):
     by: str = "operator"
 
 
-Action = Annotated[
-    HaltAction | SignalAction | PrepareRunAction | NextAttemptAction,
-    Field(discriminator="action"),
-]
-ACTION: TypeAdapter[HaltAction | SignalAction | PrepareRunAction | NextAttemptAction] = TypeAdapter(
-    Action
+class JoinAttemptAction(FrozenModel):
+    """Make this pod take part in an attempt of several pods, which pod 0 has begun.
+
+    Attributes:
+        manifest: That of pod 0, with the facts and the place of this pod.
+    """
+
+    action: Literal["join-attempt"] = "join-attempt"
+    run_dir: Path
+    manifest: RunManifest
+
+
+class SetAsideAction(FrozenModel):
+    """Rename a run directory of pod 1, 2 … so that pod 0's can be restored in its place."""
+
+    action: Literal["set-aside"] = "set-aside"
+    run_dir: Path
+
+
+AnyAction = (
+    HaltAction
+    | SignalAction
+    | PrepareRunAction
+    | NextAttemptAction
+    | JoinAttemptAction
+    | SetAsideAction
 )
+Action = Annotated[AnyAction, Field(discriminator="action")]
+ACTION: TypeAdapter[AnyAction] = TypeAdapter(Action)
 
 
 class Reply(TolerantModel):
@@ -242,6 +264,20 @@ class RunNews(TolerantModel):
     events_more: bool = False
 
 
+class PodShare(TolerantModel):
+    """What one pod of a run of several shows of its part.
+
+    Attributes:
+        state: Its own; None where it does not answer, or is at another attempt.
+        why: The evidence for it, or why there is none.
+    """
+
+    pod: str
+    node_rank: int
+    state: State | None = None
+    why: str = ""
+
+
 class RunReport(RunEvidence, RunNews):
     """Everything one probe says about one run: the records of the pod as they are, and a verdict.
 
@@ -253,6 +289,7 @@ class RunReport(RunEvidence, RunNews):
         data: What was dropped of the data, and why, in brief; None before it was opened.
         beginnings: Steps from which attempts continued; empty from an agent of an older version.
         ranks: Every rank of this pod, where the run has several; those of several pods go together.
+        pods: Every pod of a run of several; filled in on the laptop.
     """
 
     run_id: str
@@ -272,6 +309,7 @@ class RunReport(RunEvidence, RunNews):
     data: DataAccount | None = None
     beginnings: list[Beginning] = []
     ranks: tuple[RankEvidence, ...] = ()
+    pods: list[PodShare] = []
 
 
 class RunProblem(TolerantModel):

@@ -124,18 +124,15 @@ class Listener:
         self._awaited = set(asked["callers"])
         self._num_strangers = 0
         self._calls: list[threading.Thread] = []
-        self._free = open_port(0)
+        free = open_port(0)
+        #: Picked by the kernel, as it picks those of collectives.
+        self.free_port = int(free.getsockname()[1])
         self.problem = ""
-        self._ports = [self._free]
+        self._ports = [free]
         try:
             self._ports.append(open_port(int(asked["port"])))
         except OSError as error:
             self.problem = os.strerror(error.errno or 0)
-
-    @property
-    def free_port(self) -> int:
-        """The port that the kernel picked, as it picks those of collectives."""
-        return int(self._free.getsockname()[1])
 
     def serve(self, seconds: float) -> int:
         """Answer until every caller has said goodbye or the time is over; number of strangers."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.agents import probe_run
-from nsa_ops.context import Operator, RunHandle
+from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import ConfigurationError, OpsError, VerificationError
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.remote.snapshot import Snapshot, ship
@@ -82,7 +82,7 @@ def start_attempt(operator: Operator, start: AttemptStart) -> FirstBeat:
         detail |= {"moved_from": taken.left} if taken.left else {}
         with store.intent(start.act, run.run_id, **detail):
             record_takeover(operator, taken, start.overrides)
-            _ship(operator, start)
+            ship_to(operator, run.link, start.snapshot)
             start.begin()
             before = probe_run(run)
             if start.known is not None:
@@ -95,8 +95,8 @@ def start_attempt(operator: Operator, start: AttemptStart) -> FirstBeat:
             return await_first_beat(operator, run, started_s, before.log_bytes)
 
 
-def _ship(operator: Operator, start: AttemptStart) -> None:
-    link, snapshot = start.run.link, start.snapshot
+def ship_to(operator: Operator, link: PodLink, snapshot: Snapshot | None) -> None:
+    """Bring code to a pod that does not have it; None is code that it has."""
     if snapshot is None:
         return
     if ship(snapshot, link.transport, link.record.python, link.code(snapshot.code_id)):
@@ -131,21 +131,42 @@ def await_first_beat(
             shown.
         DeadlineError: If it did not come so far in time; the run is left as it is.
     """
-    rise = _Rise()
-    runner = _Runner(operator.clock.monotonic_s())
+    coming = Arrival(run, operator.clock.monotonic_s())
 
     def is_up(report: RunReport) -> bool:
-        now_s = operator.clock.monotonic_s()
-        if runner.is_gone(run, report, now_s):
-            raise runner_ended(run)
-        rise.look(report.last_beat, now_s)
-        return rise.has_settled(now_s) or _is_training(report) or report.state in ENDED
+        return coming.look(report, operator.clock.monotonic_s()) or report.state in ENDED
 
     report = poll(operator, run, is_up, operator.deadline_s(FIRST_BEAT_S), "the start")
     if report.state in ENDED and report.state != "finished":
-        raise _did_not_come_up(operator, run, report, log_offset)
-    first_s = operator.clock.monotonic_s() if rise.beat_s is None else rise.beat_s
+        raise did_not_come_up(operator, run, report, log_offset)
+    first_s = operator.clock.monotonic_s() if coming.beat_s is None else coming.beat_s
     return FirstBeat(report, first_s - started_s)
+
+
+class Arrival:
+    """Watches one pod of a run until the attempt is up there."""
+
+    def __init__(self, run: RunHandle, now_s: float) -> None:
+        """The runner was just started."""
+        self._run = run
+        self._runner = _Runner(now_s)
+        self._rise = _Rise()
+
+    @property
+    def beat_s(self) -> float | None:
+        """When the first heartbeat was seen, in monotonic seconds."""
+        return self._rise.beat_s
+
+    def look(self, report: RunReport, now_s: float) -> bool:
+        """Whether the attempt is up, by the newest report.
+
+        Raises:
+            VerificationError: If its runner has ended without recording itself.
+        """
+        if self._runner.is_gone(self._run, report, now_s):
+            raise runner_ended(self._run)
+        self._rise.look(report.last_beat, now_s)
+        return self._rise.has_settled(now_s) or _is_training(report)
 
 
 @dataclass
@@ -211,7 +232,7 @@ def _is_training(report: RunReport) -> bool:
     return beat is not None and beat.step > 0 and beat.phase not in _BEFORE_TRAINING
 
 
-def _did_not_come_up(
+def did_not_come_up(
     operator: Operator, run: RunHandle, report: RunReport, log_offset: int
 ) -> OpsError:
     """The trainer's own last word as an error; the end of its log is shown as progress."""

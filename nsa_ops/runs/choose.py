@@ -12,10 +12,8 @@ from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.pods.known import choose_pod, how_to_add
 from nsa_ops.quantities import sentence_case
+from nsa_ops.runs.members import MAX_AT_ONCE, MemberReport, look_at_run, merge
 from nsa_ops.store import PodRecord, RunRecord
-
-#: Pods that are asked at the same time.
-MAX_AT_ONCE = 32
 
 LIVE = frozenset({"planned", "staging", "starting", "running", "halting", "resuming"})
 RESUMABLE = frozenset({"planned", "halted", "preempted", "failed", "lost"})
@@ -23,7 +21,10 @@ RESUMABLE = frozenset({"planned", "halted", "preempted", "failed", "lost"})
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run, the transport to its pod, and what the pod shows of it."""
+    """A run, the transport to its pod, and what the pod shows of it.
+
+    Of a run of several pods the transport is that to pod 0, and the report that of all pods.
+    """
 
     record: RunRecord
     link: PodLink
@@ -89,7 +90,7 @@ def find_run(
     if pod is None:
         record = choose_record(operator, run_id, among=among)
         link = link_of(operator, record)
-        return FoundRun(record, link, probe_run(handle_of(link, record)))
+        return FoundRun(record, link, look_at_run(operator, record, link))
     run_id = run_id if run_id is not None else choose_record(operator, None, among=among).run_id
     known = _known(operator, run_id)
     link = operator.link(choose_pod(operator.store, pod))
@@ -140,8 +141,7 @@ def choose_record(
     if len(runs) == 1:
         return runs[0]
     looked = look_at_pods(operator, runs) if among else []  # a pod that is silent has no reports
-    states = {report.run_id: report.state for pod in looked for report in pod.reports}
-    fitting = [run for run in runs if among and states.get(run.run_id) in among]
+    fitting = [run for run in runs if among and _state_among(run, looked) in among]
     if len(fitting) == 1:
         return fitting[0]
     candidates = fitting or runs
@@ -149,6 +149,29 @@ def choose_record(
     more = ", …" if len(candidates) > 5 else ""
     message = f"Which run? {len(candidates)} fit: {names}{more}"
     raise ConfigurationError(message, hint="Name one; see `nsa-ops run ls`")
+
+
+def _state_among(run: RunRecord, looked: Sequence[PodRuns]) -> str | None:
+    """The state of a run in what its pods show; None where pod 0 does not show it."""
+    report = report_among(run, looked)
+    return report.state if report is not None else None
+
+
+def report_among(run: RunRecord, looked: Sequence[PodRuns]) -> RunReport | None:
+    """What its pods show of a run, merged; None where pod 0 does not show it."""
+    shown = {
+        pod.pod: (next((one for one in pod.reports if one.run_id == run.run_id), None), pod)
+        for pod in looked
+    }
+    first, _ = shown.get(run.pod, (None, None))
+    if first is None or not run.others:
+        return first
+    others = []
+    for rank, one in enumerate(run.others, start=1):
+        report, pod = shown.get(one.pod, (None, None))
+        problem = (pod.problem if pod else "") or "its directory is not on the pod"
+        others.append(MemberReport(one.pod, rank, report, "" if report else problem))
+    return merge(first, run.pod, others)
 
 
 def _require_known(operator: Operator, run_id: str) -> RunRecord:
@@ -172,13 +195,15 @@ def look_at_pods(operator: Operator, runs: Sequence[RunRecord]) -> list[PodRuns]
 
     The pods are asked at once, so the slowest one decides how long it takes.
     """
-    pods = {name: operator.store.find_pod(name) for name in dict.fromkeys(run.pod for run in runs)}
+    names = dict.fromkeys(one.pod for run in runs for one in run.members)
+    pods = {name: operator.store.find_pod(name) for name in names}
 
     def look(name: str) -> PodRuns:
         pod = pods[name]
         if pod is None:
             return PodRuns(name, [], "no longer known")
-        return _look(operator, pod, [run for run in runs if run.pod == name])
+        there = [run for run in runs if name in {one.pod for one in run.members}]
+        return _look(operator, pod, there)
 
     with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
         return list(pool.map(look, pods))

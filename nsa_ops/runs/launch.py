@@ -91,6 +91,7 @@ class Launched:
         is_new: This launch made it; otherwise the same launch was done before.
         first_beat_after_s: Seconds from the start to the first heartbeat; None if it was not new.
         data: What was dropped of its data, and why; None before it was opened.
+        pods: All its pods by node rank, if it has several.
     """
 
     run_id: str
@@ -102,6 +103,7 @@ class Launched:
     why: str
     first_beat_after_s: float | None
     data: DataAccount | None = None
+    pods: tuple[str, ...] = ()
 
 
 def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
@@ -119,23 +121,47 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
     link = operator.link(meant_pod(operator, request.pod))
     known = operator.store.find_run(request.run_id)
     taken = plan_takeover(operator, known, link, request.overrides)
+    snapshot = take_snapshot()
+    ready = ready_pod(operator, request, link, snapshot)
+    manifest = manifest_of(operator, request, ready, snapshot)
+    manifest = with_parent_as_planned(link, manifest)
+    run = RunHandle(link, snapshot.code_id, manifest.run_id)
+    notes = [*taken.notes, *ready.notes]
+    plan = _plan(run, snapshot, manifest, request.trainer_module, notes)
+    return LaunchPlan(run, snapshot, manifest, plan, request.trainer_module)
+
+
+@dataclass(frozen=True)
+class ReadyPod:
+    """A pod on which nothing forbids the run.
+
+    Attributes:
+        resolved: The configuration for its very cards.
+        notes: What to know before the run is launched there.
+    """
+
+    link: PodLink
+    resolved: ResolvedConfig
+    proof: Proof
+    notes: list[str]
+
+
+def ready_pod(
+    operator: Operator, request: LaunchRequest, link: PodLink, snapshot: Snapshot
+) -> ReadyPod:
+    """Refuse what one pod forbids: tools, guardrails, preflight, data; see `plan_launch`."""
     hardware = load_hardware(require_profile(operator, request.choice, link.record.profile))
     facts = read_startable_pod(link, hardware, request.overrides)
     resolved = resolve_for(operator, request.choice, hardware, facts)
     findings = require_guardrails(subject_of(resolved.config, hardware, facts), request.overrides)
-    snapshot = take_snapshot()
     choice = replace(request.choice, profile=resolved.profile)
     proof = find_proof(operator, link, snapshot.code_id, choice, resolved.config, request.overrides)
     require_data(link, resolved.config.data)
-    manifest = _manifest(operator, request, link, resolved, snapshot, proof)
-    manifest = with_parent_as_planned(link, manifest)
-    notes = [*taken.notes, *resolved.notes, *note_another_probed(proof.report, resolved.config)]
+    notes = [*resolved.notes, *note_another_probed(proof.report, resolved.config)]
     staging = estimate_staging(resolved.config)
     notes += [staging.sentence()] if staging.is_long else []
     notes += [f"{found.name}: {found.message}" for found in findings if found.status == "warn"]
-    run = RunHandle(link, snapshot.code_id, manifest.run_id)
-    plan = _plan(run, snapshot, manifest, request.trainer_module, notes)
-    return LaunchPlan(run, snapshot, manifest, plan, request.trainer_module)
+    return ReadyPod(link, resolved, proof, notes)
 
 
 def read_startable_pod(
@@ -172,14 +198,11 @@ def require_data(link: PodLink, data: DataConfig) -> None:
         raise NotFoundError(message, hint="Set `data.path` to a file or folder on the pod")
 
 
-def _manifest(
-    operator: Operator,
-    request: LaunchRequest,
-    link: PodLink,
-    resolved: ResolvedConfig,
-    snapshot: Snapshot,
-    proof: Proof,
+def manifest_of(
+    operator: Operator, request: LaunchRequest, ready: ReadyPod, snapshot: Snapshot
 ) -> RunManifest:
+    """The manifest of the first attempt on a pod."""
+    resolved, proof = ready.resolved, ready.proof
     now_unix_s = operator.clock.unix_s()
     day = datetime.fromtimestamp(now_unix_s, UTC)
     run_id = request.run_id or new_run_id(resolved.config.recipe, day)
@@ -194,7 +217,7 @@ def _manifest(
         code_commit=snapshot.commit,
         dirty_sha256=snapshot.dirty_sha256,
         lock_sha256=snapshot.lock_sha256,
-        pod_id=link.record.pod_id,
+        pod_id=ready.link.record.pod_id,
         pod_facts=proof.pod_facts,
         preflight_sha256=proof.sha256,
         kernels=proof.kernels,
@@ -285,10 +308,11 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
         overrides=overrides,
         may_be_started=True,
     )
-    return _launched(run, start_attempt(operator, start))
+    return launched_of(run, start_attempt(operator, start))
 
 
-def _launched(run: RunHandle, beat: FirstBeat) -> Launched:
+def launched_of(run: RunHandle, beat: FirstBeat) -> Launched:
+    """What a launch came to."""
     report = beat.report
     return Launched(
         run_id=report.run_id,
@@ -300,6 +324,7 @@ def _launched(run: RunHandle, beat: FirstBeat) -> Launched:
         why=report.why,
         first_beat_after_s=beat.after_s,
         data=report.data,
+        pods=tuple(one.pod for one in report.pods),
     )
 
 

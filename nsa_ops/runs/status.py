@@ -12,7 +12,7 @@ from nsa_ops.pod.messages import RunReport
 from nsa_ops.pods.known import choose_pod
 from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.transport import QUICK_S, OversizeError
-from nsa_ops.runs.choose import PodRuns, find_run, look_at_pods
+from nsa_ops.runs.choose import PodRuns, find_run, look_at_pods, report_among
 from nsa_ops.store import Receipt, RunRecord
 
 #: The most of events.jsonl that is brought, 1.3 million events, and in one round trip.
@@ -62,9 +62,9 @@ def _line_among(operator: Operator, run: RunRecord, looked: Sequence[PodRuns]) -
     for pod in looked:
         if pod.pod != run.pod:
             continue
-        for report in pod.reports:
-            if report.run_id == run.run_id:
-                return status_line(operator, run, report)
+        report = report_among(run, looked)
+        if report is not None:
+            return status_line(operator, run, report)
         return RunStatusLine(run, None, pod.problem or "its directory is not on the pod")
     return RunStatusLine(run, None, "its pod is not known")
 

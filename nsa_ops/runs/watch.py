@@ -12,7 +12,8 @@ from nsa_ops.context import Operator
 from nsa_ops.errors import DeadlineError, NotFoundError, PodUnreachableError
 from nsa_ops.pod.messages import Offsets, RunReport
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.choose import LIVE, FoundRun, choose_record, find_run, handle_of, link_of
+from nsa_ops.runs.choose import LIVE, FoundRun, choose_record, find_run, link_of
+from nsa_ops.runs.members import look_at_run
 from nsa_ops.runs.status import at_risk_of
 from nsa_ops.runs.wait import ENDED
 
@@ -58,13 +59,13 @@ def watch(
         PodUnreachableError, DeadlineError: If the very first look fails.
     """
     record = choose_record(operator, run_id, among=LIVE)
-    run = handle_of(link_of(operator, record), record)
+    link = link_of(operator, record)
     offsets = Offsets(heartbeats=0, events=0) if from_start else Offsets()
     progress: deque[Heartbeat] = deque(maxlen=_HISTORY)
     is_first = True
     while True:
         try:
-            report = probe_run(run, offsets)
+            report = look_at_run(operator, record, link, offsets)
         except (PodUnreachableError, DeadlineError) as error:
             if is_first:
                 raise
@@ -126,7 +127,7 @@ def read_log(
         else:
             operator.clock.sleep(LOG_INTERVAL_S)
             # Asked before the next read: what was written up to the end is then read whole.
-            has_ended = _has_ended(found)
+            has_ended = probe_run(found.run).state in ENDED
 
 
 def _read(found: FoundRun, name: str, position: int) -> bytes:
@@ -136,7 +137,3 @@ def _read(found: FoundRun, name: str, position: int) -> bytes:
         return found.link.transport.tail(path, position, max_bytes=CHUNK_BYTES, timeout_s=QUICK_S)
     except NotFoundError:
         return b""
-
-
-def _has_ended(found: FoundRun) -> bool:
-    return probe_run(found.run).state in ENDED

@@ -9,13 +9,14 @@ from pathlib import Path
 
 _JOURNAL = "-wal"
 UPDATE = "Update nsa-ops on this machine"
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 #: Columns that an older version did not have: table, name, type and default.
 _ADDED = (
     ("pods", "address", "TEXT NOT NULL DEFAULT ''"),  # schema 1 knew only pods of this machine
     ("runs", "pod_id", "TEXT NOT NULL DEFAULT ''"),
     ("runs", "attempt", "INTEGER NOT NULL DEFAULT 0"),
     ("runs", "attempt_id", "TEXT NOT NULL DEFAULT ''"),
+    ("runs", "other_pods", "TEXT NOT NULL DEFAULT ''"),  # schema 2 knew runs of one pod only
 )
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pods (
@@ -26,7 +27,7 @@ CREATE TABLE IF NOT EXISTS runs (
   run_id TEXT PRIMARY KEY, pod TEXT NOT NULL, recipe TEXT NOT NULL, profile TEXT NOT NULL,
   code_id TEXT NOT NULL, config_sha256 TEXT NOT NULL, launched_unix_s REAL NOT NULL,
   pod_id TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0,
-  attempt_id TEXT NOT NULL DEFAULT '');
+  attempt_id TEXT NOT NULL DEFAULT '', other_pods TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS reports (
   sha256 TEXT PRIMARY KEY, pod_id TEXT NOT NULL, code_id TEXT NOT NULL, profile TEXT NOT NULL,
   at REAL NOT NULL, content TEXT NOT NULL);

@@ -1,7 +1,8 @@
 """What the registry of a laptop remembers: pods, runs, receipts and intents."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -29,15 +30,24 @@ class PodRecord:
 
 
 @dataclass(frozen=True)
+class MemberPod:
+    """One pod of a run: its name, and the identity that it had when the attempt began."""
+
+    pod: str
+    pod_id: str
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """A run that was launched from this laptop; its state is on the pod and never here.
 
     Attributes:
-        pod: Name of the pod that has it.
+        pod: Name of the pod that has it; of several pods, of pod 0, which has its checkpoints.
         code_id: Version of the code that it runs.
         pod_id: Identity of that pod; empty in a record of an older version.
         attempt: Last attempt that was started from here; 0 in a record of an older version.
         attempt_id: Identity of that attempt; empty where it has none.
+        other_pods: Pods 1, 2 … of a run of several, with their identities, as JSON; empty for one.
     """
 
     run_id: str
@@ -50,6 +60,23 @@ class RunRecord:
     pod_id: str = ""
     attempt: int = 0
     attempt_id: str = ""
+    other_pods: str = ""
+
+    @property
+    def others(self) -> tuple[MemberPod, ...]:
+        """Pods 1, 2 … of a run of several; none for a run of one."""
+        pairs = json.loads(self.other_pods) if self.other_pods else []
+        return tuple(MemberPod(str(pod), str(pod_id)) for pod, pod_id in pairs)
+
+    @property
+    def members(self) -> tuple[MemberPod, ...]:
+        """All its pods, by node rank."""
+        return (MemberPod(self.pod, self.pod_id), *self.others)
+
+    def with_others(self, others: Sequence[MemberPod]) -> "RunRecord":
+        """The same run with these pods beside pod 0."""
+        pairs = [[one.pod, one.pod_id] for one in others]
+        return replace(self, other_pods=json.dumps(pairs) if pairs else "")
 
 
 @dataclass(frozen=True)

@@ -243,11 +243,9 @@ class Store:
         self._insert("runs", run, replace=True)
 
     def runs(self, pod: str | None = None) -> list[RunRecord]:
-        """Runs, newest first; of one pod if named."""
-        order = "ORDER BY launched_unix_s DESC, run_id DESC"
-        if pod is None:
-            return self._select(RunRecord, "runs", order)
-        return self._select(RunRecord, "runs", f"WHERE pod = ? {order}", (pod,))
+        """Runs, newest first; if a pod is named, those that it takes part in."""
+        found = self._select(RunRecord, "runs", "ORDER BY launched_unix_s DESC, run_id DESC")
+        return [run for run in found if pod is None or pod in {one.pod for one in run.members}]
 
     def find_run(self, run_id: str) -> RunRecord | None:
         """A run by id."""

@@ -9,7 +9,13 @@ import pytest
 import typer.main
 
 from nsa_ops.cli.app import app
-from nsa_ops.cli.arguments import complete_pod, complete_profile, complete_recipe, complete_run
+from nsa_ops.cli.arguments import (
+    complete_pod,
+    complete_pods,
+    complete_profile,
+    complete_recipe,
+    complete_run,
+)
 from nsa_ops.store import REGISTRY_NAME, Store
 from tests.ops.cli_case import CommandLine
 from tests.ops.operators import POD
@@ -53,12 +59,13 @@ def test_every_name_of_the_command_tree_completes() -> None:
 def test_names_are_those_that_begin_so() -> None:
     assert complete_run("") == ["r2", "r1"]
     assert (complete_run("r1"), complete_run("x"), complete_pod("a")) == (["r1"], [], ["a100-1"])
+    assert (complete_pods("b,a"), complete_pods("a100-1,")) == (["b,a100-1"], [])
     assert "a100" in complete_profile("a")
     assert complete_recipe("tiny") == ["tiny-cpu"]
 
 
 def test_without_a_registry_nothing_is_made_and_nothing_is_said(own_settings: Path) -> None:
-    assert complete_run("") == complete_pod("") == []
+    assert complete_run("") == complete_pod("") == complete_pods("a,") == []
     assert not (own_settings / "state").exists()
 
 

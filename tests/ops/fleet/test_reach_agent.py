@@ -84,7 +84,7 @@ def test_a_listener_ends_by_itself() -> None:
     listener = Listener({"token": TOKEN, "me": 0, "port": 0, "timeout_s": 1.0, "callers": [1]})
     assert listener.serve(0.05) == 0
     with pytest.raises(OSError, match="Connection refused"):
-        socket.create_connection(("127.0.0.1", listener.free_port or 1))
+        socket.create_connection(("127.0.0.1", listener.free_port))
 
 
 def test_addresses_are_read_with_their_interfaces() -> None:

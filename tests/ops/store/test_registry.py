@@ -10,7 +10,7 @@ import pytest
 
 from nsa_core.rundir.report import CheckResult, Report
 from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
-from nsa_ops.store import Receipt, RunRecord, Store
+from nsa_ops.store import MemberPod, Receipt, RunRecord, Store
 from nsa_ops.store.registry import registry_advice
 from tests.ops.operators import POD
 
@@ -207,6 +207,30 @@ def test_a_registry_of_schema_1_gets_addresses_and_keeps_its_pods(tmp_path: Path
     assert (pod.name, pod.address) == ("here", "")
     store.replace_pod(replace(pod, address="u@h:22"))
     assert Store(path).pods()[0].address == "u@h:22"
+
+
+def test_a_registry_of_schema_2_keeps_its_runs_and_takes_those_of_several_pods(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "registry.sqlite"
+    with sqlite3.connect(path) as old:
+        old.execute(
+            "CREATE TABLE runs (run_id TEXT PRIMARY KEY, pod TEXT NOT NULL, recipe TEXT NOT NULL, "
+            "profile TEXT NOT NULL, code_id TEXT NOT NULL, config_sha256 TEXT NOT NULL, "
+            "launched_unix_s REAL NOT NULL, pod_id TEXT NOT NULL DEFAULT '', "
+            "attempt INTEGER NOT NULL DEFAULT 0, attempt_id TEXT NOT NULL DEFAULT '')"
+        )
+        old.execute("INSERT INTO runs VALUES ('r1', 'a', 'r', 'c', 'x', 'y', 1.0, 'id-a', 2, '')")
+        old.execute("PRAGMA user_version=2")
+    old.close()
+    store = Store(path)
+    (run,) = store.runs("a")
+    assert run.members == (MemberPod("a", "id-a"),)
+    store.save_run(run.with_others([MemberPod("b", "id-b"), MemberPod("c", "id-c")]))
+    (again,) = Store(path).runs("c")
+    assert [one.pod for one in again.members] == ["a", "b", "c"]
+    assert again.with_others([]) == run
+    assert store.runs("d") == []
 
 
 def test_the_hint_for_a_registry_that_takes_no_write_is_for_what_sqlite_said(

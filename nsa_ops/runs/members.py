@@ -1,0 +1,169 @@
+"""The pods of a run of several: what each shows of its part, and what that means for the run."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from nsa_core.rundir.status import State
+from nsa_ops.agents import probe_run
+from nsa_ops.context import Operator, PodLink, RunHandle
+from nsa_ops.errors import OpsError
+from nsa_ops.pod.messages import Offsets, PodShare, RunReport
+from nsa_ops.pod.rules.verdict import SEVERITY, Verdict
+from nsa_ops.runs.wait import ENDED
+from nsa_ops.store import RunRecord
+
+#: Pods that are asked at the same time.
+MAX_AT_ONCE = 32
+#: How the end of a pod begins whose ranks only lost those of another pod.
+FOLLOWED = "the ranks of this pod lost one of another pod"
+#: The worst end first: that of a run is the worst of its pods.
+_WORST: tuple[State, ...] = ("failed", "lost", "preempted", "halted", "finished")
+
+
+@dataclass(frozen=True)
+class MemberReport:
+    """What one pod of a run shows of it.
+
+    Attributes:
+        report: None if it could not be asked, or does not have the run.
+        problem: Why there is no report.
+    """
+
+    pod: str
+    node_rank: int
+    report: RunReport | None
+    problem: str = ""
+
+    @property
+    def state(self) -> State | None:
+        """Its own state; None if unknown."""
+        return self.report.state if self.report is not None else None
+
+
+def look_at_run(
+    operator: Operator, record: RunRecord, link: PodLink, offsets: Offsets | None = None
+) -> RunReport:
+    """What the pod of a run shows, and for a run of several pods what all of them make of it.
+
+    Raises:
+        OpsError: If pod 0 cannot be asked; what the others show is told.
+    """
+    run = RunHandle(link, record.code_id, record.run_id)
+    if not record.others:
+        return probe_run(run, offsets)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(probe_run, run, offsets)
+        others = ask_others(operator, record)
+    try:
+        first = asked.result()
+    except OpsError:
+        for one in others:
+            state = one.report.state if one.report else f"unknown ({one.problem})"
+            operator.tell(f"pod {one.pod}, pod {one.node_rank} of `{record.run_id}`: {state}")
+        raise
+    return merge(first, record.pod, others)
+
+
+def ask_others(operator: Operator, record: RunRecord) -> list[MemberReport]:
+    """What pods 1, 2 … of a run show, all asked at once; a pod that fails says so."""
+    links = []
+    for one in record.others:
+        pod = operator.store.find_pod(one.pod)
+        is_same = pod is not None and one.pod_id in {"", pod.pod_id}
+        links.append(operator.link(pod) if pod is not None and is_same else None)
+
+    def ask(number: int) -> MemberReport:
+        link, pod = links[number], record.others[number].pod
+        if link is None:
+            problem = "no longer known, or another machine by now"
+            return MemberReport(pod, number + 1, None, problem)
+        try:
+            report = probe_run(RunHandle(link, record.code_id, record.run_id))
+        except OpsError as error:
+            return MemberReport(pod, number + 1, None, error.message)
+        return MemberReport(pod, number + 1, report)
+
+    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
+        return list(pool.map(ask, range(len(links))))
+
+
+def merge(first: RunReport, pod: str, others: Sequence[MemberReport]) -> RunReport:
+    """The report of pod 0 with the state of the whole run, and what its other pods add; pure."""
+    members = [MemberReport(pod, 0, first), *(_of_attempt(one, first) for one in others)]
+    state, why = derive_state(members)
+    flags = [f"pod `{one.pod}` says nothing: {one.problem}" for one in members if not one.report]
+    for one in members[1:]:
+        flags += [f"pod `{one.pod}`: {flag}" for flag in (one.report.flags if one.report else ())]
+    values = {
+        "state": state,
+        "why": why,
+        "flags": [*first.flags, *flags],
+        "verdict": worst_verdict(members),
+        "pods": [_share(one) for one in members],
+    }
+    return first.model_copy(update=values)
+
+
+def _of_attempt(one: MemberReport, first: RunReport) -> MemberReport:
+    """A pod that is at another attempt says nothing about this one."""
+    if one.report is None or one.report.manifest.attempt == first.manifest.attempt:
+        return one
+    attempts = f"attempt {one.report.manifest.attempt}, and pod 0 at {first.manifest.attempt}"
+    return MemberReport(one.pod, one.node_rank, None, f"it is at {attempts}")
+
+
+def _share(one: MemberReport) -> PodShare:
+    why = one.report.why if one.report is not None else one.problem
+    return PodShare(pod=one.pod, node_rank=one.node_rank, state=one.state, why=why)
+
+
+def derive_state(members: Sequence[MemberReport]) -> tuple[State, str]:
+    """The state of a run of several pods, and the sentence that proves it; pure.
+
+    It runs as long as pod 0 does and no other pod has ended. A pod that does not answer counts for
+    nothing: the ranks of pod 0 cannot go on without its own.
+    """
+    known = [one for one in members if one.report is not None]
+    ended = [one for one in known if one.state in ENDED]
+    living = [one for one in known if one.state not in ENDED and one.state != "planned"]
+    if ended and living:
+        culprit = choose_culprit(ended)
+        rest = ", ".join(f"`{one.pod}` ({one.state})" for one in living)
+        return "halting", f"{_describe(culprit)}; the others end: {rest}"
+    if ended:
+        culprit = choose_culprit(ended)
+        state = min((one.state for one in ended if one.state), key=_WORST.index)
+        if culprit.report is not None and culprit.node_rank == 0:
+            return state, culprit.report.why
+        return state, _describe(culprit)
+    unstarted = [one for one in known if one.state == "planned"]
+    if living and unstarted:
+        names = ", ".join(f"`{one.pod}`" for one in unstarted)
+        return "starting", f"no process was started on pod {names}; {_describe(living[0])}"
+    first = known[0]
+    return first.state or "planned", first.report.why if first.report else ""
+
+
+def choose_culprit(ended: Sequence[MemberReport]) -> MemberReport:
+    """The pod whose end explains that of the others: the worst one that did not only follow."""
+
+    def rank(one: MemberReport) -> tuple[bool, int]:
+        exit_record = one.report.exit if one.report else None
+        follows = exit_record is not None and FOLLOWED in exit_record.reason
+        return follows, _WORST.index(one.state) if one.state in _WORST else len(_WORST)
+
+    return min(ended, key=rank)
+
+
+def _describe(one: MemberReport) -> str:
+    return f"pod `{one.pod}` is {one.state}: {one.report.why if one.report else one.problem}"
+
+
+def worst_verdict(members: Sequence[MemberReport]) -> Verdict:
+    """The worst verdict of all watchdogs' rules; that of pod 0 if none is worse."""
+    known = [(one, one.report.verdict) for one in members if one.report is not None]
+    worst, verdict = max(known, key=lambda pair: (SEVERITY[pair[1].level], -pair[0].node_rank))
+    if worst.node_rank == 0:
+        return verdict
+    return verdict.model_copy(update={"sentence": f"pod `{worst.pod}`: {verdict.sentence}"})
