@@ -234,7 +234,7 @@ def _nobody_reached(pods: Sequence[PodCalls], port: int) -> RefusedError:
     first = pods[0]
     if first.listen_problem:
         message = f"Port {port} of pod `{first.pod}` cannot be opened: {first.listen_problem}"
-        return RefusedError(message, hint="Name another one: `nsa-ops launch --port PORT`")
+        return RefusedError(message, hint="Name another one with `--port`")
     one, calls = next(
         (one, calls)
         for one, calls in ((one, _calls_of(one, 0)) for one in pods[1:])

@@ -1,6 +1,6 @@
 """The pods of a run of several: what each shows of its part, and what that means for the run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ from nsa_ops.agents import probe_run
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import OpsError
 from nsa_ops.pod.messages import Offsets, PodShare, RunReport
+from nsa_ops.pod.rank_evidence import RankEvidence
 from nsa_ops.pod.rules.verdict import SEVERITY, Verdict
 from nsa_ops.runs.wait import ENDED
 from nsa_ops.store import RunRecord
@@ -101,8 +102,16 @@ def merge(first: RunReport, pod: str, others: Sequence[MemberReport]) -> RunRepo
         "flags": [*first.flags, *flags],
         "verdict": worst_verdict(members),
         "pods": [_share(one) for one in members],
+        "ranks": tuple(_ranks(members)),
     }
     return first.model_copy(update=values)
+
+
+def _ranks(members: Sequence[MemberReport]) -> Iterator[RankEvidence]:
+    """The ranks of all pods, each with the pod that it runs on."""
+    for one in members:
+        for rank in one.report.ranks if one.report is not None else ():
+            yield rank.model_copy(update={"pod": one.pod})
 
 
 def _of_attempt(one: MemberReport, first: RunReport) -> MemberReport:

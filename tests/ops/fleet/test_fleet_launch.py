@@ -114,7 +114,7 @@ def test_a_run_that_is_on_other_pods_is_continued_by_resume(
     desk.store.save_run(replace(RUN, pod="a").with_others([MemberPod("b", "id-b")]))
     with pytest.raises(StateConflictError, match="is on pod `a`, `b`") as caught:
         plan(desk, pods, request("a,c"))
-    assert "nsa-ops resume r1 --pods a,c" in caught.value.hint
+    assert "nsa-ops status r1" in caught.value.hint
 
 
 def running(look: int) -> RunReport:

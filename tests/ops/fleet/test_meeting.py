@@ -112,7 +112,7 @@ def test_a_port_that_is_taken_on_every_pod_is_named() -> None:
     ]
     with pytest.raises(RefusedError, match="Port 29500 of pod `a` cannot be opened") as caught:
         choose_meeting(taken, PORT)
-    assert "--port PORT" in caught.value.hint
+    assert "`--port`" in caught.value.hint
 
 
 def test_loopback_counts_only_where_all_pods_are_one_machine() -> None:
