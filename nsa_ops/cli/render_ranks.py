@@ -85,12 +85,16 @@ def _range(values: Sequence[tuple[int | None, int]]) -> str:
 
 
 def _card_rows(ranks: Sequence[RankEvidence]) -> list[ScreenLine]:
-    """Temperatures and throttled clocks, where cards tell them."""
-    known = sorted((rank.temp_c, rank.rank) for rank in ranks if rank.temp_c is not None)
+    """Use, temperatures and throttled clocks, where cards tell them."""
     parts = []
+    busy = [rank.gpu_util for rank in ranks if rank.gpu_util is not None]
+    if busy:
+        least, most = f"{min(busy):.0f}", f"{max(busy):.0f}"
+        parts.append(f"busy {most} %" if least == most else f"busy {least} to {most} %")
+    known = sorted((rank.temp_c, rank.rank) for rank in ranks if rank.temp_c is not None)
     if known:
-        (least, _), (most, hottest) = known[0], known[-1]
-        parts.append(f"{least:.0f} to {most:.0f} degrees C (hottest is rank {hottest})")
+        (coolest_c, _), (hottest_c, hottest) = known[0], known[-1]
+        parts.append(f"{coolest_c:.0f} to {hottest_c:.0f} degrees C (hottest is rank {hottest})")
     throttled = [rank for rank in ranks if rank.is_throttled]
     if throttled:
         reasons = ", ".join(dict.fromkeys(str(rank.throttle) for rank in throttled))

@@ -10,6 +10,7 @@ from rich.console import Console
 from nsa_ops.backup.receipts import at_most_lost
 from nsa_ops.cli.render_run import draw_frame, draw_health, draw_status
 from nsa_ops.pod.messages import CheckpointFact, PhaseUse, RunFigures
+from nsa_ops.pod.rank_evidence import RankEvidence
 from nsa_ops.pod.rules.verdict import Finding, conclude
 from nsa_ops.runs.status import RunStatusLine
 from nsa_ops.runs.watch import Frame
@@ -22,8 +23,17 @@ _LINES = re.compile(r"\blines? ((?:`[a-z ]+`(?:, and |, | and )?)+)")
 _SCREENS = ("watch", "status", "health")
 
 
-def draw(command: str) -> str:
-    """The screen of a run of which everything is known."""
+RANKS = tuple(
+    RankEvidence(
+        rank=number, msg="beat", phase="train" if number else "data_wait", step=30, still_s=90.0,
+        beat_age_s=90.0 if number == 1 else 3.0, work_s=0.4, gpu_mem_peak=20_480, gpu_util=97.4,
+    )
+    for number in range(3)
+)  # fmt: skip
+
+
+def draw(command: str, ranks: tuple[RankEvidence, ...] = ()) -> str:
+    """The screen of a run of which everything is known; one silent rank, and one awaited."""
     record = beat(
         30, loss=2.5, lr=3e-4, grad_norm=1.5, tokens_per_s=900.0, step_s=0.5, fetch_p50_ms=1.0,
         fetch_p95_ms=120.0, gpu_mem_peak=20_480, gpu_util=97.4, host_rss_mib=512,
@@ -42,7 +52,7 @@ def draw(command: str) -> str:
     saved = [CheckpointFact(name="step_000020", step=20, size_bytes=1, whole=True)]
     seen = report(
         verdict=conclude(found), figures=figures, last_beat=record, flags=["unwatched"],
-        checkpoints=saved,
+        checkpoints=saved, ranks=ranks,
     )  # fmt: skip
     at_risk = at_most_lost(last_step=30, saved=None)
     console = Console(width=300)
@@ -87,12 +97,13 @@ def test_what_a_runbook_looks_at_is_on_that_screen(
 ) -> None:
     named = named_lines(prose)
     assert named, f"{page}, {heading}: it runs `{command}` and names no line of it"
-    assert named <= labels(draw(command)), (page, heading)
+    assert named <= labels(draw(command)) | labels(draw(command, RANKS)), (page, heading)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_no_runbook_names_a_line_that_no_screen_has(page: Path) -> None:
-    known = {label for command in _SCREENS for label in labels(draw(command))}
+    screens = [draw(command, ranks) for command in _SCREENS for ranks in ((), RANKS)]
+    known = {label for screen in screens for label in labels(screen)}
     assert named_lines(FENCE.sub("", page.read_text())) <= known
 
 
@@ -116,3 +127,10 @@ def test_a_screen_has_the_verdict_first_and_every_figure_with_its_unit(command: 
         assert text in screen, text
     assert ("warn data_slow" in screen) == (command == "health")
     assert ("and 1 more finding: `nsa-ops health`" in screen) == (command != "health")
+
+
+@pytest.mark.parametrize("command", _SCREENS)
+def test_a_screen_of_several_ranks_has_their_lines_besides_those_of_one(command: str) -> None:
+    alone, several = labels(draw(command)), labels(draw(command, RANKS))
+    assert several - alone == {"ranks", "silent", "waiting"}
+    assert alone <= several

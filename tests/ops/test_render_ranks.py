@@ -23,7 +23,7 @@ def ranks(count: int, **changes) -> tuple[RankEvidence, ...]:
         values = {
             "rank": number, "msg": "beat", "phase": "train", "step": 120, "beat_age_s": 3.0,
             "still_s": 1.0, "work_s": 0.8 + number / 1000, "gpu_mem_peak": 30_000 + number,
-            "host_rss_mib": 3000, "temp_c": 60.0 + number,
+            "host_rss_mib": 3000, "temp_c": 60.0 + number, "gpu_util": 90.0 + number,
         }  # fmt: skip
         found.append(RankEvidence.model_validate(values | changes.get(f"r{number}", {})))
     return tuple(found)
@@ -65,7 +65,7 @@ def test_all_screens_show_the_spread_the_memory_of_each_rank_and_the_slowest() -
             " (1.50 times the others)" in screen
         )
         assert "memory       peak 30,000 to 30,003 MiB (most on rank 3), host 3,000 MiB" in screen
-        assert "card         60 to 63 degrees C (hottest is rank 3)" in screen
+        assert "card         busy 90 to 93 %, 60 to 63 degrees C (hottest is rank 3)" in screen
         line = "2     train            120     3 s    1.2 s    30,002     3,000    62  slowest"
         assert line in screen
         assert "peak 20,480 MiB" not in screen  # that of rank 0 alone
@@ -138,7 +138,8 @@ def test_ranks_of_several_pods_are_shown_in_one_table_with_their_pods() -> None:
 def test_throttled_cards_are_named_with_their_reason() -> None:
     hot = ranks(4, r1={"temp_c": 91.0, "throttle": "sw_thermal_slowdown"}, r2={"throttle": "none"})
     assert rows(hot)["card"] == (
-        "60 to 91 degrees C (hottest is rank 1), throttled: rank 1 (sw_thermal_slowdown)"
+        "busy 90 to 93 %, 60 to 91 degrees C (hottest is rank 1), "
+        "throttled: rank 1 (sw_thermal_slowdown)"
     )
 
 

@@ -7,33 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from nsa_core.config.run import RunConfig
 from nsa_core.rundir.atomic import append_line
 from nsa_core.rundir.layout import RunDir
-from nsa_core.rundir.manifest import Node, RunManifest, write_manifest
+from nsa_core.rundir.manifest import write_manifest
 from nsa_core.rundir.process import identify
 from nsa_ops.pod.probe import probe
 from nsa_ops.pod.processes import RunProcesses, write_processes
 from nsa_ops.pod.rank_files import RankFiles
 from nsa_ops.pod.rules.rulebook import judge
 from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, tracker_of
+from tests.ops.pod.conftest import begin_ranks
+from tests.ops.pod.health import LIMITS
 
 MIB = 2**20
-
-
-def begin(run: RunDir, num_ranks: int, *, pods: int = 1, node: int = 0) -> RunManifest:
-    config = RunConfig.model_validate(
-        {
-            "batch": {"accumulation": num_ranks * pods},
-            "runtime": {"device": "cpu", "cpu_ranks": num_ranks, "num_pods": pods},
-        }
-    )
-    manifest = RunManifest(
-        run_id=run.run_id, config=config, config_sha256="0" * 64, created_unix_s=1.0,
-        node=Node(rank=node, address="10.0.0.1", port=29_500) if pods > 1 else Node(),
-    )  # fmt: skip
-    write_manifest(run, manifest)
-    return manifest
 
 
 def line_of(rank: int, step: int, **fields) -> str:
@@ -55,7 +41,7 @@ def look(run: RunDir):
 
 
 def test_a_probe_shows_every_rank_of_its_pod(run: RunDir) -> None:
-    begin(run, 4)
+    begin_ranks(run, 4)
     for rank in range(4):
         write(run, rank, 1, 2, 3)
     report = look(run)
@@ -73,7 +59,7 @@ def test_a_run_with_one_rank_has_no_ranks_and_reads_no_other_file(run: RunDir) -
 
 
 def test_the_second_pod_of_a_run_has_its_own_ranks_and_no_file_of_the_first(run: RunDir) -> None:
-    begin(run, 2, pods=2, node=1)
+    begin_ranks(run, 2, pods=2, node=1)
     write(run, 2, 5, msg="beat")
     write(run, 3, 4, msg="beat")
     os.mkfifo(run.heartbeat(0))
@@ -135,7 +121,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("make", HOSTILE)
 def test_a_hostile_file_of_a_rank_changes_nothing_but_a_flag(run: RunDir, make) -> None:
-    begin(run, 2)
+    begin_ranks(run, 2)
     write(run, 0, 1, 2, 3)
     process = RunProcesses(
         run_id="run-1", attempt=1, runner=identify(os.getpid()), trainer=identify(os.getpid()),
@@ -160,20 +146,20 @@ def test_a_hostile_file_of_a_rank_changes_nothing_but_a_flag(run: RunDir, make) 
             seen, before = seen.record, before.record
         assert seen == before, name
     old = ProcessEvidence(trainer_alive=True, age_s=9000.0)
-    manifest = begin(run, 2)
+    manifest = begin_ranks(run, 2)
     tracker = tracker_of(manifest, None)
     tracker.feed([good.last_beat])
     for lines in RankFiles(run, manifest).read():
         tracker.feed_rank(lines.rank, lines.beats, lines.problem)
     evidence = tracker.evidence(time.time(), old, MachineEvidence())
     assert [one.problem != "" for one in evidence.ranks] == [False, True]
-    assert judge(evidence, manifest.config.watchdog).level == "healthy"
+    assert judge(evidence, LIMITS).level == "healthy"
 
 
 def test_following_loses_and_repeats_nothing_and_keeps_a_problem_until_a_line_is_good(
     run: RunDir,
 ) -> None:
-    files = RankFiles(run, begin(run, 2))
+    files = RankFiles(run, begin_ranks(run, 2))
 
     def steps() -> tuple[list[int], bool]:
         (lines,) = files.read()
@@ -191,7 +177,7 @@ def test_following_loses_and_repeats_nothing_and_keeps_a_problem_until_a_line_is
 
 
 def test_the_past_of_many_ranks_together_is_bounded(run: RunDir) -> None:
-    manifest = begin(run, 64)
+    manifest = begin_ranks(run, 64)
     line = line_of(0, 1) + " " * 700
     for rank in range(64):
         text = line.replace('"rank": 0', f'"rank": {rank}') + "\n"
@@ -206,7 +192,7 @@ def test_the_past_of_many_ranks_together_is_bounded(run: RunDir) -> None:
 
 
 def test_a_beat_of_an_earlier_attempt_is_no_sign_of_life(run: RunDir) -> None:
-    manifest = begin(run, 2).model_copy(update={"attempt": 2})
+    manifest = begin_ranks(run, 2).model_copy(update={"attempt": 2})
     write_manifest(run, manifest)
     write(run, 0, 1, attempt=2)
     write(run, 1, 1, attempt=1)

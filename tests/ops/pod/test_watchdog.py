@@ -16,10 +16,11 @@ from nsa_ops.pod.ending import read_stop
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.messages import WatchdogRecord
 from nsa_ops.pod.probe import probe
+from nsa_ops.pod.processes import RunProcesses, write_processes
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.pod.runner import MAX_STARTS, WatchdogKeeper, start_watchdog
 from nsa_ops.pod.watchdog import Watchdog
-from tests.ops.pod.conftest import begin
+from tests.ops.pod.conftest import begin, begin_ranks
 from tests.ops.pod.health import beat
 
 DEAD = ProcessIdentity(pid=2**22 - 1, start_ticks=1, boot_id="another boot")
@@ -109,3 +110,35 @@ def test_the_rate_of_a_run_survives_its_watchdog_and_a_resume(run: RunDir) -> No
     first._look()
     second = Watchdog(run)
     assert (first._tracker.best_rate, second._tracker.best_rate) == (1000.0, 1000.0)
+
+
+def watched_ranks(run: RunDir, **second) -> list[tuple[str, str]]:
+    """What the watchdog of a run with two ranks notes at its first looks; `second` is of rank 1."""
+    begin_ranks(run, 2)
+    me = identify(os.getpid())
+    write_processes(
+        run, RunProcesses(run_id="run-1", attempt=1, runner=me, trainer=me, started_unix_s=1.0)
+    )
+    watchdog = Watchdog(run)
+    for step in range(1, 9):  # after its start: it follows both files
+        for rank, fields in ((0, {}), (1, {"loss": None, **second})):
+            given = {"run_id": "run-1", "rank": rank, "work_s": 0.5, **fields}
+            line = beat(step, **given)
+            append_line(run.heartbeat(rank), line.model_dump_json())
+        watchdog._look()
+    return [(event.kind, event.message) for event in read_events(run)]
+
+
+def test_the_watchdog_follows_every_rank_and_notes_a_straggler_once(run: RunDir) -> None:
+    assert watched_ranks(run) == []
+    run.heartbeat(1).unlink()
+    run.heartbeat().unlink()
+    ((kind, message),) = watched_ranks(run, work_s=1.0)
+    assert kind == "warning"
+    assert message.startswith("Rank 1 works 2.00 times as long on a step as the median of the")
+
+
+def test_a_file_that_is_no_ranks_own_is_noted_once_and_not_judged(run: RunDir) -> None:
+    ((kind, message),) = watched_ranks(run, rank=0, work_s=9.0)
+    assert kind == "unreadable"
+    assert "heartbeat_rank1.jsonl has 1 line that cannot be used as heartbeats of rank 1" in message
