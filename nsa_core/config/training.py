@@ -230,7 +230,7 @@ class WatchdogLimits(FrozenModel):
     expected_tokens_per_s: float = Field(0.0, ge=0)
     #: Share of it below which the run's own median is too slow.
     expected_fraction: float = Field(0.8, gt=0, le=1)
-    #: A rank that works so many times as long as the median of the others is a straggler.
+    #: A rank that takes so many times as long as the median of the others is a straggler.
     straggler_factor: float = Field(1.2, gt=1)
     straggler_records: int = Field(5, ge=1, le=20)  # new records in a row that must agree on it
     fetch_warn_s: float = Field(2.0, gt=0)  # fetching a batch takes longer, record after record

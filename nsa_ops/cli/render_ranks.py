@@ -9,7 +9,7 @@ from nsa_ops.pod.rank_evidence import (
     RankEvidence,
     find_odd,
     name_ranks,
-    work_spread,
+    rank_spread,
 )
 from nsa_ops.quantities import count_of, format_duration, format_seconds
 from nsa_ops.runs.choose import LIVE
@@ -24,13 +24,13 @@ _POD_WIDTH = 12
 _SLOWEST = "slowest"
 #: Headings with their widths: 80 columns in all.
 _COLUMNS = (
-    ("RANK", 4), ("PHASE", 10), ("STEP", 8), ("BEAT", 6), ("WORK", 7), ("PEAK MIB", 8),
+    ("RANK", 4), ("PHASE", 10), ("STEP", 8), ("BEAT", 6), ("OWN", 7), ("PEAK MIB", 8),
     ("HOST MIB", 8), ("TEMP", 4), ("NOTE", 9),
 )  # fmt: skip
 
 
 def rank_rows(report: RunReport) -> list[ScreenLine]:
-    """How the ranks differ: work, memory, cards, and who keeps the others waiting.
+    """How the ranks differ: own time, memory, cards, and who keeps the others waiting.
 
     A run with one rank has none of these.
     """
@@ -50,13 +50,14 @@ def rank_rows(report: RunReport) -> list[ScreenLine]:
 
 
 def _spread_text(ranks: Sequence[RankEvidence]) -> str:
-    spread = work_spread(ranks)
+    spread = rank_spread(ranks)
     count = count_of(len(ranks), "rank")
     if spread is None:
         return count
     fastest, slowest = format_seconds(spread.fastest_s), format_seconds(spread.slowest_s)
     return (
-        f"{count}, {fastest} to {slowest} of work a step, median {format_seconds(spread.median_s)};"
+        f"{count}, own time of a step {fastest} to {slowest}, "
+        f"median {format_seconds(spread.median_s)};"
         f" slowest is rank {spread.slowest.rank} ({spread.factor:.2f} times the others)"
     )
 
@@ -144,7 +145,7 @@ def _cells(rank: RankEvidence, *, is_live: bool) -> list[str]:
         rank.phase or "-",
         str(rank.step) if rank.msg is not None else "-",
         _age(age_s) if age_s is not None else "-",
-        format_seconds(rank.work_s) if rank.work_s is not None else "-",
+        format_seconds(rank.own_s) if rank.own_s is not None else "-",
         f"{rank.gpu_mem_peak:,}" if rank.gpu_mem_peak is not None else "-",
         f"{rank.host_rss_mib:,}" if rank.host_rss_mib is not None else "-",
         f"{rank.temp_c:.0f}" if rank.temp_c is not None else "-",
@@ -171,8 +172,9 @@ def _line(columns: Sequence[tuple[str, int]], cells: Sequence[str]) -> str:
 def _notes(report: RunReport) -> Callable[[RankEvidence], str]:
     """What there is to say about a rank in one word; what matters most comes first."""
     is_live = report.state in LIVE
-    spread = work_spread(report.ranks)
+    spread = rank_spread(report.ranks)
     odd = _settled_odd(report.ranks) if is_live else None
+    awaited = {id(rank) for rank in odd.ranks} if odd else set()
 
     def note(rank: RankEvidence) -> str:
         words = (
@@ -180,7 +182,7 @@ def _notes(report: RunReport) -> Callable[[RankEvidence], str]:
             ("no beat", is_live and rank.msg is None),
             ("ended", is_live and rank.msg == "end"),
             ("silent", is_live and rank.is_silent(_SILENT_S)),
-            ("odd", odd is not None and rank in odd.ranks),
+            ("odd", id(rank) in awaited),
             ("throttled", rank.is_throttled),
             (_SLOWEST, spread is not None and rank is spread.slowest and spread.factor > 1),
         )

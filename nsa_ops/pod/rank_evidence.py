@@ -15,11 +15,14 @@ _WAITING: Phase = "train"
 _LISTED = 4
 
 
-class WorkedStep(TolerantModel):
-    """A logged step, and the seconds that a rank worked in it before it waited for the others."""
+class OwnTime(TolerantModel):
+    """A logged step, and the seconds of it that were a rank's own: its batch and its work.
+
+    What follows is time in which it waits for the other ranks.
+    """
 
     step: int
-    work_s: float
+    own_s: float
 
 
 class RankEvidence(TolerantModel):
@@ -32,7 +35,8 @@ class RankEvidence(TolerantModel):
         beat_age_s: Seconds since its `alive_seq` moved; None without a heartbeat.
         still_s: Seconds since its loop moved or its phase changed; None without a heartbeat.
         step_s: Median of its newest records, like `work_s`, `sync_s` and `data_s`.
-        recent: Its newest records with `work_s`, oldest first.
+        own_s: Median of its `work_s` and `data_s` together, by which ranks are compared.
+        recent: Its own time in its newest records, oldest first.
         gpu_mem_peak: Of its newest record in MiB, like what follows.
         problem: Why its heartbeats cannot be used; empty if they can.
     """
@@ -51,7 +55,8 @@ class RankEvidence(TolerantModel):
     work_s: float | None = None
     sync_s: float | None = None
     data_s: float | None = None
-    recent: tuple[WorkedStep, ...] = ()
+    own_s: float | None = None
+    recent: tuple[OwnTime, ...] = ()
     gpu_mem_peak: int | None = None
     gpu_mem_reserved: int | None = None
     host_rss_mib: int | None = None
@@ -93,20 +98,21 @@ def find_odd(ranks: Sequence[RankEvidence], stale_s: float) -> OddRanks | None:
     It compares places and knows no patience: while a run trains, ranks differ for a moment.
     """
     known = [rank for rank in ranks if rank.msg is not None and not rank.problem]
-    steps, micro_steps = ({rank.step for rank in known}, {rank.micro_step for rank in known})
-    phases = {rank.phase for rank in known}
-    usual = _WAITING if _WAITING in phases else None
+    last_step = max((rank.step for rank in known), default=0)
+    last_micro_step = max((rank.micro_step for rank in known), default=0)
+    usual = _WAITING if any(rank.phase == _WAITING for rank in known) else None
     tests: tuple[tuple[Oddity, list[RankEvidence]], ...] = (
         ("end", [rank for rank in known if rank.msg == "end"]),
         ("silence", [rank for rank in known if rank.is_silent(stale_s)]),
-        ("step", [rank for rank in known if rank.step < max(steps)]),
+        ("step", [rank for rank in known if rank.step < last_step]),
         ("phase", [rank for rank in known if usual and rank.phase != usual]),
-        ("micro_step", [rank for rank in known if rank.micro_step < max(micro_steps)]),
+        ("micro_step", [rank for rank in known if rank.micro_step < last_micro_step]),
         ("phase", _smallest_group(known)),
     )
     for by, odd in tests:
         if odd and len(odd) < len(known):
-            others = tuple(rank for rank in known if rank not in odd)
+            chosen = {id(rank) for rank in odd}
+            others = tuple(rank for rank in known if id(rank) not in chosen)
             return OddRanks(tuple(odd), others, by)
     return None
 
@@ -119,8 +125,8 @@ def _smallest_group(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
 
 
 @dataclass(frozen=True)
-class WorkSpread:
-    """How the work of a step differs among ranks, in seconds of their newest records.
+class RankSpread:
+    """How the own time of a step differs among ranks, in seconds of their newest records.
 
     Attributes:
         factor: The slowest rank against the median of the others; 1 where those took no time.
@@ -133,19 +139,19 @@ class WorkSpread:
     factor: float
 
 
-def work_spread(ranks: Sequence[RankEvidence]) -> WorkSpread | None:
+def rank_spread(ranks: Sequence[RankEvidence]) -> RankSpread | None:
     """The spread over the ranks that say how long they work; None if fewer than two do."""
-    known = sorted((r for r in ranks if r.work_s is not None), key=lambda r: r.work_s or 0.0)
+    known = sorted((r for r in ranks if r.own_s is not None), key=lambda r: r.own_s or 0.0)
     if len(known) < 2:
         return None
-    seconds = [rank.work_s or 0.0 for rank in known]
+    seconds = [rank.own_s or 0.0 for rank in known]
     factor = slowest_factor(seconds)
-    return WorkSpread(seconds[0], median(seconds), seconds[-1], known[-1], factor)
+    return RankSpread(seconds[0], median(seconds), seconds[-1], known[-1], factor)
 
 
-def slowest_factor(work_s: Sequence[float]) -> float:
+def slowest_factor(own_s: Sequence[float]) -> float:
     """The largest of two or more against the median of the others; 1 where those are 0."""
-    *others, slowest = sorted(work_s)
+    *others, slowest = sorted(own_s)
     usual = median(others)
     return slowest / usual if usual > 0 else 1.0
 

@@ -7,7 +7,7 @@ from math import isfinite
 from statistics import median
 
 from nsa_core.rundir.heartbeat import Heartbeat, Phase
-from nsa_ops.pod.rank_evidence import RankEvidence, WorkedStep
+from nsa_ops.pod.rank_evidence import OwnTime, RankEvidence
 
 #: Records of a rank that its figures are taken from.
 KEPT_STEPS = 20
@@ -66,7 +66,7 @@ class RankTracker:
             return RankEvidence(rank=self.rank, problem=self.problem)
         records = list(self._records)
         newest = records[-1] if records else last
-        work = [(beat.step, _measured(beat.work_s, _MOST_S)) for beat in records]
+        own = [(beat.step, own_time_s(beat)) for beat in records]
         return RankEvidence(
             rank=self.rank,
             msg=last.msg,
@@ -81,7 +81,8 @@ class RankTracker:
             work_s=_median([beat.work_s for beat in records]),
             sync_s=_median([beat.sync_s for beat in records]),
             data_s=_median([beat.data_s for beat in records]),
-            recent=tuple(WorkedStep(step=step, work_s=s) for step, s in work if s is not None),
+            own_s=_median([seconds for _, seconds in own]),
+            recent=tuple(OwnTime(step=step, own_s=s) for step, s in own if s is not None),
             gpu_mem_peak=_whole(newest.gpu_mem_peak),
             gpu_mem_reserved=_whole(newest.gpu_mem_reserved),
             host_rss_mib=_whole(newest.host_rss_mib),
@@ -90,6 +91,15 @@ class RankTracker:
             throttle=newest.throttle[:_MOST_CHARACTERS] if newest.throttle else None,
             problem=self.problem,
         )
+
+
+def own_time_s(record: Heartbeat) -> float | None:
+    """Seconds of a step that a rank took before it waited for the others: its batch and its work.
+
+    None where it does not say how long it worked.
+    """
+    work_s, data_s = _measured(record.work_s, _MOST_S), _measured(record.data_s, _MOST_S)
+    return None if work_s is None else work_s + (data_s or 0.0)
 
 
 def _measured(value: float | None, most: float) -> float | None:

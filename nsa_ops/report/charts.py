@@ -26,7 +26,7 @@ def figures(record: RecordedRun) -> list[Chart]:
         _loss(record),
         _bits_per_byte(record),
         _throughput(record),
-        *_work_of_ranks(record),
+        *_time_of_ranks(record),
         _memory(beats),
         _gate_shares(beats),
         _gate_entropy(record, beats),
@@ -91,16 +91,18 @@ def _throughput(record: RecordedRun) -> Chart:
     return Chart("Throughput", "tokens per second", series, y_low=0, format_y=format_count)
 
 
-def _work_of_ranks(record: RecordedRun) -> Iterator[Chart]:
-    """What the fastest, the median and the slowest rank work in a step; only for several ranks."""
-    work = record.ranks.work
-    if work:
+def _time_of_ranks(record: RecordedRun) -> Iterator[Chart]:
+    """What the fastest, the median and the slowest rank take in a step; only for several ranks."""
+    times = record.ranks.own_times
+    if times:
         series = [
-            Series("slowest rank", [(step, slowest) for step, _, _, slowest in work], "s2"),
-            Series("median of ranks", [(step, middle) for step, _, middle, _ in work], "s1"),
-            Series("fastest rank", [(step, fastest) for step, fastest, _, _ in work], "s3"),
+            Series("slowest rank", [(step, slowest) for step, _, _, slowest in times], "s2"),
+            Series("median of ranks", [(step, middle) for step, _, middle, _ in times], "s1"),
+            Series("fastest rank", [(step, fastest) for step, fastest, _, _ in times], "s3"),
         ]
-        yield Chart("Work of ranks", "seconds a step before waiting", series, y_low=0)
+        yield Chart(
+            "Own time of ranks", "seconds of a step before waiting for others", series, y_low=0
+        )
 
 
 def _beat_series(

@@ -11,6 +11,7 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.pod.rank_evidence import slowest_factor
 from nsa_ops.pod.rank_files import MAX_RANKS, is_of_rank
+from nsa_ops.pod.rank_tracker import own_time_s
 from nsa_ops.quantities import count_of, format_bytes, format_seconds
 
 #: The most that is read of the heartbeats of a rank that is not the first: 25,000 lines.
@@ -18,8 +19,8 @@ _BYTES_OF_EACH = 8 * 2**20
 #: Seconds of a step and MiB beyond these are no measurements.
 _MOST_S, _MOST_MIB, _MOST_C = 1e6, 1e9, 1e3
 COLUMNS = (
-    "rank", "records", "work a step", "waits for others", "peak GPU memory", "host memory",
-    "hottest", "throttled",
+    "rank", "records", "own time of a step", "its batch of that", "waits for others",
+    "peak GPU memory", "host memory", "hottest", "throttled",
 )  # fmt: skip
 
 
@@ -28,7 +29,8 @@ class RankSummary:
     """One rank over all records that were read of it; None is unknown.
 
     Attributes:
-        work_s: Median of what it computed in a step before it waited for the others.
+        own_s: Median of what it took in a step before it waited for others: its batch and its work.
+        data_s: Median of what it waited for its batch.
         sync_s: Median of what it waited for them in a step.
         gpu_mem_peak: Highest in MiB, likewise the host's.
         temp_c: Highest.
@@ -37,9 +39,10 @@ class RankSummary:
 
     rank: int
     num_records: int
-    work_s: float | None = None
-    work_least_s: float | None = None
-    work_most_s: float | None = None
+    own_s: float | None = None
+    own_least_s: float | None = None
+    own_most_s: float | None = None
+    data_s: float | None = None
     sync_s: float | None = None
     gpu_mem_peak: int | None = None
     host_rss_mib: int | None = None
@@ -53,17 +56,17 @@ class RankHistory:
 
     Attributes:
         ranks: One summary for each rank that the run has there; empty where the run has one.
-        work: Seconds of work of the fastest, the median and the slowest rank, by step.
+        own_times: Seconds that the fastest, the median and the slowest rank took, by step.
     """
 
     ranks: tuple[RankSummary, ...] = ()
-    work: tuple[tuple[int, float, float, float], ...] = ()
+    own_times: tuple[tuple[int, float, float, float], ...] = ()
 
     @property
     def slowest(self) -> RankSummary | None:
         """The rank with the largest median; None if fewer than two ranks say how long they work."""
-        known = [rank for rank in self.ranks if rank.work_s is not None]
-        return max(known, key=lambda rank: rank.work_s or 0.0) if len(known) > 1 else None
+        known = [rank for rank in self.ranks if rank.own_s is not None]
+        return max(known, key=lambda rank: rank.own_s or 0.0) if len(known) > 1 else None
 
 
 def read_rank_history(
@@ -84,9 +87,9 @@ def read_rank_history(
             window = min(_BYTES_OF_EACH, MAX_HISTORY_BYTES // len(ranks))
             records = _read_records(run, manifest.run_id, rank, window, missing)
         summaries.append(_summarize(rank, records))
-        work = {beat.step: s for beat in records if (s := _measured(beat.work_s, _MOST_S))}
-        for step, work_s in work.items():
-            by_step.setdefault(step, []).append(work_s)
+        own = {beat.step: s for beat in records if (s := own_time_s(beat)) is not None}
+        for step, own_s in own.items():
+            by_step.setdefault(step, []).append(own_s)
     spread = [
         (step, min(seconds), median(seconds), max(seconds))
         for step, seconds in sorted(by_step.items())
@@ -121,7 +124,8 @@ def _summarize(rank: int, records: Sequence[Heartbeat]) -> RankSummary:
     def values(of: Callable[[Heartbeat], float | None], most: float) -> list[float]:
         return [value for beat in records if (value := _measured(of(beat), most)) is not None]
 
-    work = values(lambda beat: beat.work_s, _MOST_S)
+    own = values(own_time_s, _MOST_S)
+    data = values(lambda beat: beat.data_s, _MOST_S)
     sync = values(lambda beat: beat.sync_s, _MOST_S)
     throttles = [beat.throttle.lower() for beat in records if beat.throttle]
     peak = _largest(values(lambda beat: beat.gpu_mem_peak, _MOST_MIB))
@@ -130,9 +134,10 @@ def _summarize(rank: int, records: Sequence[Heartbeat]) -> RankSummary:
     return RankSummary(
         rank=rank,
         num_records=len(records),
-        work_s=median(work) if work else None,
-        work_least_s=min(work, default=None),
-        work_most_s=_largest(work),
+        own_s=median(own) if own else None,
+        own_least_s=min(own, default=None),
+        own_most_s=_largest(own),
+        data_s=median(data) if data else None,
         sync_s=median(sync) if sync else None,
         gpu_mem_peak=None if peak is None else int(peak),
         host_rss_mib=None if host is None else int(host),
@@ -154,13 +159,13 @@ def _largest(values: Iterable[float]) -> float | None:
 def describe_spread(history: RankHistory) -> str:
     """The slowest rank beside the others in one sentence; empty where that is unknown."""
     slowest = history.slowest
-    if slowest is None or slowest.work_s is None:
+    if slowest is None or slowest.own_s is None:
         return ""
-    work = sorted(rank.work_s for rank in history.ranks if rank.work_s is not None)
+    own = sorted(rank.own_s for rank in history.ranks if rank.own_s is not None)
     return (
-        f"Rank {slowest.rank} is the slowest: {format_seconds(slowest.work_s)} of work a step, "
-        f"{slowest_factor(work):.2f} times the others. Of all ranks the fastest takes "
-        f"{format_seconds(work[0])}, the median {format_seconds(median(work))}."
+        f"Rank {slowest.rank} is the slowest: {format_seconds(slowest.own_s)} own time a step, "
+        f"{slowest_factor(own):.2f} times the others. Of all ranks the fastest takes "
+        f"{format_seconds(own[0])}, the median {format_seconds(median(own))}."
     )
 
 
@@ -170,7 +175,8 @@ def rank_cells(history: RankHistory) -> list[tuple[str, ...]]:
         (
             str(rank.rank),
             f"{rank.num_records:,}",
-            _work(rank),
+            _own(rank),
+            _shown(rank.data_s, format_seconds),
             _shown(rank.sync_s, format_seconds),
             _shown(rank.gpu_mem_peak, lambda mib: f"{mib:,.0f} MiB"),
             _shown(rank.host_rss_mib, lambda mib: f"{mib:,.0f} MiB"),
@@ -181,11 +187,11 @@ def rank_cells(history: RankHistory) -> list[tuple[str, ...]]:
     ]
 
 
-def _work(rank: RankSummary) -> str:
-    if rank.work_s is None or rank.work_least_s is None or rank.work_most_s is None:
+def _own(rank: RankSummary) -> str:
+    if rank.own_s is None or rank.own_least_s is None or rank.own_most_s is None:
         return "unknown"
-    least, most = format_seconds(rank.work_least_s), format_seconds(rank.work_most_s)
-    return f"{format_seconds(rank.work_s)} ({least} to {most})"
+    least, most = format_seconds(rank.own_least_s), format_seconds(rank.own_most_s)
+    return f"{format_seconds(rank.own_s)} ({least} to {most})"
 
 
 def _shown(value: float | None, form: Callable[[float], str]) -> str:

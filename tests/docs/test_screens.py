@@ -26,7 +26,7 @@ _SCREENS = ("watch", "status", "health")
 RANKS = tuple(
     RankEvidence(
         rank=number, msg="beat", phase="train" if number else "data_wait", step=30, still_s=90.0,
-        beat_age_s=90.0 if number == 1 else 3.0, work_s=0.4, gpu_mem_peak=20_480, gpu_util=97.4,
+        beat_age_s=90.0 if number == 1 else 3.0, own_s=0.4, gpu_mem_peak=20_480, gpu_util=97.4,
     )
     for number in range(3)
 )  # fmt: skip

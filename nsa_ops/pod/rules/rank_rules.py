@@ -17,7 +17,7 @@ from nsa_ops.pod.rules.verdict import Finding
 from nsa_ops.pod.tracker import HealthEvidence
 from nsa_ops.quantities import count_of, sentence_case
 
-#: A wait for data above this share of what a rank works longer explains it.
+#: A wait for data above this share of what a rank takes longer explains it.
 _DATA_SHARE = 0.5
 _STACKS = "; `nsa-ops stack` shows where each is stuck"
 
@@ -176,7 +176,7 @@ def _tell_all(ranks: Sequence[RankEvidence], worst: RankEvidence, limit: str) ->
 
 
 def straggler(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
-    """One rank that works longer than the others, step after step: all others wait for it."""
+    """One rank that takes longer than the others, step after step: all others wait for it."""
     return find_straggler(evidence.ranks, limits)
 
 
@@ -185,13 +185,13 @@ def find_straggler(ranks: Sequence[RankEvidence], limits: WatchdogLimits) -> Fin
     known = {rank.rank: rank for rank in ranks if rank.recent and not rank.problem}
     if len(known) < 2:
         return None
-    work = {number: {one.step: one.work_s for one in r.recent} for number, r in known.items()}
-    common = sorted(set.intersection(*(set(steps) for steps in work.values())))
+    own = {number: {one.step: one.own_s for one in r.recent} for number, r in known.items()}
+    common = sorted(set.intersection(*(set(steps) for steps in own.values())))
     newest = common[-limits.straggler_records :]
     if len(newest) < limits.straggler_records:
         return None
-    slowest = {max(work, key=lambda number: work[number][step]) for step in newest}
-    factors = [slowest_factor([steps[step] for steps in work.values()]) for step in newest]
+    slowest = {max(own, key=lambda number: own[number][step]) for step in newest}
+    factors = [slowest_factor([steps[step] for steps in own.values()]) for step in newest]
     if len(slowest) > 1 or min(factors) < limits.straggler_factor:
         return None
     return _tell_straggler(known.pop(slowest.pop()), list(known.values()), median(factors), newest)
@@ -200,17 +200,17 @@ def find_straggler(ranks: Sequence[RankEvidence], limits: WatchdogLimits) -> Fin
 def _tell_straggler(
     slow: RankEvidence, others: list[RankEvidence], factor: float, steps: list[int]
 ) -> Finding:
-    usual_s = median(other.work_s or 0.0 for other in others)
-    work_s = slow.work_s or 0.0
+    usual_s = median(other.own_s or 0.0 for other in others)
+    own_s = slow.own_s or 0.0
     return Finding(
         rule="straggler",
         level="warn",
-        sentence=f"Rank {slow.rank} works {factor:.2f} times as long on a step as the median of "
-        f"the other ranks ({work_s:.3g} s, not {usual_s:.3g} s), in each of the last "
+        sentence=f"Rank {slow.rank} takes {factor:.2f} times as long for a step as the median of "
+        f"the other ranks ({own_s:.3g} s, not {usual_s:.3g} s), in each of the last "
         f"{count_of(len(steps), 'record')} up to step {steps[-1]}: all wait for it"
-        + _cause(slow, others, work_s - usual_s),
+        + _cause(slow, others, own_s - usual_s),
         facts={
-            "rank": slow.rank, "factor": round(factor, 3), "work_s": work_s, "median_s": usual_s,
+            "rank": slow.rank, "factor": round(factor, 3), "own_s": own_s, "median_s": usual_s,
             "temp_c": slow.temp_c, "throttle": slow.throttle,
         },
         subject=str(slow.rank),

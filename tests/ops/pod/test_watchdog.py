@@ -135,7 +135,7 @@ def test_the_watchdog_follows_every_rank_and_notes_a_straggler_once(run: RunDir)
     run.heartbeat().unlink()
     ((kind, message),) = watched_ranks(run, work_s=1.0)
     assert kind == "warning"
-    assert message.startswith("Rank 1 works 2.00 times as long on a step as the median of the")
+    assert message.startswith("Rank 1 takes 2.00 times as long for a step as the median of the")
 
 
 def test_a_file_that_is_no_ranks_own_is_noted_once_and_not_judged(run: RunDir) -> None:

@@ -31,7 +31,7 @@ def begin(folder: Path, num_ranks: int) -> RunBuilder:
     write_manifest(builder.run, manifest.model_copy(update={"config": config}))
     for step in range(2, STEPS + 1, 2):
         builder.row(step)
-        builder.beat(step, work_s=0.8, sync_s=0.4, gpu_mem_peak=30_000, temp_c=60.0)
+        builder.beat(step, work_s=0.8, sync_s=0.4, data_s=0.0, gpu_mem_peak=30_000, temp_c=60.0)
     return builder.save(STEPS).validate(STEPS).end(0, "all steps done", STEPS).summarise()
 
 
@@ -62,18 +62,18 @@ def pages(run: RunDir) -> tuple[str, str, str]:
 def test_page_markdown_and_json_show_the_slowest_rank_the_spread_and_memory(run: RunDir) -> None:
     page, twin, result = pages(run)
     spread = (
-        "Rank 2 is the slowest: 1.2 s of work a step, 1.50 times the others. Of all ranks the "
+        "Rank 2 is the slowest: 1.2 s own time a step, 1.50 times the others. Of all ranks the "
         "fastest takes 800 ms, the median 805 ms."
     )
     assert spread in page
     assert spread in twin
-    assert "<h3>Work of ranks</h3>" in page
-    row = "2 | 20 | 1.2 s (1.2 s to 1.2 s) | 0 ms | 30,500 MiB | "
+    assert "<h3>Own time of ranks</h3>" in page
+    row = "2 | 20 | 1.2 s (1.2 s to 1.2 s) | 0 ms | 0 ms | 30,500 MiB | "
     assert row in twin
     assert "91 degrees C | 100% of the records |" in twin
     assert "<td>30,500 MiB</td>" in page
     ranks = json.loads(result)["data"]["ranks"]
-    assert [(one["rank"], one["work_s"], one["gpu_mem_peak"]) for one in ranks] == [
+    assert [(one["rank"], one["own_s"], one["gpu_mem_peak"]) for one in ranks] == [
         (0, 0.8, 30_000), (1, 0.8, 30_000), (2, 1.2, 30_500), (3, 0.81, 30_000),
     ]  # fmt: skip
     assert read_record(run).missing == []
@@ -95,7 +95,7 @@ def test_ranks_without_figures_are_named_without_a_spread(tmp_path: Path) -> Non
     follow(run, 1, work_s=None, sync_s=None, gpu_mem_peak=None)
     history = read_record(run).ranks
     assert describe_spread(history) == ""
-    assert rank_cells(history)[1][2:5] == ("unknown", "unknown", "unknown")
+    assert rank_cells(history)[1][2:6] == ("unknown", "0 ms", "unknown", "unknown")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_hostile_file_of_a_rank_costs_itself_and_is_named(run: RunDir, make, s
     assert [line for line in record.missing if said in line]
     assert [rank.num_records for rank in record.ranks.ranks][2:] == [20, 20]
     assert record.ranks.slowest.rank == 2
-    assert "Work of ranks" in pages(run)[0]
+    assert "Own time of ranks" in pages(run)[0]
 
 
 def test_only_the_end_of_a_long_file_is_read_and_that_is_said(

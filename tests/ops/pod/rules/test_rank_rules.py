@@ -3,7 +3,7 @@
 import pytest
 
 from nsa_core.config.training import WatchdogLimits
-from nsa_ops.pod.rank_evidence import find_odd, work_spread
+from nsa_ops.pod.rank_evidence import find_odd, rank_spread
 from nsa_ops.pod.rules.rank_rules import find_straggler
 from nsa_ops.pod.rules.rulebook import judge
 from nsa_ops.pod.rules.verdict import Verdict
@@ -29,7 +29,7 @@ class Ranks:
 
     def _record(self, rank: int, step: int, **fields):
         loss = {"loss": 3.0} if rank == 0 else {"loss": None, "lr": None, "grad_norm": None}
-        given = {"rank": rank, "work_s": 0.8, "sync_s": 0.2, "data_s": 0.01}
+        given = {"rank": rank, "work_s": 0.8, "sync_s": 0.2, "data_s": 0.0}
         return beat(step, **{**loss, **given, **fields})
 
     def again(self, rank: int, **fields) -> "Ranks":
@@ -206,7 +206,7 @@ def test_a_straggler_is_named_with_its_factor_and_its_card(count: int) -> None:
     verdict = ranks.judged(5.0)
     assert (verdict.rule, verdict.level) == ("straggler", "warn")
     assert verdict.sentence == (
-        "Rank 1 works 1.50 times as long on a step as the median of the other ranks (1.2 s, not "
+        "Rank 1 takes 1.50 times as long for a step as the median of the other ranks (1.2 s, not "
         "0.8 s), in each of the last 5 records up to step 20: all wait for it; its card is at 91 "
         "degrees C (the others 60), its clocks are throttled (sw_thermal_slowdown)"
     )
@@ -216,7 +216,7 @@ def test_a_straggler_is_named_with_its_factor_and_its_card(count: int) -> None:
 def test_a_straggler_that_waits_for_its_data_is_told_so_and_one_of_unknown_cause_only_named() -> (
     None
 ):
-    slow = Ranks(4).again(1, work_s=1.2, data_s=0.35, temp_c=50.0)
+    slow = Ranks(4).again(1, data_s=0.35, temp_c=50.0)
     assert "it waits 0.35 s of them for its batch" in slow.judged(5.0).sentence
     plain = Ranks(4).again(1, work_s=1.2)
     assert plain.judged(5.0).sentence.endswith("all wait for it")
@@ -257,8 +257,8 @@ def test_ranks_of_two_pods_are_judged_together() -> None:
     odd = find_odd(ranks, 60.0)
     assert [rank.rank for rank in odd.ranks] == [3]
     assert odd.by == "phase"
-    assert "Rank 3 works 2.00 times" in find_straggler(ranks, LIMITS).sentence
-    spread = work_spread(ranks)
+    assert "Rank 3 takes 2.00 times" in find_straggler(ranks, LIMITS).sentence
+    spread = rank_spread(ranks)
     assert (spread.fastest_s, spread.median_s, spread.slowest_s) == (0.8, 0.8, 1.6)
     assert (spread.slowest.rank, spread.factor) == (3, 2.0)
 
