@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from nsa_core.config.backend_policy import ALL_BRANCHES
 from nsa_core.config.base import one_line
@@ -19,6 +17,7 @@ from nsa_core.data.shards import read_manifest as read_staged
 from nsa_core.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from nsa_core.evaluate.device import COMPUTE_DTYPE, choose_device
 from nsa_core.kernels.dispatch import choose_backends, device_facts
+from nsa_core.model.stored_tensors import read_weights
 from nsa_core.model.transformer import LanguageModel
 from nsa_core.model.weights import load_model_tensors
 from nsa_core.rundir.checkpoint import (
@@ -51,6 +50,7 @@ class WeightsFile:
     """Weights on the disk and what belongs to them.
 
     Attributes:
+        path: A file, or the folder of a checkpoint in shards.
         step: Optimizer steps done; None for the final weights, which do not say it.
         tokenizer_fingerprint: Tokenizer of the checkpoint; empty where it was not recorded.
     """
@@ -115,7 +115,7 @@ def open_run_model(
             runtime, device_facts(device, dtype, config), config.model.attention
         )
         model = LanguageModel(config.model, backends, seed=config.seed)
-        load_model_tensors(model, _read_tensors(weights.path))
+        load_model_tensors(model, read_weights(weights.path))
     except (ValueError, OSError, SafetensorError) as error:
         message = f"{weights.path} cannot be loaded: {error}"
         raise RunModelError(message, TrainerExit.CHECKPOINT) from error
@@ -128,11 +128,6 @@ def _any_backend(device: torch.device) -> dict[str, str]:
         return {}
     names = ("backend", *(f"backend_{branch}" for branch in ALL_BRANCHES))
     return dict.fromkeys(names, "auto")
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = load_file(path)
-    return tensors
 
 
 def find_weights(run: RunDir, *, tell: Tell, step: int | None = None) -> WeightsFile:
@@ -175,8 +170,9 @@ def _from_checkpoint(checkpoint: Checkpoint) -> WeightsFile:
     except (OSError, ValueError) as error:
         message = f"{checkpoint.path / CONFIG_FILE} cannot be read: {one_line(error)}"
         raise RunModelError(message, TrainerExit.CHECKPOINT) from error
+    is_sharded = checkpoint.manifest.num_shards > 0
     return WeightsFile(
-        checkpoint.path / MODEL_FILE,
+        checkpoint.path if is_sharded else checkpoint.path / MODEL_FILE,
         config,
         checkpoint.step,
         checkpoint.manifest.tokenizer_fingerprint,

@@ -15,14 +15,23 @@ from nsa_core.rundir.manifest import AttemptId
 from nsa_core.rundir.names import FileEntry, checkpoint_fault, path_fault, show_number
 
 MANIFEST_NAME = "checkpoint.json"
-#: Weights of the model, and the configuration they were trained with.
+#: Weights of the model, what the optimizer keeps, and the configuration they were trained with.
 MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
 CONFIG_FILE = "config.json"
+#: What one rank wrote of a checkpoint in shards; see checkpoint_shards.py.
+SHARD_FILE = "shard.json"
 #: Damage of a checkpoint whose folder is not there.
 NO_FOLDER = "does not exist"
 _MAX_NAME_BYTES = 1024
 _HASH_BYTES = 2**20
 _SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
+
+
+def rank_file(name: str, rank: int) -> str:
+    """Name of one rank's file: `model_rank3.safetensors` for `model.safetensors`."""
+    stem, _, ending = name.partition(".")
+    return f"{stem}_rank{rank}.{ending}"
 
 
 class CheckpointFile(FrozenModel):
@@ -41,6 +50,8 @@ class CheckpointManifest(TolerantModel):
         step: Optimizer steps done.
         config_sha256: Hash of the resolved configuration.
         tokenizer_fingerprint: Tokenizer that the ids belong to.
+        num_shards: Ranks that wrote weights and optimizer state, each its rows; 0 where one rank
+            wrote them whole.
         files: All other files of the folder.
     """
 
@@ -53,7 +64,16 @@ class CheckpointManifest(TolerantModel):
     created_unix_s: float
     config_sha256: str
     tokenizer_fingerprint: str = ""
+    num_shards: int = 0
     files: list[CheckpointFile]
+
+    @property
+    def tensor_files(self) -> list[str]:
+        """Files without which neither weights nor optimizer state can be loaded."""
+        if not self.num_shards:
+            return [MODEL_FILE, OPTIMIZER_FILE]
+        names = (SHARD_FILE, MODEL_FILE, OPTIMIZER_FILE)
+        return [rank_file(name, rank) for rank in range(self.num_shards) for name in names]
 
     @property
     def total_bytes(self) -> int:
@@ -63,7 +83,18 @@ class CheckpointManifest(TolerantModel):
     @property
     def fault(self) -> str | None:
         """Why its list of files must not be followed, such as a name in another folder."""
-        return checkpoint_fault(self.files, MANIFEST_NAME)
+        return checkpoint_fault(self.files, MANIFEST_NAME) or self._shard_fault()
+
+    def _shard_fault(self) -> str | None:
+        """Why its shards cannot be complete; the number is checked before it is counted to."""
+        if not 0 <= self.num_shards <= len(self.files):
+            found = f"{show_number(self.num_shards)} shards"
+            return f"claims {found} and lists {len(self.files)} files"
+        if not self.num_shards:
+            return None
+        listed = {file.name for file in self.files}
+        missing = [name for name in self.tensor_files if name not in listed]
+        return f"has {self.num_shards} shards and does not list {missing[0]}" if missing else None
 
 
 @dataclass(frozen=True)

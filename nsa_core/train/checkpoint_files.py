@@ -5,7 +5,7 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,18 @@ from nsa_core.rundir.checkpoint import (
     CONFIG_FILE,
     MANIFEST_NAME,
     MODEL_FILE,
+    OPTIMIZER_FILE,
     Checkpoint,
     CheckpointFile,
     CheckpointManifest,
     hash_file,
+    rank_file,
 )
+from nsa_core.rundir.checkpoint_shards import TensorRows
 from nsa_core.rundir.layout import RunDir
+
+#: Between the seeds of two ranks; a prime, so that runs with neighbouring seeds share none.
+_RANK_STRIDE = 1_000_003
 
 
 class HostRandomState(FrozenModel):
@@ -44,8 +50,9 @@ class HostRandomState(FrozenModel):
     numpy_gauss: float
 
 
-def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch on every device."""
+def seed_everything(seed: int, rank: int = 0) -> None:
+    """Seed Python, numpy and torch on every device; another rank of a run has other numbers."""
+    seed += rank * _RANK_STRIDE
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -90,19 +97,18 @@ def restore_torch_state(states: dict[str, Tensor], device: torch.device) -> None
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
-OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 TEMPORARY_PREFIX = ".writing_"
 
 
 def random_tensors_file(rank: int) -> str:
     """File with one rank's torch generators."""
-    return f"random_rank{rank}.safetensors"
+    return rank_file("random.safetensors", rank)
 
 
 def random_words_file(rank: int) -> str:
     """File with one rank's Python and numpy generators."""
-    return f"random_rank{rank}.json"
+    return rank_file("random.json", rank)
 
 
 class TrainingState(FrozenModel):
@@ -125,8 +131,35 @@ class TrainingState(FrozenModel):
 
 
 @dataclass(frozen=True)
+class RankRandomState:
+    """Generators of one rank: of torch, and of Python and numpy."""
+
+    rank: int
+    tensors: dict[str, Tensor]
+    words: HostRandomState
+
+
+@dataclass(frozen=True)
+class ShardLayout:
+    """Which rows of which tensor a rank keeps, where each keeps a part of the state.
+
+    A tensor that another rank alone keeps, such as a counter, is not named.
+    """
+
+    rank: int
+    num_ranks: int
+    model: dict[str, TensorRows]
+    optimizer: dict[str, TensorRows]
+
+
+@dataclass(frozen=True)
 class TrainingSnapshot:
-    """A consistent copy of everything a checkpoint holds, which training does not change."""
+    """A consistent copy of everything a checkpoint holds, which training does not change.
+
+    Attributes:
+        other_ranks: Generators of the other ranks, where this one writes theirs.
+        layout: What `model` and `optimizer` are a part of; None where they are whole.
+    """
 
     state: TrainingState
     config: RunConfig
@@ -135,6 +168,8 @@ class TrainingSnapshot:
     random_tensors: dict[str, Tensor]
     random_words: HostRandomState
     rank: int = 0
+    other_ranks: Sequence[RankRandomState] = ()
+    layout: ShardLayout | None = None
 
 
 @dataclass(frozen=True)
@@ -201,53 +236,81 @@ def write_checkpoint(
     temporary = run.checkpoints / f"{TEMPORARY_PREFIX}{final.name}"
     try:
         run.checkpoints.mkdir(exist_ok=True)
-        _remove(temporary)
+        remove_folder(temporary)
         temporary.mkdir()
-        _write_content(temporary, snapshot)
-        manifest = _describe(temporary, snapshot, origin)
-        write_text(temporary / MANIFEST_NAME, manifest.model_dump_json(indent=2) + "\n")
-        temporary.rename(final)
-        fsync_dir(run.checkpoints)
-        write_text(run.latest, final.name + "\n")
+        write_tensors(temporary, snapshot)
+        write_records(temporary, snapshot)
+        files = describe_files(sorted(temporary.iterdir()))
+        return commit(run, temporary, make_manifest(snapshot, origin, files))
     except (OSError, SafetensorError) as error:
-        _remove(temporary)
-        message = f"checkpoint of step {snapshot.state.step} could not be written: {error}"
-        raise CheckpointWriteError(
-            message, is_disk_full=is_disk_full(error), advice=advise(error)
-        ) from error
-    return Checkpoint(final, manifest)
+        remove_folder(temporary)
+        raise describe_failure(snapshot.state.step, error) from error
 
 
-def _remove(folder: Path) -> None:
+def describe_failure(step: int, error: OSError | SafetensorError) -> CheckpointWriteError:
+    """What to raise for a write that a disk refused."""
+    message = f"checkpoint of step {step} could not be written: {error}"
+    return CheckpointWriteError(message, is_disk_full=is_disk_full(error), advice=advise(error))
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that holds no whole checkpoint; nothing if there is none."""
     if folder.exists():
         shutil.rmtree(folder)
 
 
-def _write_content(folder: Path, snapshot: TrainingSnapshot) -> None:
-    save_file(snapshot.model, folder / MODEL_FILE)
-    save_file(snapshot.optimizer, folder / OPTIMIZER_FILE)
-    save_file(snapshot.random_tensors, folder / random_tensors_file(snapshot.rank))
-    for name, record in (
-        (random_words_file(snapshot.rank), snapshot.random_words),
-        (STATE_FILE, snapshot.state),
-        (CONFIG_FILE, snapshot.config),
-    ):
-        (folder / name).write_text(record.model_dump_json() + "\n", encoding="utf-8")
-    for path in folder.iterdir():
+def write_tensors(folder: Path, snapshot: TrainingSnapshot) -> list[Path]:
+    """Write one rank's weights, optimizer state and generators durably; returns the files."""
+    model, optimizer = folder / MODEL_FILE, folder / OPTIMIZER_FILE
+    if snapshot.layout is not None:
+        model, optimizer = (
+            path.with_name(rank_file(path.name, snapshot.rank)) for path in (model, optimizer)
+        )
+    save_file(snapshot.model, model)
+    save_file(snapshot.optimizer, optimizer)
+    own = RankRandomState(snapshot.rank, snapshot.random_tensors, snapshot.random_words)
+    paths = [model, optimizer]
+    for state in (own, *snapshot.other_ranks):
+        tensors = folder / random_tensors_file(state.rank)
+        save_file(state.tensors, tensors)
+        words = folder / random_words_file(state.rank)
+        _write_json(words, state.words)
+        paths += [tensors, words]
+    for path in paths:
         path.chmod(0o644)  # safetensors makes files that only their owner reads
         fsync_file(path)
+    return paths
 
 
-def _describe(
-    folder: Path, snapshot: TrainingSnapshot, origin: CheckpointOrigin
-) -> CheckpointManifest:
-    paths = sorted(folder.iterdir())
+def write_records(folder: Path, snapshot: TrainingSnapshot) -> list[Path]:
+    """Write what is the same on every rank durably; returns the files."""
+    state, config = folder / STATE_FILE, folder / CONFIG_FILE
+    _write_json(state, snapshot.state)
+    _write_json(config, snapshot.config)
+    for path in (state, config):
+        fsync_file(path)
+    return [state, config]
+
+
+def _write_json(path: Path, record: FrozenModel) -> None:
+    path.write_text(record.model_dump_json() + "\n", encoding="utf-8")
+    path.chmod(0o644)
+
+
+def describe_files(paths: Sequence[Path]) -> list[CheckpointFile]:
+    """Names, sizes and hashes of files."""
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter lock, and TERM has 25 s
         hashes = list(pool.map(hash_file, paths))
-    files = [
+    return [
         CheckpointFile(name=path.name, size=path.stat().st_size, sha256=sha256)
         for path, sha256 in zip(paths, hashes, strict=True)
     ]
+
+
+def make_manifest(
+    snapshot: TrainingSnapshot, origin: CheckpointOrigin, files: list[CheckpointFile]
+) -> CheckpointManifest:
+    """What checkpoint.json will say."""
     return CheckpointManifest(
         run_id=origin.run_id,
         attempt=origin.attempt,
@@ -257,8 +320,19 @@ def _describe(
         created_unix_s=time.time(),
         config_sha256=origin.config_sha256,
         tokenizer_fingerprint=origin.tokenizer_fingerprint,
+        num_shards=snapshot.layout.num_ranks if snapshot.layout is not None else 0,
         files=files,
     )
+
+
+def commit(run: RunDir, temporary: Path, manifest: CheckpointManifest) -> Checkpoint:
+    """Put the manifest into a folder of durable files, give it its name, and replace `latest`."""
+    final = run.checkpoint(manifest.step)
+    write_text(temporary / MANIFEST_NAME, manifest.model_dump_json(indent=2) + "\n")
+    temporary.rename(final)
+    fsync_dir(run.checkpoints)
+    write_text(run.latest, final.name + "\n")
+    return Checkpoint(final, manifest)
 
 
 def remove_leftovers(run: RunDir) -> list[tuple[str, str]]:
@@ -286,6 +360,20 @@ def read_state(folder: Path) -> TrainingState:
 def read_config(folder: Path) -> RunConfig:
     """The configuration that a checkpoint was trained with; ValueError if it is none."""
     return RunConfig.model_validate_json((folder / CONFIG_FILE).read_bytes())
+
+
+def restore_random(checkpoint: Checkpoint, rank: int, seed: int, device: torch.device) -> None:
+    """Put one rank's generators back; a rank that the checkpoint does not know begins with its own.
+
+    Raises:
+        OSError: If a file cannot be read; SafetensorError and ValueError if it does not hold them.
+    """
+    needed = (random_words_file(rank), random_tensors_file(rank))
+    if missing_names(needed, checkpoint.manifest):
+        seed_everything(seed, rank)
+        return
+    restore_host_state(read_random_words(checkpoint.path, rank))
+    restore_torch_state(read_tensors(checkpoint.path, random_tensors_file(rank)), device)
 
 
 def read_random_words(folder: Path, rank: int) -> HostRandomState:

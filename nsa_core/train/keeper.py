@@ -25,6 +25,7 @@ from nsa_core.train.checkpoint_files import (
     write_checkpoint,
 )
 from nsa_core.train.failure import DiskFullError
+from nsa_core.train.sharded_save import SharedSave, write_sharded
 from nsa_core.train.telemetry import Telemetry, TrainerFigures
 from nsa_core.train.timing import GoodputClock
 
@@ -121,6 +122,8 @@ class CheckpointKeeper:
         origin: CheckpointOrigin,
         telemetry: Telemetry,
         clock: GoodputClock,
+        *,
+        rank_deadline_s: float = 120.0,
     ) -> None:
         self._run = run
         self._config = config
@@ -130,6 +133,8 @@ class CheckpointKeeper:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
         self._writing: Future[SaveResult] | None = None
         self._stall_s = 0.0
+        self._num_begun = 0  # saves of this attempt; the same on every rank
+        self._rank_deadline_s = rank_deadline_s
         self._known_good = self._read_known_good()
         self.statistics = SaveStatistics()
         self._saved_steps = [checkpoint.step for checkpoint in list_checkpoints(run)]
@@ -176,6 +181,7 @@ class CheckpointKeeper:
 
     def _submit(self, snapshot: TrainingSnapshot) -> None:
         """Begin to write, once the last result was collected; wait for it if not in background."""
+        self._num_begun += 1
         self._writing = self._writer.submit(self._write, snapshot)
         if not self._config.background:
             wait_for([self._writing])
@@ -184,7 +190,11 @@ class CheckpointKeeper:
         began = time.monotonic()
         outcome: Checkpoint | CheckpointWriteError
         try:
-            outcome = write_checkpoint(self._run, snapshot, self._origin)
+            if snapshot.layout is None:
+                outcome = write_checkpoint(self._run, snapshot, self._origin)
+            else:
+                save = SharedSave(self._num_begun, self._rank_deadline_s)
+                outcome = write_sharded(self._run, snapshot, self._origin, save)
         except CheckpointWriteError as error:
             outcome = error
         return SaveResult(snapshot.state.step, outcome, time.monotonic() - began)

@@ -11,10 +11,12 @@ from safetensors import SafetensorError
 from nsa_core.config.base import one_line
 from nsa_core.config.run import RunConfig
 from nsa_core.data.tokenizer import Tokenizer
+from nsa_core.model.stored_tensors import find_stored, read_stored
 from nsa_core.model.weights import load_model_tensors
 from nsa_core.rundir.checkpoint import (
     CONFIG_FILE,
     MODEL_FILE,
+    OPTIMIZER_FILE,
     Checkpoint,
     inspect_checkpoint,
     read_checkpoint,
@@ -25,7 +27,6 @@ from nsa_core.rundir.layout import CHECKPOINT_NAME, RunDir
 from nsa_core.rundir.lineage import find_foreign, find_not_own
 from nsa_core.rundir.manifest import AFRESH, AUTO, ManifestError, RunManifest, read_manifest
 from nsa_core.train import checkpoint_files as content
-from nsa_core.train.checkpoint_files import restore_host_state, restore_torch_state
 from nsa_core.train.failure import CheckpointError
 from nsa_core.train.keeper import CheckpointKeeper
 from nsa_core.train.learner import Learner
@@ -181,7 +182,7 @@ def _verify(folder: Path, run: RunDir, manifest: RunManifest) -> ResumePoint | s
     foreign = _find_foreign(found, run, manifest)
     if foreign is not None:
         return foreign
-    needed = (MODEL_FILE, content.OPTIMIZER_FILE, content.STATE_FILE, CONFIG_FILE)
+    needed = (*found.manifest.tensor_files, content.STATE_FILE, CONFIG_FILE)
     missing = content.missing_names(needed, found.manifest)
     if missing:
         return f"checkpoint.json does not list {missing[0]}"
@@ -285,9 +286,13 @@ def find_point(context: AttemptContext) -> ResumePoint | None:
 
 
 def restore(
-    point: ResumePoint, learner: Learner, tokenizer: Tokenizer, device: torch.device, rank: int
+    point: ResumePoint,
+    learner: Learner,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    rank: int,
 ) -> None:
-    """Load a verified checkpoint into the learner and the random generators.
+    """Load a verified checkpoint of any number of ranks into the learner and the generators.
 
     Raises:
         CheckpointError: If it is of another tokenizer, or does not fit this model.
@@ -297,12 +302,11 @@ def restore(
         message = f"{folder.name} was trained with another tokenizer than {tokenizer.name}"
         raise CheckpointError(message, hint="Resume with the tokenizer of the checkpoint")
     try:
-        load_model_tensors(learner.model, content.read_tensors(folder, MODEL_FILE))
+        load_model_tensors(learner.model, read_stored(find_stored(folder, manifest, MODEL_FILE)))
         learner.steps.optimizers.load_state_tensors(
-            content.read_tensors(folder, content.OPTIMIZER_FILE)
+            read_stored(find_stored(folder, manifest, OPTIMIZER_FILE))
         )
-        restore_host_state(content.read_random_words(folder, rank))
-        restore_torch_state(content.read_tensors(folder, content.random_tensors_file(rank)), device)
+        content.restore_random(point.checkpoint, rank, point.config.seed, device)
     except (ValueError, OSError, SafetensorError) as error:
         message = f"{folder.name} cannot be loaded: {error}"
         raise CheckpointError(message, hint="Resume from another checkpoint") from error

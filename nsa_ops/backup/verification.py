@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nsa_core.config.base import one_line
 from nsa_core.rundir.bounded_json import read_json
 from nsa_core.rundir.checkpoint import (
     MANIFEST_NAME,
@@ -13,6 +14,7 @@ from nsa_core.rundir.checkpoint import (
     inspect_checkpoint,
     inspect_file,
 )
+from nsa_core.rundir.checkpoint_shards import read_shards
 from nsa_core.rundir.layout import CHECKPOINT_NAME
 from nsa_core.rundir.lineage import Lineage, find_divergence, find_not_own, lineage_of
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
@@ -166,7 +168,7 @@ def _identity_flaws(
 def _open_files(path: Path, state: CheckpointState) -> tuple[int, list[Flaw]]:
     """Parse every tensor file and every JSON file of a checkpoint; how many tensors it has."""
     num_tensors = 0
-    flaws = []
+    flaws = _shard_flaws(path, state)
     for file in state.manifest.files if state.manifest else []:
         place = path / file.name
         try:
@@ -179,6 +181,18 @@ def _open_files(path: Path, state: CheckpointState) -> tuple[int, list[Flaw]]:
         except ValueError as error:
             flaws.append(Flaw(place, "JSON", f"not: {error}"))
     return num_tensors, flaws
+
+
+def _shard_flaws(path: Path, state: CheckpointState) -> list[Flaw]:
+    """Why the shards of a checkpoint are not one whole state."""
+    if state.manifest is None or not state.manifest.num_shards:
+        return []
+    try:
+        read_shards(path, state.manifest)
+    except ValueError as error:
+        found = f"not: {one_line(error)}"
+        return [Flaw(path / MANIFEST_NAME, "of shards that make one whole state", found)]
+    return []
 
 
 @dataclass(frozen=True)

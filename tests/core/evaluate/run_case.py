@@ -19,6 +19,8 @@ from nsa_core.train.checkpoint_files import (
     to_host,
     write_checkpoint,
 )
+from nsa_core.train.sharded_save import SharedSave
+from tests.core.train.shards import part, save_together
 
 MODEL = {
     "vocab_size": 340, "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_groups": 1,
@@ -53,7 +55,9 @@ def make_run(root: Path, *, tokenizer: str = "byte") -> RunDir:
     return run
 
 
-def save(run: RunDir, config: RunConfig, step: int) -> tuple[LanguageModel, Checkpoint]:
+def save(
+    run: RunDir, config: RunConfig, step: int, *, num_ranks: int = 1
+) -> tuple[LanguageModel, Checkpoint]:
     """Write the checkpoint of a step; its weights are drawn with the step as seed."""
     model = LanguageModel(config.model, seed=step)
     staged = stage(config.data, run.pod_root, config.seed)
@@ -66,7 +70,12 @@ def save(run: RunDir, config: RunConfig, step: int) -> tuple[LanguageModel, Chec
         random_words=read_host_state(),
     )
     origin = CheckpointOrigin("r1", 1, "0" * 64, staged.tokenizer.fingerprint)
-    return model, write_checkpoint(run, snapshot, origin)
+    if num_ranks == 1:
+        return model, write_checkpoint(run, snapshot, origin)
+    parts = [part(snapshot, rank, num_ranks) for rank in range(num_ranks)]
+    saved = save_together(run, parts, origin, SharedSave(1, 20.0))[0]
+    assert isinstance(saved, Checkpoint)
+    return model, saved
 
 
 def flip_a_bit(path: Path) -> None:

@@ -39,6 +39,16 @@ def test_the_newest_whole_checkpoint_is_opened(tmp_path: Path) -> None:
     assert told == []
 
 
+def test_the_shards_of_two_ranks_are_opened_as_one_model(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    model, checkpoint = save(run, read_manifest(run).config, 10, num_ranks=2)
+    assert checkpoint.manifest.num_shards == 2
+    found, told = opened(run)
+    assert found.weights.path == checkpoint.path
+    assert same_weights(found.model, model)
+    assert told == []
+
+
 def test_a_flipped_bit_is_reported_and_the_checkpoint_before_it_is_opened(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     config = read_manifest(run).config
