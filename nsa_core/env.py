@@ -44,6 +44,47 @@ def trainer_environment(allocator: str, caches: Mapping[str, str] | None = None)
     return {**os.environ, **needed, **(caches or {})}
 
 
+def ranks_environment(
+    *,
+    num_local: int,
+    threads: int,
+    uses_cards: bool,
+    interface: str | None,
+    recorder_prefix: Path,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """What the ranks of one pod need besides `trainer_environment`; what the owner has set stays.
+
+    Args:
+        num_local: Ranks of this pod, which share its processors.
+        threads: Processor threads of each; 0 divides what there is.
+        uses_cards: The ranks talk through NCCL.
+        interface: Network interface that leads to the other pods, empty where the libraries choose
+            it; None where there is one pod.
+        recorder_prefix: Path of the flight recorder's dumps; torch appends the rank.
+        environment: What the owner has set; by default this process's own.
+    """
+    found = os.environ if environment is None else environment
+    share = threads or max(1, len(os.sched_getaffinity(0)) // num_local)
+    wanted = {"OMP_NUM_THREADS": str(share)}
+    if interface is None:  # else gloo looks up the host's name, which not every container knows
+        wanted["GLOO_SOCKET_IFNAME"] = "lo"
+    elif interface:
+        wanted |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    if uses_cards:
+        wanted |= FLIGHT_RECORDER | {"TORCH_FR_DUMP_TEMP_FILE": str(recorder_prefix)}
+    needed = {name: value for name, value in wanted.items() if not found.get(name)}
+    return needed | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+
+
+#: A collective that takes too long ends its rank, and leaves the last collectives in a file. 3 ends
+#: the process without aborting the communicators first, which can hang as well and lose the file.
+FLIGHT_RECORDER = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_FR_BUFFER_SIZE": "2000",
+}
+
 #: Where the compilers keep what they made, below the folder of the pod's caches.
 COMPILER_CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "torchinductor"}
 
@@ -75,6 +116,12 @@ RECORDED = (
     "CUBLAS_WORKSPACE_CONFIG",
     "NCCL_P2P_DISABLE",
     "NCCL_DEBUG",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_IB_DISABLE",
+    "GLOO_SOCKET_IFNAME",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "TORCH_FR_BUFFER_SIZE",
     "OMP_NUM_THREADS",
     "OMP_WAIT_POLICY",
     "PYTORCH_CUDA_ALLOC_CONF",

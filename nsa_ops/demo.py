@@ -17,7 +17,8 @@ from nsa_ops.configure import RunChoice
 from nsa_ops.context import Operator
 from nsa_ops.errors import LocalResourceError, RefusedError, StateConflictError, VerificationError
 from nsa_ops.pod.messages import RunReport
-from nsa_ops.pod.processes import is_running, read_processes
+from nsa_ops.pod.processes import read_processes
+from nsa_ops.pod.trainer_group import is_trainer_running
 from nsa_ops.pods.known import execute_add, plan_add
 from nsa_ops.preflight.preflight import run_preflight
 from nsa_ops.quantities import count_of
@@ -122,8 +123,8 @@ def prepare_folder(folder: Path) -> None:
 
 def _refuse_running(folder: Path) -> None:
     for path in (folder / "pod" / "runs").glob("*"):
-        record = read_processes(RunDir(path))
-        if record is not None and is_running(record.trainer):
+        run = RunDir(path)
+        if is_trainer_running(run, read_processes(run)):
             message = f"The demo in `{folder}` still trains run `{path.name}`"
             state = f"NSA_OPS_STATE_DIR={folder / 'state'}"
             hint = f"End it with `{state} nsa-ops halt {path.name}`"

@@ -103,6 +103,8 @@ class RunDir:
     watchdog = _Inside("watchdog.json")
     #: Output of the watchdog.
     watchdog_log = _Inside("watchdog.log")
+    #: Folder of torchrun, where a run has several ranks; empty, and gone when the attempt ends.
+    torchrun = _Inside("torchrun")
     #: Generated text at the end of the run.
     samples = _Inside("samples.json")
 
@@ -128,6 +130,10 @@ class RunDir:
     def rank_exit(self, rank: int) -> Path:
         """How one rank ended, where a run has several; see ranks.py."""
         return self.root / f"exit_rank{rank}.json"
+
+    def flight_record(self, rank: int | None = None) -> Path:
+        """Last collectives of a rank that waited too long; without a rank, how all such begin."""
+        return self.root / f"flight_recorder_rank{'' if rank is None else rank}"
 
     def checkpoint(self, step: int) -> Path:
         """Folder of the checkpoint after this many optimizer steps."""

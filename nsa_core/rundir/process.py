@@ -58,12 +58,39 @@ def age_s(identity: ProcessIdentity) -> float:
     return uptime - identity.start_ticks / _CLOCK_TICKS
 
 
+def state_of(identity: ProcessIdentity) -> str:
+    """The kernel's letter for its state, such as T for stopped; empty if it does not run."""
+    fields = _stat_fields(identity.pid) if is_alive(identity) else None
+    return fields[0] if fields else ""
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal; without one USR1 would end it."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    lines = (line.split() for line in text.splitlines())
+    masks = [int(words[1], 16) for words in lines if words[:1] == ["SigCgt:"]]
+    return bool(masks and masks[0] >> (number - 1) & 1)
+
+
+def children_of(parent: int) -> list[int]:
+    """Pids of the processes that a process has started or adopted and that are not zombies."""
+    return _processes_with(1, parent)
+
+
 def session_members(session: int) -> list[int]:
     """Pids of all processes in a session that are not zombies."""
-    members = []
+    return _processes_with(3, session)
+
+
+def _processes_with(field: int, value: int) -> list[int]:
+    """Pids of the living processes with this value in a field of `_stat_fields`."""
+    found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             fields = _stat_fields(int(entry.name))
-            if fields and int(fields[3]) == session and fields[0] not in "ZX":
-                members.append(int(entry.name))
-    return members
+            if fields and int(fields[field]) == value and fields[0] not in "ZX":
+                found.append(int(entry.name))
+    return found

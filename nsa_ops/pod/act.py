@@ -12,7 +12,6 @@ from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.halt import HaltRequest, read_halt, write_halt
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, read_manifest
-from nsa_core.rundir.process import is_alive
 from nsa_ops.pod.attempts import next_attempt, prepare_run
 from nsa_ops.pod.ending import foresee_restart
 from nsa_ops.pod.join import join_attempt, set_aside
@@ -30,12 +29,10 @@ from nsa_ops.pod.messages import (
 )
 from nsa_ops.pod.processes import (
     LockHeldError,
-    RunProcesses,
     hold_lock,
-    kill_session,
     read_processes,
-    send,
 )
+from nsa_ops.pod.trainer_group import TrainerGroup, group_of
 
 _LOCK_WAIT_S = 5.0
 
@@ -174,8 +171,8 @@ def send_signal(asked: SignalAction) -> Reply:
     attempt = manifest.attempt
     if refusal := _refuse_other(run, asked.action, asked.attempt, attempt):
         return refusal
-    record = read_processes(run, attempt)
-    if record is None or record.trainer is None or not is_alive(record.trainer):
+    group = group_of(run, read_processes(run, attempt))
+    if group is None or not group.is_alive():
         return _refuse_ended(run, asked.action, attempt) or Reply(
             action=asked.action, code=ReplyCode.NOT_FOUND, outcome="not_found", attempt=attempt,
             message=f"no trainer of {run.run_id} attempt {attempt} runs here",
@@ -183,29 +180,41 @@ def send_signal(asked: SignalAction) -> Reply:
         )  # fmt: skip
     unrecorded = _record(
         run, kind="signal", by=asked.by, attempt=attempt,
-        message=f"{asked.signal} to pid {record.trainer.pid}"
+        message=f"{asked.signal} to pid {group.leader.pid}"
+        + (f" and its {len(group.ranks)} ranks" if group.has_ranks else "")
         + (f": {asked.reason}" if asked.reason else ""),
-        facts={"signal": asked.signal, "pid": record.trainer.pid},
+        facts={"signal": asked.signal, "pid": group.leader.pid},
     )  # fmt: skip
-    reply = _deliver(asked, record, attempt)
+    reply = _deliver(asked, group, attempt)
     return reply.model_copy(update={"message": reply.message + unrecorded})
 
 
-def _deliver(asked: SignalAction, record: RunProcesses, attempt: int) -> Reply:
-    leader = record.trainer
-    sent = leader is not None and (
-        bool(kill_session(leader))
-        if asked.signal == "KILL"
-        else send(leader, signal.Signals[f"SIG{asked.signal}"])
-    )
-    if leader is None or not sent:
+def _deliver(asked: SignalAction, group: TrainerGroup, attempt: int) -> Reply:
+    """USR2 goes to the first rank alone: the others save with it."""
+    if asked.signal == "KILL":
+        sent = bool(group.kill())
+        reached = {}
+    else:
+        number = signal.Signals[f"SIG{asked.signal}"]
+        reached = group.signal(number, only_first=asked.signal == "USR2")
+        sent = bool(reached)
+    if not sent and group.has_ranks and group.is_alive():
+        return Reply(
+            action=asked.action, code=ReplyCode.CONFLICT, outcome="refused", attempt=attempt,
+            message=f"no rank of {group.run.run_id} takes {asked.signal} yet: they are starting",
+            hint="Ask again when `nsa-ops status` shows a heartbeat",
+        )  # fmt: skip
+    if not sent:
         return Reply(
             action=asked.action, code=ReplyCode.OK, outcome="already", attempt=attempt,
             message="the trainer ended by itself at this moment",
         )  # fmt: skip
+    whom = f"the trainer, pid {group.leader.pid}"
+    if group.has_ranks and reached:
+        whom = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in reached.items())
     return Reply(
         action=asked.action, code=ReplyCode.OK, outcome="done", attempt=attempt,
-        message=f"sent {asked.signal} to the trainer, pid {leader.pid}",
+        message=f"sent {asked.signal} to {whom}",
     )  # fmt: skip
 
 

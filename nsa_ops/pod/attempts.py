@@ -17,7 +17,8 @@ from nsa_core.rundir.manifest import (
 )
 from nsa_ops.pod.ending import read_stop
 from nsa_ops.pod.messages import NextAttemptAction, PrepareRunAction, Reply, ReplyCode
-from nsa_ops.pod.processes import LockHeldError, hold_lock
+from nsa_ops.pod.processes import LockHeldError, hold_lock, read_processes
+from nsa_ops.pod.trainer_group import is_trainer_running
 from nsa_ops.quantities import count_of
 
 #: What makes two launches the same launch; times, facts of the pod and attempts may differ.
@@ -166,6 +167,8 @@ def _begin(run: RunDir, asked: NextAttemptAction) -> Reply:
             action=asked.action, code=ReplyCode.OK, outcome="already", attempt=current.attempt,
             message=f"attempt {current.attempt} has begun already", manifest=current,
         )  # fmt: skip
+    if is_trainer_running(run, read_processes(run, current.attempt)):  # without its torchrun
+        return refuse_alive(run, asked.action)
     if current.attempt != asked.from_attempt:
         return Reply(
             action=asked.action, code=ReplyCode.CONFLICT, outcome="conflict",

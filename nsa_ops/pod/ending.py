@@ -3,20 +3,23 @@
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from nsa_core.rundir.bounded_json import read_last_records
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.events import Event, find_events
 from nsa_core.rundir.exit import HANG_RULES, ExitRecord, TrainerExit, read_exit, write_exit
 from nsa_core.rundir.halt import read_halt
-from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import is_running, is_this_boot, read_processes
+from nsa_ops.pod.rank_ending import RanksVerdict, judge_ranks, name_signal
+from nsa_ops.pod.rank_traces import last_beat, read_traces
+from nsa_ops.pod.rank_watch import RankSightings
 from nsa_ops.pod.read_run import list_checkpoint_facts, newest_whole
+from nsa_ops.pod.torchrun import Ranks
+from nsa_ops.pod.trainer_group import is_trainer_running
 from nsa_ops.quantities import count_of
 
 #: Where Linux counts the processes that the memory limit of this container has killed.
@@ -24,6 +27,7 @@ _MEMORY_EVENTS = (
     Path("/sys/fs/cgroup/memory.events"),
     Path("/sys/fs/cgroup/memory/memory.oom_control"),
 )
+_UNKNOWN_KILLER = "out of host memory, or by hand"
 _STOP_SIGNALS = {"TERM", "KILL", "INT"}
 #: Kinds of events that `asked_to_stop` judges.
 STOP_KINDS = ("halt_asked", "signal")
@@ -63,10 +67,11 @@ def asked_to_stop(events: list[Event], attempt: int) -> Event | None:
     return None
 
 
-def last_step(run: RunDir, attempt: int) -> int:
-    """The highest step in the heartbeats of this attempt; 0 without one."""
-    beats = read_last_records(run.heartbeat(), Heartbeat).records
-    return max((beat.step for beat in beats if beat.attempt == attempt), default=0)
+def last_step(run: RunDir, manifest: RunManifest) -> int:
+    """The highest step in the heartbeats of this attempt on this pod; 0 without one."""
+    ranks = Ranks.of(manifest)
+    beats = (last_beat(run, rank, manifest.attempt) for rank in ranks.numbers)
+    return max((beat.step for beat in beats if beat is not None), default=0)
 
 
 def explain_code(code: int, *, asked: Event | None, memory_kills: int) -> str:
@@ -75,22 +80,20 @@ def explain_code(code: int, *, asked: Event | None, memory_kills: int) -> str:
         return "ended with code 0 and without an exit record"
     if code > 0:
         return f"ended with code {code} and without an exit record; see the end of training.log"
-    name = _signal_name(-code)
-    if memory_kills > 0:
-        return f"killed by {name}: the pod's memory limit was reached (the kernel counted it)"
-    if asked is not None:
-        return f"killed by {name}: {asked.by} asked ({asked.message})"
+    name = name_signal(-code)
+    why = _explain_kill(asked, memory_kills)
+    if why:
+        return f"killed by {name}: {why}"
     if code == -signal.SIGKILL:
-        return f"killed by {name}: out of host memory, or by hand"
+        return f"killed by {name}: {_UNKNOWN_KILLER}"
     return f"killed by {name}"
 
 
-def _signal_name(number: int) -> str:
-    """Name of a signal; most real-time signals have a number alone."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+def _explain_kill(asked: Event | None, memory_kills: int) -> str:
+    """Who or what kills processes here; empty if nothing is known."""
+    if memory_kills > 0:
+        return "the pod's memory limit was reached (the kernel counted it)"
+    return f"{asked.by} asked ({asked.message})" if asked is not None else ""
 
 
 def _code_of(code: int, asked: Event | None) -> int:
@@ -100,48 +103,88 @@ def _code_of(code: int, asked: Event | None) -> int:
     return code if code else TrainerExit.CRASHED
 
 
+@dataclass(frozen=True)
+class ProcessEnd:
+    """What the runner knows of the end of its trainer.
+
+    Attributes:
+        code: Exit code of the process, negative for a signal; with several ranks that of torchrun.
+        memory_kills: Processes that the kernel killed for memory while it ran.
+        seen: What was seen of its ranks.
+        log_offset: Bytes of training.log before this attempt.
+    """
+
+    code: int
+    memory_kills: int = 0
+    seen: RankSightings = field(default_factory=RankSightings)
+    log_offset: int = 0
+
+
 def write_missing_exit(
-    run: RunDir, manifest: RunManifest, code: int | None = None, memory_kills: int = 0
+    run: RunDir, manifest: RunManifest, process: ProcessEnd | None = None
 ) -> ExitRecord:
     """The exit record of the trainer, or that of `missing_exit`, written now, if it left none."""
     written = read_exit(run, manifest.attempt)
     if written is not None:  # then nothing else is read: the disk may be failing
         return written
-    missing = missing_exit(run, manifest, code, memory_kills)
+    missing = missing_exit(run, manifest, process)
     write_exit(run, missing)
     return missing
 
 
 def missing_exit(
-    run: RunDir, manifest: RunManifest, code: int | None = None, memory_kills: int = 0
+    run: RunDir, manifest: RunManifest, process: ProcessEnd | None = None
 ) -> ExitRecord:
     """The record of an attempt whose trainer left none.
 
     A trainer that ends with 0 without having written a record has not finished: code 1. One that
     the watchdog had to end because nothing moved gets the code of a hang; its reason names the
-    signal.
+    signal. Of several ranks it is the record of the one that failed first.
 
     Args:
         run: Run directory.
         manifest: Manifest of the attempt.
-        code: Exit code of the process, negative for a signal; None where the runner is gone too,
-            so that the watchdog writes and the code is unknown.
-        memory_kills: Processes that the kernel killed for memory while it ran.
+        process: None where the runner is gone too, so that the watchdog writes and the code is
+            unknown.
     """
     checkpoints = list_checkpoints(run)
     asked = asked_to_stop(find_events(run, *STOP_KINDS), manifest.attempt)
-    reason = "the trainer and its runner are gone; the exit code is unknown"
-    if code is not None:
-        reason = explain_code(code, asked=asked, memory_kills=memory_kills)
+    found = _judge_ranks(run, manifest, process, asked) or _judge_process(process, asked)
     return ExitRecord(
         run_id=manifest.run_id,
         attempt=manifest.attempt,
-        code=_code_of(code or 0, asked),
-        reason=reason,
-        step=last_step(run, manifest.attempt),
+        code=found.code,
+        reason=found.reason,
+        step=last_step(run, manifest),
         checkpoint_step=checkpoints[0].step if checkpoints else None,
         at=time.time(),
-        by="watchdog" if code is None else "runner",
+        by="watchdog" if process is None else "runner",
+    )
+
+
+def _judge_process(process: ProcessEnd | None, asked: Event | None) -> RanksVerdict:
+    """The end of a trainer that is one process, or of torchrun where no rank has left a trace."""
+    reason = "the trainer and its runner are gone; the exit code is unknown"
+    if process is not None:
+        reason = explain_code(process.code, asked=asked, memory_kills=process.memory_kills)
+    return RanksVerdict(_code_of(process.code if process else 0, asked), reason, 0)
+
+
+def _judge_ranks(
+    run: RunDir, manifest: RunManifest, process: ProcessEnd | None, asked: Event | None
+) -> RanksVerdict | None:
+    """The end of several ranks; None where there is one, or where torchrun was killed itself."""
+    ranks = Ranks.of(manifest)
+    is_killed = asked is not None and asked.facts.get("signal") == "KILL"
+    if not ranks.are_several or is_killed or (process and process.seen.torchrun_first):
+        return None
+    seen, offset = (process.seen, process.log_offset) if process else (RankSightings(), 0)
+    is_hang = asked is not None and asked.facts.get("rule") in HANG_RULES
+    return judge_ranks(
+        read_traces(run, manifest.attempt, ranks.numbers, seen, offset),
+        ranks.total,
+        why_killed=_explain_kill(asked, process.memory_kills if process else 0) or _UNKNOWN_KILLER,
+        hung=f"{asked.by}: {asked.message}" if asked is not None and is_hang else "",
     )
 
 
@@ -222,7 +265,7 @@ def decide_after(run: RunDir, manifest: RunManifest, ended: ExitRecord) -> Resta
     return decide_restart(
         ended,
         stop_asked=read_stop(run, manifest),
-        steps_done=last_step(run, manifest.attempt),
+        steps_done=last_step(run, manifest),
         without_progress=count_without_progress(
             find_events(run, "resumed", RESTARTED), newest_whole(list_checkpoint_facts(run))
         ),
@@ -262,6 +305,6 @@ def _read_end(run: RunDir, manifest: RunManifest) -> ExitRecord | None:
     record = read_processes(run, manifest.attempt)
     if record is None or record.trainer is None or not is_this_boot(record):
         return None
-    if is_running(record.trainer) or is_running(record.runner):
+    if is_trainer_running(run, record) or is_running(record.runner):
         return None
     return missing_exit(run, manifest)

@@ -1,15 +1,12 @@
 """Stop a run that the rules gave up: `.HALT`, then TERM, then KILL, each step recorded."""
 
 import json
-import re
 import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Literal
 
-from nsa_core.config.base import TolerantModel
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir import events
 from nsa_core.rundir.atomic import write_text
@@ -19,104 +16,13 @@ from nsa_core.rundir.halt import HaltRequest, write_halt
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
-from nsa_core.rundir.process import ProcessIdentity, is_alive
-from nsa_ops.pod.processes import kill_session, send
 from nsa_ops.pod.rules.verdict import Finding, Verdict
+from nsa_ops.pod.stacks import report_hang
+from nsa_ops.pod.trainer_group import TrainerGroup
 
-_DUMP_WAIT_S = 2.0
-_DUMP_POLL_S = 0.05
-_MOST_CHARACTERS = 200_000
-#: Addresses and thread numbers differ between ranks that are at the same place.
-_NOISE = re.compile(r"0x[0-9a-f]+")
 StopOutcome = Literal["ended", "terminated", "killed", "unkillable"]
 _POLL_S = 0.1
 _KILL_WAIT_S = 10.0
-
-
-class StackGroup(TolerantModel):
-    """Ranks whose newest stacks read the same."""
-
-    ranks: list[int]
-    text: str
-
-
-class HangReport(TolerantModel):
-    """Content of hang_report.json.
-
-    Attributes:
-        still: The second dump reads like the first: nothing moved in between.
-        groups: Newest stacks of all ranks, the smallest group first: it names the odd rank.
-        note: Why there are no stacks; empty if there are.
-    """
-
-    schema_version: int = 1
-    at: float
-    attempt: int
-    rule: str
-    sentence: str
-    still: bool = False
-    groups: list[StackGroup] = []
-    note: str = ""
-
-
-def parse_rank(path: Path) -> int:
-    """The rank in `stackdump_rank3.txt`."""
-    digits = re.search(r"(\d+)$", path.stem)
-    return int(digits[1]) if digits else 0
-
-
-def group_stacks(stacks: dict[int, str]) -> list[StackGroup]:
-    """Ranks with the same text together, the smallest group first."""
-    groups: dict[str, list[int]] = {}
-    for rank, text in sorted(stacks.items()):
-        groups.setdefault(_NOISE.sub("0x…", text), []).append(rank)
-    return [
-        StackGroup(ranks=ranks, text=text)
-        for text, ranks in sorted(groups.items(), key=lambda item: len(item[1]))
-    ]
-
-
-def _sizes(run: RunDir) -> dict[Path, int]:
-    return {path: path.stat().st_size for path in run.root.glob("stackdump_rank*.txt")}
-
-
-def _dump(run: RunDir, trainer: ProcessIdentity) -> dict[int, str]:
-    """Ask for stacks and read what was appended; empty if nothing came within 2 s."""
-    before = _sizes(run)
-    if not send(trainer, signal.SIGUSR1):
-        return {}
-    end = time.monotonic() + _DUMP_WAIT_S
-    while time.monotonic() < end and _sizes(run) == before:
-        time.sleep(_DUMP_POLL_S)
-    time.sleep(_DUMP_POLL_S)  # let the writer finish its last lines
-    stacks = {}
-    for path in _sizes(run):
-        with path.open("rb") as file:
-            file.seek(before.get(path, 0))
-            text = file.read(_MOST_CHARACTERS).decode(errors="replace")
-        if text:
-            stacks[parse_rank(path)] = text
-    return stacks
-
-
-def report_hang(
-    run: RunDir, trainer: ProcessIdentity, *, attempt: int, rule: str, sentence: str
-) -> HangReport:
-    """Dump the stacks twice and write hang_report.json."""
-    first = _dump(run, trainer)
-    second = _dump(run, trainer)
-    newest = second or first
-    report = HangReport(
-        at=time.time(),
-        attempt=attempt,
-        rule=rule,
-        sentence=sentence,
-        still=bool(first) and group_stacks(first) == group_stacks(second),
-        groups=group_stacks(newest),
-        note="" if newest else "no stacks came within 2 s of SIGUSR1: the process may be stopped",
-    )
-    write_text(run.hang_report, report.model_dump_json(indent=2) + "\n")
-    return report
 
 
 class Enforcer:
@@ -126,7 +32,7 @@ class Enforcer:
         self,
         run: RunDir,
         manifest: RunManifest,
-        trainer: ProcessIdentity,
+        group: TrainerGroup,
         keep_alive: Callable[[], None],
     ) -> None:
         """Nothing is done yet.
@@ -135,8 +41,9 @@ class Enforcer:
         """
         self._run = run
         self._manifest = manifest
-        self._trainer = trainer
+        self._group = group
         self._keep_alive = keep_alive
+        self._heartbeats = run.heartbeat(manifest.pod_ranks.start)
         self._limits: WatchdogLimits = manifest.config.watchdog
 
     def stop(self, verdict: Verdict) -> StopOutcome:
@@ -144,8 +51,7 @@ class Enforcer:
         write_anomaly(self._run, verdict, self._manifest.attempt)
         if verdict.rule in HANG_RULES:
             report_hang(
-                self._run, self._trainer, attempt=self._manifest.attempt, rule=verdict.rule,
-                sentence=verdict.sentence,
+                self._group, rule=verdict.rule, sentence=verdict.sentence
             )  # fmt: skip
         if self._ask(verdict) and self._wait_for_answer():
             return "ended"
@@ -180,10 +86,10 @@ class Enforcer:
 
     def _has_ended(self) -> bool:
         ended = read_exit(self._run, self._manifest.attempt)
-        return ended is not None or not is_alive(self._trainer)
+        return ended is not None or not self._group.is_alive()
 
     def _is_acknowledged(self) -> bool:
-        beats = read_last_records(self._run.heartbeat(), Heartbeat).records
+        beats = read_last_records(self._heartbeats, Heartbeat).records
         return any(
             beat.msg == "halt_ack" and beat.attempt == self._manifest.attempt for beat in beats
         )
@@ -194,7 +100,7 @@ class Enforcer:
             lambda: self._has_ended() or self._is_acknowledged(), self._limits.ack_grace_s
         ):
             saving_s = max(self._limits.ack_grace_s, self._limits.phase_limit_s)
-            return self._wait(lambda: not is_alive(self._trainer), saving_s)
+            return self._wait(lambda: not self._group.is_alive(), saving_s)
         return False
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
@@ -208,22 +114,24 @@ class Enforcer:
 
     def end(self, why: str) -> StopOutcome:
         """TERM, and after its time KILL for the whole session."""
-        pid = self._trainer.pid
+        pid, also = self._group.leader.pid, ""
+        if self._group.has_ranks:
+            also = f" and its {len(self._group.ranks)} ranks"
         with suppress(OSError):  # a full disk must not stop the signals
             self._record(
-                "signal", f"TERM to pid {pid}: {why}",
+                "signal", f"TERM to pid {pid}{also}: {why}",
                 signal="TERM", pid=pid,
             )  # fmt: skip
-        send(self._trainer, signal.SIGTERM)
-        if self._wait(lambda: not is_alive(self._trainer), self._limits.term_grace_s):
+        self._group.signal(signal.SIGTERM)
+        if self._wait(lambda: not self._group.is_alive(), self._limits.term_grace_s):
             return "terminated"
         with suppress(OSError):  # as above
             self._record(
-                "signal", f"KILL to the session of pid {pid}: TERM had no effect",
+                "signal", f"KILL to the session of pid {pid}{also}: TERM had no effect",
                 signal="KILL", pid=pid,
             )  # fmt: skip
-        kill_session(self._trainer)
-        if self._wait(lambda: not is_alive(self._trainer), _KILL_WAIT_S):
+        self._group.kill()
+        if self._wait(lambda: not self._group.is_alive(), _KILL_WAIT_S):
             return "killed"
         self._record(
             "unkillable", f"pid {pid} did not end after KILL: it hangs in the kernel, and only a "

@@ -1,5 +1,6 @@
 """Who runs and who watches a run: the records they leave, and the locks that keep them single."""
 
+import ctypes
 import fcntl
 import os
 import signal
@@ -7,6 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from pydantic import Field
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import write_text
@@ -29,7 +32,10 @@ class RunProcesses(TolerantModel):
 
     Attributes:
         runner: The process that waits for the trainer.
-        trainer: The trainer, which leads a session of its own; None until it is started.
+        trainer: The trainer, which leads a session of its own; None until it is started. Where
+            this pod runs several ranks it is torchrun, and ranks.py has the ranks.
+        first_rank: Number of the first rank of this pod.
+        num_ranks: Ranks of this pod that torchrun has started; 0 where the trainer is one process.
     """
 
     schema_version: int = 1
@@ -39,6 +45,8 @@ class RunProcesses(TolerantModel):
     pod_id: str = ""
     runner: ProcessIdentity
     trainer: ProcessIdentity | None = None
+    first_rank: int = Field(0, ge=0)
+    num_ranks: int = Field(0, ge=0, le=4096)
     module: str = "nsa_core.train"
     started_unix_s: float
 
@@ -94,6 +102,14 @@ def kill_session(leader: ProcessIdentity) -> list[int]:
             continue
         killed.append(pid)
     return killed
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """From now on a process whose parent has died becomes a child of this one."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class LockHeldError(RuntimeError):

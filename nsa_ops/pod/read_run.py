@@ -19,8 +19,9 @@ from nsa_core.rundir.process import age_s
 from nsa_ops.pod.card_watch import CardEvidence
 from nsa_ops.pod.leak import Causality
 from nsa_ops.pod.messages import CheckpointFact
-from nsa_ops.pod.processes import RunProcesses, is_running
+from nsa_ops.pod.processes import RunProcesses
 from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence
+from nsa_ops.pod.trainer_group import is_trainer_running
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMORY_INFO = Path("/proc/meminfo")
@@ -121,7 +122,7 @@ def read_process_evidence(
 ) -> ProcessEvidence:
     """Whether the recorded trainer lives, how old it is, and how the attempt ended."""
     trainer = record.trainer if record else None
-    alive = is_running(trainer)
+    alive = is_trainer_running(run, record)
     return ProcessEvidence(
         trainer_alive=alive,
         age_s=age_s(trainer) if trainer and alive else 0.0,

@@ -1,19 +1,19 @@
-"""Start the watchdog of a run again when it has died: the runner does, while its trainer runs.
+"""`python -m nsa_ops.pod.runner --run-dir D`: start the trainer of one attempt and wait for it.
 
-The lock of the watchdog keeps it single: one too many ends at once.
+A trainer of several ranks is torchrun. What it leaves behind is ended, and an end that the trainer
+could not record is recorded here.
 """
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 from nsa_core.env import compiler_caches, trainer_environment
 from nsa_core.rundir import events
@@ -22,93 +22,27 @@ from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.goodput import record_hang
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
-from nsa_core.rundir.process import identify
-from nsa_ops.pod.ending import count_memory_kills, write_missing_exit
-from nsa_ops.pod.journal import read_watchdog
+from nsa_core.rundir.process import children_of, identify
+from nsa_ops.pod.ending import ProcessEnd, count_memory_kills, write_missing_exit
+from nsa_ops.pod.keep_watched import WatchdogKeeper
 from nsa_ops.pod.processes import (
     LockHeldError,
     RunProcesses,
-    is_running,
-    kill_session,
+    adopt_orphans,
     read_processes,
     take_lock,
     write_processes,
 )
+from nsa_ops.pod.rank_watch import RankSightings, RankWatch, end_left_over
+from nsa_ops.pod.torchrun import Ranks, find_missing_place, ranks_variables, trainer_command
+from nsa_ops.pod.trainer_group import TrainerGroup, group_of, is_trainer_running
 from nsa_ops.quantities import count_of
 
-LOOK_S = 30.0
-#: A watchdog that dies again and again has a reason that another start does not change.
-MAX_STARTS = 3
-Start = Callable[[RunDir, str], object]
 TRAINER_MODULE = "nsa_core.train"
 CONFLICT = 7
 NOT_A_RUN = 6
 LOCAL_RESOURCE = 11
-
-
-def start_part(
-    part: Literal["runner", "watchdog"], run: RunDir, module: str
-) -> "subprocess.Popen[bytes]":
-    """Start the runner or the watchdog of a run in a session of its own."""
-    with run.watchdog_log.open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", f"nsa_ops.pod.{part}", "--run-dir", str(run.root),
-             "--module", module],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
-
-
-def start_watchdog(run: RunDir, module: str) -> "subprocess.Popen[bytes]":
-    """Start the watchdog of a run, as `start_part`."""
-    return start_part("watchdog", run, module)
-
-
-class WatchdogKeeper:
-    """Looks after the watchdog of one attempt from a thread, until it is stopped."""
-
-    def __init__(
-        self, run: RunDir, attempt: int, module: str, start: Start = start_watchdog
-    ) -> None:
-        self._run = run
-        self._attempt = attempt
-        self._module = module
-        self._start = start
-        self._num_starts = 0
-        self._started: list[object] = []  # kept: one that is forgotten while it runs is warned of
-        self._is_over = threading.Event()
-
-    def begin(self) -> None:
-        """Look every `LOOK_S` seconds from now on."""
-        threading.Thread(target=self._keep, name="keep-watched", daemon=True).start()
-
-    def stop(self) -> None:
-        """The attempt ends: start no more watchdogs."""
-        self._is_over.set()
-
-    def _keep(self) -> None:
-        while not self._is_over.wait(LOOK_S):
-            self.look()
-
-    def look(self) -> None:
-        """Start the watchdog if the one that the run had is dead; each start is an event.
-
-        A run that never had one, or whose watchdog is done, is left alone.
-        """
-        watchdog = read_watchdog(self._run)
-        if watchdog is None or watchdog.doing == "done" or is_running(watchdog.identity):
-            return
-        if self._num_starts == MAX_STARTS:
-            return
-        self._num_starts += 1
-        which = f"start {self._num_starts} of {MAX_STARTS}"
-        why = f"the watchdog, pid {watchdog.identity.pid}, is dead: {which} by the runner"
-        try:
-            events.record(
-                self._run, kind="watchdog_started", by="runner", attempt=self._attempt, message=why
-            )
-            self._started.append(self._start(self._run, self._module))
-        except OSError as error:  # the next look tries again; it counts as a start
-            sys.stderr.write(f"warning: {why}: {error}\n")
+USAGE = 2
 
 
 class RunnerRefusedError(RuntimeError):
@@ -161,7 +95,7 @@ def _refuse_if_used(run: RunDir, manifest: RunManifest) -> None:
     record = read_processes(run, manifest.attempt)
     if record is None:
         return
-    if is_running(record.trainer):
+    if is_trainer_running(run, record):
         raise RunnerRefusedError(_describe_holder(run), CONFLICT)
     if record.trainer is not None:
         message = (
@@ -183,35 +117,43 @@ def start_trainer(
     if runner is None:
         message = "/proc does not show this process; nsa-ops needs a Linux pod with /proc"
         raise RunnerRefusedError(message, LOCAL_RESOURCE)
+    ranks = Ranks.of(manifest)
     record = RunProcesses(
         run_id=manifest.run_id, attempt=manifest.attempt, attempt_id=manifest.attempt_id,
         pod_id=manifest.pod_id, runner=runner, module=module, started_unix_s=time.time(),
+        first_rank=ranks.first, num_ranks=ranks.local if ranks.are_several else 0,
     )  # fmt: skip
     write_processes(run, record)
 
     def record_trainer() -> None:
         write_processes(run, record.model_copy(update={"trainer": identify(os.getpid())}))
 
+    environment = trainer_environment(
+        manifest.config.runtime.allocator, compiler_caches(run.pod_root, manifest.code_id)
+    )
     with run.log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", module, "--run-dir", str(run.root)],
+            trainer_command(run, manifest, module),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=record_trainer,  # noqa: PLW1509 -- the runner has one thread so far
             pass_fds=(lock,),
-            env=trainer_environment(
-                manifest.config.runtime.allocator, compiler_caches(run.pod_root, manifest.code_id)
-            ),
+            env=environment | ranks_variables(run, manifest),
         )
 
 
 def forward_signals(
-    run: RunDir, attempt: int, trainer: subprocess.Popen[bytes], keeper: WatchdogKeeper
+    run: RunDir,
+    attempt: int,
+    trainer: subprocess.Popen[bytes],
+    keeper: WatchdogKeeper,
+    group: TrainerGroup | None,
 ) -> None:
     """Forward TERM to the trainer (the pod goes down), and INT as a stop that a person asked for.
 
+    Of a trainer with several ranks the ranks get it: torchrun would report a failure.
     HUP is ignored from the start: closing the terminal ends neither of the two.
     """
 
@@ -223,7 +165,10 @@ def forward_signals(
             message=f"the runner got {name} and forwards TERM to pid {trainer.pid}",
             facts={"signal": name, "pid": trainer.pid},
         )  # fmt: skip
-        trainer.send_signal(signal.SIGTERM)
+        if group is None or not group.has_ranks:
+            trainer.send_signal(signal.SIGTERM)
+        else:
+            group.signal(signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, forward)
     signal.signal(signal.SIGINT, forward)
@@ -232,23 +177,30 @@ def forward_signals(
 def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
     """Start the trainer of the current attempt, wait for it, and return its exit code."""
     lock, manifest = claim(run)
+    if missing := find_missing_place(manifest):
+        os.close(lock)
+        message = f"{run.manifest}: {missing}"
+        raise RunnerRefusedError(message, USAGE)
     for line in clear_obstacles(run):
         events.record(run, kind="unreadable", by="runner", attempt=manifest.attempt, message=line)
     memory_kills = count_memory_kills()
+    log_offset = run.log.stat().st_size if run.log.exists() else 0
     trainer = start_trainer(run, manifest, lock, module)
+    group = group_of(run, read_processes(run, manifest.attempt))
     keeper = WatchdogKeeper(run, manifest.attempt, module)
-    forward_signals(run, manifest.attempt, trainer, keeper)
+    forward_signals(run, manifest.attempt, trainer, keeper, group)
     events.record(
         run, kind="started", by="runner", attempt=manifest.attempt,
-        message=f"trainer pid {trainer.pid}, module {module}",
+        message=f"trainer pid {trainer.pid}, module {module}{_describe_ranks(manifest)}",
         facts={"pid": trainer.pid, "runner_pid": os.getpid()},
     )  # fmt: skip
     keeper.begin()
-    code = trainer.wait()
+    code, seen = _wait(run, manifest.attempt, trainer, group)
     keeper.stop()
-    _end_left_over(run, manifest.attempt)
+    _end_left_over(run, manifest.attempt, group, keeper)
     memory_kills = count_memory_kills() - memory_kills
-    record = write_missing_exit(run, manifest, code, memory_kills)
+    process = ProcessEnd(code, memory_kills, seen, log_offset)
+    record = write_missing_exit(run, manifest, process)
     if not _has_recorded_its_end(run, manifest.attempt):
         events.record(
             run, kind="ended", by="runner", attempt=manifest.attempt,
@@ -258,7 +210,31 @@ def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
     with suppress(OSError):  # the next attempt counts it as well
         record_hang(run, record)
     os.close(lock)
-    return code
+    return record.code if group is not None and group.has_ranks else code
+
+
+def _describe_ranks(manifest: RunManifest) -> str:
+    ranks = Ranks.of(manifest)
+    if not ranks.are_several:
+        return ""
+    return f", ranks {ranks.first} to {ranks.numbers[-1]} of {ranks.total}"
+
+
+def _wait(
+    run: RunDir, attempt: int, trainer: "subprocess.Popen[bytes]", group: TrainerGroup | None
+) -> tuple[int, RankSightings]:
+    """The exit code of the trainer, and what was seen of its ranks."""
+    if group is None or not group.has_ranks:
+        return trainer.wait(), RankSightings()
+    adopt_orphans()
+
+    def report(why: str, killed: list[int]) -> None:
+        _record_killed(run, attempt, killed, why)
+
+    watch = RankWatch(group, report)
+    code = watch.wait(trainer)
+    shutil.rmtree(run.torchrun, ignore_errors=True)
+    return code, watch.seen
 
 
 def _has_recorded_its_end(run: RunDir, attempt: int) -> bool:
@@ -266,18 +242,23 @@ def _has_recorded_its_end(run: RunDir, attempt: int) -> bool:
     return any(event.attempt == attempt for event in events.find_events(run, "ended"))
 
 
-def _end_left_over(run: RunDir, attempt: int) -> None:
-    """KILL what the trainer left behind in its session: it would keep memory of the card."""
-    record = read_processes(run, attempt)
-    if record is None or record.trainer is None:
+def _end_left_over(
+    run: RunDir, attempt: int, group: TrainerGroup | None, keeper: WatchdogKeeper
+) -> None:
+    """KILL what the trainer left behind in its sessions: it would keep memory of the card."""
+    if group is None:
         return
-    killed = kill_session(record.trainer)
+    adopted = [pid for pid in children_of(os.getpid()) if pid not in keeper.pids]
+    killed = end_left_over(group, adopted if group.has_ranks else [])
+    _record_killed(run, attempt, killed, "the trainer had left it behind")
+
+
+def _record_killed(run: RunDir, attempt: int, killed: list[int], why: str) -> None:
     if killed:
         processes = count_of(len(killed), "process", "processes")
         events.record(
             run, kind="left_over_killed", by="runner", attempt=attempt,
-            message=f"ended {processes} that the trainer had left behind",
-            facts={"pids": killed},
+            message=f"ended {processes}: {why}", facts={"pids": killed},
         )  # fmt: skip
 
 

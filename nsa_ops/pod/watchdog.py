@@ -33,6 +33,7 @@ from nsa_ops.pod.ending import (
 )
 from nsa_ops.pod.enforce import Enforcer, StopOutcome, write_anomaly
 from nsa_ops.pod.journal import WATCHDOG_ENDED, Journal, read_watchdog
+from nsa_ops.pod.keep_watched import start_part
 from nsa_ops.pod.leak import CHECKS_MODULE, SUSPICIONS, CausalityProbe
 from nsa_ops.pod.messages import Doing, NextAttemptAction, ReplyCode
 from nsa_ops.pod.processes import (
@@ -51,8 +52,9 @@ from nsa_ops.pod.read_run import (
 )
 from nsa_ops.pod.rules.rulebook import judge
 from nsa_ops.pod.rules.verdict import ReportedFindings, Verdict
-from nsa_ops.pod.runner import CONFLICT, NOT_A_RUN, TRAINER_MODULE, start_part
+from nsa_ops.pod.runner import CONFLICT, NOT_A_RUN, TRAINER_MODULE
 from nsa_ops.pod.tracker import HealthEvidence, tracker_of
+from nsa_ops.pod.trainer_group import group_of, is_trainer_running
 
 _HISTORY_BYTES = 512 * 1024
 _CHUNK_BYTES = 1024 * 1024
@@ -135,7 +137,7 @@ class Watchdog:
         ended = self._read_end(record)
         if ended is not None:
             return self._after_end(ended)
-        if not is_running(record.trainer) or self._is_leaving(record):
+        if not is_trainer_running(self._run, record) or self._is_leaving(record):
             return ""
         self._judge(record)
         if self._verdict.level == "halt":
@@ -191,7 +193,7 @@ class Watchdog:
 
     def _read_end(self, record: RunProcesses) -> ExitRecord | None:
         """How the attempt ended; written here if the trainer and its runner are both gone."""
-        if is_running(record.trainer):
+        if is_trainer_running(self._run, record):
             return None
         end = time.monotonic() + _RUNNER_WAIT_S
         while is_running(record.runner) and time.monotonic() < end:
@@ -253,9 +255,10 @@ class Watchdog:
             self._end_with(record, lambda enforcer: enforcer.stop(self._verdict))
 
     def _end_with(self, record: RunProcesses, act: Callable[[Enforcer], StopOutcome]) -> None:
-        if record.trainer is None:
+        group = group_of(self._run, record)
+        if group is None:
             return
-        enforcer = Enforcer(self._run, self._manifest, record.trainer, self._journal.show_again)
+        enforcer = Enforcer(self._run, self._manifest, group, self._journal.show_again)
         outcome = act(enforcer)
         self._gave_up = outcome == "unkillable"
         self._note("halt_done", f"the trainer {outcome}", outcome=outcome)

@@ -151,8 +151,8 @@ def test_a_trainer_that_wrote_its_exit_and_does_not_go_can_still_be_killed(tmp_p
 
 IMPATIENT = """
 import sys
-from nsa_ops.pod import runner
-runner.LOOK_S = 1.5
+from nsa_ops.pod import keep_watched, runner
+keep_watched.LOOK_S = 1.5
 sys.exit(runner.main(sys.argv[1:]))
 """
 

@@ -11,10 +11,10 @@ from nsa_core.rundir.manifest import read_manifest
 from nsa_core.rundir.process import is_alive
 from nsa_ops.pod.act import act
 from nsa_ops.pod.card_watch import MARK_NAME, PodMark
-from nsa_ops.pod.enforce import HangReport
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.messages import HaltAction, SignalAction
 from nsa_ops.pod.processes import kill_session, read_processes
+from nsa_ops.pod.stacks import HangReport
 from tests.integration.pod_runs import make_run, start, wait_for
 
 pytestmark = pytest.mark.integration

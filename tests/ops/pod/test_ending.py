@@ -24,13 +24,13 @@ from nsa_ops.pod.ending import (
     foresee_restart,
     write_missing_exit,
 )
-from nsa_ops.pod.enforce import group_stacks
 from nsa_ops.pod.journal import Journal
 from nsa_ops.pod.messages import HaltAction, NextAttemptAction, Reply
 from nsa_ops.pod.probe import probe
 from nsa_ops.pod.processes import RunProcesses, write_processes
 from nsa_ops.pod.read_run import read_memory_fraction
 from nsa_ops.pod.rules.verdict import Verdict
+from nsa_ops.pod.stacks import group_stacks
 
 
 def event(kind: str, by: str = "watchdog", attempt: int = 1, **facts) -> Event:

@@ -14,11 +14,11 @@ from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.process import ProcessIdentity, identify
 from nsa_ops.pod.ending import read_stop
 from nsa_ops.pod.journal import read_watchdog
+from nsa_ops.pod.keep_watched import MAX_STARTS, WatchdogKeeper, start_watchdog
 from nsa_ops.pod.messages import WatchdogRecord
 from nsa_ops.pod.probe import probe
 from nsa_ops.pod.processes import RunProcesses, write_processes
 from nsa_ops.pod.rules.verdict import Verdict
-from nsa_ops.pod.runner import MAX_STARTS, WatchdogKeeper, start_watchdog
 from nsa_ops.pod.watchdog import Watchdog
 from tests.ops.pod.conftest import begin, begin_ranks
 from tests.ops.pod.health import beat

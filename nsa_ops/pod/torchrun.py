@@ -1,0 +1,104 @@
+"""How a trainer is started: as one process, or with torchrun as several ranks that meet."""
+
+import sys
+from dataclasses import dataclass
+from typing import Self
+
+from nsa_core.config.run import RunConfig
+from nsa_core.env import ranks_environment
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import Node, RunManifest
+
+#: How often torchrun looks after its ranks.
+MONITOR_S = 0.2
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a run that this pod runs.
+
+    Attributes:
+        first: Number of the first of them.
+        local: How many there are.
+        total: How many the run has on all pods.
+    """
+
+    first: int
+    local: int
+    total: int
+
+    @classmethod
+    def of(cls, manifest: RunManifest) -> Self:
+        """Those of the pod that the manifest was written for."""
+        own = manifest.pod_ranks
+        return cls(own.start, len(own), manifest.config.num_ranks)
+
+    @property
+    def numbers(self) -> range:
+        """Those of this pod."""
+        return range(self.first, self.first + self.local)
+
+    @property
+    def are_several(self) -> bool:
+        """Whether torchrun starts them."""
+        return self.total > 1
+
+
+def trainer_command(run: RunDir, manifest: RunManifest, module: str) -> list[str]:
+    """The command line of the trainer of an attempt."""
+    ranks, own = Ranks.of(manifest), [module, "--run-dir", str(run.root)]
+    if not ranks.are_several:
+        return [sys.executable, "-m", *own]
+    return [
+        sys.executable, "-m", "torch.distributed.run",
+        *_meeting(manifest.node, manifest.config),
+        "--rdzv-id", f"{manifest.run_id}-{manifest.attempt}",
+        "--nproc-per-node", str(ranks.local),
+        "--max-restarts", "0", "--monitor-interval", str(MONITOR_S),
+        "--log-dir", str(run.torchrun / f"node{manifest.node.rank}"),
+        "--module", *own,
+    ]  # fmt: skip
+
+
+def _meeting(node: Node, config: RunConfig) -> list[str]:
+    """Where the ranks meet: on one pod at a port that is free, and no name is looked up."""
+    num_pods = config.runtime.num_pods
+    if num_pods == 1:
+        here = "127.0.0.1"
+        return [
+            "--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{here}:0",
+            "--local-addr", here,
+        ]  # fmt: skip
+    return [
+        "--nnodes", str(num_pods), "--node-rank", str(node.rank), "--rdzv-backend", "static",
+        "--master-addr", node.address, "--master-port", str(node.port),
+    ]  # fmt: skip
+
+
+def find_missing_place(manifest: RunManifest) -> str:
+    """What a manifest for several pods lacks to let their ranks meet; empty if nothing."""
+    node, num_pods = manifest.node, manifest.config.runtime.num_pods
+    if num_pods == 1:
+        return ""
+    if node.rank >= num_pods:
+        return f"node.rank is {node.rank}, and the run has {num_pods} pods, counted from 0"
+    if not node.address or not node.port:
+        return (
+            f"node.address is {node.address!r} and node.port {node.port}: without them the "
+            f"ranks of {num_pods} pods do not meet"
+        )
+    return ""
+
+
+def ranks_variables(run: RunDir, manifest: RunManifest) -> dict[str, str]:
+    """Environment of the ranks besides that of any trainer; nothing where there is one."""
+    ranks, runtime = Ranks.of(manifest), manifest.config.runtime
+    if not ranks.are_several:
+        return {}
+    return ranks_environment(
+        num_local=ranks.local,
+        threads=runtime.threads,
+        uses_cards=runtime.device != "cpu" and runtime.cpu_ranks == 1,
+        interface=manifest.node.interface if runtime.num_pods > 1 else None,
+        recorder_prefix=run.flight_record(),
+    )
