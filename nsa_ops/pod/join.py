@@ -8,6 +8,7 @@ from nsa_core.rundir.manifest import RunManifest, read_manifest, replace_attempt
 from nsa_ops.pod.attempts import leaving_s, make_run, refuse_alive
 from nsa_ops.pod.messages import JoinAttemptAction, Reply, ReplyCode, SetAsideAction
 from nsa_ops.pod.processes import LockHeldError, hold_lock, read_processes
+from nsa_ops.pod.trainer_group import is_trainer_running
 
 
 def join_attempt(asked: JoinAttemptAction) -> Reply:
@@ -44,6 +45,8 @@ def is_earlier(there: RunManifest, asked: RunManifest) -> bool:
 
 def _follow(run: RunDir, asked: JoinAttemptAction) -> Reply:
     there, manifest = read_manifest(run), asked.manifest
+    if is_trainer_running(run, read_processes(run, there.attempt)):  # without its torchrun
+        return refuse_alive(run, asked.action)
     is_unstarted = (
         there.attempt_id == manifest.attempt_id and read_processes(run, there.attempt) is None
     )
