@@ -114,6 +114,7 @@ def plan_restore(
     link: PodLink | None = None,
     receipts: Sequence[Receipt] = (),
     newest_only: bool = False,
+    may_exist: bool = False,
 ) -> RestorePlan:
     """Verify every byte of the backup, and plan what is copied where.
 
@@ -123,6 +124,7 @@ def plan_restore(
         link: Pod of that folder; None for this machine.
         receipts: Receipts of the run.
         newest_only: Copy only the newest whole checkpoint, and ignore damaged ones.
+        may_exist: What is there under its id is moved away before the restore.
 
     Raises:
         StateConflictError: If the run exists there.
@@ -131,7 +133,8 @@ def plan_restore(
     """
     run_id = run_id_of(folder)
     target = runs_root / run_id
-    _refuse_existing(target, link)
+    if not may_exist:
+        _refuse_existing(target, link)
     verification = verify_backup(folder.root, load=True, receipts=receipts)
     passed_over = _in_checkpoints(folder, verification) if newest_only else []
     wanted = [one for one in verification.differences if one not in passed_over]

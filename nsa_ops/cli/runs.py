@@ -23,6 +23,7 @@ from nsa_ops.cli.arguments import (
 from nsa_ops.cli.command import command
 from nsa_ops.cli.console import cell_text, envelope, facts, line
 from nsa_ops.cli.session import Session
+from nsa_ops.cli.several_pods import halt_all, is_of_several, launch_on, resume_on
 from nsa_ops.errors import ConfigurationError
 from nsa_ops.quantities import count_of
 
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nsa_core.rundir.heartbeat import Heartbeat
+    from nsa_ops.fleet.resume import FleetResumeRequest
     from nsa_ops.report.prove import ProvenResume
     from nsa_ops.runs.halt import Halted
-    from nsa_ops.runs.launch import Launched, LaunchRequest
+    from nsa_ops.runs.launch import Launched
     from nsa_ops.runs.resume import Resumed
     from nsa_ops.runs.watch import Frame
 
@@ -80,7 +82,8 @@ def launch(
     overrides = parse_overrides(override or (), (OLD_POD,))
     request = LaunchRequest(choice, pod, run_id, resume_from, overrides, sys.argv, trainer)
     if pods is not None:
-        _launch_fleet(session, request, pods.split(","), port, is_provisioned=provision)
+        launched = launch_on(session, request, pods, port, is_provisioned=provision)
+        session.show(launched, draw_launched)
         return
     if provision:
         session.interrupt_note = "repeat it to continue where it stopped"
@@ -91,33 +94,6 @@ def launch(
         f"see `nsa-ops status {planned.manifest.run_id}` for whether it started"
     )
     session.show(execute_launch(session.operator, planned), draw_launched)
-
-
-def _launch_fleet(
-    session: Session,
-    request: "LaunchRequest",
-    pods: list[str],
-    port: int | None,
-    *,
-    is_provisioned: bool,
-) -> None:
-    from nsa_ops.fleet.alike import check_pods
-    from nsa_ops.fleet.launch import FleetRequest, execute_fleet, plan_fleet
-    from nsa_ops.runs.launch import make_ready
-
-    if request.pod is not None:
-        message = "`--pod` names one pod, and `--pods` several"
-        raise ConfigurationError(message, hint="Leave out `--pod`")
-    names = check_pods(pods)
-    if is_provisioned:
-        session.interrupt_note = "repeat it to continue where it stopped"
-        for name in names:
-            make_ready(session.operator, replace(request, pod=name), session.agree)
-    planned = plan_fleet(session.operator, FleetRequest(request, names, port))
-    session.agree(planned.plan)
-    run_id = planned.members[0].run.run_id
-    session.interrupt_note = f"see `nsa-ops status {run_id}` for whether it started"
-    session.show(execute_fleet(session.operator, planned), draw_launched)
 
 
 @command(commands, "watch", is_emergency=True)
@@ -152,8 +128,14 @@ def halt(
     pod: OnPodOption = None,
 ) -> None:
     """Halt a run; returns when a verified checkpoint exists, or reports that there is none."""
+    from nsa_ops.runs.choose import LIVE, choose_record
     from nsa_ops.runs.halt import execute_halt, plan_halt
 
+    record = choose_record(session.operator, run, among=LIVE) if pod is None else None
+    if record is not None and record.others:
+        session.show(halt_all(session, record, reason), draw_halted)
+        return
+    run = record.run_id if record is not None else run
     found, plan = plan_halt(session.operator, run, reason, pod)
     session.agree(plan)
     session.interrupt_note = "the stop request remains; see `nsa-ops status`"
@@ -188,14 +170,22 @@ def resume(
             autocompletion=complete_pod,
         ),
     ] = None,
+    pods: PodsOption = None,
+    port: PortOption = None,
     override: OverrideOption = None,
     trainer: TrainerOption = "",
 ) -> None:
-    """Resume a run from its newest verified checkpoint, on its pod or on another."""
+    """Resume a run from its newest verified checkpoint, on its pods or on others."""
     from nsa_ops.report.prove import await_replay, find_replay
     from nsa_ops.runs.move import is_elsewhere
     from nsa_ops.runs.resume import execute_resume, plan_resume
 
+    if is_of_several(session, run, pods):
+        request = _fleet_request(
+            run, pods or pod, port, path, sets, override, trainer, afresh=afresh
+        )
+        session.show(resume_on(session, request, prove=prove), draw_resumed)
+        return
     if pod is not None and is_elsewhere(session.operator, run, pod):
         is_plain = not (path or prove or afresh)
         _move(session, run, pod, sets, override, trainer, is_plain=is_plain)
@@ -219,6 +209,26 @@ def resume(
         session.show(await_replay(session.operator, planned, resumed), draw_proven)
     else:
         session.show(resumed, draw_resumed)
+
+
+def _fleet_request(
+    run: str | None,
+    pods: str | None,
+    port: int | None,
+    path: str,
+    sets: list[str] | None,
+    override: list[str] | None,
+    trainer: str,
+    *,
+    afresh: bool,
+) -> "FleetResumeRequest":
+    from nsa_ops.fleet.resume import FleetResumeRequest
+    from nsa_ops.preflight.guardrails import parse_overrides
+    from nsa_ops.runs.lease import OLD_POD
+
+    overrides = parse_overrides(override or (), (OLD_POD,))
+    names = tuple(pods.split(",")) if pods is not None else ()
+    return FleetResumeRequest(run, names, port, path, afresh, tuple(sets or ()), overrides, trainer)
 
 
 def _move(
@@ -285,6 +295,7 @@ def draw_resumed(console: "Console", resumed: "Resumed") -> None:
     after = f"first heartbeat after {resumed.first_beat_after_s:.0f} s"
     where = f"from step {resumed.from_step}" if resumed.checkpoint else "from the first step"
     moved = f" on pod {resumed.pod}, not on {resumed.moved_from}" if resumed.moved_from else ""
+    moved = f" on pods {', '.join(resumed.pods)}" if resumed.pods else moved
     line(console, f"{resumed.run_id} attempt {resumed.attempt} {where}{moved}: {after}")
     for one in resumed.differences:
         line(console, f"differs: {one.key} {cell_text(one.before)} -> {cell_text(one.now)}")

@@ -133,7 +133,7 @@ def _refuse_other_pods(known: RunRecord | None, names: Sequence[str]) -> None:
         return
     where = ", ".join(f"`{one.pod}`" for one in known.members)
     message = f"Run `{known.run_id}` is on pod {where}, and not on {', '.join(names)}"
-    hint = f"Name those pods, or choose another run id; see `nsa-ops status {known.run_id}`"
+    hint = f"Continue it there: `nsa-ops resume {known.run_id} --pods {','.join(names)}`"
     raise StateConflictError(message, hint=hint)
 
 

@@ -164,6 +164,8 @@ class ManifestSummary(TolerantModel):
     created_unix_s: float
     parent: Parent | None = None
     pod_id: str = ""
+    node_rank: int = 0
+    num_pods: int = 1
 
 
 class CheckpointFact(TolerantModel):

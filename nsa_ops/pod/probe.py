@@ -92,6 +92,8 @@ def summarize(manifest: RunManifest) -> ManifestSummary:
         created_unix_s=manifest.created_unix_s,
         parent=manifest.parent,
         pod_id=manifest.pod_id,
+        node_rank=manifest.node.rank,
+        num_pods=config.runtime.num_pods,
     )
 
 

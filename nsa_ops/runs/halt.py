@@ -18,7 +18,7 @@ from nsa_ops.runs.wait import ENDED, poll
 GRACE_S = 60.0
 #: Signals to a trainer that does not answer the request, and how long each may take.
 LADDER: tuple[tuple[SignalName, float], ...] = (("TERM", 45.0), ("KILL", 20.0))
-_GONE = frozenset({"planned", "lost", "preempted"})
+GONE = frozenset({"planned", "lost", "preempted"})
 SAVE_S = 120.0
 STACK_S = 10.0
 _POLL_S = 0.2
@@ -60,7 +60,7 @@ def plan_halt(
     """
     found = find_run(operator, run_id, among=LIVE, pod=pod)
     report = found.report
-    if report.state in _GONE:
+    if report.state in GONE:
         message = f"Run `{report.run_id}` is {report.state}: {report.why}"
         hint = f"Start it with `nsa-ops resume {report.run_id}`"
         raise StateConflictError(message, hint=hint)
@@ -92,14 +92,16 @@ def execute_halt(
     run, report = found.run, found.report
     began_s = operator.clock.monotonic_s()
     if report.state in ENDED:
-        return _outcome(operator, found, report, began_s, was_running=False, signals=[])
+        return outcome_of(operator, found, report, began_s, was_running=False, signals=[])
     detail = {"reason": reason, "pod": run.pod, "code_id": run.code_id}
     with operator.store.intent("halt", run.run_id, **detail):
         run_dir = Path(report.run_dir)  # whichever attempt is current by then: the run is meant
         action = HaltAction(run_dir=run_dir, reason=reason, grace_s=grace_s)
         operator.tell(ask(run, action).message)
-        ended, signals = _await_or_signal(operator, found, grace_s)
-    return _outcome(operator, found, ended, began_s, was_running=True, signals=signals)
+        # Pods 1, 2 … do not read the request: a signal to them is one that all ranks agree on.
+        wait_s = 0.0 if report.manifest.node_rank else grace_s
+        ended, signals = _await_or_signal(operator, found, wait_s)
+    return outcome_of(operator, found, ended, began_s, was_running=True, signals=signals)
 
 
 def _await_or_signal(
@@ -125,7 +127,7 @@ def _await_end(operator: Operator, found: FoundRun, deadline_s: float) -> RunRep
     return poll(operator, found.run, lambda report: report.state in ENDED, deadline_s, "the end")
 
 
-def _outcome(
+def outcome_of(
     operator: Operator,
     found: FoundRun,
     report: RunReport,
@@ -134,6 +136,7 @@ def _outcome(
     was_running: bool,
     signals: list[str],
 ) -> Halted:
+    """What a halt came to: the end of the run, and its checkpoint hashed."""
     verification = verify(found.run)
     checkpoint = verification.whole
     step = report.exit.step if report.exit else None

@@ -259,7 +259,7 @@ def plan_takeover(
     if run.others:
         names = ", ".join(f"`{one.pod}`" for one in run.members)
         message = f"Run `{run.run_id}` is of {len(run.members)} pods: {names}"
-        hint = f"Choose another run id; see `nsa-ops status {run.run_id}`"
+        hint = f"Continue it elsewhere: `nsa-ops resume {run.run_id} --pods {link.record.name}`"
         raise StateConflictError(message, hint=hint)
     old = look_at_old_pod(operator, run)
     return Takeover(run, old, tuple(allow_taking(old, run.run_id, link.record.name, overrides)))

@@ -133,7 +133,7 @@ def plan_move(operator: Operator, request: MoveRequest) -> MovePlan:
     link = operator.link(choose_pod(operator.store, request.pod))
     folder = newest_backup(operator, run.run_id)
     old = read_backed_up(folder)
-    code = _choose_code(link, old)
+    code = choose_code(link, old)
     target = RunHandle(link, code.code_id if code else old.code_id, run.run_id)
     list_windows(target)  # refused here if a run of this id in another directory has it
     there = _look_there(target)
@@ -187,7 +187,7 @@ def newest_backup(operator: Operator, run_id: str) -> BackupFolder:
     return BackupFolder(Path(receipt.path).parents[1])
 
 
-def _choose_code(link: PodLink, manifest: RunManifest) -> Snapshot | None:
+def choose_code(link: PodLink, manifest: RunManifest) -> Snapshot | None:
     """The code of this checkout, unless the pod has the code that the run was made with."""
     if has_code(link.transport, link.record.python, link.code(manifest.code_id)):
         return None

@@ -12,7 +12,7 @@ from nsa_core.rundir.report import Report
 from nsa_ops.agents import ask, read_run_manifest, verify
 from nsa_ops.configure import ChangedConfig, RunChoice, load_hardware, overlay
 from nsa_ops.context import Operator, PodLink
-from nsa_ops.errors import NotFoundError, StateConflictError
+from nsa_ops.errors import ConfigurationError, NotFoundError, StateConflictError
 from nsa_ops.estimate import settle_sharding
 from nsa_ops.machine.hardware import read_cards
 from nsa_ops.machine.host import HostFacts, PythonFacts, read_host
@@ -35,7 +35,7 @@ from nsa_ops.runs.lease import (
     unsettled_notes,
 )
 from nsa_ops.runs.windows import TRAINER_MODULE, require_tmux, start_step
-from nsa_ops.store import PodRecord
+from nsa_ops.store import PodRecord, RunRecord
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ class Resumed:
         checkpoint: Folder it continues from; empty without one.
         damaged: Newer checkpoints that were passed over, each in one line.
         moved_from: Pod that it was on before; empty if it stayed.
+        pods: All its pods by node rank, if it has several.
     """
 
     run_id: str
@@ -123,6 +124,7 @@ class Resumed:
     first_beat_after_s: float
     pod: str = ""
     moved_from: str = ""
+    pods: tuple[str, ...] = ()
 
 
 def plan_resume(
@@ -152,18 +154,19 @@ def plan_resume(
     """
     found = find_run(operator, run_id, among=RESUMABLE)
     pod = found.link.record
-    _require_ended(found, changes_something=bool(sets))
+    require_ended(found, changes_something=bool(sets))
     host = read_host(found.link.transport, pod.python, pod.root)
     require_tmux(found.link, host)
     refuse_marked(found.link, {})
     manifest = read_run_manifest(found.link, found.record.run_id)
     processes = found.report.processes
     module = trainer_module or (processes.module if processes else TRAINER_MODULE)
-    checkpoint, damaged = (None, []) if afresh else _choose_checkpoint(found, path)
+    checkpoint, damaged = (None, []) if afresh else choose_checkpoint(found, path)
     if checkpoint is not None:
         refuse_foreign(checkpoint, manifest)
-    changed = _changed(operator, found.link, host, manifest, sets)
+    changed = changed_config(operator, found.link, host, manifest, sets)
     config = changed.config
+    _require_one_pod(config, found.record)
     start_at = checkpoint.path if path and checkpoint else AUTO
     new = {"resume": AFRESH if afresh else start_at, "pod_id": pod.pod_id}
     return ResumePlan(
@@ -183,7 +186,14 @@ def plan_resume(
     )
 
 
-def _changed(
+def _require_one_pod(config: RunConfig, record: RunRecord) -> None:
+    if config.runtime.num_pods > 1:
+        message = f"Run `{record.run_id}` is of {config.runtime.num_pods} pods, and one is known"
+        hint = f"Name all of them, pod 0 first: `nsa-ops resume {record.run_id} --pods A,B`"
+        raise ConfigurationError(message, hint=hint)
+
+
+def changed_config(
     operator: Operator,
     link: PodLink,
     host: HostFacts,
@@ -232,7 +242,8 @@ def _newest_report(operator: Operator, link: PodLink, manifest: RunManifest) -> 
     return None
 
 
-def _require_ended(found: FoundRun, *, changes_something: bool) -> None:
+def require_ended(found: FoundRun, *, changes_something: bool) -> None:
+    """Refuse a run that runs, or one that finished and would do nothing more."""
     report = found.report
     if report.state not in RESUMABLE and report.state != "finished":
         message = f"Run `{report.run_id}` is {report.state}: {report.why}"
@@ -244,7 +255,7 @@ def _require_ended(found: FoundRun, *, changes_something: bool) -> None:
         raise StateConflictError(message, hint=hint)
 
 
-def _choose_checkpoint(found: FoundRun, path: str) -> tuple[CheckpointState | None, list[str]]:
+def choose_checkpoint(found: FoundRun, path: str) -> tuple[CheckpointState | None, list[str]]:
     """The checkpoint to continue from and the damaged ones that are passed over."""
     if path:
         return require_checkpoint(found.run, path), []

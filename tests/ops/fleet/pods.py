@@ -3,18 +3,23 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
+from nsa_core.rundir.manifest import RunManifest, new_attempt_id
 from nsa_ops.context import Operator
 from nsa_ops.errors import NotFoundError
 from nsa_ops.pod.messages import (
     ACTION,
     AnyAction,
     JoinAttemptAction,
+    NextAttemptAction,
     PrepareRunAction,
     Reply,
     ReplyCode,
     RunReport,
+    SetAsideAction,
 )
 from nsa_ops.remote.transport import Completed
 from nsa_ops.store import PodRecord
@@ -23,6 +28,7 @@ from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import answer, report
 from tests.ops.runs.test_preflight_and_launch import HOST, TORCH
 
+ActionT = TypeVar("ActionT", bound=BaseModel)
 Script = Callable[[int], RunReport | Exception]
 
 
@@ -91,17 +97,47 @@ class ScriptedPod:
             raise found
         return answer(found)
 
+    @property
+    def manifest_path(self) -> str:
+        return f"/{self.name}/runs/r1/manifest.json"
+
+    @property
+    def manifest(self) -> RunManifest:
+        return RunManifest.model_validate_json(self.transport.files[self.manifest_path])
+
+    def write(self, manifest: RunManifest) -> None:
+        self.transport.files[self.manifest_path] = manifest.model_dump_json().encode()
+
     def act(self, _words: tuple[str, ...], stdin: bytes) -> Completed:
+        """As the agent does: the manifest is written, replaced, or set aside."""
         asked = ACTION.validate_json(stdin)
         self.actions.append(asked)
-        manifest = (
-            asked.manifest if isinstance(asked, PrepareRunAction | JoinAttemptAction) else None
-        )
+        manifest = None
+        match asked:
+            case PrepareRunAction() | JoinAttemptAction():
+                manifest = asked.manifest
+            case NextAttemptAction():
+                old = self.manifest
+                changed = RunManifest.model_validate({**old.model_dump(), **asked.changes})
+                manifest = changed.model_copy(
+                    update={
+                        "attempt": old.attempt + 1, "attempt_id": new_attempt_id(),
+                        "earlier_attempts": {**old.earlier_attempts, old.attempt: old.attempt_id},
+                    }
+                )  # fmt: skip
+            case SetAsideAction():
+                del self.transport.files[self.manifest_path]
+        if manifest is not None:
+            self.write(manifest)
         reply = Reply(
             action=asked.action, code=ReplyCode.OK, outcome="done", message="done",
             manifest=manifest,
         )  # fmt: skip
         return completed(reply.model_dump_json())
+
+    def asked_for(self, kind: type[ActionT]) -> list[ActionT]:
+        """Actions of one kind that were asked of it, in order."""
+        return [one for one in self.actions if isinstance(one, kind)]
 
 
 def make_pods(desk: Desk, *names: str) -> list[ScriptedPod]:

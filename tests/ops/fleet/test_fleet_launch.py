@@ -114,7 +114,7 @@ def test_a_run_that_is_on_other_pods_is_continued_by_resume(
     desk.store.save_run(replace(RUN, pod="a").with_others([MemberPod("b", "id-b")]))
     with pytest.raises(StateConflictError, match="is on pod `a`, `b`") as caught:
         plan(desk, pods, request("a,c"))
-    assert "nsa-ops status r1" in caught.value.hint
+    assert "nsa-ops resume r1 --pods a,c" in caught.value.hint
 
 
 def running(look: int) -> RunReport:
@@ -201,17 +201,9 @@ def test_a_lost_link_stops_nothing_and_a_repeat_starts_the_rest(
     pods[1].transport.answers["tmux"] = pods[0].transport.answers["tmux"]
     pods[1].script, pods[1].num_looks = running, 0
     num_sessions = len(pods[0].transport.asked)
-    pods[0].transport.files["/a/runs/r1/manifest.json"] = manifest_bytes(pods[0])
-    pods[1].transport.files["/b/runs/r1/manifest.json"] = manifest_bytes(pods[1])
     assert execute_fleet(operator, plan(desk, pods, request("a,b"))).state == "running"
     assert not any("new-session" in words for words in pods[0].transport.asked[num_sessions:])
     assert desk.store.open_intents() == []
-
-
-def manifest_bytes(pod: ScriptedPod) -> bytes:
-    asked = pod.actions[0]
-    assert isinstance(asked, PrepareRunAction | JoinAttemptAction)
-    return asked.manifest.model_dump_json().encode()
 
 
 def test_a_refused_join_leaves_nothing_running(desk: Desk, pods: list[ScriptedPod]) -> None:

@@ -1,0 +1,70 @@
+"""What `launch`, `halt` and `resume` do for a run on several pods: plan, agree, carry out."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nsa_ops.cli.session import Session
+from nsa_ops.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from nsa_ops.fleet.resume import FleetResumeRequest
+    from nsa_ops.runs.halt import Halted
+    from nsa_ops.runs.launch import Launched, LaunchRequest
+    from nsa_ops.runs.resume import Resumed
+    from nsa_ops.store import RunRecord
+
+
+def launch_on(
+    session: Session, request: "LaunchRequest", pods: str, port: int | None, *, is_provisioned: bool
+) -> "Launched":
+    """Launch on the pods of `--pods`, each provisioned first if that is asked for."""
+    from nsa_ops.fleet.alike import check_pods
+    from nsa_ops.fleet.launch import FleetRequest, execute_fleet, plan_fleet
+    from nsa_ops.runs.launch import make_ready
+
+    if request.pod is not None:
+        message = "`--pod` names one pod, and `--pods` several"
+        raise ConfigurationError(message, hint="Leave out `--pod`")
+    names = check_pods(pods.split(","))
+    if is_provisioned:
+        session.interrupt_note = "repeat it to continue where it stopped"
+        for name in names:
+            make_ready(session.operator, replace(request, pod=name), session.agree)
+    planned = plan_fleet(session.operator, FleetRequest(request, names, port))
+    session.agree(planned.plan)
+    run_id = planned.members[0].run.run_id
+    session.interrupt_note = f"see `nsa-ops status {run_id}` for whether it started"
+    return execute_fleet(session.operator, planned)
+
+
+def halt_all(session: Session, record: "RunRecord", reason: str) -> "Halted":
+    """Halt a run on all its pods."""
+    from nsa_ops.fleet.halt import execute_fleet_halt, plan_fleet_halt
+
+    planned = plan_fleet_halt(session.operator, record, reason)
+    session.agree(planned.plan)
+    session.interrupt_note = "the stop request remains; see `nsa-ops status`"
+    return execute_fleet_halt(session.operator, planned)
+
+
+def is_of_several(session: Session, run: str | None, pods: str | None) -> bool:
+    """Whether a resume is one of several pods, by `--pods` or by what the registry knows."""
+    from nsa_ops.runs.choose import RESUMABLE, choose_record
+
+    return pods is not None or bool(choose_record(session.operator, run, among=RESUMABLE).others)
+
+
+def resume_on(session: Session, request: "FleetResumeRequest", *, prove: bool = False) -> "Resumed":
+    """Resume a run on several pods, or on what is left of them."""
+    from nsa_ops.fleet.resume import execute_fleet_resume, plan_fleet_resume
+
+    if prove:
+        message = "`--prove` works for a run on one pod"
+        raise ConfigurationError(message, hint="Leave it out")
+    if request.afresh and request.path:
+        message = "`--afresh` begins at the first step, but `--from` at a checkpoint"
+        raise ConfigurationError(message, hint="Leave out one of them")
+    planned = plan_fleet_resume(session.operator, request)
+    session.agree(planned.plan)
+    session.interrupt_note = "see `nsa-ops status` for whether it started"
+    return execute_fleet_resume(session.operator, planned)

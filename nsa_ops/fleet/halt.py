@@ -1,0 +1,172 @@
+"""Halt a run on several pods: pod 0 is asked, all ranks agree, and what does not end is ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsa_core.rundir.redaction import redact
+from nsa_ops.agents import ask, probe_run
+from nsa_ops.context import Operator, RunHandle
+from nsa_ops.errors import OpsError, PartialError, StateConflictError
+from nsa_ops.fleet.start import stop_share
+from nsa_ops.plan import Plan, Step, plan_of
+from nsa_ops.pod.messages import HaltAction
+from nsa_ops.runs.choose import LIVE, FoundRun, handle_of, link_of
+from nsa_ops.runs.halt import GONE, GRACE_S, LADDER, Halted, outcome_of
+from nsa_ops.runs.members import MemberReport, ask_others, merge
+from nsa_ops.runs.wait import ENDED, POLL_S
+from nsa_ops.store import RunRecord
+
+
+@dataclass(frozen=True)
+class FleetHalt:
+    """A halt that may be done.
+
+    Attributes:
+        members: What each pod shows, by node rank.
+    """
+
+    record: RunRecord
+    members: tuple[MemberReport, ...]
+    reason: str
+    plan: Plan
+
+    @property
+    def is_over(self) -> bool:
+        """Every pod answers, and its part has ended."""
+        return all(one.state in ENDED for one in self.members)
+
+
+def plan_fleet_halt(operator: Operator, record: RunRecord, reason: str) -> FleetHalt:
+    """What halting a run on several pods does; a pod that does not answer is left for later.
+
+    Raises:
+        StateConflictError: If nothing of it lives on any pod.
+        OpsError: If no pod answers.
+    """
+    members = look_at_members(operator, record)
+    if all(one.report is None for one in members):
+        first = members[0]
+        message = f"No pod of `{record.run_id}` answers; pod `{first.pod}`: {first.problem}"
+        raise PartialError(message, hint="Repeat it when they do")
+    states = {one.state for one in members if one.report is not None}
+    if states <= GONE:
+        why = "; ".join(f"`{one.pod}` is {one.state or 'unknown'}" for one in members)
+        message = f"Nothing of run `{record.run_id}` lives: {why}"
+        hint = f"Start it with `nsa-ops resume {record.run_id}`"
+        raise StateConflictError(message, hint=hint)
+    is_over = all(one.state in ENDED for one in members)
+    steps = [
+        Step(
+            f"ask pod {record.pod}",
+            f"write a stop request, which all ranks agree on: {redact(reason)}",
+            is_done=members[0].state in ENDED,
+        ),
+        Step(
+            "wait",
+            "until it has saved and every pod has ended; a pod that does not follow gets TERM, "
+            "then KILL",
+            is_done=is_over,
+        ),
+    ]
+    shown = ", ".join(f"{one.pod} {one.state or 'does not answer'}" for one in members)
+    return FleetHalt(
+        record, tuple(members), reason, plan_of(f"Halt {record.run_id} ({shown})", steps)
+    )
+
+
+def look_at_members(operator: Operator, record: RunRecord) -> list[MemberReport]:
+    """What each pod shows, pod 0 first; one that cannot be asked says why."""
+    try:
+        link = link_of(operator, record)
+        first = MemberReport(record.pod, 0, probe_run(handle_of(link, record)))
+    except OpsError as error:
+        first = MemberReport(record.pod, 0, None, error.message)
+    return [first, *ask_others(operator, record)]
+
+
+def execute_fleet_halt(
+    operator: Operator, planned: FleetHalt, *, grace_s: float = GRACE_S
+) -> Halted:
+    """Halt all pods and return when a verified checkpoint exists, or say that there is none.
+
+    Raises:
+        PartialError: If a pod does not answer: its part may live on.
+        DeadlineError: If a pod lives on after TERM and KILL.
+    """
+    record = planned.record
+    began_s = operator.clock.monotonic_s()
+    signals: list[str] = []
+    members: Sequence[MemberReport] = planned.members
+    if not planned.is_over:
+        detail = {"reason": planned.reason, "pod": record.pod, "code_id": record.code_id}
+        pods = [one.pod for one in record.members]
+        with operator.store.intent("halt", record.run_id, pods=pods, **detail):
+            if members[0].state in LIVE:
+                members = _ask_pod_0(operator, planned, grace_s)
+            signals = _end_what_lives(operator, record, members, planned.reason)
+            members = look_at_members(operator, record)
+    silent = [one for one in members if one.report is None]
+    if silent:
+        raise _partial(record, silent)
+    return _outcome(operator, record, members, began_s, planned, signals)
+
+
+def _ask_pod_0(operator: Operator, planned: FleetHalt, grace_s: float) -> list[MemberReport]:
+    """Write the request and wait until every pod that answers has ended, or the time is over."""
+    record = planned.record
+    run = handle_of(link_of(operator, record), record)
+    action = HaltAction(run_dir=Path(run.run_dir), reason=planned.reason, grace_s=grace_s)
+    operator.tell(ask(run, action).message)
+    end_s = operator.clock.monotonic_s() + grace_s
+    with operator.work("waiting for the end on all pods"):
+        while True:
+            members = look_at_members(operator, record)
+            answering = [one for one in members if one.report is not None]
+            is_over = answering and all(one.state in ENDED for one in answering)
+            if is_over or operator.clock.monotonic_s() >= end_s:
+                return members
+            operator.clock.sleep(POLL_S)
+
+
+def _end_what_lives(
+    operator: Operator, record: RunRecord, members: Sequence[MemberReport], reason: str
+) -> list[str]:
+    """TERM, then KILL, where something lives on; pod 0 last, as its checkpoint is the one."""
+    signals = []
+    for one in reversed(members):
+        if one.state not in LIVE or one.state == "planned":
+            continue
+        pod = operator.store.find_pod(one.pod)
+        if pod is None:
+            continue
+        operator.tell(f"pod {one.pod} has not ended; sending TERM")
+        run = RunHandle(operator.link(pod), record.code_id, record.run_id)
+        signals += [f"{name} on {one.pod}" for name in stop_share(operator, run, reason, LADDER)]
+    return signals
+
+
+def _partial(record: RunRecord, silent: Sequence[MemberReport]) -> PartialError:
+    names = ", ".join(f"`{one.pod}` ({one.problem})" for one in silent)
+    message = f"Run `{record.run_id}` has ended where pods answer, and may live on pod {names}"
+    rest = [one.pod for one in record.members if one.pod not in {each.pod for each in silent}]
+    command = f"nsa-ops resume {record.run_id} --pods {','.join(rest)}"
+    return PartialError(message, hint=f"Repeat it when the pod answers, or go on with `{command}`")
+
+
+def _outcome(
+    operator: Operator,
+    record: RunRecord,
+    members: Sequence[MemberReport],
+    began_s: float,
+    planned: FleetHalt,
+    signals: list[str],
+) -> Halted:
+    first = members[0].report
+    if first is None:
+        raise AssertionError(members)
+    report = merge(first, record.pod, members[1:])
+    found = FoundRun(record, link_of(operator, record), report)
+    return outcome_of(
+        operator, found, report, began_s, was_running=not planned.is_over, signals=signals
+    )

@@ -1,0 +1,86 @@
+"""Pods that a run continues on, and those that it leaves: nothing of it may live on any of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from nsa_ops.agents import probe_run
+from nsa_ops.context import Operator, PodLink, RunHandle
+from nsa_ops.errors import NotFoundError, StateConflictError
+from nsa_ops.fleet.reachability import each
+from nsa_ops.runs.choose import LIVE
+from nsa_ops.runs.lease import OldPod, Takeover, allow_leaving, look_at_old_pod
+from nsa_ops.store import RunRecord
+
+
+@dataclass(frozen=True)
+class LeftPod:
+    """A pod that the run leaves, and what to know about that."""
+
+    takeover: Takeover
+    notes: tuple[str, ...]
+
+    @property
+    def old(self) -> OldPod | None:
+        """What the pod shows."""
+        return self.takeover.old
+
+
+def refuse_living_shares(record: RunRecord, links: Sequence[PodLink]) -> None:
+    """Refuse to begin an attempt on pods where something of the last one lives.
+
+    Raises:
+        StateConflictError: If it does; a pod of the run that has no directory of it has nothing.
+        OpsError: If a pod cannot be asked.
+    """
+    known = {one.pod for one in record.members}
+    kept = [link for link in links if link.record.name in known]
+
+    def look(link: PodLink) -> str:
+        try:
+            report = probe_run(RunHandle(link, record.code_id, record.run_id))
+        except NotFoundError:
+            return ""
+        is_living = report.state in LIVE - {"planned"}
+        return f"{report.state} on pod `{link.record.name}`: {report.why}" if is_living else ""
+
+    living = next(filter(None, each(kept, look) if kept else []), "")
+    if living:
+        message = f"Run `{record.run_id}` is {living}"
+        raise StateConflictError(message, hint=f"Stop it first with `nsa-ops halt {record.run_id}`")
+
+
+def leave_pods(
+    operator: Operator,
+    record: RunRecord,
+    names: Sequence[str],
+    step: int,
+    overrides: Mapping[str, str],
+    *,
+    more_steps: bool,
+) -> list[LeftPod]:
+    """Prove that nothing of the run lives on the pods that it leaves, as for a move.
+
+    Args:
+        operator: Who asks.
+        record: Run as the registry knows it.
+        names: Pods that it continues on.
+        step: Step that it continues from.
+        overrides: Reasons by name; only `old-pod` counts.
+        more_steps: The configuration changes, so that a finished run may continue.
+
+    Raises:
+        StateConflictError: If something lives there, or may.
+        RefusedError: If pod 0 has more than the backup, or answers and cannot tell.
+    """
+    left = []
+    for rank, one in enumerate(record.members):
+        if one.pod in names:
+            continue
+        there = replace(record, pod=one.pod, pod_id=one.pod_id)
+        old = look_at_old_pod(operator, there)
+        # Pods 1, 2 … have no checkpoints, and a finished share says nothing about the run.
+        notes = allow_leaving(
+            old, record.run_id, step, overrides, more_steps=more_steps or rank > 0
+        )
+        left.append(LeftPod(Takeover(there, old), tuple(notes)))
+    return left

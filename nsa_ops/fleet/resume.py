@@ -1,0 +1,334 @@
+"""Resume a run on several pods, on fewer or on others: pod 0's checkpoints are what it continues.
+
+If pod 0 itself is left out, its newest verified backup becomes the run directory of the new pod 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import Node, RunManifest
+from nsa_ops.agents import ask, read_run_manifest
+from nsa_ops.backup.restore import restore_to_pod
+from nsa_ops.context import Operator, PodLink, RunHandle
+from nsa_ops.errors import ConfigurationError, NotFoundError
+from nsa_ops.fleet.alike import check_pods
+from nsa_ops.fleet.launch import FleetMember, join_all, register
+from nsa_ops.fleet.leave import LeftPod, leave_pods, refuse_living_shares
+from nsa_ops.fleet.meeting import Meeting
+from nsa_ops.fleet.rank_map import meeting_notes, rank_map
+from nsa_ops.fleet.reachability import DEFAULT_PORT, probe_meeting
+from nsa_ops.fleet.source import Source, find_in_backup, find_on_pod, with_restore
+from nsa_ops.fleet.start import FleetStart, start_fleet
+from nsa_ops.machine.host import read_host
+from nsa_ops.plan import Plan, Step, plan_of
+from nsa_ops.pod.messages import NextAttemptAction, SetAsideAction
+from nsa_ops.pods.known import choose_pod
+from nsa_ops.preflight.proof import refuse_marked
+from nsa_ops.remote.snapshot import Snapshot
+from nsa_ops.runs.attempt import ship_to
+from nsa_ops.runs.choose import RESUMABLE, choose_record
+from nsa_ops.runs.lease import Takeover, holding, require_unmoved, unsettled_notes
+from nsa_ops.runs.move import choose_code, differences_of, next_manifest
+from nsa_ops.runs.resume import (
+    ChangedValue,
+    Resumed,
+    changed_config,
+    differing_values,
+    next_attempt_action,
+    with_config,
+)
+from nsa_ops.runs.windows import require_tmux, start_step
+from nsa_ops.store import RunRecord
+
+_NUM_PODS = "runtime.num_pods"
+
+
+@dataclass(frozen=True)
+class FleetResumeRequest:
+    """What the operator asked for.
+
+    Attributes:
+        pods: Pods to continue on; empty for those that it has.
+        port: Where the ranks meet on pod 0; None for where they met before.
+        path: Folder of a checkpoint on pod 0; empty for the newest whole one.
+    """
+
+    run_id: str | None
+    pods: tuple[str, ...] = ()
+    port: int | None = None
+    path: str = ""
+    afresh: bool = False
+    sets: tuple[str, ...] = ()
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    trainer_module: str = ""
+
+
+@dataclass(frozen=True)
+class FleetResumePlan:
+    """A resume on several pods that may be done.
+
+    Attributes:
+        members: By node rank, each with its manifest as it will be.
+        left: Pods that the run leaves.
+        snapshots: By pod, code to ship; None where it has it.
+    """
+
+    record: RunRecord
+    source: Source
+    members: tuple[FleetMember, ...]
+    left: tuple[LeftPod, ...]
+    snapshots: Mapping[str, Snapshot | None]
+    notes: list[str]
+
+    @property
+    def runs(self) -> tuple[RunHandle, ...]:
+        """The run on each pod, by node rank."""
+        return tuple(one.run for one in self.members)
+
+    @property
+    def differences(self) -> list[ChangedValue]:
+        """What the new attempt does not share with the one before."""
+        return differences_of(self.source.old, self.members[0].manifest)
+
+    @property
+    def is_begun(self) -> bool:
+        """The attempt was begun before and never started, as after a cut: it only starts."""
+        old, new = self.source.old, self.members[0].manifest
+        return (
+            self.source.is_unstarted
+            and not differing_values(old.config, new.config)
+            and ((old.node, old.resume, old.code_id) == (new.node, new.resume, new.code_id))
+        )
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt that is started."""
+        return self.source.old.attempt + (0 if self.is_begun else 1)
+
+    @property
+    def plan(self) -> Plan:
+        """The same for people."""
+        source, runs = self.source, self.runs
+        where = f"from step {source.step}" if source.checkpoint else "from the first step"
+        steps = [
+            Step(f"ship code to {run.pod}", run.code_id, is_done=self.snapshots[run.pod] is None)
+            for run in runs
+        ]
+        for run in source.aside:
+            detail = "rename its share of an earlier attempt; nothing is lost"
+            steps.append(Step(f"set aside on {run.pod}", detail, files=(str(run.run_dir),)))
+        if source.restore is not None:
+            copied = source.restore.plan.steps[0].detail
+            steps.append(Step(f"restore to {runs[0].pod}", copied, files=(str(runs[0].run_dir),)))
+        files = (f"{runs[0].run_dir}/manifest.json",)
+        begun = f"begin attempt {self.attempt} {where}"
+        steps.append(Step("next attempt", begun, files=files, is_done=self.is_begun))
+        steps += [Step(f"join on {run.pod}", f"attempt {self.attempt}") for run in runs[1:]]
+        for run in runs:
+            step = start_step(run, source.module)
+            steps.append(replace(step, name=f"{step.name} on {run.pod}"))
+        damaged = (f"passed over a damaged checkpoint: {one}" for one in source.damaged)
+        notes = [*self.notes, *damaged, *(one.note for one in self.differences)]
+        pods = ", ".join(run.pod for run in runs)
+        return plan_of(f"Resume {self.record.run_id} on {pods} {where}", steps, notes)
+
+
+def plan_fleet_resume(operator: Operator, request: FleetResumeRequest) -> FleetResumePlan:
+    """Look at every pod, kept, new or left, and refuse here what can be refused.
+
+    Raises:
+        StateConflictError: If anything of the run lives, or it finished.
+        PodUnreachableError: If a pod that it is to continue on does not answer.
+        ConfigurationError: If the batch does not divide, or the pods do not fit together.
+        RefusedError: If a guardrail, a preflight or the network forbids it.
+        NotFoundError: If there is no checkpoint, or no backup where pod 0 is left.
+    """
+    record = choose_record(operator, request.run_id, among=RESUMABLE)
+    names = check_pods(request.pods or tuple(one.pod for one in record.members))
+    stays = record.pod in names
+    if stays:  # its checkpoints are there
+        names = (record.pod, *(name for name in names if name != record.pod))
+    links = [operator.link(choose_pod(operator.store, name)) for name in names]
+    refuse_living_shares(record, links)
+    if stays:
+        source = find_on_pod(record, links[0], request)
+    else:
+        source = find_in_backup(operator, record, links, request)
+        links = source.first_link_first(links)
+    port = request.port or source.old.node.port or DEFAULT_PORT
+    meeting = meet(operator, links, port, is_first_fixed=stays or source.has_copy)
+    links = [links[i] for i in meeting.order]
+    if not stays:
+        source = with_restore(operator, source, links[0])
+    more_steps = bool(request.sets)
+    left = leave_pods(
+        operator, record, names, source.step, request.overrides, more_steps=more_steps
+    )
+    snapshots = choose_codes(links, source.old, may_change=not stays)
+    members = plan_members(operator, record, source, links, meeting, snapshots, request)
+    first = members[0].manifest
+    notes = [*unsettled_notes(operator.store, record.run_id)]
+    notes += [note for one in left for note in one.notes]
+    if len(members) > 1:
+        notes += rank_map({one.run.pod: one.manifest for one in members}, meeting)
+    notes += meeting_notes(first, meeting)
+    return FleetResumePlan(record, source, members, tuple(left), snapshots, notes)
+
+
+def meet(
+    operator: Operator, links: Sequence[PodLink], port: int, *, is_first_fixed: bool
+) -> Meeting:
+    """Where the ranks meet; one pod alone needs no network."""
+    if len(links) == 1:
+        return Meeting((0,), (Node(),), ("",), ())
+    return probe_meeting(operator, links, port, is_first_fixed=is_first_fixed)
+
+
+def choose_codes(
+    links: Sequence[PodLink], old: RunManifest, *, may_change: bool
+) -> dict[str, Snapshot | None]:
+    """By pod, the code to ship: all pods get one version, that of the run as long as it can be had.
+
+    Raises:
+        ConfigurationError: If a pod lacks the run's code, and this checkout is another version.
+    """
+    found = {link.record.name: choose_code(link, old) for link in links}
+    lacking = next((pod for pod, code in found.items() if code is not None), None)
+    ours = next((code for code in found.values() if code is not None), None)
+    if ours is None or ours.code_id == old.code_id:
+        return found
+    if not may_change:
+        message = (
+            f"Pod `{lacking}` lacks code {old.code_id} of the run, and this checkout is "
+            f"{ours.code_id}"
+        )
+        hint = f"Check out commit {old.code_commit[:12]}, or continue without that pod"
+        raise ConfigurationError(message, hint=hint)
+    return dict.fromkeys(found, ours)
+
+
+def plan_members(
+    operator: Operator,
+    record: RunRecord,
+    source: Source,
+    links: Sequence[PodLink],
+    meeting: Meeting,
+    snapshots: Mapping[str, Snapshot | None],
+    request: FleetResumeRequest,
+) -> tuple[FleetMember, ...]:
+    """The manifest of each pod as it will be.
+
+    Raises:
+        ConfigurationError: If the pods come to different configurations or profiles.
+    """
+    sets = (*request.sets, f"{_NUM_PODS}={len(links)}")
+    kept = {(one.pod, one.pod_id) for one in record.members} if source.backup is None else set()
+    members: list[FleetMember] = []
+    for link, node in zip(links, meeting.nodes, strict=True):
+        pod, code = link.record, snapshots[link.record.name]
+        if (pod.name, pod.pod_id) in kept and code is None:
+            manifest = _kept_share(operator, source, link, sets)
+        else:
+            manifest = next_manifest(
+                operator, link, source.old, code,
+                step=source.step, sets=sets, overrides=request.overrides,
+            )  # fmt: skip
+        overrides = {**source.old.overrides, **request.overrides}
+        own = {
+            "node": node, "pod_id": pod.pod_id, "resume": source.resume, "overrides": overrides
+        }  # fmt: skip
+        run = RunHandle(link, code.code_id if code else source.old.code_id, record.run_id)
+        members.append(FleetMember(run, manifest.model_copy(update=own)))
+    for one in members[1:]:
+        _require_same(members[0], one)
+    return tuple(members)
+
+
+def _kept_share(
+    operator: Operator, source: Source, link: PodLink, sets: tuple[str, ...]
+) -> RunManifest:
+    """The next manifest of a pod that had the run before: its cards may have changed since."""
+    pod, old = link.record, source.old
+    host = read_host(link.transport, pod.python, pod.root)
+    require_tmux(link, host)
+    refuse_marked(link, {})
+    there = _manifest_there(link, old)
+    config = changed_config(operator, link, host, old, sets).config
+    changed = {one.key for one in differing_values(old.config, config)}
+    facts = {"pod_facts": there.pod_facts, "preflight_sha256": there.preflight_sha256}
+    if changed <= {_NUM_PODS}:  # what the kernels were proven for is the same
+        facts["kernels"] = old.kernels
+    return with_config(old, config).model_copy(update=facts)
+
+
+def _manifest_there(link: PodLink, old: RunManifest) -> RunManifest:
+    """The manifest of a pod's share; that of pod 0 where it has none yet."""
+    try:
+        return read_run_manifest(link, old.run_id)
+    except NotFoundError:
+        return old
+
+
+def _require_same(first: FleetMember, one: FleetMember) -> None:
+    ours, theirs = first.manifest, one.manifest
+    pods = f"on pod `{first.run.pod}` and {{}} on pod `{one.run.pod}`"
+    if ours.profile != theirs.profile:
+        message = f"The profile is {ours.profile} {pods.format(theirs.profile)}"
+        raise ConfigurationError(message, hint="Continue on pods of one profile")
+    differing = next(iter(differing_values(ours.config, theirs.config)), None)
+    if differing is not None:
+        message = f"{differing.key} comes to {differing.before} {pods.format(differing.now)}"
+        raise ConfigurationError(message, hint=f"Set it for all: `--set {differing.key}=VALUE`")
+
+
+def execute_fleet_resume(operator: Operator, planned: FleetResumePlan) -> Resumed:
+    """Begin the next attempt on all its pods, or on none; the registry names them from then on."""
+    source, first, record = planned.source, planned.members[0], planned.record
+
+    def begin() -> None:
+        for run in planned.runs:
+            ship_to(operator, run.link, planned.snapshots[run.pod])
+        for run in source.aside:
+            operator.tell(ask(run, SetAsideAction(run_dir=Path(run.run_dir))).message)
+        if source.restore is not None:
+            restore_to_pod(first.run.link, source.restore, operator.tell)
+        if not planned.is_begun:
+            operator.tell(ask(first.run, _next_attempt(planned)).message)
+        written = read_run_manifest(first.run.link, record.run_id)
+        register(operator, holding(record, first.run.link, written), planned.runs)
+        join_all(planned.members, written)
+
+    start = FleetStart(
+        act="resume",
+        runs=planned.runs,
+        module=source.module,
+        take=lambda: [
+            require_unmoved(operator, Takeover(record)), *(one.takeover for one in planned.left)
+        ],
+        begin=begin,
+        detail={"from_attempt": planned.attempt - 1},
+        overrides=first.manifest.overrides,
+    )  # fmt: skip
+    beat = start_fleet(operator, start)
+    folder = RunDir(Path(beat.report.run_dir)).checkpoint(source.step)
+    return Resumed(
+        run_id=record.run_id,
+        attempt=beat.report.manifest.attempt,
+        from_step=source.step,
+        checkpoint=str(folder) if source.checkpoint else "",
+        damaged=list(source.damaged),
+        differences=planned.differences,
+        state=beat.report.state,
+        why=beat.report.why,
+        first_beat_after_s=beat.after_s or 0.0,
+        pod=first.run.pod,
+        moved_from=record.pod if record.pod != first.run.pod else "",
+        pods=tuple(one.pod for one in beat.report.pods),
+    )
+
+
+def _next_attempt(planned: FleetResumePlan) -> NextAttemptAction:
+    first, old = planned.members[0], planned.source.old
+    return next_attempt_action(Path(first.run.run_dir), old.attempt, old, first.manifest)

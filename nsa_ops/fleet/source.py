@@ -1,0 +1,167 @@
+"""What the next attempt of a run on several pods continues: pod 0's checkpoint, or the backup."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from nsa_core.rundir.manifest import AFRESH, AUTO, RunManifest
+from nsa_ops.agents import probe_run, read_run_manifest
+from nsa_ops.backup.folder import BackupFolder
+from nsa_ops.backup.restore import RestorePlan, plan_restore
+from nsa_ops.context import Operator, PodLink, RunHandle
+from nsa_ops.errors import ConfigurationError, NotFoundError, StateConflictError
+from nsa_ops.runs.adopt import read_backed_up
+from nsa_ops.runs.checkpoints import refuse_foreign
+from nsa_ops.runs.choose import FoundRun, handle_of
+from nsa_ops.runs.move import newest_backup
+from nsa_ops.runs.resume import choose_checkpoint, require_ended
+from nsa_ops.runs.windows import TRAINER_MODULE
+from nsa_ops.store import RunRecord
+
+
+class WantedStart(Protocol):
+    """What the operator said about where to begin."""
+
+    @property
+    def path(self) -> str:
+        """Folder of a checkpoint on pod 0."""
+
+    @property
+    def afresh(self) -> bool:
+        """Begin at the first step."""
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """Values to change."""
+
+    @property
+    def trainer_module(self) -> str:
+        """Python module that trains; empty for the one that did before."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the next attempt continues.
+
+    Attributes:
+        old: Manifest of the attempt that ended.
+        step: Step of the checkpoint; 0 without one.
+        checkpoint: Its folder; empty without one.
+        damaged: Newer checkpoints that are passed over, each in one line.
+        is_unstarted: The attempt of `old` was begun and never started, as after a cut.
+        backup: Where the copy for a new pod 0 comes from; None if pod 0 stays.
+        copy_on: Pod that has a restored copy already, as after a cut; empty without one.
+        restore: What to copy to the new pod 0; None if nothing is.
+        aside: Pods whose share of an earlier attempt is renamed first.
+    """
+
+    old: RunManifest
+    step: int = 0
+    checkpoint: str = ""
+    damaged: tuple[str, ...] = ()
+    resume: str = AUTO
+    module: str = TRAINER_MODULE
+    is_unstarted: bool = False
+    backup: BackupFolder | None = None
+    copy_on: str = ""
+    restore: RestorePlan | None = None
+    aside: tuple[RunHandle, ...] = ()
+
+    @property
+    def has_copy(self) -> bool:
+        """A new pod 0 has its copy already."""
+        return self.copy_on != ""
+
+    def first_link_first(self, links: Sequence[PodLink]) -> list[PodLink]:
+        """The pods, the one with a restored copy in front."""
+        return sorted(links, key=lambda link: link.record.name != self.copy_on)
+
+
+def find_on_pod(record: RunRecord, link: PodLink, wanted: WantedStart) -> Source:
+    """What pod 0 has, its checkpoint hashed.
+
+    Raises:
+        StateConflictError: If the run runs there, or finished.
+        NotFoundError, VerificationError: As `plan_resume`.
+    """
+    found = FoundRun(record, link, probe_run(handle_of(link, record)))
+    require_ended(found, changes_something=bool(wanted.sets))
+    old = read_run_manifest(link, record.run_id)
+    processes = found.report.processes
+    module = wanted.trainer_module or (processes.module if processes else TRAINER_MODULE)
+    checkpoint, damaged = (None, []) if wanted.afresh else choose_checkpoint(found, wanted.path)
+    if checkpoint is not None:
+        refuse_foreign(checkpoint, old)
+    start_at = checkpoint.path if wanted.path and checkpoint else AUTO
+    return Source(
+        old=old,
+        step=checkpoint.step if checkpoint else 0,
+        checkpoint=checkpoint.path if checkpoint else "",
+        damaged=tuple(damaged),
+        resume=AFRESH if wanted.afresh else start_at,
+        module=module,
+        is_unstarted=found.report.state == "planned" and not (wanted.path or wanted.afresh),
+    )
+
+
+def find_in_backup(
+    operator: Operator, record: RunRecord, links: Sequence[PodLink], wanted: WantedStart
+) -> Source:
+    """What the newest verified backup has, and what the pods have of the run already.
+
+    Raises:
+        NotFoundError: If nothing of the run is backed up.
+        ConfigurationError: If another start is asked for than the newest backup.
+        StateConflictError: If a pod has a run directory of another time under that id.
+    """
+    if wanted.path or wanted.afresh:
+        message = f"Pod 0 of `{record.run_id}` is left out, so it begins at the newest backup"
+        raise ConfigurationError(
+            message, hint=f"Leave out `--from` and `--afresh`, or keep `{record.pod}`"
+        )
+    folder = newest_backup(operator, record.run_id)
+    old = read_backed_up(folder)
+    aside, copy_on, begun = [], "", None
+    for link in links:
+        try:
+            there = read_run_manifest(link, record.run_id)
+        except NotFoundError:
+            continue
+        run = RunHandle(link, record.code_id, record.run_id)
+        if there.node.rank > 0:
+            aside.append(run)
+        elif not copy_on and _is_copy(there, old):
+            copy_on = link.record.name
+            begun = there if there.attempt > old.attempt else None
+        else:
+            pod = link.record.name
+            message = f"`{run.run_dir}` is from an earlier time of `{record.run_id}` on pod `{pod}`"
+            raise StateConflictError(message, hint="Move it away there, then repeat this")
+    return Source(
+        old=begun or old,
+        module=wanted.trainer_module or TRAINER_MODULE,
+        is_unstarted=begun is not None,
+        backup=folder,
+        copy_on=copy_on,
+        aside=tuple(aside),
+    )
+
+
+def _is_copy(there: RunManifest, old: RunManifest) -> bool:
+    """Whether a pod has what a restore makes, or the attempt that was begun after it."""
+    return old.attempt_id in {there.attempt_id, there.earlier_attempts.get(old.attempt)}
+
+
+def with_restore(operator: Operator, source: Source, link: PodLink) -> Source:
+    """The same with what is copied to the new pod 0, every byte of it verified."""
+    if source.backup is None:
+        return source
+    receipts = operator.store.receipts()
+    is_shared = any(run.pod == link.record.name for run in source.aside)
+    planned = plan_restore(
+        source.backup, link.runs, link=link, receipts=receipts, newest_only=True,
+        may_exist=is_shared or source.has_copy,
+    )  # fmt: skip
+    folder = str(link.run_dir(planned.run_id) / "checkpoints" / f"step_{planned.step:06d}")
+    restore = None if source.has_copy else planned
+    return replace(source, step=planned.step, checkpoint=folder, restore=restore)
