@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from nsa_ops.health.log_health import LogHealth
     from nsa_ops.report.write import WrittenReport
     from nsa_ops.runs.adopt import Adopted
-    from nsa_ops.runs.halt import Saved, Stacks
+    from nsa_ops.runs.halt import Saved
+    from nsa_ops.runs.rank_stacks import Stacks
     from nsa_ops.runs.status import RunStatusLine
     from nsa_ops.runs.tunnel import Tunnel
     from nsa_ops.runs.watch import Chunk
@@ -191,7 +192,7 @@ def events(
 @command(commands, "stack", is_emergency=True)
 def stack(session: Session, run: RunArgument = None) -> None:
     """Show the stack traces of all threads of a running trainer."""
-    from nsa_ops.runs.halt import dump_stacks
+    from nsa_ops.runs.rank_stacks import dump_stacks
 
     session.show(dump_stacks(session.operator, run), draw_stacks)
 

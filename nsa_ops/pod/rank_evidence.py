@@ -156,11 +156,11 @@ def slowest_factor(own_s: Sequence[float]) -> float:
     return slowest / usual if usual > 0 else 1.0
 
 
-def name_ranks(ranks: Sequence[RankEvidence]) -> str:
-    """`rank 2`, `ranks 1 and 3`, or how many there are."""
+def name_ranks(ranks: Sequence[RankEvidence], *, most: int = _LISTED) -> str:
+    """`rank 2`, `ranks 1 and 3`, or how many there are if they are more than `most`."""
     numbers = [str(rank.rank) for rank in ranks]
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
-    if len(numbers) > _LISTED:
+    if len(numbers) > most:
         return count_of(len(numbers), "rank")
     return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

@@ -1,17 +1,15 @@
-"""Ask a trainer for something: to stop, to save a checkpoint now, or to show its stacks."""
+"""Ask a trainer for something: to stop, or to save a checkpoint now."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_core.rundir.checkpoint import CheckpointState
-from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.redaction import redact
 from nsa_ops.agents import ask, verify
-from nsa_ops.context import Operator
+from nsa_ops.context import Operator, RunHandle
 from nsa_ops.errors import DeadlineError, NotFoundError, StateConflictError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import CheckpointFact, HaltAction, RunReport, SignalAction, SignalName
-from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.choose import LIVE, FoundRun, find_run
 from nsa_ops.runs.wait import ENDED, poll
 
@@ -20,9 +18,6 @@ GRACE_S = 60.0
 LADDER: tuple[tuple[SignalName, float], ...] = (("TERM", 45.0), ("KILL", 20.0))
 GONE = frozenset({"planned", "lost", "preempted"})
 SAVE_S = 120.0
-STACK_S = 10.0
-_POLL_S = 0.2
-_MAX_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -165,14 +160,6 @@ class Saved:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Stacks:
-    """Stacks of all threads of a trainer."""
-
-    run_id: str
-    text: str
-
-
 def save_now(operator: Operator, run_id: str | None) -> Saved:
     """Have a checkpoint saved at the next step boundary, and wait until it is whole.
 
@@ -181,10 +168,10 @@ def save_now(operator: Operator, run_id: str | None) -> Saved:
         NotFoundError: If the trainer ended without saving.
         DeadlineError: If none appears in time.
     """
-    found = _find_live(operator, run_id)
+    found = find_live(operator, run_id)
     before = {fact.name: fact.created_unix_s for fact in found.report.checkpoints if fact.whole}
     began_s = operator.clock.monotonic_s()
-    operator.tell(_send(found, "USR2", "save now"))
+    operator.tell(send_signal(found.run, found.report, "USR2", "save now"))
 
     def is_new(report: RunReport) -> bool:
         return _newest_new(report, before) is not None or report.state in ENDED
@@ -205,30 +192,12 @@ def _newest_new(report: RunReport, before: dict[str, float | None]) -> Checkpoin
     return None
 
 
-def dump_stacks(operator: Operator, run_id: str | None) -> Stacks:
-    """Have the trainer write the stacks of all its threads, and read them.
+def find_live(operator: Operator, run_id: str | None) -> FoundRun:
+    """A run whose trainer can be asked for something.
 
     Raises:
-        StateConflictError: If no trainer of the run is alive.
-        DeadlineError: If nothing was written in time.
+        StateConflictError: If no trainer of it is alive.
     """
-    found = _find_live(operator, run_id)
-    path = str(RunDir(Path(found.report.run_dir)).stack_dump())
-    before = len(_read(found, path, 0))
-    operator.tell(_send(found, "USR1", "stacks"))
-    deadline_s = operator.clock.monotonic_s() + operator.deadline_s(STACK_S)
-    text = b""
-    while operator.clock.monotonic_s() < deadline_s:
-        operator.clock.sleep(_POLL_S)
-        latest = _read(found, path, before)
-        if latest and latest == text:
-            return Stacks(found.record.run_id, text.decode(errors="replace"))
-        text = latest
-    message = f"Run `{found.record.run_id}` wrote no stacks within {STACK_S:g} s"
-    raise DeadlineError(message, hint=f"See `nsa-ops status {found.record.run_id}`")
-
-
-def _find_live(operator: Operator, run_id: str | None) -> FoundRun:
     found = find_run(operator, run_id, among=LIVE)
     report = found.report
     if report.state not in LIVE:
@@ -237,18 +206,12 @@ def _find_live(operator: Operator, run_id: str | None) -> FoundRun:
     return found
 
 
-def _send(found: FoundRun, signal: SignalName, reason: str) -> str:
+def send_signal(run: RunHandle, report: RunReport, signal: SignalName, reason: str) -> str:
+    """Have the pod of a run signal the trainer of the attempt that was reported; its answer."""
     action = SignalAction(
-        run_dir=Path(found.report.run_dir),
-        attempt=found.report.manifest.attempt,
+        run_dir=Path(report.run_dir),
+        attempt=report.manifest.attempt,
         signal=signal,
         reason=reason,
     )
-    return ask(found.run, action).message
-
-
-def _read(found: FoundRun, path: str, offset: int) -> bytes:
-    try:
-        return found.link.transport.tail(path, offset, max_bytes=_MAX_BYTES, timeout_s=QUICK_S)
-    except NotFoundError:
-        return b""
+    return ask(run, action).message

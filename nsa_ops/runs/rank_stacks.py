@@ -1,0 +1,157 @@
+"""Have a trainer write the stacks of all its threads, every rank of it, and read them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nsa_core.rundir.layout import RunDir
+from nsa_ops.context import Operator, RunHandle
+from nsa_ops.errors import DeadlineError, NotFoundError, OpsError
+from nsa_ops.pod.rank_evidence import RankEvidence, name_ranks
+from nsa_ops.pod.stacks import StackGroup, group_stacks
+from nsa_ops.remote.transport import QUICK_S
+from nsa_ops.runs.choose import FoundRun
+from nsa_ops.runs.halt import find_live, send_signal
+
+STACK_S = 10.0
+#: More ranks than these are not asked for by name.
+MAX_RANKS = 256
+_POLL_S = 0.2
+_MAX_BYTES = 2**20
+#: A file of stacks is passed over in so many pieces of that size at most.
+_MOST_PIECES = 256
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Stacks of all threads of a trainer.
+
+    Attributes:
+        text: As they are shown: of several ranks those that are alike once, under their names.
+        groups: Ranks whose stacks read the same, the smallest group first; empty for one rank.
+        silent: Ranks that wrote none.
+    """
+
+    run_id: str
+    text: str
+    groups: tuple[StackGroup, ...] = ()
+    silent: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _StackFile:
+    """Where the stacks of one rank appear; new ones begin at `offset`."""
+
+    run: RunHandle
+    path: str
+    rank: int
+    offset: int = 0
+
+    def read(self, offset: int) -> bytes:
+        transport = self.run.link.transport
+        try:
+            return transport.tail(self.path, offset, max_bytes=_MAX_BYTES, timeout_s=QUICK_S)
+        except NotFoundError:
+            return b""
+
+    def at_end(self) -> "_StackFile":
+        """The same file, whose new stacks begin at its end."""
+        offset = self.offset
+        for _ in range(_MOST_PIECES):
+            content = self.read(offset)
+            offset += len(content)
+            if len(content) < _MAX_BYTES:
+                break
+        return replace(self, offset=offset)
+
+
+def dump_stacks(operator: Operator, run_id: str | None) -> Stacks:
+    """Have the trainer write the stacks of all its threads, and read them.
+
+    Raises:
+        StateConflictError: If no trainer of the run is alive.
+        DeadlineError: If nothing was written in time.
+    """
+    found = find_live(operator, run_id)
+    files = [file for pod in _stack_files(operator, found) for file in _ask(operator, found, pod)]
+    texts = _await_stacks(operator, files)
+    if not texts:
+        message = f"Run `{found.record.run_id}` wrote no stacks within {STACK_S:g} s"
+        raise DeadlineError(message, hint=f"See `nsa-ops status {found.record.run_id}`")
+    return stacks_of(found.record.run_id, texts, found.report.ranks)
+
+
+def _stack_files(operator: Operator, found: FoundRun) -> list[list[_StackFile]]:
+    """The files of the ranks of each pod, pod 0 first; that of rank 0 where there is one rank."""
+    handles = {found.run.pod: (found.run, Path(found.report.run_dir))}
+    for member in found.record.others:
+        pod = operator.store.find_pod(member.pod)
+        if pod is not None:
+            run = RunHandle(operator.link(pod), found.record.code_id, found.record.run_id)
+            handles[member.pod] = (run, Path(run.run_dir))
+    files: dict[str, list[_StackFile]] = {name: [] for name in handles}
+    for rank in found.report.ranks[:MAX_RANKS] or (RankEvidence(rank=0),):
+        name = rank.pod if rank.pod in handles else found.run.pod
+        run, run_dir = handles[name]
+        path = str(RunDir(run_dir).stack_dump(rank.rank))
+        files[name].append(_StackFile(run, path, rank.rank))
+    return [of_pod for of_pod in files.values() if of_pod]
+
+
+def _ask(operator: Operator, found: FoundRun, files: list[_StackFile]) -> list[_StackFile]:
+    """Have a pod's ranks write their stacks; where they will begin.
+
+    A pod other than the first that cannot be asked is told of, and its ranks are left out.
+    """
+    run = files[0].run
+    is_first = run.pod == found.run.pod
+    place = {} if is_first else {"run_dir": str(run.run_dir)}
+    try:
+        begun = [file.at_end() for file in files]
+        report = found.report.model_copy(update=place)
+        operator.tell(send_signal(run, report, "USR1", "stacks"))
+    except OpsError as error:
+        if is_first:
+            raise
+        operator.tell(f"pod `{run.pod}`: {error.message}")
+        return []
+    return begun
+
+
+def _await_stacks(operator: Operator, files: Sequence[_StackFile]) -> dict[int, str]:
+    """By rank, what was written until it did not grow between two looks, or time was up."""
+    deadline_s = operator.clock.monotonic_s() + operator.deadline_s(STACK_S)
+    texts: dict[int, bytes] = {}
+    waiting = list(files)
+    while waiting and operator.clock.monotonic_s() < deadline_s:
+        operator.clock.sleep(_POLL_S)
+        growing = []
+        for file in waiting:
+            latest = file.read(file.offset)
+            if not latest or latest != texts.get(file.rank):
+                growing.append(file)
+            if latest:
+                texts[file.rank] = latest
+        waiting = growing
+    return {rank: text.decode(errors="replace") for rank, text in sorted(texts.items())}
+
+
+def stacks_of(run_id: str, texts: Mapping[int, str], ranks: Sequence[RankEvidence]) -> Stacks:
+    """The stacks of a run, by rank; those of several ranks in groups, the odd one first; pure."""
+    if not ranks:
+        return Stacks(run_id, "".join(texts.values()))
+    groups = tuple(group_stacks(dict(texts)))
+    silent = [rank for rank in ranks[:MAX_RANKS] if rank.rank not in texts]
+    parts = [
+        f"=== {_name([RankEvidence(rank=rank) for rank in group.ranks])}\n{group.text}"
+        for group in groups
+    ]
+    if silent:
+        wrote = f"{_name(silent)} wrote no stacks within {STACK_S:g} s: stopped, or in a call"
+        parts.append(f"=== {wrote} of the kernel that no signal ends\n")
+    text = "\n".join(part.rstrip("\n") + "\n" for part in parts)
+    return Stacks(run_id, text, groups, tuple(rank.rank for rank in silent))
+
+
+def _name(ranks: Sequence[RankEvidence]) -> str:
+    return name_ranks(ranks, most=MAX_RANKS)
