@@ -87,11 +87,16 @@ def _remove_aside(run: RunDir, known_good: int | None) -> None:
 
 @dataclass(frozen=True)
 class SaveResult:
-    """One save: the whole checkpoint or why there is none, and the seconds of writing it."""
+    """One save: the whole checkpoint or why there is none, and the seconds of writing it.
+
+    Attributes:
+        removed: Steps of the older checkpoints that it replaced.
+    """
 
     step: int
     outcome: Checkpoint | CheckpointWriteError
     write_s: float
+    removed: tuple[int, ...] = ()
 
 
 @dataclass
@@ -197,7 +202,14 @@ class CheckpointKeeper:
                 outcome = write_sharded(self._run, snapshot, self._origin, save)
         except CheckpointWriteError as error:
             outcome = error
-        return SaveResult(snapshot.state.step, outcome, time.monotonic() - began)
+        write_s = time.monotonic() - began
+        removed: list[int] = []
+        if isinstance(outcome, Checkpoint):  # here: to unlink large files takes a disk a while
+            self._telemetry.writes.attempt(
+                "retention",
+                lambda: removed.extend(apply_retention(self._run, self._config, self._known_good)),
+            )
+        return SaveResult(snapshot.state.step, outcome, write_s, tuple(removed))
 
     def _collect(self, *, is_waited_for: bool) -> SaveResult | None:
         """The result of the last save, once; None while it is being written or without one."""
@@ -232,7 +244,12 @@ class CheckpointKeeper:
             self._telemetry.event("save_failed", str(result.outcome), step=result.step)
 
     def mark_known_good(self, step: int) -> None:
-        """Remember the newest checkpoint that clean steps have proven."""
+        """Remember the newest checkpoint that clean steps have proven.
+
+        While a write is under way it waits: the writer removes what is not known to be good.
+        """
+        if self._writing is not None:
+            return
         good = find_known_good(self._saved_steps, step, self.last_anomaly_step)
         if good is not None and good != self._known_good:
             self._known_good = good
@@ -257,12 +274,7 @@ class CheckpointKeeper:
         self.whole_step = result.step
         self._saved_steps.append(result.step)
         size = checkpoint.manifest.total_bytes
-        removed: list[int] = []
-        self._telemetry.writes.attempt(
-            "retention",
-            lambda: removed.extend(apply_retention(self._run, self._config, self._known_good)),
-        )
-        self._saved_steps = [step for step in self._saved_steps if step not in removed]
+        self._saved_steps = [step for step in self._saved_steps if step not in result.removed]
         numbers = self.statistics
         numbers.num_saved += 1
         numbers.stall_s += self._stall_s
@@ -277,7 +289,7 @@ class CheckpointKeeper:
             bytes=size,
             stall_s=round(self._stall_s, 4),
             write_s=round(result.write_s, 4),
-            removed=removed,
+            removed=list(result.removed),
         )
         self._telemetry.beats.write("checkpoint", TrainerFigures(checkpoint_step=result.step))
 

@@ -27,8 +27,15 @@ from nsa_core.train.checkpoint_files import (
     read_torch_state,
     to_host,
 )
+from nsa_core.train.host_copies import HostCopies
 from nsa_core.train.keeper import CheckpointKeeper
-from nsa_core.train.learner import choose_device, make_learner, require_recorded, set_up_torch
+from nsa_core.train.learner import (
+    Learner,
+    choose_device,
+    make_learner,
+    require_recorded,
+    set_up_torch,
+)
 from nsa_core.train.resume import ResumePoint, find_point, is_own, note_beginning, restore
 from nsa_core.train.run_data import open_data
 from nsa_core.train.step import StepRunner
@@ -75,6 +82,7 @@ class TrainingSession:
     card: CardSampler
     kernels: tuple[BackendChoice, ...]
     position: Position
+    host: HostCopies
     recall: Recall | None = None
     num_good: int = 0
     num_skipped: int = 0
@@ -109,6 +117,12 @@ class TrainingSession:
     def snapshot(self) -> TrainingSnapshot:
         """A copy of the state at the last step boundary, in host memory."""
         position, scaler = self.position, self.steps.scaler
+        copies = self.host.copy(
+            {
+                "model": model_tensors(self.model),
+                "optimizer": self.steps.optimizers.state_tensors(),
+            }
+        )
         return TrainingSnapshot(
             state=TrainingState(
                 step=position.step,
@@ -119,8 +133,8 @@ class TrainingSession:
                 step_seconds=self.clock.seconds("step"),
             ),
             config=self.config,
-            model=to_host(model_tensors(self.model)),
-            optimizer=to_host(self.steps.optimizers.state_tensors()),
+            model=copies["model"],
+            optimizer=copies["optimizer"],
             random_tensors=to_host(position.random_tensors),
             random_words=position.random_words,
             rank=self.context.rank.rank,
@@ -200,9 +214,22 @@ def prepare(context: AttemptContext, stop: StopWatch, clock: GoodputClock) -> Tr
             tuple(point.state.unusable_steps) if point else (),
             device,
         ),
+        host=_make_host_copies(context, learner, device),
     )
     _announce(session)
     return session
+
+
+def _make_host_copies(
+    context: AttemptContext, learner: Learner, device: torch.device
+) -> HostCopies:
+    """Room for weights and moments, pinned now: the first save would wait for it."""
+    telemetry = context.telemetry
+    host = HostCopies(device, lambda why: telemetry.event("not_pinned", why))
+    weights = list(model_tensors(learner.model).values())
+    moments = list(learner.steps.optimizers.state_tensors().values())
+    host.reserve([*weights, *(moments or 2 * learner.steps.optimizers.parameters)])
+    return host
 
 
 def _announce(session: TrainingSession) -> None:
