@@ -67,11 +67,10 @@ def find_proof(
     stored = operator.store.newest_report(pod.pod_id, code_id, choice.profile)
     report = stored[1] if stored else None
     kernels = proven_kernels(config, report)
-    facts = (report.model_extra or {}).get("facts", {}) if report else {}
     if not is_overridden:
         require_proven(config, kernels)
         require_summed(pod.name, choice, config, report)
-    return Proof(sha256, facts, kernels, report)
+    return Proof(sha256, _facts(report), kernels, report)
 
 
 def require_green(operator: Operator, pod: PodRecord, code_id: str, choice: RunChoice) -> str:
@@ -160,27 +159,34 @@ def require_proven(config: RunConfig, proven: Mapping[str, KernelChoice]) -> Non
 
 
 def require_summed(pod: str, choice: RunChoice, config: RunConfig, report: Report | None) -> None:
-    """Refuse several cards that the preflight did not sum a tensor over.
+    """Refuse several cards that the preflight did not sum a tensor over, on one pod or on many.
 
     Raises:
         RefusedError: If so; the hint measures it.
     """
-    wanted = num_cards(config)
-    if wanted < 2:
-        return
+    wanted, command = num_cards(config), f"nsa-ops preflight {pod} --profile {choice.profile}"
+    if config.num_ranks > 1 and config.runtime.device == "cuda" and not _facts(report).get("nccl"):
+        message = (
+            f"{config.num_ranks} ranks on cards need NCCL, and no preflight of pod `{pod}` found it"
+        )
+        raise RefusedError(message, hint=f"Run `{command}{choice.flags}`")
     found = num_summed(report)
-    if found >= wanted:
-        return
-    did = f"summed over {found}" if found else "summed over none"
-    message = f"The run takes {wanted} cards of pod `{pod}`, and its preflight {did}"
-    command = f"`nsa-ops preflight {pod} --profile {choice.profile}{choice.flags}`"
-    raise RefusedError(message, hint=f"Run {command}")
+    if wanted > max(1, found):
+        did = f"summed over {found}" if found else "summed over none"
+        message = f"The run takes {wanted} cards of pod `{pod}`, and its preflight {did}"
+        raise RefusedError(message, hint=f"Run `{command}{choice.flags}`")
+
+
+def _facts(report: Report | None) -> dict[str, Any]:
+    """What a report keeps of its pod."""
+    facts = (report.model_extra or {}).get("facts") if report else None
+    return facts if isinstance(facts, dict) else {}
 
 
 def num_summed(report: Report | None) -> int:
     """Cards over which a report proved a sum: NCCL is there, and the result was right."""
-    facts = (report.model_extra or {}).get("facts", {}) if report else {}
-    count, checks = facts.get("num_cards"), report.checks if report else []
+    facts, checks = _facts(report), report.checks if report else []
+    count = facts.get("num_cards")
     is_summed = any(
         check.name == "gpus.all_reduce" and check.measured and check.status != "fail"
         for check in checks

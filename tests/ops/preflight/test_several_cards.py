@@ -239,16 +239,28 @@ def test_a_preflight_on_several_cards_covers_them_and_allows_the_launch(pod: Des
     assert plan(pod).manifest.config.num_ranks == 1
 
 
-def test_a_preflight_that_summed_over_fewer_cards_does_not_allow_them(pod: Desk) -> None:
-    few = TORCH | {"num_cards": 1, "nccl_version": None}
+@pytest.mark.parametrize(
+    ("torch", "speed", "message"),
+    [
+        ({"num_cards": 2}, summed(2, 230.0), "takes 4 cards .*, and its preflight summed over 2"),
+        ({"num_cards": 1}, MachineSpeed(), "its preflight summed over none"),
+        ({"nccl_version": None}, summed(4, 230.0), "need NCCL, and no preflight of pod"),
+    ],
+)
+def test_a_preflight_that_summed_over_fewer_cards_does_not_allow_them(
+    pod: Desk, torch: dict[str, object], speed: MachineSpeed, message: str
+) -> None:
     pod.transport.answers |= {
-        "importlib.util": completed(json.dumps(few)),
-        "nsa_core.checks.machine": completed(MachineSpeed().model_dump_json()),
+        "importlib.util": completed(json.dumps(TORCH | torch)),
+        "nsa_core.checks.machine": completed(speed.model_dump_json()),
     }
     run_preflight(pod.operator, None, RunChoice("m7c-125m"), {})
-    with pytest.raises(RefusedError, match="and its preflight summed over none") as refused:
-        plan(pod, "runtime.num_gpus=2")
-    assert "--set runtime.num_gpus=2" in refused.value.hint
+    assert plan(pod).manifest.config.num_ranks == 1
+    with pytest.raises(RefusedError, match=message) as refused:
+        plan(pod, "runtime.num_gpus=4")
+    assert refused.value.hint == (
+        "Run `nsa-ops preflight a100-1 --profile a100 --recipe m7c-125m --set runtime.num_gpus=4`"
+    )
 
 
 def resume(pod: Desk, launched: LaunchPlan, *sets: str) -> ResumePlan:
@@ -291,7 +303,7 @@ def test_a_resume_on_several_cards_needs_them_to_be_there_and_summed_over(pod: D
     older = replace(
         one, manifest=one.manifest.model_copy(update={"code_id": "older", "overrides": {}})
     )
-    with pytest.raises(RefusedError, match="its preflight summed over none") as refused:
+    with pytest.raises(RefusedError, match="need NCCL, and no preflight of pod") as refused:
         resume(pod, older, "runtime.num_gpus=2")
     assert "--recipe m7c-125m --set runtime.num_gpus=2" in refused.value.hint
     run_preflight(pod.operator, None, RunChoice("m7c-125m"), {})
