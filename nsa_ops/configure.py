@@ -133,8 +133,17 @@ def list_values(settings: Settings, choice: RunChoice) -> list[Value]:
         for key, value in leaves(found.config).items()
         for origin in (found.origin(key),)
     ]
-    kernels = _kernel_reasons(found, hardware) if hardware else {}
-    return [replace(value, reason=kernels.get(value.key, value.reason)) for value in values]
+    known = _kernel_reasons(found, hardware) | _auto_cards(found, hardware) if hardware else {}
+    return [replace(value, reason=known.get(value.key, value.reason)) for value in values]
+
+
+def _auto_cards(found: ResolvedConfig, hardware: HardwareProfile) -> dict[str, str]:
+    """What `auto` cards come to on this hardware, as far as it is known without a pod."""
+    if found.config.runtime.num_gpus != "auto":
+        return {}
+    most = "all" if hardware.max_gpus is None else f"up to {hardware.max_gpus}"
+    reason = f"{most} that a pod can give and the rows of a step divide by, settled by its plan"
+    return {"runtime.num_gpus": reason}
 
 
 def _kernel_reasons(found: ResolvedConfig, hardware: HardwareProfile) -> dict[str, str]:
@@ -168,11 +177,11 @@ def all_hardware() -> list[HardwareProfile]:
 
 def explain_profile(settings: Settings, choice: RunChoice) -> list[Value]:
     """The values that the profile decides, each with its reason, and what the kernels will be."""
-    kernels = {f"runtime.backend_{branch}" for branch in ALL_BRANCHES}
+    always = {"runtime.num_gpus", *(f"runtime.backend_{branch}" for branch in ALL_BRANCHES)}
     return [
         value
         for value in list_values(settings, choice)
-        if value.origin == f"profile {choice.profile}" or value.key in kernels
+        if value.origin == f"profile {choice.profile}" or value.key in always
     ]
 
 

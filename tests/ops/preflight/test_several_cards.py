@@ -2,15 +2,16 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from nsa_core.config.profile import load_profile
 from nsa_core.config.recipe import resolve
 from nsa_core.rundir.report import AllReduceSpeed, CheckResult, MachineSpeed, Report
-from nsa_ops.configure import RunChoice
+from nsa_ops.configure import RunChoice, explain_profile, list_values
 from nsa_ops.errors import ConfigurationError, OpsError, RefusedError
-from nsa_ops.estimate import estimate_run
+from nsa_ops.estimate import estimate_choice, estimate_run
 from nsa_ops.gpu.tool_output import parse_output
 from nsa_ops.machine.host import TOOLS, PythonFacts
 from nsa_ops.machine.judge_host import judge_python
@@ -25,6 +26,7 @@ from nsa_ops.preflight.judge_speed import GradientSum, judge_speed, plan_gradien
 from nsa_ops.preflight.preflight import run_preflight
 from nsa_ops.runs.launch import LaunchPlan, LaunchRequest, plan_launch
 from nsa_ops.runs.resume import ResumePlan, plan_resume
+from nsa_ops.settings import read_settings
 from tests.ops.fakes import completed
 from tests.ops.gpu.smi import A100, smi_xml
 from tests.ops.operators import POD, Desk
@@ -315,3 +317,19 @@ def test_a_resume_on_one_card_asks_no_card_anything(pod: Desk) -> None:
     pod.transport.asked.clear()
     resume(pod, launched, "schedule.steps=60000")
     assert not [words for words in pod.transport.asked if words[0] == "nvidia-smi"]
+
+
+def test_without_a_pod_auto_is_shown_as_what_the_profile_allows(tmp_path: Path) -> None:
+    settings = read_settings({"HOME": str(tmp_path)}, folder=tmp_path)
+    choice = RunChoice("m7c-125m", "h100", ("runtime.num_gpus=auto",))
+    shown = {value.key: value for value in list_values(settings, choice)}["runtime.num_gpus"]
+    assert (shown.value, shown.reason[:7]) == ("auto", "up to 8")
+    explained = {value.key: value for value in explain_profile(settings, RunChoice("", "h100"))}
+    assert explained["runtime.num_gpus"].reason.startswith("one unless a run asks")
+    one, all_of_them = (
+        estimate_choice(settings, replace(choice, sets=sets)) for sets in ((), choice.sets)
+    )
+    assert (one.num_ranks, all_of_them.num_ranks) == (1, 8)
+    assert one.best_tokens_per_s and one.shortest_hours and all_of_them.shortest_hours
+    assert all_of_them.best_tokens_per_s == pytest.approx(8 * one.best_tokens_per_s)
+    assert all_of_them.shortest_hours == pytest.approx(one.shortest_hours / 8)
