@@ -45,6 +45,7 @@ class RunFacts:
             loss, 0 is a value like any other.
         collective_timeout_s: After so long, ranks that wait for another one give up; None where
             there is one rank.
+        num_pods: Pods of the run; the ranks of the others are judged there.
     """
 
     total_steps: int | None = None
@@ -54,6 +55,7 @@ class RunFacts:
     uniform_nats: float | None = None
     objective: Literal["language", "other"] = "language"
     collective_timeout_s: float | None = None
+    num_pods: int = 1
 
 
 def facts_of(config: RunConfig, *, fresh: bool) -> RunFacts:
@@ -66,6 +68,7 @@ def facts_of(config: RunConfig, *, fresh: bool) -> RunFacts:
         fresh=fresh,
         uniform_nats=log(config.model.vocab_size),
         collective_timeout_s=config.runtime.collective_timeout_s if config.num_ranks > 1 else None,
+        num_pods=config.runtime.num_pods,
     )
 
 

@@ -78,6 +78,8 @@ def ranks_stalled(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding |
     limit = f" (limit {halt_s:.0f} s)" if halt_s is not None else ""
     who = odd.ranks if odd else judged.known
     told = _tell_odd(odd, worst, limit) if odd else _tell_all(who, worst, limit)
+    if odd is None and evidence.facts.num_pods > 1:
+        told += "; it may be one of another pod that they wait for: `nsa-ops status` shows all"
     return Finding(
         rule="stall",
         level="halt" if halt_s is not None and judged.still_s > halt_s else "warn",
@@ -97,33 +99,36 @@ class JudgedMovement:
     Attributes:
         known: All ranks that write heartbeats.
         odd: Those that the others wait for; None where all are at the same place.
-        worst: The one that is judged, and how long it may go without movement.
-        limit_s: Seconds after which the watchdog halts; None where it only warns.
+        worst: The one that is judged.
+        still_s: Seconds since any rank moved; one that has ended does not count.
+        warn_s: Seconds after which the watchdog warns, by the phase of the judged rank.
+        limit_s: Seconds after which it halts; None where it only warns.
     """
 
     known: tuple[RankEvidence, ...]
     odd: OddRanks | None
     worst: RankEvidence
+    still_s: float
     warn_s: float
     limit_s: float | None
 
-    @property
-    def still_s(self) -> float:
-        """Seconds that it has not moved."""
-        return self.worst.still_s or 0.0
-
 
 def judge_movement(evidence: HealthEvidence, limits: WatchdogLimits) -> JudgedMovement | None:
-    """Which of several ranks is judged, and by which patience; None before the first heartbeat."""
+    """Which of several ranks is judged, and by which patience; None where no rank can move."""
     known = [rank for rank in evidence.ranks if rank.still_s is not None and not rank.problem]
-    if not known:
+    living = [rank for rank in known if rank.msg != "end"]
+    if not living:
         return None
     odd = find_odd(known, limits.stale_warn_s)
-    if odd:
-        worst = max(odd.ranks, key=lambda rank: rank.still_s or 0.0)
-    else:
-        worst = min(known, key=lambda rank: rank.still_s or 0.0)
-    return JudgedMovement(tuple(known), odd, worst, *_patience(worst, evidence, limits))
+    # One that has ended never moves again: those that wait for it are judged.
+    judged = odd.ranks if odd and odd.by != "end" else living
+    worst = max(judged, key=lambda rank: rank.still_s or 0.0)
+    still_s = min(rank.still_s or 0.0 for rank in living)
+    warn_s, limit_s = _patience(worst, evidence, limits)
+    if odd is None and evidence.facts.num_pods > 1 and limit_s is not None:
+        # They may wait for a rank of another pod, whose own watchdog gives it this long.
+        limit_s = max(limit_s, limits.data_wait_halt_s, limits.phase_limit_s) + limits.stall_min_s
+    return JudgedMovement(tuple(known), odd, worst, still_s, warn_s, limit_s)
 
 
 def _patience(
@@ -146,9 +151,10 @@ def _tell_odd(odd: OddRanks, worst: RankEvidence, limit: str) -> str:
     wait = f"{others} {_verb(odd.others, 'waits', 'wait')}"
     if odd.by == "end":
         return sentence_case(
-            f"{names} ended at step {worst.step}, and {wait} for {_it(odd.ranks)} in phase "
-            f"{there.phase} at step {there.step} since {worst.still_s or 0:.0f} s{limit}: "
-            "the ranks did not get equally many batches, or one of them failed"
+            f"{names} ended at step {odd.ranks[0].step}, and {others} "
+            f"{_verb(odd.others, 'has', 'have')} not moved for {worst.still_s or 0:.0f} s in "
+            f"{place}{limit}: they wait for {_it(odd.ranks)}; the ranks did not get equally many "
+            "batches, or one of them failed"
         )
     where = {
         "silence": f"and has written no heartbeat for {worst.beat_age_s or 0:.0f} s",

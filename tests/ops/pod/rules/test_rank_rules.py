@@ -1,5 +1,7 @@
 """Which of several ranks the rules name: made-up heartbeats of 2, 4 and 8 ranks."""
 
+from dataclasses import replace
+
 import pytest
 
 from nsa_core.config.training import WatchdogLimits
@@ -49,8 +51,10 @@ class Ranks:
                 lines.append(lines[-1].model_copy(update=fields))
         return self
 
-    def evidence(self, after_s: float, process: ProcessEvidence = ALIVE, **problems: str):
-        tracker = Tracker(FACTS, 1, ranks=self.numbers)
+    def evidence(
+        self, after_s: float, process: ProcessEvidence = ALIVE, facts=FACTS, **problems: str
+    ):
+        tracker = Tracker(facts, 1, ranks=self.numbers)
         for rank in self.numbers:
             lines = self.beats.get(rank, [])
             if rank == self.numbers[0]:
@@ -184,12 +188,24 @@ def test_a_rank_that_stages_data_does_not_halt_those_that_wait_in_another_phase(
 
 
 def test_a_rank_that_ended_alone_is_told_from_one_that_is_silent() -> None:
-    ended = Ranks(4).wait(200, r2={"msg": "end", "phase": "shutdown"})
-    verdict = ended.judged(310)
-    assert found(verdict)["stall"] == "halt"
-    stalled = next(one for one in verdict.findings if one.rule == "stall")
-    assert stalled.sentence.startswith("Rank 2 ended at step 20, and ranks 0, 1 and 3 wait for it")
+    place = {"msg": "end", "phase": "shutdown"}
+    assert found(Ranks(4).wait(100, r2=place).judged(100)) == {"stall": "warn"}
+    stalled = Ranks(4).wait(200, r2=place).judged(200)
+    assert (stalled.rule, stalled.level) == ("stall", "halt")
+    assert stalled.sentence.startswith(
+        "Rank 2 ended at step 20, and ranks 0, 1 and 3 have not moved for 200 s in phase train"
+    )
     assert "did not get equally many batches" in stalled.sentence
+
+
+def test_a_rank_that_has_ended_or_waits_halts_nothing_while_another_one_works() -> None:
+    """Rank 0 draws samples and saves at the end of a run, for as long as it takes."""
+    for place in ({"msg": "end", "phase": "shutdown"}, {"phase": "shutdown"}, {"phase": "eval"}):
+        ranks = Ranks(2).wait(2000, r1=place, r0={"phase": "checkpoint"})
+        last = ranks.beats[0][-1]
+        working = last.model_copy(update={"progress_seq": 99, "alive_seq": 99})
+        ranks.beats[0].append(working.model_copy(update={"ts": END_S + 1995}))
+        assert ranks.judged(2000).level == "healthy", place
 
 
 def test_ranks_of_a_second_pod_have_their_own_numbers() -> None:
@@ -197,6 +213,21 @@ def test_ranks_of_a_second_pod_have_their_own_numbers() -> None:
     assert "No heartbeat of rank 6 for" in verdict.sentence
     alone = Ranks(1, first=5).wait(190).judged(190)
     assert alone.sentence.startswith("Rank 5, the only one of this pod, has not moved for")
+
+
+def test_ranks_that_wait_for_another_pod_have_the_patience_of_what_may_go_on_there() -> None:
+    """A rank of the other pod may wait for its data for 600 s; its watchdog halts it then."""
+    facts = replace(FACTS, num_pods=2)
+
+    def judged(still_s: float, **places) -> Verdict:
+        ranks = Ranks(2).wait(still_s, **places)
+        return judge(ranks.evidence(still_s, facts=facts), LIMITS)
+
+    assert found(judged(190)) == found(judged(700)) == {"stall": "warn"}
+    assert "it may be one of another pod that they wait for" in judged(190).sentence
+    assert judged(790).level == "halt"
+    behind = judged(190, r0={"step": 21})
+    assert (behind.level, behind.facts["ranks"]) == ("halt", [1])
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
