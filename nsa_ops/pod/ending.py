@@ -13,7 +13,7 @@ from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.pod.journal import read_watchdog
-from nsa_ops.pod.processes import is_running, is_this_boot, read_processes
+from nsa_ops.pod.processes import Restarter, is_running, is_this_boot, read_processes
 from nsa_ops.pod.rank_ending import RanksVerdict, judge_ranks, name_signal
 from nsa_ops.pod.rank_traces import last_beat, read_traces
 from nsa_ops.pod.rank_watch import RankSightings
@@ -260,8 +260,13 @@ def read_stop(run: RunDir, manifest: RunManifest) -> str:
     return f"{request.by}: {request.reason}" if request else ""
 
 
-def decide_after(run: RunDir, manifest: RunManifest, ended: ExitRecord) -> RestartDecision:
-    """Whether the watchdog begins another attempt after this end of the current one."""
+def decide_after(
+    run: RunDir, manifest: RunManifest, ended: ExitRecord, by: Restarter = "watchdog"
+) -> RestartDecision:
+    """Whether the watchdog, or the engine, begins another attempt after this end of the current."""
+    record = read_processes(run, manifest.attempt)
+    if by == "watchdog" and record is not None and record.restarted_by == "engine":
+        return RestartDecision(restart=False, why="its engine starts it again, not the watchdog")
     return decide_restart(
         ended,
         stop_asked=read_stop(run, manifest),
@@ -270,7 +275,7 @@ def decide_after(run: RunDir, manifest: RunManifest, ended: ExitRecord) -> Resta
             find_events(run, "resumed", RESTARTED), newest_whole(list_checkpoint_facts(run))
         ),
         budget=manifest.config.watchdog.restart_budget,
-        num_pods=manifest.config.runtime.num_pods,
+        num_pods=manifest.config.runtime.num_pods if by == "watchdog" else 1,
     )
 
 

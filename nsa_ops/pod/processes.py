@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -24,6 +25,7 @@ from nsa_core.rundir.process import (
     session_members,
 )
 
+Restarter = Literal["watchdog", "engine"]
 _POLL_S = 0.1
 
 
@@ -35,6 +37,7 @@ class RunProcesses(TolerantModel):
         trainer: The trainer, which leads a session of its own; None until it is started. Where
             this pod runs several ranks it is torchrun, and ranks.py has the ranks.
         first_rank: Number of the first rank of this pod.
+        restarted_by: Who begins the next attempt: the watchdog, or the engine that runs this job.
         num_ranks: Ranks of this pod that torchrun has started; 0 where the trainer is one process.
     """
 
@@ -45,6 +48,7 @@ class RunProcesses(TolerantModel):
     pod_id: str = ""
     runner: ProcessIdentity
     trainer: ProcessIdentity | None = None
+    restarted_by: Restarter = "watchdog"
     first_rank: int = Field(0, ge=0)
     num_ranks: int = Field(0, ge=0, le=4096)
     module: str = "nsa_core.train"

@@ -27,6 +27,7 @@ from nsa_ops.pod.ending import ProcessEnd, count_memory_kills, write_missing_exi
 from nsa_ops.pod.keep_watched import WatchdogKeeper
 from nsa_ops.pod.processes import (
     LockHeldError,
+    Restarter,
     RunProcesses,
     adopt_orphans,
     read_processes,
@@ -106,7 +107,7 @@ def _refuse_if_used(run: RunDir, manifest: RunManifest) -> None:
 
 
 def start_trainer(
-    run: RunDir, manifest: RunManifest, lock: int, module: str
+    run: RunDir, manifest: RunManifest, lock: int, module: str, restarted_by: Restarter = "watchdog"
 ) -> subprocess.Popen[bytes]:
     """Start the trainer in its own session, recorded in process.json before its first instruction.
 
@@ -121,6 +122,7 @@ def start_trainer(
     record = RunProcesses(
         run_id=manifest.run_id, attempt=manifest.attempt, attempt_id=manifest.attempt_id,
         pod_id=manifest.pod_id, runner=runner, module=module, started_unix_s=time.time(),
+        restarted_by=restarted_by,
         first_rank=ranks.first, num_ranks=ranks.local if ranks.are_several else 0,
     )  # fmt: skip
     write_processes(run, record)
@@ -150,10 +152,12 @@ def forward_signals(
     trainer: subprocess.Popen[bytes],
     keeper: WatchdogKeeper,
     group: TrainerGroup | None,
+    early: Sequence[signal.Signals] = (),
 ) -> None:
     """Forward TERM to the trainer (the pod goes down), and INT as a stop that a person asked for.
 
-    Of a trainer with several ranks the ranks get it: torchrun would report a failure.
+    `early` are signals by which an engine announces TERM; they are forwarded as TERM as well. Of a
+    trainer with several ranks the ranks get it: torchrun would report a failure.
     HUP is ignored from the start: closing the terminal ends neither of the two.
     """
 
@@ -170,12 +174,21 @@ def forward_signals(
         else:
             group.signal(signal.SIGTERM)
 
-    signal.signal(signal.SIGTERM, forward)
-    signal.signal(signal.SIGINT, forward)
+    for number in (signal.SIGTERM, signal.SIGINT, *early):
+        signal.signal(number, forward)
 
 
-def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
-    """Start the trainer of the current attempt, wait for it, and return its exit code."""
+def run_attempt(
+    run: RunDir,
+    module: str = TRAINER_MODULE,
+    *,
+    restarted_by: Restarter = "watchdog",
+    early: Sequence[signal.Signals] = (),
+) -> int:
+    """Start the trainer of the current attempt, wait for it, and return its exit code.
+
+    `restarted_by` begins the next attempt, if anybody; `early` as in `forward_signals`.
+    """
     lock, manifest = claim(run)
     if missing := find_missing_place(manifest):
         os.close(lock)
@@ -185,10 +198,10 @@ def run_attempt(run: RunDir, module: str = TRAINER_MODULE) -> int:
         events.record(run, kind="unreadable", by="runner", attempt=manifest.attempt, message=line)
     memory_kills = count_memory_kills()
     log_offset = run.log.stat().st_size if run.log.exists() else 0
-    trainer = start_trainer(run, manifest, lock, module)
+    trainer = start_trainer(run, manifest, lock, module, restarted_by)
     group = group_of(run, read_processes(run, manifest.attempt))
     keeper = WatchdogKeeper(run, manifest.attempt, module)
-    forward_signals(run, manifest.attempt, trainer, keeper, group)
+    forward_signals(run, manifest.attempt, trainer, keeper, group, early)
     events.record(
         run, kind="started", by="runner", attempt=manifest.attempt,
         message=f"trainer pid {trainer.pid}, module {module}{_describe_ranks(manifest)}",

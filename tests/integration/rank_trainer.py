@@ -1,6 +1,7 @@
 """A stand-in for a trainer of several ranks, without torch: each rank does what its script says.
 
-`script.json` holds one list of [word, value] pairs for each rank; a word is a `do_` method.
+`script.json`, in the run directory or beside it, holds one list of [word, value] pairs for each
+rank; a word is a `do_` method.
 """
 
 import argparse
@@ -72,8 +73,8 @@ class RankTrainer:
         )
 
     def do_agree(self, code: int) -> None:
-        """End as all ranks have agreed to; rank 0 writes it, and torchrun sees nothing wrong."""
-        if self.rank == 0:
+        """End as all ranks agreed to; the first one of a pod writes it, and torchrun sees a 0."""
+        if self.place.local_rank == 0:
             write_exit(
                 self.run,
                 ExitRecord(
@@ -112,8 +113,9 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, required=True)
     run = RunDir(parser.parse_args().run_dir)
     trainer = RankTrainer(run)
-    script = json.loads((run.root / "script.json").read_text())[trainer.rank]
-    for word, value in script:
+    found = (folder / "script.json" for folder in (run.root, run.root.parent))
+    scripts = json.loads(next(path for path in found if path.exists()).read_text())
+    for word, value in scripts[trainer.rank]:
         getattr(trainer, f"do_{word}")(value)
 
 

@@ -1,0 +1,97 @@
+"""Two nodes of an engine's job on this machine: they meet, stop, begin again, and finish."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.bounded_json import read_last_records
+from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import RunManifest, read_manifest
+from nsa_ops.pod.processes import read_processes
+from nsa_ops.pod.trainer_group import group_of
+from tests.integration.pod_runs import wait_for
+
+pytestmark = pytest.mark.integration
+SCRIPT = [["agree_at_term", 75], ["beat", 3], ["wait_for", "finish"], ["agree", 0]]
+BUSY_S = 90.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def begin(root: Path, rank: int, port: int) -> "subprocess.Popen[bytes]":
+    with (root / f"said{rank}").open("ab") as said:
+        return subprocess.Popen(
+        [sys.executable, "-m", "nsa_ops.pod.node_job", "--run-dir", str(run_of(root, rank).root),
+         "--manifest", str(root / "manifest.json"), "--num-nodes", "2", "--node-rank", str(rank),
+         "--master-addr", "127.0.0.1", "--master-port", str(port), "--stop-signal", "USR1",
+         "--module", "tests.integration.rank_trainer"],
+        stderr=said,
+    )  # fmt: skip
+
+
+def run_of(root: Path, rank: int) -> RunDir:
+    return RunDir(root / f"node_{rank}" / "runs" / "run-1")
+
+
+def attempt_of(run: RunDir) -> int:
+    """The attempt whose third step its rank has done; 0 before."""
+    rank = int(run.root.parent.parent.name[-1])
+    beats = read_last_records(run.heartbeat(rank), Heartbeat).records
+    return max((beat.attempt for beat in beats if beat.step == 3), default=0)
+
+
+def test_two_nodes_train_stop_early_begin_again_and_finish(tmp_path: Path) -> None:
+    config = RunConfig.model_validate(
+        {
+            "batch": {"accumulation": 2},
+            "runtime": {"device": "cpu"},
+            "watchdog": {"interval_s": 0.2},
+        }
+    )
+    (tmp_path / "manifest.json").write_text(
+        RunManifest(
+            run_id="run-1", config=config, config_sha256="0" * 64, created_unix_s=time.time()
+        ).model_dump_json()
+    )
+    runs = [run_of(tmp_path, rank) for rank in (0, 1)]
+    for run in runs:
+        run.root.parent.mkdir(parents=True)
+        (run.root.parent / "script.json").write_text(json.dumps([SCRIPT, SCRIPT]))
+    nodes = []
+    try:
+        for attempt in (1, 2):
+            port = free_port()
+            nodes = [begin(tmp_path, rank, port) for rank in (1, 0)]
+            wait_for(lambda wanted=attempt: all(attempt_of(run) == wanted for run in runs), BUSY_S)
+            if attempt == 1:
+                for node in nodes:
+                    node.send_signal(signal.SIGUSR1)
+                assert [node.wait(60) for node in nodes] == [75, 75]
+        for run in runs:
+            (run.root / "finish").touch()
+        assert [node.wait(60) for node in nodes] == [0, 0]
+        again = begin(tmp_path, 1, port)
+        assert again.wait(60) == 0
+        assert "has finished" in (tmp_path / "said1").read_text()
+    finally:
+        for node in nodes:
+            node.kill()
+        for run in runs:
+            group = group_of(run, read_processes(run))
+            if group is not None:
+                group.kill()
+    first, second = (read_manifest(run) for run in runs)
+    assert (first.attempt, second.attempt, first.attempt_id) == (2, 2, second.attempt_id)
+    assert (second.node.rank, second.earlier_attempts) == (1, first.earlier_attempts)
