@@ -137,6 +137,7 @@ def _find(run: RunDir, rank: int) -> Iterator[tuple[Path, str]]:
         run.latest, run.known_good, run.reserve, run.final_model, run.events, run.halt, run.config,
         run.anomaly, run.gate_collapse, run.stack_dump(rank), run.hang_report, run.cards, run.exit,
         run.log, run.process, run.watchdog, run.watchdog_log, run.samples, run.env,
+        run.rank_process(rank), run.rank_exit(rank),
     )  # fmt: skip
     for file in files:
         fault = _find_fault(file)

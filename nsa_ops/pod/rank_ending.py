@@ -122,10 +122,12 @@ def _judge_followers(known: Sequence[RankTrace], first: RankTrace, total: int) -
     code = first.end.code if first.end is not None else TrainerExit.CRASHED
     if first.end is None and all(_TIMED_OUT.search(one.words) for one in known):
         code = TrainerExit.HANG
-    what = "all ranks waited in vain for one another"
-    if len(known) < total:
-        what = "the ranks of this pod lost one of another pod"
-    return RanksVerdict(code, f"{what}; rank {first.rank} of {total}: {words}", first.rank)
+    what = "all ranks waited in vain for one another; "
+    if code in {TrainerExit.RESUMABLE, TrainerExit.HANG} and first.end is not None:
+        what = ""  # it had to stop, and no step boundary came in time
+    elif len(known) < total:
+        what = "the ranks of this pod lost one of another pod; "
+    return RanksVerdict(code, f"{what}rank {first.rank} of {total}: {words}", first.rank)
 
 
 def _describe_stuck(stuck: RankTrace, total: int, hung: str) -> str:

@@ -194,7 +194,7 @@ def run_attempt(
         os.close(lock)
         message = f"{run.manifest}: {missing}"
         raise RunnerRefusedError(message, USAGE)
-    for line in clear_obstacles(run):
+    for line in (line for rank in manifest.pod_ranks for line in clear_obstacles(run, rank)):
         events.record(run, kind="unreadable", by="runner", attempt=manifest.attempt, message=line)
     memory_kills = count_memory_kills()
     log_offset = run.log.stat().st_size if run.log.exists() else 0

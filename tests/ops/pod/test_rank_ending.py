@@ -113,6 +113,14 @@ def test_ranks_that_all_follow_lost_a_rank_of_another_pod() -> None:
     )
 
 
+def test_ranks_that_could_not_stop_in_time_say_so_and_may_be_resumed() -> None:
+    late = [
+        ended(rank, 24.0, code=75, follows=True, reason="no clean stop within 24 s of SIGTERM")
+        for rank in (0, 1)
+    ]
+    assert judged(*late) == RanksVerdict(75, "rank 0 of 2: no clean stop within 24 s of SIGTERM", 0)
+
+
 def test_an_end_that_all_agreed_on_stays_that_end_although_exit_json_could_not_be_written() -> None:
     found = judged(*(ended(rank, 5.0, code=75, reason="received SIGTERM") for rank in (0, 1)))
     assert (found.code, found.reason) == (75, "received SIGTERM")
