@@ -114,7 +114,8 @@ def spelled_counts(source: Path) -> list[str]:
 _ALWAYS_SEVERAL = {
     "MAX_FILES files", "LONG_RUN_STEPS steps", "len(cards) cards are told", "len(newest) records",
     "len(row) records", "len(known) backups", "tries attempts", "learning_rules.py: len(records)",
-    "learning_rules.py: steps steps", "len(counted) records",
+    "learning_rules.py: steps steps", "len(counted) records", "num_pods pods",
+    "len(run.members) pods", "len(names) pods, and at most", "estimate.num_ranks cards",
 }  # fmt: skip
 
 
