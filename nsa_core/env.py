@@ -8,11 +8,33 @@ from nsa_core.config.base import FrozenModel
 
 
 class RankEnvironment(FrozenModel):
-    """What torchrun tells each process; a single process is rank 0 of 1."""
+    """What torchrun tells each process; a single process is rank 0 of 1.
+
+    Attributes:
+        local_rank: Number of the process among those of its pod.
+        local_size: Processes of its pod.
+    """
 
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    local_size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank keeps the tables and checkpoints of the run."""
+        return self.rank == 0
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank speaks for its pod: events, log and exit record."""
+        return self.local_rank == 0
+
+    @property
+    def local_ranks(self) -> range:
+        """The ranks of its pod."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.local_size)
 
 
 def read_rank(environment: Mapping[str, str] | None = None) -> RankEnvironment:
@@ -22,6 +44,7 @@ def read_rank(environment: Mapping[str, str] | None = None) -> RankEnvironment:
         rank=int(found.get("RANK", "0")),
         local_rank=int(found.get("LOCAL_RANK", "0")),
         world_size=int(found.get("WORLD_SIZE", "1")),
+        local_size=int(found.get("LOCAL_WORLD_SIZE", "1")),
     )
 
 

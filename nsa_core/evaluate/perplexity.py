@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from nsa_core.config.training import Precision
 from nsa_core.data.batch import TokenBatch
@@ -36,14 +37,21 @@ class Perplexity:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
+def do_nothing(sums: Tensor) -> None:
+    """The sum over one rank."""
+
+
 @torch.no_grad()
 def measure_perplexity(
     model: LanguageModel,
     batches: Iterable[TokenBatch],
     precision: Precision,
     poll: Callable[[], None],
+    sum_in_place: Callable[[Tensor], None] = do_nothing,
 ) -> Perplexity:
     """Mean over all targets of all batches, in eval mode; the model's mode is restored.
+
+    `sum_in_place` replaces a float64 tensor by its sum over all ranks, which have other batches.
 
     Raises:
         ValueError: If no batch has a target.
@@ -62,7 +70,10 @@ def measure_perplexity(
             num_bytes += batch.num_text_bytes
     finally:
         model.train(was_training)
+    sums = torch.stack([total, total.new_tensor(num_tokens), total.new_tensor(num_bytes)])
+    sum_in_place(sums)
+    loss, num_tokens, num_bytes = sums[0].item(), int(sums[1]), int(sums[2])
     if num_tokens == 0:
         message = "the validation batches have no target tokens"
         raise ValueError(message)
-    return Perplexity(float(total) / num_tokens, num_tokens, num_bytes)
+    return Perplexity(loss / num_tokens, num_tokens, num_bytes)

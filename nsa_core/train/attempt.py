@@ -5,16 +5,25 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_core.config.base import disk_advice, one_line
-from nsa_core.env import read_rank
+from nsa_core.env import RankEnvironment, read_rank
 from nsa_core.rundir.atomic import clear_obstacles
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import HANG_RULES, ExitRecord, TrainerExit, read_exit, write_exit
 from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_core.rundir.process import identify, is_alive
+from nsa_core.rundir.ranks import (
+    RankEnd,
+    RankProcess,
+    read_rank_process,
+    write_rank_end,
+    write_rank_process,
+)
 from nsa_core.train.disk import RunLog, hold_reserve, release_reserve
 from nsa_core.train.failure import (
     DiskFullError,
@@ -22,6 +31,7 @@ from nsa_core.train.failure import (
     TrainerConfigurationError,
     TrainerError,
 )
+from nsa_core.train.group import RankGroup
 from nsa_core.train.stop import SignalWatch
 from nsa_core.train.telemetry import AttemptContext, Telemetry, TrainerFigures, read_last_alive
 
@@ -31,19 +41,20 @@ COMPILER_MODULES = ("torch._inductor", "torch._dynamo")
 
 def run_attempt(folder: Path) -> int:
     """Run the attempt that a run directory's manifest describes; returns the exit code."""
-    run = RunDir(folder.resolve())
+    run, place = RunDir(folder.resolve()), read_rank()
     try:
-        manifest = take_run(run)
+        manifest = take_run(run, place)
     except TrainerError as error:
         RunLog(run.log if run.root.is_dir() else Path(os.devnull)).report(_line(error))
         return error.code
-    return TrainerAttempt(run, manifest).run()
+    return TrainerAttempt(run, manifest, place).run()
 
 
-def take_run(run: RunDir) -> RunManifest:
+def take_run(run: RunDir, place: RankEnvironment | None = None) -> RunManifest:
     """Lock the run directory for this process and read what to run.
 
-    The lock is on the folder itself and ends with the process, however it ends.
+    The lock is on the folder itself and ends with the process, however it ends. Where a run has
+    several ranks, the first one of a pod takes it.
 
     Raises:
         TrainerConfigurationError: If this is no run directory.
@@ -55,12 +66,8 @@ def take_run(run: RunDir) -> RunManifest:
         raise TrainerConfigurationError(
             one_line(error), hint="Launch with `nsa-ops launch`"
         ) from error
-    descriptor = os.open(run.root, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        message = f"another trainer runs in {run.root}"
-        raise RunIsTakenError(message, hint=f"See `nsa-ops status {run.run_id}`") from error
+    if place is None or place.is_leader:
+        _lock(run)
     ended = read_exit(run)
     if ended is not None and ended.attempt == manifest.attempt:
         message = f"attempt {ended.attempt} has ended with code {ended.code}: {ended.reason}"
@@ -70,42 +77,109 @@ def take_run(run: RunDir) -> RunManifest:
     return manifest
 
 
+def _lock(run: RunDir) -> None:
+    descriptor = os.open(run.root, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        message = f"another trainer runs in {run.root}"
+        raise RunIsTakenError(message, hint=f"See `nsa-ops status {run.run_id}`") from error
+
+
 def _line(error: TrainerError) -> str:
     return f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else "")
 
 
-class TrainerAttempt:
-    """One attempt in this process; its end is written exactly once."""
+@dataclass(frozen=True)
+class _End:
+    """How this rank ends.
 
-    def __init__(self, run: RunDir, manifest: RunManifest) -> None:
+    Attributes:
+        is_shared: All ranks end so after the same step.
+        follows: Another rank is the cause.
+    """
+
+    code: TrainerExit
+    reason: str
+    is_shared: bool = False
+    follows: bool = False
+
+
+class TrainerAttempt:
+    """One attempt in this process; its end is written exactly once.
+
+    Of several ranks each writes its own end, and the first one of each pod that of the attempt, if
+    all ended because they agreed to.
+    """
+
+    def __init__(
+        self, run: RunDir, manifest: RunManifest, place: RankEnvironment | None = None
+    ) -> None:
         self._run = run
         self._manifest = manifest
-        self._rank = read_rank()
-        self._telemetry = Telemetry(run, manifest, self._rank.rank)
+        self._place = place or RankEnvironment()
+        self._group = RankGroup(self._place)
+        self._telemetry = Telemetry(run, manifest, self._place)
         self._log, self._beats = self._telemetry.log, self._telemetry.beats
 
-    def run(self) -> int:
-        """Train, and write the end, whatever it is; returns the exit code."""
-        signals = SignalWatch(self._exit_now)
-        code, reason = self._guarded(lambda: self._train(signals))
-        signals.disarm()
-        self._end(code, reason)
-        return code
+    @property
+    def _is_alone(self) -> bool:
+        return self._place.world_size == 1
 
-    def _train(self, signals: SignalWatch) -> tuple[TrainerExit, str]:
-        for line in clear_obstacles(self._run, self._rank.rank):
-            self._telemetry.event("unreadable", line)
-        self._hold_reserve()
-        signals.install(self._run, self._rank.rank)  # first, because torch takes seconds to load
-        self._telemetry.note_torn_line(self._rank.rank)
+    def run(self) -> int:
+        """Train, and write the end, whatever it is.
+
+        Returns:
+            The exit code of `TrainerExit`. Where several ranks have agreed to end it is 0, so that
+            torchrun has nothing to report; exit.json has the code.
+        """
+        signals = SignalWatch(self._exit_now, find_lost=self._find_lost)
+        end = self._guarded(lambda: self._train(signals))
+        signals.disarm()
+        return self._end(end)
+
+    def _train(self, signals: SignalWatch) -> _End:
+        if self._place.is_leader:
+            for line in clear_obstacles(self._run, self._place.rank):
+                self._telemetry.event("unreadable", line)
+            self._hold_reserve()
+        signals.install(self._run, self._place.rank)  # first, because torch takes seconds to load
+        if not self._is_alone:
+            write_rank_process(self._run, self._describe())
+        self._telemetry.note_torn_line(self._place.rank)
         last_alive = read_last_alive(self._run)
         self._beats.start(self._manifest.config.telemetry.beat_interval_s)
         # imported here because it loads torch, which takes seconds
+        from nsa_core.train.joined_group import join_group
         from nsa_core.train.training_run import run_training
 
-        context = AttemptContext(self._run, self._manifest, self._rank, self._telemetry, signals)
+        self._group = join_group(self._manifest.config, self._place)
+        context = AttemptContext(self._run, self._manifest, self._group, self._telemetry, signals)
         end = run_training(context, last_alive)
-        return end.code, end.reason
+        return _End(end.code, end.reason, is_shared=self._group.has_agreed)
+
+    def _describe(self) -> RankProcess:
+        identity = identify(os.getpid())
+        if identity is None:
+            message = "/proc does not show this process; the trainer needs Linux with /proc"
+            raise TrainerConfigurationError(message)
+        return RankProcess(
+            run_id=self._manifest.run_id,
+            attempt=self._manifest.attempt,
+            rank=self._place.rank,
+            local_rank=self._place.local_rank,
+            num_ranks=self._place.world_size,
+            process=identity,
+            started_unix_s=time.time(),
+        )
+
+    def _find_lost(self) -> str:
+        """Which rank of this pod is gone; empty if none is, or none is known."""
+        for rank in self._place.local_ranks:
+            found = read_rank_process(self._run, rank, self._manifest.attempt)
+            if found is not None and not is_alive(found.process):
+                return f"rank {rank} is gone"
+        return ""
 
     def _hold_reserve(self) -> None:
         try:
@@ -115,55 +189,94 @@ class TrainerAttempt:
             hint = f"{disk_advice(error)}, then `nsa-ops resume`"
             raise DiskFullError(message, has_checkpoint=False, hint=hint) from error
 
-    def _guarded(self, body: Callable[[], tuple[TrainerExit, str]]) -> tuple[TrainerExit, str]:
+    def _guarded(self, body: Callable[[], _End]) -> _End:
         try:
             return body()
         except TrainerError as error:
-            self._log.report(_line(error))
-            return error.code, str(error)
+            self._report(error)
+            return _End(error.code, str(error), error.is_shared, error.follows)
         except Exception as error:  # noqa: BLE001 - the outermost edge: every end has a code
             return self._classify(error)
 
-    def _classify(self, error: Exception) -> tuple[TrainerExit, str]:
+    def _report(self, error: TrainerError) -> None:
+        """Say what is wrong; what all ranks raise, the first one of the pod says."""
+        if self._place.is_leader or not error.is_shared:
+            self._log.report(_line(error))
+
+    def _classify(self, error: Exception) -> _End:
         from nsa_core.data.reporting import DataError
         from nsa_core.train.checkpoint_files import is_disk_full
+        from nsa_core.train.joined_group import is_lost_rank, lost_rank
         from nsa_core.train.training_run import is_out_of_memory
 
+        if not self._is_alone and is_lost_rank(error):
+            lost = lost_rank(error)
+            self._report(lost)
+            return _End(lost.code, str(lost), follows=True)
         if isinstance(error, DataError):
-            self._log.report(f"error: {error.message}\nhint: {error.hint}")
-            return TrainerExit.DATA, error.message
+            if self._place.is_leader or not self._group.has_agreed:
+                self._log.report(f"error: {error.message}\nhint: {error.hint}")
+            return _End(TrainerExit.DATA, error.message, self._group.has_agreed)
         if isinstance(error, OSError) and is_disk_full(error):
             has_checkpoint = bool(list_checkpoints(self._run))
             full = DiskFullError(str(error), has_checkpoint=has_checkpoint, hint="Free space")
-            self._log.report(_line(full))
-            return full.code, str(full)
+            self._report(full)
+            return _End(full.code, str(full))
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         self._log.keep("".join(traceback.format_exception(error)))
         if is_out_of_memory(error):
             hint = "Lower batch.micro_batch and raise batch.accumulation by as much"
             self._log.report(f"error: out of memory: {reason}\nhint: {hint}")
-            return TrainerExit.OUT_OF_MEMORY, f"out of memory: {reason}"
+            return _End(TrainerExit.OUT_OF_MEMORY, f"out of memory: {reason}")
         if type(error).__module__.startswith(COMPILER_MODULES):
             self._log.report(
                 f"error: torch.compile failed here: {reason}\n"
                 f"hint: Set runtime.compile=false; its output is in {self._run.log}"
             )
-            return TrainerExit.CONFIGURATION, f"torch.compile failed here: {reason}"
+            return _End(TrainerExit.CONFIGURATION, f"torch.compile failed here: {reason}")
         if isinstance(error, OSError) and error.errno is not None:
             hint = f"{disk_advice(error)}; the traceback is in {self._run.log}"
             self._log.report(f"error: the system failed: {one_line(error)}\nhint: {hint}")
-            return TrainerExit.CRASHED, f"the system failed: {one_line(error)}"
+            return _End(TrainerExit.CRASHED, f"the system failed: {one_line(error)}")
         self._log.report(f"error: a bug: {reason}\nhint: The traceback is in {self._run.log}")
-        return TrainerExit.CRASHED, reason
+        return _End(TrainerExit.CRASHED, reason)
 
-    def _end(self, code: TrainerExit, reason: str) -> None:
+    def _end(self, end: _End) -> int:
+        """Write the end; returns the exit code of the process."""
+        code = end.code
+        if not self._is_alone:
+            self._write_rank_end(end)
+        speaks = self._group.leave(code, self._wait_for_others) if end.is_shared else self._is_alone
         self._beats.write("end", TrainerFigures(exit_code=int(code)))
         self._telemetry.close()
-        self._telemetry.writes.attempt("the reserve", lambda: release_reserve(self._run))
-        self._write_exit(code, reason)
-        lost = self._telemetry.writes.num_lost
-        facts = {"code": int(code), "step": self._beats.step, "telemetry_lines_lost": lost}
-        self._telemetry.event("ended", f"exit code {int(code)}: {reason}", **facts)
+        if self._place.is_leader:
+            self._telemetry.writes.attempt("the reserve", lambda: release_reserve(self._run))
+        if speaks and self._place.is_leader:
+            self._write_exit(code, end.reason)
+            lost = self._telemetry.writes.num_lost
+            facts = {"code": int(code), "step": self._beats.step, "telemetry_lines_lost": lost}
+            self._telemetry.event("ended", f"exit code {int(code)}: {end.reason}", **facts)
+        return 0 if speaks and not self._is_alone else int(code)
+
+    def _wait_for_others(self) -> bool:
+        """Whether ranks that have not ended yet may still do so."""
+        self._beats.advance()
+        return not self._find_lost()
+
+    def _write_rank_end(self, end: _End) -> None:
+        record = RankEnd(
+            run_id=self._manifest.run_id,
+            attempt=self._manifest.attempt,
+            rank=self._place.rank,
+            code=int(end.code),
+            reason=end.reason,
+            step=self._beats.step,
+            at=time.time(),
+            follows=end.follows,
+        )
+        self._telemetry.writes.attempt(
+            "the end of this rank", lambda: write_rank_end(self._run, record)
+        )
 
     def _write_exit(self, code: TrainerExit, reason: str) -> None:
         saved = list_checkpoints(self._run)
@@ -182,9 +295,13 @@ class TrainerAttempt:
     def _exit_now(self, why: str) -> None:
         """End from another thread while the loop may be blocked in C; nothing more is saved."""
         code, reason = self._forced_end(why)
-        self._telemetry.writes.attempt("the reserve", lambda: release_reserve(self._run))
-        self._write_exit(code, reason)
-        self._telemetry.event("ended", f"exit code {int(code)}: {reason}", code=int(code))
+        if self._place.is_leader:
+            self._telemetry.writes.attempt("the reserve", lambda: release_reserve(self._run))
+        if self._is_alone:
+            self._write_exit(code, reason)
+            self._telemetry.event("ended", f"exit code {int(code)}: {reason}", code=int(code))
+        else:
+            self._write_rank_end(_End(code, reason, follows=True))
         os._exit(code)
 
     def _forced_end(self, why: str) -> tuple[TrainerExit, str]:

@@ -1,18 +1,15 @@
 """What a checkpoint holds, without pickles, and how its folder is written whole or not at all."""
 
 import errno
-import random
 import re
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -33,69 +30,7 @@ from nsa_core.rundir.checkpoint import (
 )
 from nsa_core.rundir.checkpoint_shards import TensorRows
 from nsa_core.rundir.layout import RunDir
-
-#: Between the seeds of two ranks; a prime, so that runs with neighbouring seeds share none.
-_RANK_STRIDE = 1_000_003
-
-
-class HostRandomState(FrozenModel):
-    """State of Python's and numpy's global generators."""
-
-    python_version: int
-    python_words: list[int]
-    python_gauss: float | None
-    numpy_words: list[int]
-    numpy_position: int
-    numpy_has_gauss: int
-    numpy_gauss: float
-
-
-def seed_everything(seed: int, rank: int = 0) -> None:
-    """Seed Python, numpy and torch on every device; another rank of a run has other numbers."""
-    seed += rank * _RANK_STRIDE
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def read_host_state() -> HostRandomState:
-    """State of the generators that live in Python."""
-    version, words, gauss = random.getstate()
-    state: dict[str, Any] = np.random.get_state(legacy=False)
-    return HostRandomState(
-        python_version=version,
-        python_words=list(words),
-        python_gauss=gauss,
-        numpy_words=[int(word) for word in state["state"]["key"]],
-        numpy_position=int(state["state"]["pos"]),
-        numpy_has_gauss=int(state["has_gauss"]),
-        numpy_gauss=float(state["gauss"]),
-    )
-
-
-def restore_host_state(state: HostRandomState) -> None:
-    """Put Python's and numpy's generators back."""
-    random.setstate((state.python_version, tuple(state.python_words), state.python_gauss))
-    words = np.array(state.numpy_words, dtype=np.uint32)
-    np.random.set_state(
-        ("MT19937", words, state.numpy_position, state.numpy_has_gauss, state.numpy_gauss)
-    )
-
-
-def read_torch_state(device: torch.device) -> dict[str, Tensor]:
-    """State of torch's generators: `cpu`, and `cuda` on a card."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def restore_torch_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put torch's generators back; a state of a device that is not here is ignored."""
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
-
+from nsa_core.train.random_state import HostRandomState, RandomState
 
 STATE_FILE = "state.json"
 TEMPORARY_PREFIX = ".writing_"
@@ -131,15 +66,6 @@ class TrainingState(FrozenModel):
 
 
 @dataclass(frozen=True)
-class RankRandomState:
-    """Generators of one rank: of torch, and of Python and numpy."""
-
-    rank: int
-    tensors: dict[str, Tensor]
-    words: HostRandomState
-
-
-@dataclass(frozen=True)
 class ShardLayout:
     """Which rows of which tensor a rank keeps, where each keeps a part of the state.
 
@@ -157,7 +83,7 @@ class TrainingSnapshot:
     """A consistent copy of everything a checkpoint holds, which training does not change.
 
     Attributes:
-        other_ranks: Generators of the other ranks, where this one writes theirs.
+        random: Generators that this rank writes, by rank: of all where the state is whole.
         layout: What `model` and `optimizer` are a part of; None where they are whole.
     """
 
@@ -165,11 +91,13 @@ class TrainingSnapshot:
     config: RunConfig
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-    random_tensors: dict[str, Tensor]
-    random_words: HostRandomState
-    rank: int = 0
-    other_ranks: Sequence[RankRandomState] = ()
+    random: Mapping[int, RandomState]
     layout: ShardLayout | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank that writes it."""
+        return self.layout.rank if self.layout is not None else 0
 
 
 @dataclass(frozen=True)
@@ -268,13 +196,11 @@ def write_tensors(folder: Path, snapshot: TrainingSnapshot) -> list[Path]:
         )
     save_file(snapshot.model, model)
     save_file(snapshot.optimizer, optimizer)
-    own = RankRandomState(snapshot.rank, snapshot.random_tensors, snapshot.random_words)
     paths = [model, optimizer]
-    for state in (own, *snapshot.other_ranks):
-        tensors = folder / random_tensors_file(state.rank)
-        save_file(state.tensors, tensors)
-        words = folder / random_words_file(state.rank)
-        _write_json(words, state.words)
+    for rank, random in snapshot.random.items():
+        tensors, words = folder / random_tensors_file(rank), folder / random_words_file(rank)
+        save_file(random.tensors, tensors)
+        _write_json(words, random.words)
         paths += [tensors, words]
     for path in paths:
         path.chmod(0o644)  # safetensors makes files that only their owner reads
@@ -362,24 +288,18 @@ def read_config(folder: Path) -> RunConfig:
     return RunConfig.model_validate_json((folder / CONFIG_FILE).read_bytes())
 
 
-def restore_random(checkpoint: Checkpoint, rank: int, seed: int, device: torch.device) -> None:
-    """Put one rank's generators back; a rank that the checkpoint does not know begins with its own.
-
-    Raises:
-        OSError: If a file cannot be read; SafetensorError and ValueError if it does not hold them.
-    """
-    needed = (random_words_file(rank), random_tensors_file(rank))
-    if missing_names(needed, checkpoint.manifest):
-        seed_everything(seed, rank)
-        return
-    restore_host_state(read_random_words(checkpoint.path, rank))
-    restore_torch_state(read_tensors(checkpoint.path, random_tensors_file(rank)), device)
-
-
-def read_random_words(folder: Path, rank: int) -> HostRandomState:
-    """One rank's Python and numpy generators; ValueError if the file does not hold them."""
-    content = (folder / random_words_file(rank)).read_bytes()
-    return HostRandomState.model_validate_json(content)
+def read_random(folder: Path, manifest: CheckpointManifest) -> list[RandomState]:
+    """The generators of every rank that wrote it; ValueError if a file does not hold them."""
+    listed = {file.name for file in manifest.files}
+    found: list[RandomState] = []
+    while random_words_file(len(found)) in listed:
+        content = (folder / random_words_file(len(found))).read_bytes()
+        words = HostRandomState.model_validate_json(content)
+        found.append(RandomState(words, read_tensors(folder, random_tensors_file(len(found)))))
+    if not found:
+        message = f"it does not list {random_words_file(0)}"
+        raise ValueError(message)
+    return found
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:

@@ -57,12 +57,14 @@ class RunLog:
         num_refused: Lines that stderr refused; nothing is left to report them on.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, prefix: str = "") -> None:
         self._path = path
+        self._prefix = prefix
         self.num_refused = 0
 
     def report(self, line: str) -> None:
-        """One line for people, on stderr and in the log."""
+        """One line for people, on stderr and in the log, after the prefix."""
+        line = self._prefix + line
         self._print(line)
         if not self._stderr_is_log():
             self._append(line)

@@ -9,9 +9,13 @@ class TrainerError(Exception):
     Attributes:
         code: Exit code of the process.
         hint: What to do about it, in one line.
+        is_shared: All ranks raise it after the same step.
+        follows: Another rank is the cause.
     """
 
     code: TrainerExit
+    is_shared = False
+    follows = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -34,6 +38,14 @@ class NonFiniteError(TrainerError):
     """Too many steps had a loss or gradient that is not a usable number."""
 
     code = TrainerExit.NONFINITE
+    is_shared = True
+
+
+class RankLostError(TrainerError):
+    """Another rank is gone, or a link to it: a collective failed."""
+
+    code = TrainerExit.CRASHED
+    follows = True
 
 
 class RunIsTakenError(TrainerError):

@@ -25,6 +25,7 @@ from nsa_core.train.checkpoint_files import (
     write_checkpoint,
 )
 from nsa_core.train.failure import DiskFullError
+from nsa_core.train.group import RankGroup
 from nsa_core.train.sharded_save import SharedSave, write_sharded
 from nsa_core.train.telemetry import Telemetry, TrainerFigures
 from nsa_core.train.timing import GoodputClock
@@ -113,7 +114,8 @@ class SaveStatistics:
 class CheckpointKeeper:
     """Saves checkpoints, at most one at a time, and knows which whole ones are on the disk.
 
-    A save in the background waits for the one before, and that wait counts as stall.
+    A save in the background waits for the one before, and that wait counts as stall. Every rank
+    calls `save` after the same steps, because a snapshot is of all ranks, and rank 0 writes it.
 
     Attributes:
         begin_step: The step that this attempt began at.
@@ -127,9 +129,11 @@ class CheckpointKeeper:
         origin: CheckpointOrigin,
         telemetry: Telemetry,
         clock: GoodputClock,
+        group: RankGroup | None = None,
         *,
         rank_deadline_s: float = 120.0,
     ) -> None:
+        self._group = group or RankGroup()
         self._run = run
         self._config = config
         self._origin = origin
@@ -168,7 +172,9 @@ class CheckpointKeeper:
         """Whether the schedule asks for a checkpoint after this step."""
         return self._config.save_every > 0 and step % self._config.save_every == 0
 
-    def save(self, take: Callable[[], TrainingSnapshot], step: int, *, wait: bool = False) -> None:
+    def save(
+        self, take: Callable[[], TrainingSnapshot | None], step: int, *, wait: bool = False
+    ) -> None:
         """Take a snapshot and write it; in the background unless `wait`.
 
         Raises:
@@ -178,8 +184,10 @@ class CheckpointKeeper:
         with beats.within("checkpoint"), self._clock.within("checkpoint_stall"):
             began = time.monotonic()
             self.settle(wait=True)
-            if step != self.whole_step:
-                self._submit(take())
+            if self._group.as_first(claim=step != self.whole_step):
+                snapshot = take()
+                if snapshot is not None:
+                    self._submit(snapshot)
                 self._stall_s = time.monotonic() - began
             if wait:
                 self.settle(wait=True, is_last=True)
@@ -248,7 +256,7 @@ class CheckpointKeeper:
 
         While a write is under way it waits: the writer removes what is not known to be good.
         """
-        if self._writing is not None:
+        if self._writing is not None or not self._group.is_first:
             return
         good = find_known_good(self._saved_steps, step, self.last_anomaly_step)
         if good is not None and good != self._known_good:

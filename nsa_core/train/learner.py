@@ -7,14 +7,17 @@ import torch
 from torch.utils import deterministic
 
 from nsa_core.config.run import RunConfig
+from nsa_core.env import RankEnvironment
 from nsa_core.evaluate.device import COMPUTE_DTYPE
 from nsa_core.kernels.backend import BackendChoice, BranchBackends
 from nsa_core.kernels.dispatch import choose_backends, device_facts, refusal
 from nsa_core.model.transformer import LanguageModel, LossKernel
 from nsa_core.rundir.manifest import RunManifest
-from nsa_core.train.checkpoint_files import seed_everything
 from nsa_core.train.failure import TrainerConfigurationError
+from nsa_core.train.group import RankGroup
 from nsa_core.train.optimizer import OptimizerSet
+from nsa_core.train.parallel import share_loss
+from nsa_core.train.random_state import seed_everything
 from nsa_core.train.step import StepRunner
 
 
@@ -26,21 +29,12 @@ class Learner:
     steps: StepRunner
 
 
-def choose_device(config: RunConfig, world_size: int = 1) -> torch.device:
-    """The device of this process.
+def choose_device(config: RunConfig, place: RankEnvironment | None = None) -> torch.device:
+    """The device of this process; the card with its local rank where a pod has several ranks.
 
     Raises:
-        TrainerConfigurationError: If there is no card where one is asked for, or if several cards
-            are: they would train apart from one another.
+        TrainerConfigurationError: If there is no card where one is asked for, or fewer than ranks.
     """
-    if max(world_size, config.num_ranks) > 1:
-        message = (
-            f"this trainer runs in one process, and runtime.num_gpus is {config.runtime.num_gpus} "
-            f"in a world of {world_size}"
-        )
-        raise TrainerConfigurationError(
-            message, hint="Set runtime.num_gpus=1 and launch without torchrun"
-        )
     wanted = config.runtime.device
     has_card = torch.cuda.is_available()
     if wanted == "cuda" and not has_card:
@@ -52,7 +46,24 @@ def choose_device(config: RunConfig, world_size: int = 1) -> torch.device:
     if config.runtime.precision == "fp16" and device.type != "cuda":
         message = "runtime.precision fp16 needs a CUDA card, and the device is cpu"
         raise TrainerConfigurationError(message, hint="Set runtime.precision=fp32")
+    if device.type == "cuda" and place is not None and place.world_size > 1:
+        return _own_card(place)
     return device
+
+
+def _own_card(place: RankEnvironment) -> torch.device:
+    """The card of a local rank, made the current one, so that every kernel is launched there."""
+    num_cards = torch.cuda.device_count()
+    if place.local_rank >= num_cards:
+        message = (
+            f"rank {place.rank} needs card {place.local_rank}, and torch sees {num_cards} cards "
+            "here, numbered from 0"
+        )
+        raise TrainerConfigurationError(
+            message, hint="Set runtime.num_gpus, or CUDA_VISIBLE_DEVICES, and launch again"
+        )
+    torch.cuda.set_device(place.local_rank)
+    return torch.device("cuda", place.local_rank)
 
 
 def set_up_torch(config: RunConfig, device: torch.device) -> None:
@@ -81,12 +92,17 @@ def choose_kernels(config: RunConfig, device: torch.device) -> BranchBackends:
 
 
 def make_learner(
-    config: RunConfig, device: torch.device, backends: BranchBackends | None = None
+    config: RunConfig,
+    device: torch.device,
+    backends: BranchBackends | None = None,
+    group: RankGroup | None = None,
 ) -> Learner:
     """The model with its initial weights, and a fresh optimizer.
 
     `backends` of its branches are by default those of `choose_kernels`, whose errors are raised.
+    The ranks of `group` share the steps.
     """
+    group = group or RankGroup()
     precision = config.runtime.precision
     model = LanguageModel(
         config.model, backends or choose_kernels(config, device), seed=config.seed
@@ -95,10 +111,13 @@ def make_learner(
         compile_blocks(model)
     model.loss_kernel = choose_loss_kernel(config, device)
     model.activation_checkpointing = config.runtime.activation_checkpointing
+    shared = share_loss(model, config, device, group)
     return Learner(
         model,
         StepRunner(
-            loss=model.loss,
+            loss=shared.loss,
+            hold=shared.hold,
+            group=group,
             optimizers=OptimizerSet(model.parameter_infos(), config.optimizer, device),
             clip_norm=config.optimizer.clip_norm,
             precision=precision,

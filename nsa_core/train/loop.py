@@ -3,6 +3,7 @@
 import time
 from contextlib import nullcontext
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -19,9 +20,12 @@ from nsa_core.train.session import TrainingSession
 from nsa_core.train.step import StepResult, find_breach, recent
 from nsa_core.train.stop import StopAskedError, StopRequest
 from nsa_core.train.telemetry import TrainerFigures, ValidationRecord
+from nsa_core.train.timing import Rate
 
 #: Good steps after which a loss scale has found its place: from then on it may not fall for long.
 SETTLED_STEPS = 20
+#: A rank without data says so itself before the others give up waiting for it.
+DATA_GRACE_S = 30.0
 
 
 def train(session: TrainingSession) -> StopRequest | None:
@@ -46,6 +50,7 @@ def train(session: TrainingSession) -> StopRequest | None:
         session.keeper.save(session.snapshot, session.step, wait=True)
         raise
     session.keeper.save(session.snapshot, session.step, wait=True)
+    session.context.group.has_agreed = True
     return None
 
 
@@ -59,11 +64,15 @@ def _run_steps(session: TrainingSession) -> None:
             return
         _enter_training(session)
         began = time.monotonic()
-        batches = _fetch(session)
+        batches, fault = _fetch(session)
         fetched = time.monotonic()
-        result, learning_rate = _step(session, batches)
-        num_tokens = sum(batch.tokens_BT.numel() for batch in batches)
+        num_valid = _count_valid(session, batches, fault)
+        session.sync_s = time.monotonic() - fetched
+        result, learning_rate = _step(session, batches, num_valid)
+        num_tokens = session.config.batch.tokens_per_step
         session.meter.add(num_tokens, time.monotonic() - fetched, fetched - began)
+        if session.step == session.keeper.begin_step:
+            session.context.group.tighten(_collective_limit_s(session.config))
         _judge(session, result, num_tokens)
         log_step(session, result, learning_rate)
 
@@ -79,17 +88,49 @@ def _enter_training(session: TrainingSession) -> None:
         session.clock.switch("step")
 
 
-def _fetch(session: TrainingSession) -> list[TokenBatch]:
-    """All micro-batches of one step."""
+def _fetch(session: TrainingSession) -> tuple[list[TokenBatch], DataError | None]:
+    """All micro-batches of this rank in one step, or why it has none."""
     beats, deadline_s = session.context.beats, session.config.data.loader_timeout_s
+    num_calls = session.config.batch.accumulation // session.context.group.size
     with session.clock.within("data_wait"), beats.within("data_wait", deadline_s):
-        return [
-            session.loader.next_batch(session.stop.check)
-            for _ in range(session.config.batch.accumulation)
-        ]
+        try:
+            return [
+                session.loader.next_batch(session.stop.check_alone) for _ in range(num_calls)
+            ], None
+        except DataError as error:
+            return [], error
 
 
-def _step(session: TrainingSession, batches: list[TokenBatch]) -> tuple[StepResult, float]:
+def _count_valid(
+    session: TrainingSession, batches: list[TokenBatch], fault: DataError | None
+) -> int:
+    """Valid targets of the step on all ranks.
+
+    Raises:
+        DataError: On every rank, if one of them has no data.
+    """
+    group = session.context.group
+    own = sum(batch.num_targets for batch in batches)
+    num_valid, num_faults = group.add_up([own, fault is not None])
+    if not num_faults:
+        return num_valid
+    group.has_agreed = True
+    messages = [found.decode() for found in group.gather((fault.message if fault else "").encode())]
+    if fault is not None:
+        raise fault
+    rank = next(rank for rank, found in enumerate(messages) if found)
+    message = f"rank {rank} has no data: {messages[rank]}"
+    raise DataError(message, "look at the data of that rank, then resume")
+
+
+def _collective_limit_s(config: RunConfig) -> float:
+    """How long a rank waits for the others, which may be waiting for their data."""
+    return max(config.runtime.collective_timeout_s, config.data.loader_timeout_s + DATA_GRACE_S)
+
+
+def _step(
+    session: TrainingSession, batches: list[TokenBatch], num_valid: int
+) -> tuple[StepResult, float]:
     """One optimizer step at the learning rate of its number."""
     scale = learning_rate_scale(session.step, session.config.schedule)
     learning_rate = session.steps.optimizers.set_scale(scale)
@@ -101,7 +142,7 @@ def _step(session: TrainingSession, batches: list[TokenBatch]) -> tuple[StepResu
     session.model.train()
     recording = session.model.recording_statistics() if _records_gates(session) else nullcontext()
     with recording:
-        result = session.steps.run(batches, poll)
+        result = session.steps.run(batches, poll, num_valid)
     return result, learning_rate
 
 
@@ -171,24 +212,23 @@ def log_step(session: TrainingSession, result: StepResult, learning_rate: float)
         session.telemetry.event("first_step", f"step {session.step}: loss {result.loss:.4f}")
     if result.fault is not None or session.step % session.config.telemetry.log_every:
         return
-    rate, fetch = session.meter.take(), session.loader.statistics()
+    rate = session.meter.take()
+    if not session.context.group.is_first:
+        session.telemetry.progress(
+            session.step, TrainerFigures(**_own_figures(session, result, rate))
+        )
+        return
     figures = TrainerFigures(
         loss=result.loss,
         lr=learning_rate,
         grad_norm=result.grad_norm,
         tokens_per_s=_rounded(rate.tokens_per_s, 1),
         mfu=_rounded(rate.mfu, 5),
-        step_s=round(rate.step_s, 5),
-        data_s=round(rate.data_s, 5),
-        dt_fetch_s=round(fetch.last_s, 5),
-        fetch_p50_ms=round(fetch.p50_ms, 3),
-        fetch_p95_ms=round(fetch.p95_ms, 3),
         tokens_seen=session.position.tokens_seen,
         finite=True,
         skipped=session.num_skipped,
         loss_scale=result.loss_scale,
-        **asdict(read_memory(session.device)),
-        **asdict(session.card.state),
+        **_own_figures(session, result, rate),
         kernel_paths=session.model.kernel_paths,
         kernel_reasons={choice.branch: choice.reason for choice in session.kernels},
     )
@@ -200,6 +240,23 @@ def log_step(session: TrainingSession, result: StepResult, learning_rate: float)
         f"step {session.step}/{session.config.schedule.steps}: loss {result.loss:.4f}, "
         f"lr {learning_rate:.3g}, grad norm {result.grad_norm:.3g}{speed}"
     )
+
+
+def _own_figures(session: TrainingSession, result: StepResult, rate: Rate) -> dict[str, Any]:
+    """What a rank measured of itself."""
+    fetch = session.loader.statistics()
+    is_alone = session.context.group.size == 1
+    return {
+        "step_s": round(rate.step_s, 5),
+        "data_s": round(rate.data_s, 5),
+        "work_s": _rounded(result.work_s, 5),
+        "sync_s": None if is_alone else round(session.sync_s, 5),
+        "dt_fetch_s": round(fetch.last_s, 5),
+        "fetch_p50_ms": round(fetch.p50_ms, 3),
+        "fetch_p95_ms": round(fetch.p95_ms, 3),
+        **asdict(read_memory(session.device)),
+        **asdict(session.card.state),
+    }
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
@@ -241,7 +298,10 @@ def _evaluate_if_due(session: TrainingSession) -> None:
     every, step = session.config.evaluation.eval_every, session.step
     is_due = every > 0 and step % every == 0
     is_end = step == session.config.schedule.steps
-    if step in session.telemetry.validated_steps or not (is_due or is_end):
+    if not (is_due or is_end):
+        return
+    is_new = step not in session.telemetry.validated_steps
+    if not session.context.group.as_first(claim=is_new):
         return
 
     def poll() -> None:
@@ -251,7 +311,11 @@ def _evaluate_if_due(session: TrainingSession) -> None:
     session.context.beats.enter("eval", session.config.watchdog.phase_limit_s)
     with session.clock.within("eval"), torch.compiler.set_stance("force_eager"):
         found = measure_perplexity(
-            session.model, session.validation(), session.config.runtime.precision, poll
+            session.model,
+            session.validation(),
+            session.config.runtime.precision,
+            poll,
+            session.context.group.sum_in_place,
         )
     session.telemetry.validation(
         ValidationRecord(

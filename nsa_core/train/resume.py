@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from nsa_core.config.base import one_line
+from nsa_core.config.base import FrozenModel, one_line
 from nsa_core.config.run import RunConfig
 from nsa_core.data.tokenizer import Tokenizer
 from nsa_core.model.stored_tensors import find_stored, read_stored
@@ -18,6 +18,7 @@ from nsa_core.rundir.checkpoint import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     Checkpoint,
+    CheckpointManifest,
     inspect_checkpoint,
     read_checkpoint,
 )
@@ -28,8 +29,16 @@ from nsa_core.rundir.lineage import find_foreign, find_not_own
 from nsa_core.rundir.manifest import AFRESH, AUTO, ManifestError, RunManifest, read_manifest
 from nsa_core.train import checkpoint_files as content
 from nsa_core.train.failure import CheckpointError
+from nsa_core.train.group import RankGroup
 from nsa_core.train.keeper import CheckpointKeeper
 from nsa_core.train.learner import Learner
+from nsa_core.train.parallel import share_state
+from nsa_core.train.random_state import (
+    RandomState,
+    restore_random_state,
+    seed_everything,
+    spread_random,
+)
 from nsa_core.train.telemetry import AttemptContext
 from nsa_core.train.timing import GoodputClock
 
@@ -38,11 +47,47 @@ Reject = Callable[[Path, str], None]
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A verified checkpoint and its content beside tensors."""
+    """A verified checkpoint and its content beside tensors.
+
+    Attributes:
+        is_own: It is one of this run's own, not one of its parent's.
+    """
 
     checkpoint: Checkpoint
     state: content.TrainingState
     config: RunConfig
+    is_own: bool
+
+
+class _SharedPoint(FrozenModel):
+    """A `ResumePoint` as it goes from rank 0 to the others; the path is one of its pod."""
+
+    path: str
+    manifest: CheckpointManifest
+    state: content.TrainingState
+    config: RunConfig
+    is_own: bool
+
+
+def share_point(group: RankGroup, found: ResumePoint | None) -> ResumePoint | None:
+    """The checkpoint that rank 0 has found, on every rank."""
+    if group.size == 1:
+        return found
+    own = b""
+    if found is not None:
+        own = _SharedPoint(
+            path=str(found.checkpoint.path),
+            manifest=found.checkpoint.manifest,
+            state=found.state,
+            config=found.config,
+            is_own=found.is_own,
+        ).model_dump_json().encode()  # fmt: skip
+    text = group.from_first(own)
+    if not text:
+        return None
+    point = _SharedPoint.model_validate_json(text)
+    checkpoint = Checkpoint(Path(point.path), point.manifest)
+    return ResumePoint(checkpoint, point.state, point.config, point.is_own)
 
 
 def find_resume_point(run: RunDir, manifest: RunManifest, reject: Reject) -> ResumePoint | None:
@@ -187,7 +232,7 @@ def _verify(folder: Path, run: RunDir, manifest: RunManifest) -> ResumePoint | s
     if missing:
         return f"checkpoint.json does not list {missing[0]}"
     damage = seen.damage or inspect_checkpoint(folder).damage
-    return damage or _open(found)
+    return damage or _open(found, is_own=folder.parent == run.checkpoints)
 
 
 def _find_foreign(found: Checkpoint, run: RunDir, manifest: RunManifest) -> str | None:
@@ -208,14 +253,14 @@ def _find_foreign(found: Checkpoint, run: RunDir, manifest: RunManifest) -> str 
     return foreign if holder.run_id == manifest.run_id else find_not_own(found.manifest, holder)
 
 
-def _open(found: Checkpoint) -> ResumePoint | str:
+def _open(found: Checkpoint, *, is_own: bool) -> ResumePoint | str:
     try:
         state, config = content.read_state(found.path), content.read_config(found.path)
     except (ValueError, OSError) as error:
         return f"its content cannot be read: {one_line(error)}"
     if state.step != found.step:
         return f"checkpoint.json says step {found.step}, its state is step {state.step}"
-    return ResumePoint(found, state, config)
+    return ResumePoint(found, state, config, is_own)
 
 
 def set_aside_later(run: RunDir, step: int, attempt: int) -> list[str]:
@@ -290,9 +335,11 @@ def restore(
     learner: Learner,
     tokenizer: Tokenizer,
     device: torch.device,
-    rank: int,
+    group: RankGroup,
 ) -> None:
-    """Load a verified checkpoint of any number of ranks into the learner and the generators.
+    """Load a verified checkpoint, of any number of ranks, into the learner and the generators.
+
+    Rank 0 reads it, and gives the others their part.
 
     Raises:
         CheckpointError: If it is of another tokenizer, or does not fit this model.
@@ -301,22 +348,29 @@ def restore(
     if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
         message = f"{folder.name} was trained with another tokenizer than {tokenizer.name}"
         raise CheckpointError(message, hint="Resume with the tokenizer of the checkpoint")
+    states = _load(point, learner) if group.is_first else []
+    share_state(learner.model, learner.steps.optimizers, device, group)
+    random = spread_random(group, states)
+    if random is not None:
+        restore_random_state(random, device)
+    else:  # fewer ranks wrote it
+        seed_everything(point.config.seed, group.place.rank)
+    if learner.steps.scaler is not None and point.state.loss_scaler is not None:
+        learner.steps.scaler.load_state_dict(point.state.loss_scaler)
+
+
+def _load(point: ResumePoint, learner: Learner) -> list[RandomState]:
+    """Load weights and optimizer state; the random generators of every rank that wrote it."""
+    folder, manifest = point.checkpoint.path, point.checkpoint.manifest
     try:
         load_model_tensors(learner.model, read_stored(find_stored(folder, manifest, MODEL_FILE)))
         learner.steps.optimizers.load_state_tensors(
             read_stored(find_stored(folder, manifest, OPTIMIZER_FILE))
         )
-        content.restore_random(point.checkpoint, rank, point.config.seed, device)
+        return content.read_random(folder, manifest)
     except (ValueError, OSError, SafetensorError) as error:
         message = f"{folder.name} cannot be loaded: {error}"
         raise CheckpointError(message, hint="Resume from another checkpoint") from error
-    if learner.steps.scaler is not None and point.state.loss_scaler is not None:
-        learner.steps.scaler.load_state_dict(point.state.loss_scaler)
-
-
-def is_own(run: RunDir, point: ResumePoint) -> bool:
-    """Whether a checkpoint is the run's own and not its parent's."""
-    return point.checkpoint.path.parent == run.checkpoints
 
 
 def note_beginning(
@@ -328,8 +382,9 @@ def note_beginning(
     """Put tables, clock and keeper at the step the run continues from, and report which it is."""
     telemetry = context.telemetry
     step = point.state.step if point else 0
-    continues = point is not None and is_own(context.run, point)
-    moved = set_aside_later(context.run, step, context.manifest.attempt)
+    continues = point is not None and point.is_own
+    is_first = context.group.is_first
+    moved = set_aside_later(context.run, step, context.manifest.attempt) if is_first else []
     telemetry.continue_from(step)
     clock.lose_steps(point.state.step_seconds if point and continues else 0.0)
     last_anomaly = max(point.state.unusable_steps, default=None) if point else None

@@ -16,7 +16,8 @@ from nsa_core.rundir.data_account import DataAccount, read_account
 from nsa_core.rundir.heartbeat import BeatFigures
 from nsa_core.rundir.layout import RunDir
 from nsa_core.train.failure import TrainerConfigurationError
-from nsa_core.train.resume import ResumePoint, is_own
+from nsa_core.train.group import RankGroup
+from nsa_core.train.resume import ResumePoint
 from nsa_core.train.stop import StopWatch
 from nsa_core.train.telemetry import AttemptContext, Telemetry
 
@@ -35,7 +36,7 @@ def open_data(context: AttemptContext, stop: StopWatch, point: ResumePoint | Non
         StopAskedError: If a stop is asked for.
     """
     config, telemetry = context.manifest.config, context.telemetry
-    place = _own_place(context.run, point)
+    place = _own_place(point)
     expected = place.manifest_sha256 if place is not None else ""
     context.beats.enter("data")
     staged = stage(
@@ -51,13 +52,31 @@ def open_data(context: AttemptContext, stop: StopWatch, point: ResumePoint | Non
     _require_room(staged, config.model.vocab_size)
     for note in staged.notes:
         telemetry.event("data_note", note)
-    _keep(context.run, telemetry, staged)
+    if context.group.place.is_leader:
+        _keep(context.run, telemetry, staged)
     return staged
 
 
-def _own_place(run: RunDir, point: ResumePoint | None) -> LoaderState | None:
+def require_same_data(group: RankGroup, manifest_sha256: str) -> None:
+    """All ranks have the same tokens, also those of other pods.
+
+    Raises:
+        DataError: On every rank, if one of them has others than rank 0.
+    """
+    found = [one.decode() for one in group.gather(manifest_sha256.encode())]
+    other = [rank for rank, sha256 in enumerate(found) if sha256 != found[0]]
+    if other:
+        group.has_agreed = True
+        message = (
+            f"rank {other[0]} has other tokens ({found[other[0]][:12]}) than rank 0 "
+            f"({found[0][:12]})"
+        )
+        raise DataError(message, "give every pod the same text and settings of `data`")
+
+
+def _own_place(point: ResumePoint | None) -> LoaderState | None:
     """Where a run stands in its own data; None where it begins, also from a parent's checkpoint."""
-    if point is None or not is_own(run, point):
+    if point is None or not point.is_own:
         return None
     return LoaderState.model_validate(point.state.loader)
 
@@ -67,13 +86,14 @@ def _progress(context: AttemptContext, stop: StopWatch) -> Callable[[StageProgre
 
     def progress(report: StageProgress) -> None:
         nonlocal last_doing, logged_s
-        stop.check()
+        stop.check_staging()
         context.beats.advance()
         context.beats.staging = BeatFigures(staging=report.line(), staging_share=report.share)
         now_s = time.monotonic()
         if report.doing != last_doing or now_s - logged_s >= _LOG_EVERY_S:
             last_doing, logged_s = report.doing, now_s
-            context.telemetry.log.report(f"data: {report.line()}")
+            if context.group.place.is_leader:
+                context.telemetry.log.report(f"data: {report.line()}")
             context.beats.write("beat")
 
     return progress

@@ -87,6 +87,8 @@ def _read_cards() -> list[dict[str, Any]]:
 
 def write_summary(session: TrainingSession, *, is_final: bool = False) -> None:
     """Replace metrics.json and goodput.json; a full disk costs them, not the run."""
+    if not session.context.group.is_first:
+        return
     run, writes = session.context.run, session.telemetry.writes
     goodput = session.clock.read(attempt=session.context.manifest.attempt, step=session.step)
     writes.attempt("goodput.json", lambda: write_goodput(run, goodput))

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from nsa_core.config.counts import count_flops
 from nsa_core.config.run import RunConfig
@@ -20,12 +19,8 @@ from nsa_core.recall.by_depth import Recall
 from nsa_core.train.card import CardSampler, peak_flops_per_s
 from nsa_core.train.checkpoint_files import (
     CheckpointOrigin,
-    HostRandomState,
     TrainingSnapshot,
     TrainingState,
-    read_host_state,
-    read_torch_state,
-    to_host,
 )
 from nsa_core.train.host_copies import HostCopies
 from nsa_core.train.keeper import CheckpointKeeper
@@ -36,8 +31,9 @@ from nsa_core.train.learner import (
     require_recorded,
     set_up_torch,
 )
-from nsa_core.train.resume import ResumePoint, find_point, is_own, note_beginning, restore
-from nsa_core.train.run_data import open_data
+from nsa_core.train.random_state import RandomState, gather_random, read_random_state
+from nsa_core.train.resume import ResumePoint, find_point, note_beginning, restore, share_point
+from nsa_core.train.run_data import open_data, require_same_data
 from nsa_core.train.step import StepRunner
 from nsa_core.train.stop import StopWatch
 from nsa_core.train.telemetry import AttemptContext, Telemetry
@@ -52,16 +48,14 @@ class Position:
         tokens_seen: Tokens consumed by all ranks.
         loader: The data cursor behind the last batch of these steps.
         unusable_steps: Skipped steps among the last hundred.
-        random_words: Generators of Python and numpy.
-        random_tensors: Generators of torch.
+        random: Generators of this rank.
     """
 
     step: int
     tokens_seen: int
     loader: dict[str, object]
     unusable_steps: tuple[int, ...]
-    random_words: HostRandomState
-    random_tensors: dict[str, Tensor]
+    random: RandomState
 
 
 @dataclass
@@ -87,6 +81,7 @@ class TrainingSession:
     num_good: int = 0
     num_skipped: int = 0
     overflows_in_row: int = 0
+    sync_s: float = 0.0
 
     @property
     def config(self) -> RunConfig:
@@ -114,9 +109,15 @@ class TrainingSession:
         )
         self.context.beats.advance(step=self.step)
 
-    def snapshot(self) -> TrainingSnapshot:
-        """A copy of the state at the last step boundary, in host memory."""
+    def snapshot(self) -> TrainingSnapshot | None:
+        """A copy of the state at the last step boundary, in host memory.
+
+        Every rank takes part, and rank 0 alone has something to write.
+        """
         position, scaler = self.position, self.steps.scaler
+        random = gather_random(self.context.group, position.random)
+        if not self.context.group.is_first:
+            return None
         copies = self.host.copy(
             {
                 "model": model_tensors(self.model),
@@ -135,9 +136,7 @@ class TrainingSession:
             config=self.config,
             model=copies["model"],
             optimizer=copies["optimizer"],
-            random_tensors=to_host(position.random_tensors),
-            random_words=position.random_words,
-            rank=self.context.rank.rank,
+            random=dict(enumerate(random)),
         )
 
 
@@ -154,8 +153,7 @@ def read_position(
         tokens_seen=tokens_seen,
         loader=loader,
         unusable_steps=unusable_steps,
-        random_words=read_host_state(),
-        random_tensors=read_torch_state(device),
+        random=read_random_state(device),
     )
 
 
@@ -169,16 +167,19 @@ def prepare(context: AttemptContext, stop: StopWatch, clock: GoodputClock) -> Tr
         StopAskedError: If a stop is asked for; nothing has been trained then.
     """
     config = context.manifest.config
-    device = choose_device(config, context.rank.world_size)
+    group = context.group
+    device = choose_device(config, group.place)
     set_up_torch(config, device)
-    point = find_point(context)
+    point = share_point(group, find_point(context) if group.is_first else None)
     staged = open_data(context, stop, point)
-    learner = make_learner(config, device)
+    require_same_data(group, staged.manifest_sha256)
+    learner = make_learner(config, device, group=group)
     require_recorded(context.manifest, learner.model.backends.choices)
     if point is not None:
-        restore(point, learner, staged.tokenizer, device, context.rank.rank)
+        restore(point, learner, staged.tokenizer, device, group)
     plan = _loader_plan(context, device)
     loader = _make_loader(context, staged, point, plan)
+    context.beats.advance(step=point.state.step if point else 0)
     card = CardSampler(device)
     context.beats.sample = card.sample
     keeper = _make_keeper(context, clock, staged)
@@ -203,6 +204,7 @@ def prepare(context: AttemptContext, stop: StopWatch, clock: GoodputClock) -> Tr
         meter=Meter(
             count_flops(config.model, config.batch.seq_len).train,
             peak_flops_per_s(device, config.runtime.precision),
+            num_ranks=group.size,
             num_warmup_steps=3 if config.runtime.compile else 1,  # a second shape compiles again
         ),
         card=card,
@@ -234,19 +236,24 @@ def _make_host_copies(
 
 def _announce(session: TrainingSession) -> None:
     """Report what will be trained, how many tokens a step has, and which kernels run and why."""
-    batch, ranks = session.config.batch, session.context.rank.world_size
+    batch = session.config.batch
     flops = count_flops(session.config.model, batch.seq_len).train
     parameters = session.model.num_parameters()
     session.telemetry.event(
         "prepared",
         f"{parameters:,} parameters on {session.device}; {batch.micro_batch} x "
         f"{batch.accumulation} rows of {batch.seq_len} tokens = {batch.tokens_per_step:,} tokens a "
-        f"step, shared by {ranks} ranks; {flops:.3g} FLOPs a token",
+        f"step{_share(session)}; {flops:.3g} FLOPs a token",
         parameters=parameters,
         tokens_per_step=batch.tokens_per_step,
         train_flops_per_token=flops,
         kernels={one.branch: f"{one.name}: {one.reason}" for one in session.kernels},
     )
+
+
+def _share(session: TrainingSession) -> str:
+    ranks = session.context.group.size
+    return f", shared by {ranks} ranks" if ranks > 1 else ""
 
 
 def _loader_plan(context: AttemptContext, device: torch.device) -> LoaderPlan:
@@ -255,9 +262,9 @@ def _loader_plan(context: AttemptContext, device: torch.device) -> LoaderPlan:
         seq_len=config.batch.seq_len,
         micro_batch=config.batch.micro_batch,
         seed=config.seed,
-        rank=context.rank.rank,
-        world_size=context.rank.world_size,
-        calls_per_step=config.batch.accumulation,
+        rank=context.group.place.rank,
+        world_size=context.group.size,
+        calls_per_step=config.batch.accumulation // context.group.size,
         is_pinned=device.type == "cuda",
     )
 
@@ -272,7 +279,7 @@ def _make_loader(
     """
     config = context.manifest.config
     state = LoaderState.model_validate(point.state.loader) if point else None
-    if point is not None and state is not None and not is_own(context.run, point):
+    if point is not None and state is not None and not point.is_own:
         begun = Loader(staged, config.data, plan)
         place = {"epoch", "global_sample"}
         if begun.state.model_dump(exclude=place) != state.model_dump(exclude=place):
@@ -296,5 +303,5 @@ def _make_keeper(
         tokenizer_fingerprint=staged.tokenizer.fingerprint,
     )
     return CheckpointKeeper(
-        context.run, manifest.config.checkpoint, origin, context.telemetry, clock
+        context.run, manifest.config.checkpoint, origin, context.telemetry, clock, context.group
     )

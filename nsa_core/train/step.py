@@ -1,8 +1,10 @@
 """One optimizer step: gradients of all micro-batches, clip, and an update only if it is sound."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from nsa_core.data.batch import TokenBatch
 from nsa_core.evaluate.device import autocast, move
 from nsa_core.kernels.packing import Packing
 from nsa_core.model.loss import LossSum
+from nsa_core.train.group import RankGroup
 from nsa_core.train.optimizer import OptimizerSet
 
 WINDOW_STEPS = 100
@@ -72,6 +75,8 @@ class StepResult:
         fault: Why the weights were left alone; None for a good step.
         is_overflow: The fault is a gradient that fp16 could not hold: the scale falls.
         loss_scale: fp16 loss scale after the step; None in other precisions.
+        work_s: Seconds of this rank's own computing before it first waits for others; None where it
+            is alone.
     """
 
     loss: float
@@ -79,6 +84,7 @@ class StepResult:
     fault: str | None
     is_overflow: bool = False
     loss_scale: float | None = None
+    work_s: float | None = None
 
 
 @dataclass
@@ -92,6 +98,8 @@ class StepRunner:
         precision: bf16 and fp16 run under autocast.
         device: Where the model lives.
         scaler: fp16 gradient scaler; None in other precisions.
+        group: The ranks that share a step.
+        hold: While it is entered, a backward pass keeps its gradients from the other ranks.
     """
 
     loss: LossFunction
@@ -100,17 +108,27 @@ class StepRunner:
     precision: Precision
     device: torch.device
     scaler: torch.amp.GradScaler | None = None
+    group: RankGroup = field(default_factory=RankGroup)
+    hold: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def run(self, batches: Sequence[TokenBatch], poll: Callable[[int], None]) -> StepResult:
+    def run(
+        self,
+        batches: Sequence[TokenBatch],
+        poll: Callable[[int], None],
+        num_valid: int | None = None,
+    ) -> StepResult:
         """Accumulate, clip and update.
 
         Args:
-            batches: All micro-batches of the step.
+            batches: All micro-batches of this rank in the step.
             poll: Called with the number of micro-steps done, before each further one. It may
                 raise; the weights are then as they were before the step.
+            num_valid: Valid target tokens of the step on all ranks; by default those of `batches`.
         """
-        num_valid = sum(batch.num_targets for batch in batches)
-        loss = self._accumulate(batches, num_valid, poll)
+        if num_valid is None:
+            num_valid = sum(batch.num_targets for batch in batches)
+        work = WorkTimer(self.device) if self.group.size > 1 else None
+        loss = self._accumulate(batches, num_valid, poll, work)
         if self.scaler is not None:
             for optimizer in self.optimizers.torch_optimizers:
                 self.scaler.unscale_(optimizer)
@@ -123,14 +141,15 @@ class StepRunner:
             self.optimizers.step(_is_unsound(numbers))
             self.optimizers.zero_grad()
         loss_value, norm_value = numbers.tolist()
+        work_s = work.read_s() if work is not None else None
         fault = find_fault(loss_value, norm_value, num_valid)
         if is_queued:
-            return StepResult(loss_value, norm_value, fault)
+            return StepResult(loss_value, norm_value, fault, work_s=work_s)
         if fault is None:
             self.optimizers.step()
         self.optimizers.zero_grad()
         if self.scaler is None:
-            return StepResult(loss_value, norm_value, fault)
+            return StepResult(loss_value, norm_value, fault, work_s=work_s)
         self.scaler.update()
         has_good_loss = find_fault(loss_value, 1.0, num_valid) is None
         return StepResult(
@@ -139,10 +158,15 @@ class StepRunner:
             fault,
             is_overflow=fault is not None and has_good_loss and norm_value != 0.0,
             loss_scale=self.scaler.get_scale(),
+            work_s=work_s,
         )
 
     def _accumulate(
-        self, batches: Sequence[TokenBatch], num_valid: int, poll: Callable[[int], None]
+        self,
+        batches: Sequence[TokenBatch],
+        num_valid: int,
+        poll: Callable[[int], None],
+        work: "WorkTimer | None",
     ) -> Tensor:
         """Gradients of the mean loss over all valid tokens; returns that loss in nats."""
         total = torch.zeros((), device=self.device)
@@ -150,16 +174,55 @@ class StepRunner:
         for number, batch in enumerate(batches):
             if number:
                 poll(number)
-            with autocast(self.device, self.precision):
-                loss_sum = self.loss(*move(batch, self.device)).sum
-            self._backward(loss_sum / max(1, num_valid))
+            is_last = number == len(batches) - 1
+            with nullcontext() if is_last else self.hold():
+                with autocast(self.device, self.precision):
+                    loss_sum = self.loss(*move(batch, self.device)).sum
+                if is_last and work is not None:
+                    work.stop()
+                # the ranks' gradients are averaged: hence the number of ranks
+                self._backward(loss_sum / (max(1, num_valid) / self.group.size))
             total += loss_sum.detach()
+        self.group.sum_in_place(total)
         return total / max(1, num_valid)
 
     def _backward(self, loss: Tensor) -> None:
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+
+
+class WorkTimer:
+    """Seconds from its making to `stop`, by the device's own clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_card = device.type == "cuda"
+        num_events = 2 if self._is_card else 0
+        self._events = [_new_event() for _ in range(num_events)]
+        self._begun_s = self._seconds = 0.0
+        self._mark(0)
+
+    def stop(self) -> None:
+        """The work has been done, or on a card it has been queued."""
+        self._mark(1)
+
+    def read_s(self) -> float:
+        """Seconds; on a card only once it was waited for."""
+        if self._is_card:
+            return float(self._events[0].elapsed_time(self._events[1])) / 1e3
+        return self._seconds
+
+    def _mark(self, number: int) -> None:
+        if self._is_card:
+            self._events[number].record()
+        elif number == 0:
+            self._begun_s = time.monotonic()
+        else:
+            self._seconds = time.monotonic() - self._begun_s
+
+
+def _new_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
 
 
 def _is_unsound(numbers: Tensor) -> Tensor:

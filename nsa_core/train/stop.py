@@ -1,9 +1,11 @@
 """What asks a run to stop or save: `.HALT`, TERM, INT, USR1 and USR2."""
 
 import faulthandler
+import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -11,9 +13,11 @@ from typing import Literal
 from nsa_core.rundir.halt import HaltRequest, describe_halt_file, read_halt
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
+from nsa_core.train.group import RankGroup
 
 #: The trainer promises to be gone 25 s after TERM; this leaves a second to write exit.json.
 TERM_DEADLINE_S = 24.0
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,19 @@ class StopRequest:
     reason: str
     save_checkpoint: bool = True
     halt: HaltRequest | None = None
+
+    def to_bytes(self) -> bytes:
+        """The request as it goes to the other ranks."""
+        halt = self.halt.model_dump(mode="json") if self.halt else None
+        return json.dumps({"reason": self.reason, "halt": halt}).encode()
+
+
+def _request_from(content: bytes) -> StopRequest:
+    found = json.loads(content)
+    if found["halt"] is None:
+        return StopRequest("signal", found["reason"])
+    halt = HaltRequest.model_validate(found["halt"])
+    return StopRequest("halt", halt.reason, halt.save_checkpoint, halt)
 
 
 class StopAskedError(Exception):
@@ -50,10 +67,19 @@ class SignalWatch:
     """
 
     def __init__(
-        self, exit_now: Callable[[str], None], *, deadline_s: float = TERM_DEADLINE_S
+        self,
+        exit_now: Callable[[str], None],
+        *,
+        deadline_s: float = TERM_DEADLINE_S,
+        find_lost: Callable[[], str] = str,
     ) -> None:
+        """Nothing is taken over yet.
+
+        `find_lost` says which other rank is gone, so that no collective will end; empty if none.
+        """
         self._exit_now = exit_now
         self._deadline_s = deadline_s
+        self._find_lost = find_lost
         self._term_count = 0
         self._is_done = False
         self.stop_signal: str | None = None
@@ -88,11 +114,14 @@ class SignalWatch:
         if self._term_count > 1 and not self._is_done:
             self._exit_now("a second stop signal")
         self.stop_signal = signal.Signals(number).name
-        timer = threading.Timer(self._deadline_s, self._give_up)
-        timer.daemon = True
-        timer.start()
+        threading.Thread(target=self._count_down, name="stop-deadline", daemon=True).start()
 
-    def _give_up(self) -> None:
+    def _count_down(self) -> None:
+        end = time.monotonic() + self._deadline_s
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(_LOOK_S, left))
+            if not self._is_done and (lost := self._find_lost()):
+                self._exit_now(lost)
         if not self._is_done:
             self._exit_now(f"no clean stop within {self._deadline_s:.0f} s of {self.stop_signal}")
 
@@ -103,7 +132,11 @@ def _seen(number: int, frame: object) -> None:
 
 
 class StopWatch:
-    """Answers one question at every step, micro-step, evaluation batch and data wait: stop?"""
+    """Answers one question at every step, micro-step, evaluation batch and data wait: stop?
+
+    Several ranks answer together, at step, micro-step and evaluation batch. The file is read by
+    rank 0, and a signal counts on any rank.
+    """
 
     def __init__(
         self,
@@ -111,11 +144,14 @@ class StopWatch:
         manifest: RunManifest,
         signals: SignalWatch,
         report_stale: Callable[[str], None],
+        group: RankGroup | None = None,
     ) -> None:
         self._run = run
         self._manifest = manifest
         self._signals = signals
         self._report_stale = report_stale
+        self._group = group or RankGroup()
+        self._must_save = False
         self._at_start = self._read_mark()
         self._seen_stale: tuple[int, int] | None = None
 
@@ -127,21 +163,54 @@ class StopWatch:
         return asked
 
     def check(self) -> None:
-        """Poll, as micro-steps, evaluation, staging and data waits do it.
+        """Poll on all ranks at once, as micro-steps and evaluation do it.
 
         Raises:
-            StopAskedError: If a stop is asked for.
+            StopAskedError: If a stop is asked for, on every rank.
+        """
+        own = self.poll()
+        num_saves, num_stops = self._group.add_up([self._signals.save_asked, own is not None])
+        if num_saves:
+            self._signals.save_asked, self._must_save = False, True
+        if num_stops:
+            self._group.has_agreed = True
+            raise StopAskedError(self._first_of(own))
+
+    def _first_of(self, own: StopRequest | None) -> StopRequest:
+        """The request of the lowest rank that has one."""
+        asked = self._group.gather(own.to_bytes() if own else b"")
+        return _request_from(next(content for content in asked if content))
+
+    def check_staging(self) -> None:
+        """Poll while data is staged, which each rank does by itself.
+
+        Raises:
+            StopAskedError: If a stop is asked for here; other ranks then have no one to wait for.
         """
         request = self.poll()
         if request is not None:
             raise StopAskedError(request)
 
+    def check_alone(self) -> None:
+        """Poll while this rank waits for its data, which others need not do.
+
+        Several ranks stop when they are together again; a rank that waits for good is ended at the
+        deadline of TERM.
+
+        Raises:
+            StopAskedError: If a stop is asked for, and this is the only rank.
+        """
+        if self._group.size == 1:
+            self.check()
+
     def take_save_request(self) -> bool:
-        """Whether USR2 came since the last call."""
-        asked, self._signals.save_asked = self._signals.save_asked, False
+        """Whether USR2 came to any rank before the last check."""
+        asked, self._must_save = self._must_save, False
         return asked
 
     def _poll_file(self) -> StopRequest | None:
+        if not self._group.is_first:
+            return None
         mark = self._read_mark()
         if mark is None or mark == self._seen_stale:
             return None

@@ -19,6 +19,7 @@ from nsa_core.rundir.heartbeat import BeatFigures, Heartbeat, Message, Phase
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.train.disk import LossyWrites, RunLog
+from nsa_core.train.group import RankGroup
 from nsa_core.train.stop import SignalWatch
 from nsa_core.train.tables import TRAINING_COLUMNS, VALIDATION_COLUMNS, CsvLog, TensorBoardLog
 
@@ -161,16 +162,23 @@ class ValidationRecord:
 
 
 class Telemetry:
-    """All that one attempt reports; a full disk costs it lines, not the run.
+    """All that one rank of an attempt reports; a full disk costs it lines, not the run.
+
+    Tables and TensorBoard are those of rank 0, events those of the first rank of each pod, and
+    every rank has heartbeats.
 
     Attributes:
         validated_steps: Steps that have a row in val.csv, also of earlier attempts.
     """
 
-    def __init__(self, run: RunDir, manifest: RunManifest, rank: int = 0) -> None:
+    def __init__(
+        self, run: RunDir, manifest: RunManifest, place: RankEnvironment | None = None
+    ) -> None:
         self._run = run
         self._attempt = manifest.attempt
-        self.log = RunLog(run.log)
+        self._place = place or RankEnvironment()
+        rank = self._place.rank
+        self.log = RunLog(run.log, prefix="" if self._place.is_leader else f"rank {rank}: ")
         self.writes = LossyWrites(self.log.report)
         self.beats = HeartbeatWriter(run, manifest, rank, self.writes)
         self._training = CsvLog(run.training_csv, TRAINING_COLUMNS)
@@ -187,6 +195,8 @@ class Telemetry:
 
     def event(self, kind: str, message: str, **facts: Any) -> None:
         """Record that something happened, and print it."""
+        if not self._place.is_leader:
+            return
         self.log.report(f"{kind}: {message}")
         self.writes.attempt(
             "an event",
@@ -208,6 +218,8 @@ class Telemetry:
 
     def continue_from(self, step: int) -> None:
         """Repair the tables for a run that continues after `step`, and open TensorBoard there."""
+        if not self._place.is_first:
+            return
         for table in (self._training, self._validation):
             self._repair(table, step)
         if self._use_board:
@@ -231,12 +243,14 @@ class Telemetry:
 
     def progress(self, step: int, figures: TrainerFigures) -> None:
         """One logged step: a row of training.csv, a heartbeat, a point of each curve."""
+        self.beats.write("progress", figures)
+        if not self._place.is_first:
+            return
         if figures.tokens_per_s is not None:
             self._rates.append(figures.tokens_per_s)
         cells = {name: getattr(figures, name, None) for name in TRAINING_COLUMNS}
         cells |= {"step": step, "tokens": figures.tokens_seen, "attempt": self._attempt}
         self.writes.attempt("training.csv", lambda: self._training.append(cells))
-        self.beats.write("progress", figures)
         points = {k: v for k, v in cells.items() if k not in ("step", "attempt") and v is not None}
         self._board.scalars("train", points, step)
 
@@ -255,6 +269,8 @@ class Telemetry:
 
     def validation(self, row: ValidationRecord) -> None:
         """One validation."""
+        if not self._place.is_first:
+            return
         self.validated_steps.add(row.step)
         cells = asdict(row) | {"attempt": self._attempt}
         self.writes.attempt("val.csv", lambda: self._validation.append(cells))
@@ -280,7 +296,7 @@ class AttemptContext:
 
     run: RunDir
     manifest: RunManifest
-    rank: RankEnvironment
+    group: RankGroup
     telemetry: Telemetry
     signals: SignalWatch
 

@@ -26,7 +26,8 @@ class Meter:
 
     Args:
         train_flops_per_token: NSA's own FLOPs, forward and backward.
-        peak_flops_per_s: Of all cards together; None on an unknown card.
+        peak_flops_per_s: Of one card; None on an unknown card.
+        num_ranks: Ranks, each with a card of its own.
         num_warmup_steps: Steps that compile or fill caches.
     """
 
@@ -35,9 +36,10 @@ class Meter:
         train_flops_per_token: float,
         peak_flops_per_s: float | None,
         num_warmup_steps: int = 1,
+        num_ranks: int = 1,
     ) -> None:
         self._flops_per_token = train_flops_per_token
-        self._peak = peak_flops_per_s
+        self._peak = None if peak_flops_per_s is None else peak_flops_per_s * num_ranks
         self._num_left = num_warmup_steps
         self._num_tokens = 0
         self._step_s = self._data_s = 0.0

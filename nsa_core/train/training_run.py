@@ -51,15 +51,17 @@ def run_training(context: AttemptContext, last_alive_unix_s: float | None) -> At
         report_stale=lambda what: telemetry.event(
             "stale_halt", f"a .HALT that does not mean this attempt is ignored: {what}"
         ),
+        group=context.group,
     )
-    write_environment(context)
+    if context.group.place.is_leader:
+        write_environment(context)
     try:
         session = prepare(context, stop, clock)
     except StopAskedError as asked:
         return acknowledge(context, asked.request)
     try:
         write_summary(session)
-        session.loader.warm_up(stop.check)
+        session.loader.warm_up(stop.check_alone)
         asked_for = train(session)
         if asked_for is not None:
             return acknowledge(context, asked_for)
@@ -103,6 +105,8 @@ def acknowledge(context: AttemptContext, request: StopRequest) -> AttemptEnd:
 def finish(session: TrainingSession) -> AttemptEnd:
     """The schedule is done: the final weights beside the checkpoints, samples, and recall."""
     session.context.beats.enter("shutdown", session.config.watchdog.phase_limit_s)
+    if not session.context.group.is_first:
+        return AttemptEnd(TrainerExit.FINISHED, f"finished {session.step} steps")
     write_final_model(session.context.run, session.model)
     with torch.compiler.set_stance("force_eager"):  # shapes that will not come again
         write_samples(session)

@@ -4,6 +4,8 @@ import json
 import time
 from pathlib import Path
 
+import torch
+
 from nsa_core.config.run import RunConfig
 from nsa_core.data.staging import stage
 from nsa_core.model.transformer import LanguageModel
@@ -15,10 +17,10 @@ from nsa_core.train.checkpoint_files import (
     CheckpointOrigin,
     TrainingSnapshot,
     TrainingState,
-    read_host_state,
     to_host,
     write_checkpoint,
 )
+from nsa_core.train.random_state import read_random_state
 from nsa_core.train.sharded_save import SharedSave
 from tests.core.train.shards import part, save_together
 
@@ -66,8 +68,7 @@ def save(
         config=config,
         model=to_host(model_tensors(model)),
         optimizer={},
-        random_tensors={},
-        random_words=read_host_state(),
+        random={0: read_random_state(torch.device("cpu"))},
     )
     origin = CheckpointOrigin("r1", 1, "0" * 64, staged.tokenizer.fingerprint)
     if num_ranks == 1:

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from nsa_core.config.run import RunConfig
-from nsa_core.env import RankEnvironment
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, read_manifest, write_manifest
+from nsa_core.train.group import RankGroup
 from nsa_core.train.session import TrainingSession, prepare
 from nsa_core.train.stop import SignalWatch, StopWatch
 from nsa_core.train.telemetry import AttemptContext, Telemetry
@@ -76,7 +76,7 @@ def attempt(run: RunDir) -> Iterator[AttemptContext]:
     telemetry = Telemetry(run, manifest)
     signals = SignalWatch(lambda why: None)
     try:
-        yield AttemptContext(run, manifest, RankEnvironment(), telemetry, signals)
+        yield AttemptContext(run, manifest, RankGroup(), telemetry, signals)
     finally:
         telemetry.close()
 

@@ -53,7 +53,7 @@ def part(snapshot: TrainingSnapshot, rank: int, num_ranks: int) -> TrainingSnaps
         snapshot,
         model=part_of(snapshot.model, layout.model),
         optimizer=part_of(snapshot.optimizer, layout.optimizer),
-        rank=rank,
+        random={rank: next(iter(snapshot.random.values()))},
         layout=layout,
     )
 

@@ -14,13 +14,8 @@ from nsa_core.rundir.checkpoint import (
     read_checkpoint,
 )
 from nsa_core.train import checkpoint_files as content
-from nsa_core.train.checkpoint_files import (
-    read_host_state,
-    read_torch_state,
-    restore_host_state,
-    restore_torch_state,
-)
 from nsa_core.train.failure import CheckpointError
+from nsa_core.train.random_state import read_random_state, restore_random_state
 from nsa_core.train.resume import find_differences, find_resume_point, set_aside_later
 from tests.core.train.models import CPU, make_model, same, weights
 
@@ -33,8 +28,7 @@ def snapshot(step, model=None, **state):
         config=RunConfig(),
         model=content.to_host(model_tensors(model or make_model())),
         optimizer={},
-        random_tensors=read_torch_state(CPU),
-        random_words=read_host_state(),
+        random={0: read_random_state(CPU)},
     )
 
 
@@ -96,8 +90,8 @@ def test_all_random_generators_come_back(run):
     expected = (random.random(), np.random.rand(), torch.rand(3))
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     folder = run.checkpoint(1)
-    restore_host_state(content.read_random_words(folder, 0))
-    restore_torch_state(content.read_tensors(folder, content.random_tensors_file(0)), CPU)
+    (state,) = content.read_random(folder, read_checkpoint(folder).manifest)
+    restore_random_state(state, CPU)
     found = (random.random(), np.random.rand(), torch.rand(3))
     assert found[:2] == expected[:2]
     assert torch.equal(found[2], expected[2])

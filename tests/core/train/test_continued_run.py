@@ -103,7 +103,7 @@ def test_a_snapshot_is_of_the_last_boundary_and_not_of_the_samples_fetched_since
         state = session.snapshot().state
         assert (state.step, state.loader["global_sample"]) == (2, 8)
         kept = load_file(session.context.run.checkpoint(2) / "random_rank0.safetensors")
-        assert torch.equal(session.snapshot().random_tensors["cpu"], kept["cpu"])
+        assert torch.equal(session.snapshot().random[0].tensors["cpu"], kept["cpu"])
 
 
 def test_a_loss_scale_is_in_the_snapshot(text, tmp_path):

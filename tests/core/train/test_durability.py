@@ -5,7 +5,7 @@ import pytest
 from nsa_core.model.weights import model_tensors
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, list_checkpoints
 from nsa_core.train import checkpoint_files as content
-from nsa_core.train.checkpoint_files import read_host_state, read_torch_state
+from nsa_core.train.random_state import read_random_state
 from nsa_core.train.run_files import write_final_model
 from tests.core.train.disk_trace import DiskTrace
 from tests.core.train.models import CPU, make_model
@@ -29,8 +29,7 @@ def save(run, manifest, step):
         config=manifest.config,
         model=content.to_host(model_tensors(model)),
         optimizer={},
-        random_tensors=read_torch_state(CPU),
-        random_words=read_host_state(),
+        random={0: read_random_state(CPU)},
     )
     return content.write_checkpoint(run, snapshot, ORIGIN)
 

@@ -192,7 +192,7 @@ class ScriptedSteps:
         self.optimizers, self.scaler = steps.optimizers, None
         self._results = iter(results)
 
-    def run(self, batches, poll):
+    def run(self, batches, poll, num_valid):
         return next(self._results)
 
 

@@ -11,8 +11,8 @@ from nsa_core.rundir.exit import ExitRecord, write_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import Parent, read_manifest, write_manifest
 from nsa_core.train import checkpoint_files as content
-from nsa_core.train.checkpoint_files import read_host_state, read_torch_state
 from nsa_core.train.failure import CheckpointError
+from nsa_core.train.random_state import read_random_state
 from nsa_core.train.resume import find_resume_point
 from tests.core.train.models import CPU, make_model
 from tests.integration.trainer_runs import next_attempt
@@ -26,8 +26,7 @@ def write(run, step, run_id="r1", attempt=1, attempt_id=OWN):
         config=RunConfig(),
         model=content.to_host(model_tensors(make_model())),
         optimizer={},
-        random_tensors=read_torch_state(CPU),
-        random_words=read_host_state(),
+        random={0: read_random_state(CPU)},
     )
     origin = content.CheckpointOrigin(run_id, attempt, "c0ffee", "tokens", attempt_id)
     return content.write_checkpoint(run, snapshot, origin)

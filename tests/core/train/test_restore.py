@@ -11,6 +11,7 @@ import torch
 from nsa_core.model.weights import model_tensors
 from nsa_core.train import checkpoint_files as content
 from nsa_core.train.failure import CheckpointError
+from nsa_core.train.group import RankGroup
 from nsa_core.train.learner import Learner
 from nsa_core.train.resume import find_resume_point, restore
 from nsa_core.train.session import read_position
@@ -39,8 +40,7 @@ def save(run, manifest, learner):
         config=manifest.config,
         model=content.to_host(model_tensors(learner.model)),
         optimizer=content.to_host(learner.steps.optimizers.state_tensors()),
-        random_tensors=content.to_host(position.random_tensors),
-        random_words=position.random_words,
+        random={0: position.random},
     )
     content.write_checkpoint(run, snapshot, content.CheckpointOrigin("r1", 1, "c0ffee", "tokens"))
 
@@ -54,7 +54,7 @@ def test_a_resume_continues_with_the_next_draw_of_each_generator(run, manifest, 
     expected = DRAWS[generator]()
     seed(6)
     point = find_resume_point(run, manifest, lambda folder, damage: None)
-    restore(point, learner, TOKENIZER, CPU, rank=0)
+    restore(point, learner, TOKENIZER, CPU, RankGroup())
     assert DRAWS[generator]() == expected
 
 
@@ -75,7 +75,7 @@ def test_a_resume_continues_with_the_loss_scale(run, manifest):
     scale = {**torch.amp.GradScaler("cpu", init_scale=64.0).state_dict(), "_growth_tracker": 7}
     state = point.state.model_copy(update={"loss_scaler": scale})
     learner = with_scaler(make_model(), 1.0)
-    restore(replace(point, state=state), learner, TOKENIZER, CPU, rank=0)
+    restore(replace(point, state=state), learner, TOKENIZER, CPU, RankGroup())
     found = learner.steps.scaler.state_dict()
     assert (found["scale"], found["_growth_tracker"]) == (64.0, 7)
 
@@ -85,4 +85,4 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(run, manifest):
     save(run, manifest, learner)
     other = SimpleNamespace(name="bpe", fingerprint="others")
     with pytest.raises(CheckpointError, match="another tokenizer than bpe"):
-        restore(resume_point(run, manifest), learner, other, CPU, rank=0)
+        restore(resume_point(run, manifest), learner, other, CPU, RankGroup())

@@ -42,6 +42,7 @@ def point_of(run, staged):
         Checkpoint(run.checkpoint(1), manifest),
         TrainingState(step=1, tokens_seen=1, loader=state.model_dump()),
         RunConfig(),
+        is_own=True,
     )
 
 

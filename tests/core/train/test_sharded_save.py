@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from nsa_core.config.run import RunConfig
+from nsa_core.env import RankEnvironment
 from nsa_core.model.stored_tensors import find_stored, read_stored
 from nsa_core.model.weights import model_tensors
 from nsa_core.rundir.checkpoint import (
@@ -27,7 +28,9 @@ from nsa_core.rundir.checkpoint_shards import CheckpointShard, TensorRows, find_
 from nsa_core.rundir.process import identify
 from nsa_core.rundir.ranks import RankProcess, write_rank_process
 from nsa_core.train import checkpoint_files as content
+from nsa_core.train.group import RankGroup
 from nsa_core.train.learner import Learner
+from nsa_core.train.random_state import read_random_state, seed_everything, spread_random
 from nsa_core.train.resume import find_resume_point, restore
 from nsa_core.train.sharded_save import SharedSave
 from tests.core.train.models import CPU, make_batches, make_model, make_steps, no_poll, same
@@ -53,8 +56,7 @@ def whole(learner, step=5):
         config=RunConfig(),
         model=content.to_host(model_tensors(learner.model)),
         optimizer=content.to_host(learner.steps.optimizers.state_tensors()),
-        random_tensors=content.read_torch_state(CPU),
-        random_words=content.read_host_state(),
+        random={0: read_random_state(CPU)},
     )
 
 
@@ -108,23 +110,31 @@ def test_a_resume_in_one_rank_goes_on_as_from_a_whole_checkpoint(run, manifest, 
     point = find_resume_point(run, manifest, lambda folder, damage: pytest.fail(damage))
     model = make_model(seed=9)
     resumed = Learner(model, make_steps(model))
-    restore(point, resumed, TOKENIZER, CPU, rank=0)
+    restore(point, resumed, TOKENIZER, CPU, RankGroup())
     assert resumed.steps.run(make_batches(1, seed=1), no_poll) == expected
     assert same(model_tensors(model), model_tensors(learner.model))
 
 
-def test_a_rank_that_the_checkpoint_does_not_know_draws_from_the_seed_and_its_number(run, learner):
-    snapshot = whole(learner)
-    others = [content.RankRandomState(1, snapshot.random_tensors, snapshot.random_words)]
-    written = content.write_checkpoint(run, replace(snapshot, other_ranks=others), ORIGIN)
-    drawn = {}
-    for rank in range(4):
-        content.restore_random(written, rank, 7, CPU)
-        drawn[rank] = torch.rand(1).item()
-    assert drawn[0] == drawn[1]  # both were recorded, and here they were the same
-    assert len(set(drawn.values())) == 3
-    content.seed_everything(7, 3)
-    assert torch.rand(1).item() == drawn[3]
+def test_a_rank_gets_its_own_generators_and_one_that_is_new_none(run, learner):
+    states = {rank: drawn_once(rank) for rank in range(2)}
+    written = content.write_checkpoint(run, replace(whole(learner), random=states), ORIGIN)
+    kept = content.read_random(written.path, written.manifest)
+    groups = [RankGroup(RankEnvironment(rank=rank)) for rank in range(3)]
+    found = [spread_random(group, kept) for group in groups]
+    assert found[2] is None
+    for rank in range(2):
+        assert found[rank].tensors["cpu"].equal(states[rank].tensors["cpu"])
+    assert [one.words for one in found[:2]] == [states[0].words, states[1].words]
+
+
+def drawn_once(rank):
+    seed_everything(7, rank)
+    torch.rand(1)
+    return read_random_state(CPU)
+
+
+def test_ranks_are_seeded_apart():
+    assert len({drawn_once(rank).tensors["cpu"].numpy().tobytes() for rank in range(3)}) == 3
 
 
 def test_a_rank_that_stays_away_fails_the_save_and_the_one_before_stays(run, learner):

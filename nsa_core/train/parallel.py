@@ -1,0 +1,111 @@
+"""The model on several ranks: each computes its share of a step, and the gradients are summed.
+
+DistributedDataParallel keeps the whole state on every rank (Li et al., VLDB 2020). The loss of a
+rank is divided by the valid targets of the whole step over the number of ranks, so that the mean
+that it takes over the ranks is the gradient of the mean over all valid targets.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from nsa_core.config.run import RunConfig
+from nsa_core.kernels.packing import Packing
+from nsa_core.model.loss import LossSum
+from nsa_core.model.transformer import LanguageModel
+from nsa_core.model.weights import model_tensors
+from nsa_core.train.group import RankGroup
+from nsa_core.train.optimizer import OptimizerSet
+from nsa_core.train.step import LossFunction
+
+
+class _Loss(nn.Module):
+    """The loss as a module, which is what a wrapper takes."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor, packing: Packing) -> LossSum:
+        return self.model.loss(tokens_BT, targets_BT, packing)
+
+
+@dataclass(frozen=True)
+class SharedLoss:
+    """The loss of a model whose gradients are summed over the ranks.
+
+    Attributes:
+        hold: While it is entered, forward and backward keep their gradients to themselves.
+    """
+
+    loss: LossFunction
+    hold: Callable[[], AbstractContextManager[None]]
+
+
+def share_loss(
+    model: LanguageModel, config: RunConfig, device: torch.device, group: RankGroup
+) -> SharedLoss:
+    """The loss of a model that is the same on every rank, with the weights of rank 0.
+
+    Where repeats have to be equal bit for bit, gradients are summed in the order of the ranks. A
+    ring sums each part of a bucket in an order of its own, and the buckets of the first step of an
+    attempt are cut otherwise than later ones, so that a resumed run of three ranks or more would
+    differ in the last bits.
+    """
+    if group.size == 1:
+        return SharedLoss(model.loss, nullcontext)
+    wrapped = DistributedDataParallel(
+        _Loss(model),
+        device_ids=[device.index] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+    )
+    if config.runtime.deterministic or device.type == "cpu":
+        wrapped.register_comm_hook(group.size, _mean_in_order)
+    return SharedLoss(wrapped, wrapped.no_sync)
+
+
+def _mean_in_order(num_ranks: int, bucket: GradBucket) -> Future[Tensor]:
+    own = bucket.buffer()
+    parts = [torch.empty_like(own) for _ in range(num_ranks)]
+    dist.all_gather(parts, own)
+    total = parts[0]
+    for part in parts[1:]:
+        total += part
+    done: Future[Tensor] = Future()
+    done.set_result(total / num_ranks)
+    return done
+
+
+def share_state(
+    model: LanguageModel, optimizers: OptimizerSet, device: torch.device, group: RankGroup
+) -> None:
+    """Give every rank the weights and the optimizer state of rank 0, which has loaded them."""
+    if group.size == 1:
+        return
+    for tensor in model_tensors(model).values():
+        group.copy_from_first(tensor)
+    optimizers.load_state_tensors(_share(optimizers.state_tensors(), device, group))
+
+
+def _share(own: dict[str, Tensor], device: torch.device, group: RankGroup) -> dict[str, Tensor]:
+    text = "\n".join(
+        f"{name} {str(tensor.dtype).removeprefix('torch.')} {' '.join(map(str, tensor.shape))}"
+        for name, tensor in own.items()
+    )
+    found = {}
+    for line in group.from_first(text.encode()).decode().splitlines():
+        name, dtype, *shape = line.split()
+        sizes = [int(size) for size in shape]
+        tensor = torch.empty(sizes, dtype=getattr(torch, dtype), device=device)
+        if group.is_first:
+            tensor.copy_(own[name])
+        group.copy_from_first(tensor)
+        found[name] = tensor
+    return found
