@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.process import ProcessIdentity, is_alive
+from nsa_core.rundir.ranks import RankProcess
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import read_processes
 from nsa_ops.remote.snapshot import code_root
@@ -110,14 +112,21 @@ class LocalPod:
         The watchdog goes first, because it would start a killed trainer again.
         """
         end_server(self.socket)
-        for folder in (self.root / "runs").glob("*"):
-            run = RunDir(folder)
-            watchdog = read_watchdog(run)
-            _end(watchdog.identity if watchdog is not None else None)
-            record = read_processes(run)
-            if record is not None:
-                _end(record.runner)
-                _end(record.trainer)
+        end_runs(self.root)
+
+
+def end_runs(root: Path) -> None:
+    """End what the runs of a pod have left, by recorded identity."""
+    for folder in (root / "runs").glob("*"):
+        run = RunDir(folder)
+        watchdog = read_watchdog(run)
+        _end(watchdog.identity if watchdog is not None else None)
+        record = read_processes(run)
+        if record is not None:
+            _end(record.runner)
+            _end(record.trainer)
+        for path in folder.glob("process_rank*.json"):
+            _end(read_model(RankProcess, path).process)
 
 
 def _end(identity: ProcessIdentity | None) -> None:

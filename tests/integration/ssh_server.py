@@ -7,7 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from nsa_ops.remote.ssh.target import Address, SshSettings, SshTarget
 _START_S = 10.0
 _CONFIG = """\
 Port {port}
-ListenAddress 127.0.0.1
+ListenAddress {host}
 HostKey {folder}/host_key
 PidFile none
 AuthorizedKeysFile {folder}/user_key.pub
@@ -71,6 +71,7 @@ class SshServer:
     folder: Path
     port: int
     sockets: Path
+    host: str = "127.0.0.1"
 
     @property
     def user(self) -> str:
@@ -86,7 +87,7 @@ class SshServer:
 
     @property
     def address(self) -> Address:
-        return Address("127.0.0.1", self.user, self.port)
+        return Address(self.host, self.user, self.port)
 
     def settings(self, state: Path, **more: str) -> SshSettings:
         """Settings of an operator whose only key is this server's."""
@@ -104,7 +105,12 @@ class SshServer:
 
 @contextmanager
 def ssh_server(
-    folder: Path, *, environment: Mapping[str, str] | None = None, options: str = ""
+    folder: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    options: str = "",
+    host: str = "127.0.0.1",
+    inside: Sequence[str] = (),
 ) -> Iterator[SshServer]:
     """Run sshd in the foreground and end it by its process id.
 
@@ -112,6 +118,8 @@ def ssh_server(
         folder: New folder for its keys.
         environment: What every session gets; HOME is the folder, so rc files are put there.
         options: More lines of its configuration.
+        host: Address that it listens on.
+        inside: Command that runs it somewhere else, such as in a network namespace.
     """
     program = require_sshd()
     folder.mkdir(parents=True)
@@ -119,8 +127,8 @@ def ssh_server(
     make_key(folder / "user_key")
     # Not below the test's own folder, whose name is too long for a socket.
     sockets = tempfile.TemporaryDirectory(prefix="nsa-")
-    server = SshServer(folder, free_port(), Path(sockets.name))
-    text = _CONFIG.format(port=server.port, folder=folder) + options
+    server = SshServer(folder, free_port(), Path(sockets.name), host)
+    text = _CONFIG.format(port=server.port, folder=folder, host=host) + options
     # One line: sshd heeds only the first one.
     values = {"HOME": str(folder), **(environment or {})}
     text += "\nSetEnv " + " ".join(f'"{name}={value}"' for name, value in values.items())
@@ -128,7 +136,7 @@ def ssh_server(
     (folder / "client.conf").write_text(_CLIENT.format(folder=folder))
     with (folder / "sshd.log").open("wb") as log:
         process = subprocess.Popen(
-            [program, "-D", "-e", "-f", folder / "sshd.conf"],
+            [*inside, program, "-D", "-e", "-f", folder / "sshd.conf"],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
     try:
@@ -145,9 +153,8 @@ def _await_port(server: SshServer, process: subprocess.Popen[bytes]) -> None:
     while time.monotonic() < end:
         if process.poll() is not None:
             pytest.skip(f"sshd does not start here: {server.log.strip()}")
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", server.port)) == 0:
-                return
+        if f"Server listening on {server.host} port {server.port}" in server.log:
+            return
         time.sleep(0.02)
     message = f"sshd did not open port {server.port}: {server.log}"
     raise AssertionError(message)
