@@ -15,8 +15,10 @@ from nsa_ops.remote.snapshot import has_code
 from nsa_ops.remote.ssh.host_keys import unpin
 from nsa_ops.runs.choose import LIVE, record_of
 from nsa_ops.runs.lease import LEAVE_POD, Takeover, holding, lease_held, require_unmoved
+from nsa_ops.runs.members import MemberReport, merge
+from nsa_ops.runs.wait import ENDED
 from nsa_ops.runs.windows import TRAINER_MODULE, start_session
-from nsa_ops.store import Intent, PodRecord, RunRecord
+from nsa_ops.store import Intent, MemberPod, PodRecord, RunRecord
 
 #: `done`: it was done; `rolled back`: nothing of it is left, or what is left is removed;
 #: `adopt`: it was done, and the registry learns of it; `start`: the last step is done now;
@@ -34,6 +36,8 @@ class Truth:
     Attributes:
         problem: Why its pod cannot be asked; empty if it could be, or need not be.
         pod: Pod that the act is about, as the registry knows it; None if it does not.
+        report: What it shows of the run; of several pods, merged.
+        others: Pods 1, 2 … of an act on several pods.
     """
 
     is_held: bool = False
@@ -41,6 +45,7 @@ class Truth:
     pod: PodRecord | None = None
     run: RunRecord | None = None
     report: RunReport | None = None
+    others: tuple[MemberReport, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,31 @@ def _look(operator: Operator, intent: Intent) -> Truth:
         report = _report(RunHandle(operator.link(pod), code_id, intent.subject))
     except OpsError as error:
         return Truth(problem=error.message, pod=pod, run=run)
-    return Truth(pod=pod, run=run, report=report)
+    others = _look_at_others(operator, intent)
+    silent = next((one for one in others if one.problem), None)
+    if silent is not None:
+        return Truth(problem=f"pod `{silent.pod}`: {silent.problem}", pod=pod, run=run)
+    if report is not None and others:
+        report = merge(report, pod.name, [one for one in others if one.report])
+    return Truth(pod=pod, run=run, report=report, others=others)
+
+
+def _look_at_others(operator: Operator, intent: Intent) -> tuple[MemberReport, ...]:
+    """What pods 1, 2 … of an act show; one that cannot be asked has a problem."""
+    found, code_id = [], str(intent.details.get("code_id", ""))
+    names = [str(name) for name in intent.details.get("pods", [])][1:]
+    for rank, name in enumerate(names, start=1):
+        pod = operator.store.find_pod(name)
+        if pod is None:
+            found.append(MemberReport(name, rank, None))
+            continue
+        try:
+            report = _report(RunHandle(operator.link(pod), code_id, intent.subject))
+        except OpsError as error:
+            found.append(MemberReport(name, rank, None, error.message))
+        else:
+            found.append(MemberReport(name, rank, report))
+    return tuple(found)
 
 
 def _report(run: RunHandle) -> RunReport | None:
@@ -162,9 +191,9 @@ def _act(operator: Operator, intent: Intent, truth: Truth, way: Way) -> None:
     if way in {"adopt", "start"} and pod is not None:
         with lease_held(operator, intent.subject):
             require_unmoved(operator, Takeover(truth.run))
-            run = _adopt(operator, pod, truth.run, intent.subject)
+            run = _adopt(operator, pod, truth, intent.subject)
             if way == "start":
-                start_session(run, intent.details.get("module") or TRAINER_MODULE)
+                _start(operator, run, intent, truth)
     elif way == "halt" and pod is not None and report is not None:
         reason = "the run continues on another pod"
         action = HaltAction(run_dir=Path(report.run_dir), reason=reason, by="reconcile")
@@ -174,11 +203,28 @@ def _act(operator: Operator, intent: Intent, truth: Truth, way: Way) -> None:
         _unpin(operator, intent, pod)
 
 
-def _adopt(operator: Operator, pod: PodRecord, known: RunRecord | None, run_id: str) -> RunHandle:
-    """Let the registry name the pod and the code that the run has there."""
-    link = operator.link(pod)
+def _start(operator: Operator, run: RunHandle, intent: Intent, truth: Truth) -> None:
+    """Start what was never started, on every pod of the run."""
+    module = intent.details.get("module") or TRAINER_MODULE
+    states = {one.pod: one.state for one in truth.report.pods} if truth.report else {}
+    runs = [run]
+    for one in truth.others:
+        pod = operator.store.find_pod(one.pod)
+        if pod is not None:
+            runs.append(RunHandle(operator.link(pod), run.code_id, run.run_id))
+    for each in runs:
+        if states.get(each.pod, "planned") == "planned":
+            start_session(each, module)
+
+
+def _adopt(operator: Operator, pod: PodRecord, truth: Truth, run_id: str) -> RunHandle:
+    """Let the registry name the pods and the code that the run has there."""
+    link, known = operator.link(pod), truth.run
     manifest = read_run_manifest(link, run_id)
     record = holding(known, link, manifest) if known else record_of(link, manifest)
+    if truth.others:
+        pods = [operator.store.find_pod(one.pod) for one in truth.others]
+        record = record.with_others([MemberPod(one.name, one.pod_id) for one in pods if one])
     operator.store.save_run(record)
     return RunHandle(link, manifest.code_id, run_id)
 
@@ -263,12 +309,38 @@ def _decide_start(intent: Intent, truth: Truth) -> Remedy:
     if not begun or is_restored_only:
         copy = "the restored copy is there, and " if is_restored_only else ""
         return Remedy("rolled back", f"{copy}the next attempt was not begun; repeat it")
-    if report.state == "planned":
+    if truth.others:
+        unfinished = decide_gang(attempt, report, truth.others)
+        if unfinished is not None:
+            return unfinished
+    elif report.state == "planned":
         return Remedy("start", f"attempt {attempt} is prepared and was never started")
     where = f"attempt {attempt} is {report.state}: {report.why}"
     if _is_registered(intent, truth):
         return Remedy("done", where)
     return Remedy("adopt", f"{where}; the registry did not know it")
+
+
+def decide_gang(attempt: int, report: RunReport, others: Sequence[MemberReport]) -> Remedy | None:
+    """What is done about an attempt that is not on all its pods; None if it was started; pure."""
+    absent = [
+        one.pod for one in others if one.report is None or one.report.manifest.attempt != attempt
+    ]
+    shares = [share for share in report.pods if share.pod not in absent]
+    unstarted = [share.pod for share in shares if share.state == "planned"]
+    ended = [share.pod for share in shares if share.state in ENDED]
+    if absent and len(unstarted) == len(shares):
+        names = ", ".join(f"`{pod}`" for pod in absent)
+        return Remedy("rolled back", f"attempt {attempt} is not on pod {names} yet; repeat it")
+    if absent:
+        command = f"`nsa-ops halt {report.run_id}`"
+        return Remedy("wait", f"attempt {attempt} lives without pod `{absent[0]}`: {command}")
+    if unstarted and not ended:
+        names = ", ".join(f"`{pod}`" for pod in unstarted)
+        return Remedy(
+            "start", f"attempt {attempt} is prepared and was never started on pod {names}"
+        )
+    return None
 
 
 def _went_elsewhere(intent: Intent, truth: Truth) -> str:

@@ -11,10 +11,12 @@ from nsa_core.config.run import RunConfig
 from nsa_core.rundir.halt import HaltRequest
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.errors import PodUnreachableError
+from nsa_ops.runs.members import MemberReport, merge
 from nsa_ops.runs.reconcile import Truth, decide, execute_reconcile, plan_reconcile, unsettled
 from nsa_ops.store import Intent
 from tests.ops.cli_case import CommandLine
 from tests.ops.fakes import completed
+from tests.ops.fleet.pods import make_pods, operator_of
 from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import RUN, answer, report
 
@@ -163,3 +165,60 @@ def test_reconcile_shows_a_plan_and_ends_with_10_while_something_is_open(
     assert "repeat it, and it continues there" in cli("reconcile", "-y").out
     assert store.open_intents() == []
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "way"),
+    [
+        ("planned", "planned", "start"),
+        ("running", "planned", "start"),
+        ("planned", "running", "start"),
+        ("running", "running", "done"),
+        ("halted", "halted", "done"),
+        ("failed", "planned", "done"),
+        ("planned", None, "rolled back"),
+        ("running", None, "wait"),
+        ("planned", "halted at attempt 1", "rolled back"),
+    ],
+)
+def test_a_start_on_several_pods_is_finished_on_all_or_rolled_back(
+    first: str, other: str | None, way: str
+) -> None:
+    begun = intent("resume", pod=POD.name, pods=[POD.name, "b"], from_attempt=1)
+    seen = truth(first, attempt=2).report
+    there = truth(other.split()[0], attempt=1 if "at" in other else 2).report if other else None
+    assert seen is not None
+    member = MemberReport("b", 1, there)
+    both = merge(seen, POD.name, [member] if there else [])
+    found = decide(begun, Truth(pod=POD, run=RUN, report=both, others=(member,)))
+    assert found.way == way, found
+
+
+def test_the_rest_of_the_pods_is_started_and_all_are_registered(desk: Desk) -> None:
+    first, other = make_pods(desk, "a", "b")
+    operator = operator_of(desk, [first, other])
+    detail = {"pod": "a", "pods": ["a", "b"], "code_id": "code-1", "module": "a.trainer"}
+    desk.store.leave_open("launch", "r1", **detail)
+    first.write(
+        RunManifest(
+            run_id="r1", config=RunConfig(), config_sha256="s", code_id="code-1", created_unix_s=1.0
+        )
+    )
+    first.script = lambda _look: report("running")
+    other.script = lambda _look: report("planned")
+    (settled,) = execute_reconcile(operator, plan_reconcile(operator))
+    assert (settled.way, "never started on pod `b`" in settled.found) == ("start", True)
+    assert (first.was_started, other.was_started) == (False, True)
+    known = desk.store.find_run("r1")
+    assert known is not None
+    assert [one.pod for one in known.members] == ["a", "b"]
+
+
+def test_a_start_waits_for_every_pod_to_answer(desk: Desk) -> None:
+    first, other = make_pods(desk, "a", "b")
+    operator = operator_of(desk, [first, other])
+    desk.store.leave_open("launch", "r1", pod="a", pods=["a", "b"], code_id="code-1")
+    first.script = lambda _look: report("running")
+    other.script = lambda _look: PodUnreachableError("b does not answer")
+    (settled,) = execute_reconcile(operator, plan_reconcile(operator))
+    assert (settled.way, settled.found) == ("wait", "pod `b`: b does not answer")
