@@ -1,5 +1,6 @@
 #!/bin/sh
-# Write requirements/{core,train,dev}.lock: versions and hashes for every platform, no index address.
+# Write requirements/{core,train,dev}.lock, and the lock of the parsers of engines (tools/engines.sh):
+# versions and hashes for every platform, no index address.
 #
 # usage: tools/lock.sh [uv pip compile option...]     for example: tools/lock.sh --upgrade
 #
@@ -35,3 +36,13 @@ done
 compile requirements/dev.lock --extra train --extra fabric --group setup --group dev "$@"
 compile requirements/train.lock --constraint requirements/dev.lock --extra train --group setup "$@"
 compile requirements/core.lock --constraint requirements/dev.lock "$@"
+
+# What reading a file of an engine does not load: its servers, clouds, solvers and terminals.
+for name in aiofiles argcomplete asyncpg bracex cpsat-logutils cursor gitdb gitpython httptools \
+  ignore-python networkx orloge pandas pendulum pip prompt-toolkit pulp pycparser pyjwt \
+  python-dateutil questionary requests-unixsocket rich-argparse setproctitle smmap types-paramiko \
+  tzdata uvicorn uvloop watchfiles wcmatch websocket-client websockets wheel; do
+  set -- "$@" --no-emit-package "$name"
+done
+"$uv" pip compile tests/ops/export/engines.in --quiet --universal --python-version 3.11 \
+  --no-annotate --custom-compile-command tools/lock.sh --output-file tests/ops/export/engines.lock "$@"

@@ -25,7 +25,7 @@ _ID_LENGTH = 16
 
 #: Unpacks the archive on its stdin into code/<id> by one rename, after checking every hash. It is
 #: sent as text, because no code of ours is on the pod yet; Python 3.9 or later runs it.
-_RECEIVE = """
+RECEIVE = """
 import hashlib, io, os, shutil, sys, tarfile, tempfile
 target, code_id = sys.argv[1], sys.argv[2]
 if os.path.isfile(os.path.join(target, "CODE_ID")):
@@ -187,7 +187,7 @@ def ship(snapshot: Snapshot, transport: Transport, python: str, target: PurePosi
     """
     if has_code(transport, python, target):
         return False
-    argv = (python, "-I", "-c", _RECEIVE, str(target), snapshot.code_id)
+    argv = (python, "-I", "-c", RECEIVE, str(target), snapshot.code_id)
     done = transport.run(argv, stdin=pack(snapshot), timeout_s=_SHIP_S)
     if done.exit_code != 0:
         message = f"The code could not be put on {transport.where}: {done.last_error_line}"

@@ -31,6 +31,7 @@ def house(tmp_path: Path, repository: Path) -> Path:
         shutil.copy2(repository / name, root / name)
     executable(root / "tools/setup.sh", "#!/bin/sh\n")
     executable(root / "tools/check.sh", "#!/bin/sh\n")
+    executable(root / "tools/engines.sh", "#!/bin/sh\n")
     executable(root / ".venv/bin/python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     executable(tmp_path / "bin/apt-get", "#!/bin/sh\n")
     return root
@@ -74,6 +75,7 @@ def test_a_red_check_is_red_before_any_test_runs(house: Path) -> None:
     assert "passed" not in done.stdout
 
 
-def test_a_failed_setup_is_red(house: Path) -> None:
-    executable(house / "tools/setup.sh", "#!/bin/sh\nexit 11\n")
+@pytest.mark.parametrize("script", ["setup.sh", "engines.sh"])
+def test_a_failed_setup_is_red(house: Path, script: str) -> None:
+    executable(house / "tools" / script, "#!/bin/sh\nexit 11\n")
     assert run_ci(house, PASSES).returncode != 0

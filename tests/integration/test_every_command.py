@@ -43,6 +43,7 @@ LINES: dict[str, int] = {
     "provision here --plan": 0,
     "doctor": 0,
     "estimate --recipe m7c-125m --profile a100": 0,
+    "export --to slurm --recipe tiny-cpu --profile cpu --output {folder}/smi.txt": 7,
     "demo --dir {folder}": 7,
     "backup pull r1 --plan": 0,
     "backup verify r1 --load": 0,

@@ -1,0 +1,127 @@
+"""`nsa-ops export`: what is taken, what is refused, and what is written."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import RunManifest, write_manifest
+from nsa_ops.remote.snapshot import RECEIVE, take_snapshot
+from tests.ops.cli_case import CommandLine
+from tests.ops.export.exports import HOSTILE, hostile, script_of
+
+TINY = ("--recipe", "tiny-cpu", "--profile", "cpu")
+
+
+@pytest.fixture
+def ops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> CommandLine:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NSA_OPS_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    return CommandLine(capsys)
+
+
+def manifest_in(text: str) -> RunManifest:
+    """The manifest of a Slurm script."""
+    inside = text.partition("<<'NSA_MANIFEST'\n")[2].partition("\nNSA_MANIFEST\n")[0]
+    return RunManifest.model_validate_json(inside)
+
+
+def test_a_recipe_becomes_a_file_and_the_code_beside_it(ops: CommandLine) -> None:
+    said = ops("export", "--to", "slurm", *TINY, "--run-id", "r1", "--json", "--set", "seed=7")
+    assert said.exit_code == 0, said.err
+    data = json.loads(said.out)["data"]
+    assert (data["run_id"], data["nodes"], data["file"]) == ("r1", 1, "r1.slurm.sh")
+    assert data["start"] == "sbatch r1.slurm.sh"
+    manifest = manifest_in(Path("r1.slurm.sh").read_text())
+    assert (manifest.run_id, manifest.attempt, manifest.config.seed) == ("r1", 1, 7)
+    assert manifest.config_sha256
+    assert manifest.code_id == take_snapshot().code_id
+    code = Path(data["code"])
+    assert code.name == f"nsa-code-{manifest.code_id}.tar.bz2"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", RECEIVE, str(Path("code").absolute()), manifest.code_id],
+        input=code.read_bytes(), capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == b"shipped", done.stderr
+    assert Path("code/nsa_core/train/__main__.py").is_file()
+
+
+def test_the_same_run_goes_to_another_engine_and_an_edited_file_is_kept(ops: CommandLine) -> None:
+    words = ("export", *TINY, "--run-id", "r1", "--output", "train")
+    assert ops(*words, "--to", "kubernetes").exit_code == 0
+    before = Path("train").read_text()
+    again = ops(*words, "--to", "dstack")
+    assert again.exit_code == 7
+    assert "`train` exists already" in again.err
+    assert Path("train").read_text() == before
+    assert "nsa_ops.pod.node_job" in script_of("kubernetes", before)
+
+
+def test_a_run_gives_its_configuration_to_a_new_run(ops: CommandLine) -> None:
+    _, given = hostile()
+    old = RunDir(Path("r0").absolute())
+    old.root.mkdir()
+    write_manifest(old, given.model_copy(update={"run_id": "r0"}))
+    said = ops("export", "r0", "--to", "slurm", "--run-id", "r2", "--nodes", "1", "--output", "x.sh", "--override",
+               "recipe=a test")  # fmt: skip
+    assert said.exit_code == 0, said.err
+    manifest = manifest_in(Path("x.sh").read_text())
+    assert (manifest.run_id, manifest.attempt) == ("r2", 1)
+    assert manifest.config.runtime.num_pods == 1
+    assert manifest.config.evaluation.sample_prompt == HOSTILE
+    assert manifest.overrides == {"recipe": "a test"}
+    assert manifest.config_sha256 != given.config_sha256
+    assert "the configuration of run r0" in said.out
+    assert "--nodes=1" in Path("x.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--to", "lsf", *TINY), 2, "no engine `lsf`"),
+        (("--to", "", *TINY), 2, "no engine ``"),
+        (("--to", "slurm", "--recipe", "tiny-cpu"), 2, "No hardware profile was named"),
+        (("--to", "slurm", *TINY, "--run-id", "a b"), 2, "Run id `a b`"),
+        (("--to", "slurm", *TINY, "--image", "a b"), 2, "no name of a container image"),
+        (("--to", "slurm", *TINY, "--nodes", "0"), 2, "`--nodes`"),
+        (("--to", "slurm", *TINY, "--nodes", "3"), 2, "does not divide"),
+        (("--to", "slurm", *TINY, "--output", "no/where.sh"), 6, "folder `no`"),
+        (("--to", "slurm", *TINY, "--output", "."), 7, "exists already"),
+        (("nothing-here", "--to", "slurm"), 6, "nothing-here"),
+        ((".", "--to", "slurm"), 6, "not a run directory"),
+        ((".", "--to", "slurm", *TINY), 2, "has its recipe and profile already"),
+        (("--to", "slurm", *TINY, "--set", "schedule.steps=9000"), 3, "guardrail"),
+        (("--to", "slurm", *TINY, "--override", "nothing=x"), 2, "no guardrail `nothing`"),
+        (
+            ("--to", "slurm", "--recipe", "m7c-125m", "--profile", "h100", "--set",
+             "runtime.num_gpus=auto"), 2, "num_gpus is auto",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_with_a_hint(
+    ops: CommandLine, words: tuple[str, ...], code: int, message: str
+) -> None:
+    said = ops("export", *words)
+    assert said.exit_code == code, said.err
+    error, _, hint = said.err.splitlines()
+    assert error.startswith("error: ")
+    assert message in error
+    assert hint.startswith("hint: ")
+    assert not [path for path in Path().iterdir() if path.name != "no"]
+
+
+def test_no_file_names_a_registry_host_or_a_key(ops: CommandLine) -> None:
+    for engine in ("skypilot", "dstack", "slurm", "kubernetes"):
+        assert ops("export", "--to", engine, *TINY, "--output", engine).exit_code == 0
+        text = Path(engine).read_text()
+        assert "://" not in text
+        for document in yaml.safe_load_all(text) if engine != "slurm" else ():
+            assert "Secret" not in str(document.get("kind"))
