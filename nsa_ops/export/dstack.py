@@ -17,12 +17,9 @@ files:
   - local_path: ./{archive}
     path: /tmp/{archive}
 
-# A volume a node outlives the machines: checkpoints and logs. Make them first, `{name}-0` and so on
-# (type: volume, size: {disk_gib}GB); or mount a folder of the hosts: `- /mnt/shared:/nsa`.
+# It outlives the machines: checkpoints and logs.
 volumes:
-  - name: {volume}    # edit
-    path: /nsa
-{data}
+{volume}{data}
 resources:
 {cards}  shm_size: 16GB    # NCCL needs it
   disk: {disk_gib}GB..
@@ -46,6 +43,16 @@ num_nodes=$DSTACK_NODES_NUM
 node_rank=$DSTACK_NODE_RANK
 master_addr=$DSTACK_MASTER_NODE_IP
 master_port={port}
+stop_signal=INT
+"""
+#: A network volume belongs to one machine at a time.
+_VOLUME = """\
+  - name: {name}    # edit: make it first (type: volume, size: {disk_gib}GB), or name another one
+    path: /nsa
+"""
+_SHARED_FOLDER = """\
+  - instance_path: /mnt/shared    # edit: a folder that all hosts of the fleet share
+    path: /nsa
 """
 
 
@@ -65,17 +72,18 @@ def render_dstack(run: ExportedRun, file: str) -> str:
     card = run.card.dstack if run.card else ""
     cards = f"  gpu:\n    name: [{card}]\n    count: {run.gpus_per_node}\n" if card else ""
     data = f"  # edit: the data must be at {run.data_path}\n" if run.data_path else ""
-    several = run.num_nodes > 1
+    disk = max(100, run.disk_gib)
+    volume = _SHARED_FOLDER if run.num_nodes > 1 else _VOLUME.format(name=run.name, disk_gib=disk)
     return _TASK.format(
         about=about,
         name=run.name,
         num_nodes=run.num_nodes,
         image=f"image: {json.dumps(run.image)}\n" if run.image else unnamed,
         archive=run.archive,
-        volume=f"{run.name}-${{{{ dstack.node_rank }}}}" if several else f"{run.name}-0",
+        volume=volume,
         data=data,
         cards=cards,
-        disk_gib=max(100, run.disk_gib),
+        disk_gib=disk,
         stop_s=STOP_S,
         script=indented(node_script(run, _HEAD.format(archive=run.archive, port=MASTER_PORT)), 4),
     )

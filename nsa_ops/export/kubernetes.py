@@ -56,11 +56,12 @@ spec:
   completionMode: Indexed
   completions: {num_nodes}
   parallelism: {num_nodes}
-  backoffLimit: {backoff}    # {restarts} restarts of every node
+  backoffLimit: {backoff}    # killed containers: {restarts} of every node
   podReplacementPolicy: Failed    # never two pods of one node
   podFailurePolicy:
     rules:
-      # A pod that was taken away, or was stopped and has saved, costs no restart.
+      # A pod that was taken away, or asks to be started again, costs no restart of these; the run
+      # counts its crashes itself and then ends with another code.
       - action: Ignore
         onPodConditions:
           - type: DisruptionTarget
@@ -70,12 +71,12 @@ spec:
           containerName: trainer
           operator: In
           values: [{resumable}]
-      # What another start would not change.
+      # Any other end is final, unless the whole container was killed.
       - action: FailJob
         onExitCodes:
           containerName: trainer
-          operator: In
-          values: [{final}]
+          operator: NotIn
+          values: [{resumable}, 137, 143]
   template:
     spec:
       subdomain: {name}
@@ -118,15 +119,6 @@ node_rank=$JOB_COMPLETION_INDEX
 master_addr={name}-0.{name}
 master_port={port}
 """
-_FINAL = (
-    TrainerExit.CONFIGURATION,
-    TrainerExit.HALTED,
-    TrainerExit.NONFINITE,
-    TrainerExit.OUT_OF_MEMORY,
-    TrainerExit.DATA,
-    TrainerExit.CHECKPOINT,
-    TrainerExit.DO_NOT_RESTART,
-)
 
 
 def render_kubernetes(run: ExportedRun, file: str) -> str:
@@ -154,7 +146,6 @@ def render_kubernetes(run: ExportedRun, file: str) -> str:
         backoff=_RESTARTS * run.num_nodes,
         restarts=_RESTARTS,
         resumable=int(TrainerExit.RESUMABLE),
-        final=", ".join(str(int(code)) for code in _FINAL),
         stop_s=STOP_S,
         image=json.dumps(run.image or _OUR_IMAGE),
         resources=_resources(run),

@@ -79,8 +79,8 @@ NSA_MANIFEST
 mv -f "$manifest.$$" "$manifest"
 """
 
-#: Needs what `_PREPARE` sets, `node_rank`, `num_nodes`, `master_addr`, `master_port`; no single
-#: quotes, because Slurm gets it as an argument.
+#: Needs what `_PREPARE` sets, `node_rank`, `num_nodes`, `master_addr`, `master_port`, and where it
+#: is not TERM `stop_signal`; no single quotes, because Slurm gets it as an argument.
 TRAIN = """\
 # 4. Train: attempt 1, or the next one from the newest whole checkpoint. `exec`, so that the stop
 # signal of the engine reaches it.
@@ -93,7 +93,7 @@ export PYTHONPATH PYTHONSAFEPATH PYTHONUNBUFFERED PYTHONUTF8
 exec "$python" -m {module} \\
   --run-dir "$root/node_$node_rank/runs/$run_id" --manifest "$manifest" \\
   --num-nodes "$num_nodes" --node-rank "$node_rank" \\
-  --master-addr "$master_addr" --master-port "$master_port"
+  --master-addr "$master_addr" --master-port "$master_port" --stop-signal "${stop_signal:-TERM}"
 """.replace("{module}", NODE_JOB)
 
 

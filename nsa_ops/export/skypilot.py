@@ -19,13 +19,13 @@ resources:
 {image}  job_recovery:
     # {strategies}: where it looks for the next machine.
     strategy: {strategy}
-    # 75: stopped, and a checkpoint was saved. Nothing else is started again after an error.
+    # 75: the run asks to be started again. It counts its crashes itself; any other code is final.
     max_restarts_on_errors: 0
     recover_on_exit_codes: [75]
 
 file_mounts:
-  # The bucket outlives the machines: checkpoints and logs. A run appends to files and renames
-  # them, which MOUNT_CACHED allows and MOUNT does not.
+{several}  # The bucket outlives the machines: checkpoints and logs. A run appends to files and
+  # renames them, which MOUNT_CACHED allows and MOUNT does not.
   /nsa:
     name: {name}    # edit: your bucket; it is made where it does not exist
     mode: MOUNT_CACHED
@@ -34,6 +34,10 @@ file_mounts:
 
 run: |
 {script}"""
+_SEVERAL = """\
+  # edit: the nodes find each other through files here, and a bucket shows them late. Where the
+  # cloud has a shared file system (Kubernetes: `volumes: {/nsa: NAME}`), put it in its place.
+"""
 _HEAD = """\
 root=/nsa
 scratch=$HOME/nsa-scratch
@@ -72,6 +76,7 @@ def render_skypilot(run: ExportedRun, file: str) -> str:
         strategies=" or ".join(STRATEGIES),
         strategy=STRATEGIES[0],
         data=mount,
+        several=_SEVERAL if run.num_nodes > 1 else "",
         archive=run.archive,
         script=indented(node_script(run, _HEAD.format(archive=run.archive, port=MASTER_PORT)), 2),
     )

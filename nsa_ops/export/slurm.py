@@ -42,8 +42,10 @@ node_rank=$SLURM_PROCID
 {train}' nsa-node "$root" "$scratch" "$code" "$code_id" "$python" "$manifest" "$run_id" \\
   "$master_addr" "$master_port" || code_of_job=$?
 
-# 75: stopped, and a checkpoint was saved. Any other end is final: look into the log first.
-if [ "$code_of_job" -eq 75 ]; then
+# 75: the run asks to be started again, such as after a stop. Above 128 a whole task was killed,
+# which is tried three times. Any other code is final: look into the log first.
+if [ "$code_of_job" -eq 75 ] ||
+  {{ [ "$code_of_job" -gt 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 3 ]; }}; then
   echo "queueing job $SLURM_JOB_ID again; it continues from the newest checkpoint" >&2
   scontrol requeue "$SLURM_JOB_ID" || echo "it could not be queued: sbatch it again" >&2
 fi

@@ -70,8 +70,8 @@ def test_a_run_gives_its_configuration_to_a_new_run(ops: CommandLine) -> None:
     old = RunDir(Path("r0").absolute())
     old.root.mkdir()
     write_manifest(old, given.model_copy(update={"run_id": "r0"}))
-    said = ops("export", "r0", "--to", "slurm", "--run-id", "r2", "--nodes", "1", "--output", "x.sh", "--override",
-               "recipe=a test")  # fmt: skip
+    words = ("--to", "slurm", "--run-id", "r2", "--nodes", "1", "--output", "x.sh")
+    said = ops("export", "r0", *words, "--override", "recipe=a test")
     assert said.exit_code == 0, said.err
     manifest = manifest_in(Path("x.sh").read_text())
     assert (manifest.run_id, manifest.attempt) == ("r2", 1)

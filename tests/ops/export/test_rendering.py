@@ -125,6 +125,7 @@ def test_a_node_trains_with_the_rank_that_the_engine_gave_it(engine: str, tmp_pa
             "--node-rank": str(rank),
             "--master-addr": address.format(name=run.name),
             "--master-port": port,
+            "--stop-signal": "INT" if engine == "dstack" else "TERM",
         }
 
 
