@@ -30,6 +30,7 @@ BENCHES: Mapping[str, str] = {
     "decode": "nsa_core.bench.decode_speed",
     "kernels": "nsa_core.bench.kernels",
     "model": "nsa_core.bench.step_speed",
+    "scale": "nsa_core.bench.scale",
     "validate": "nsa_core.bench.validate",
     "recall": "nsa_core.recall.bench",
 }

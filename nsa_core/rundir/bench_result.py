@@ -42,7 +42,7 @@ class BenchResult(Machine):
     """One file of bench/results.
 
     Attributes:
-        bench: `kernels`, `model`, `decode`, `validate` or `recall`.
+        bench: `kernels`, `model`, `decode`, `scale`, `validate` or `recall`.
         at_unix_s: When it began.
         rows: What was measured; which fields a row has depends on the bench.
     """

@@ -153,6 +153,20 @@ def decode_panels(result: BenchResult) -> list[Panel]:
     return panels
 
 
+def scale_panels(result: BenchResult) -> list[Panel]:
+    """Tokens a second of one rank, alone and among several, against the tokens of a row."""
+    lines, rows = [], result.rows
+    kinds = dict.fromkeys((row["recipe"], row["ranks"], row["sharding"]) for row in rows)
+    for number, (recipe, ranks, sharding) in enumerate(kinds):
+        own = [
+            r for r in rows if (r["recipe"], r["ranks"], r["sharding"]) == (recipe, ranks, sharding)
+        ]
+        label = "1 rank" if ranks == 1 else f"{ranks} ranks, {sharding}"
+        rates = [row["tokens_per_s"] and row["tokens_per_s"] / ranks for row in own]
+        lines.append(_line(label, own, rates, f"s{number % 5 + 1}"))
+    return [_panel("Whole step, of one rank", "tokens/s", lines, "tokens of a row")]
+
+
 def validation_panels(result: BenchResult) -> list[Panel]:
     """Tokens a second of every path against the tokens of a row."""
     lines, rows = [], result.rows
@@ -217,6 +231,7 @@ _TITLES = {
     "model": "Whole training steps: NSA and dense attention",
     "compare": "NSA and dense trained on the same text",
     "decode": "One decoded token: NSA and dense attention",
+    "scale": "Training steps on one rank and on several",
     "validate": "Training steps by length and selection path",
 }
 _PANELS: Mapping[str, Callable[[BenchResult], list[Panel]]] = {
@@ -224,5 +239,6 @@ _PANELS: Mapping[str, Callable[[BenchResult], list[Panel]]] = {
     "compare": compare_panels,
     "model": model_panels,
     "decode": decode_panels,
+    "scale": scale_panels,
     "validate": validation_panels,
 }

@@ -38,7 +38,7 @@ class BenchRequest:
     """What to measure.
 
     Attributes:
-        bench: `kernels`, `model`, `decode` or `validate`.
+        bench: `kernels`, `model`, `decode`, `scale` or `validate`.
         words: Its own flags.
         stdin: What it reads.
         timeout_s: Deadline unless the operator gave one.

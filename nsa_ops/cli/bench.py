@@ -56,6 +56,9 @@ _FLAGS: Mapping[str, Any] = {
     "root": _flag(str, "root", "DIR", "Folder on the pod for the text and both runs"),
     "tokens": _flag(int, "tokens", "N", "Tokens in one call or one step"),
     "dtype": _flag(str, "dtype", "bfloat16|float16", "Data type of the inputs"),
+    "ranks": _flag(int, "ranks", "N", "Number of ranks compared with one; default: all cards"),
+    "sharding": _flag(list[str], "sharding", "ddp|fsdp", "Default: ddp; may be repeated"),
+    "accumulation": _flag(int, "accumulation", "K", "Micro-batches of one rank and step"),
     "steps": _flag(int, "steps", "N", "Number of timed optimizer steps"),
     "runs": _flag(int, "runs", "N", "Timed runs for each median"),
 }
@@ -111,6 +114,12 @@ _BENCHES: Mapping[str, _Bench] = {
         "Time the attention of one decoded token, compared with dense attention.",
         "shape length batch dtype runs",
         "shape T batch nsa_ms dense_cudnn_ms dense_flash_ms ratio_to_cudnn floor_ms spread",
+    ),
+    "scale": _Bench(
+        "Time the trainer's step on one card and on several of a pod.",
+        "recipe ranks sharding length tokens accumulation steps runs set",
+        "recipe T ranks sharding tokens_per_s efficiency baseline step_ms mfu spread peak_gib "
+        "estimated_gib first_loss last_loss outcome",
     ),
     "validate": _Bench(
         "Train a few steps with every kernel path of the selected branch and compare the losses.",

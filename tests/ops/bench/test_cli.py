@@ -143,6 +143,7 @@ def test_one_file_for_the_result_and_its_picture_is_refused(
         (("decode", "--batch", "1", "--dtype", "float16", "--runs", "2"),
          "`--batch`, `--dtype`, `--runs`"),
         (("compare", "--root", "x"), "`--root`"),
+        (("scale", "--ranks", "2", "--sharding", "fsdp"), "`--ranks`, `--sharding`"),
         (("validate", "--recipe", "tiny-cpu", "--profile", "cpu", "--steps", "2"),
          "`--recipe`, `--profile`, `--steps`"),
         (("validate", "laptop"), "`laptop`"),
@@ -214,6 +215,22 @@ def test_the_matrix_is_shown_and_drawn(cli: CommandLine, tmp_path: Path) -> None
         (
             ["decode", "--batch", "1", "--batch", "16", "--dtype", "float16", "--runs", "2"],
             "bench decode|--batch 1 --batch 16 --dtype float16 --runs 2",
+        ),
+        (
+            [
+                "scale",
+                "--recipe",
+                "m7c-1b",
+                "--ranks",
+                "2",
+                "--sharding",
+                "ddp",
+                "--sharding",
+                "fsdp",
+                "--accumulation",
+                "4",
+            ],
+            "bench scale|--recipe m7c-1b --ranks 2 --sharding ddp --sharding fsdp --accumulation 4",
         ),
     ],
 )

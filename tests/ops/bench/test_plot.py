@@ -129,6 +129,22 @@ def test_decode_is_drawn_by_the_number_of_sequences() -> None:
     ElementTree.fromstring(draw_panels(panels_of(result)))
 
 
+def test_ranks_are_drawn_by_what_one_of_them_reaches() -> None:
+    rows = [
+        {"recipe": "m7c-125m", "T": length, "ranks": ranks, "sharding": sharding,
+         "tokens_per_s": rate}
+        for length in (2048, 65536)
+        for ranks, sharding, rate in ((1, "none", 400e3), (2, "ddp", 780e3), (2, "fsdp", None))
+    ]  # fmt: skip
+    result = parse_bench_result(document(rows, bench="scale"), "test")
+    (panel,) = panels_of(result).panels
+    assert {line.label: line.points for line in panel.lines} == {
+        "1 rank": ((2048.0, 400e3), (65536.0, 400e3)),
+        "2 ranks, ddp": ((2048.0, 390e3), (65536.0, 390e3)),
+    }
+    ElementTree.fromstring(draw_panels(panels_of(result)))
+
+
 def test_the_names_of_ticks_do_not_run_into_each_other_and_the_last_is_there() -> None:
     scale = Scale(math.log(192e3), math.log(20e6), 50, 402)
     seen = [196_608, 589_824, 9_792_000, 15_936_000, 19_584_000, 20_054_016]
