@@ -13,7 +13,8 @@ from tests.docs.markdown import LINK, PAGES, REPOSITORY, fenced_commands
 RUNBOOKS = REPOSITORY / "runbooks"
 NAMES = [
     "first-run", "preflight-red", "production-launch", "monitor", "halt-and-resume", "hang",
-    "out-of-memory", "gate-collapse", "loss-spike", "slow-run", "pod-lost", "pod-of-several-lost",
+    "lost-rank", "out-of-memory", "gate-collapse", "loss-spike", "slow-run", "pod-lost",
+    "pod-of-several-lost",
     "backup-and-restore", "performance-validation", "after-run",
 ]  # fmt: skip
 HEADINGS = ["Symptom", "Look at", "Do", "How you know it worked"]
