@@ -8,22 +8,18 @@ from nsa_core.config.counts import (
     MemoryEstimate,
     ParameterCounts,
     Sharding,
-    StepShape,
     count_flops,
     count_parameters,
-    estimate_memory,
 )
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.ranks import OfferedCards
 from nsa_core.config.run import RunConfig, find_sharding_obstacle
+from nsa_core.config.step_memory import MEMORY_SHARE, MIB_PER_GIB, estimate_step
 from nsa_ops.configure import RunChoice, load_hardware, resolve_choice
 from nsa_ops.quantities import format_bytes, format_count, format_duration
 from nsa_ops.settings import Settings
 
 GIB = 2**30
-#: Share of a card's memory that a step may need by the estimate.
-MEMORY_SHARE = 0.85
-_MIB_PER_GIB = 1024
 _BYTES_PER_PARAMETER = 4
 _ADAMW_MOMENTS = 2
 #: One checkpoint more than is kept exists while the oldest is being replaced.
@@ -172,23 +168,6 @@ def estimate_run(config: RunConfig, profile: HardwareProfile | None) -> Estimate
     )
 
 
-def estimate_step(config: RunConfig, sharding: Sharding) -> MemoryEstimate:
-    """MiB on one card of the run by part, if its ranks keep the state like that."""
-    return estimate_memory(
-        config.model,
-        config.optimizer,
-        config.runtime.precision,
-        StepShape(
-            tokens=config.batch.micro_batch * config.batch.seq_len,
-            accumulation=config.batch.accumulation // config.num_ranks,
-            activation_checkpointing=config.runtime.activation_checkpointing,
-            is_compiled=config.runtime.compile,
-            num_ranks=config.num_ranks,
-            sharding=sharding,
-        ),
-    )
-
-
 def choose_sharding(config: RunConfig, memory_gib: float | None) -> tuple[Sharding, str]:
     """How the ranks of a run keep its state, and why: `fsdp` where `ddp` does not fit a card.
 
@@ -203,14 +182,14 @@ def choose_sharding(config: RunConfig, memory_gib: float | None) -> tuple[Shardi
         return "ddp", "one rank keeps the whole state"
     if memory_gib is None:
         return "ddp", "the memory of a card is not known"
-    whole, limit = estimate_step(config, "ddp").total / _MIB_PER_GIB, MEMORY_SHARE * memory_gib
+    whole, limit = estimate_step(config, "ddp").total / MIB_PER_GIB, MEMORY_SHARE * memory_gib
     need = f"a step of ddp needs about {whole:.1f} GiB on each card"
     if whole <= limit:
         return "ddp", f"{need}, within {MEMORY_SHARE:.0%} of {memory_gib:.1f} GiB"
     obstacle = find_sharding_obstacle(config)
     if obstacle is not None:
         return "ddp", f"{need} of {memory_gib:.1f} GiB, and fsdp is impossible: {obstacle}"
-    part = estimate_step(config, "fsdp").total / _MIB_PER_GIB
+    part = estimate_step(config, "fsdp").total / MIB_PER_GIB
     return "fsdp", f"{need} of {memory_gib:.1f} GiB, one of fsdp on {ranks} cards {part:.1f} GiB"
 
 

@@ -18,9 +18,10 @@ import torch
 from nsa_core.bench.command import Bench, Column, Table, add_count, add_repeatable, check_at_least
 from nsa_core.bench.scale_rank import OUT_OF_MEMORY, REQUEST, RankRequest, RankTimes, rank_file
 from nsa_core.config.base import ConfigError
-from nsa_core.config.counts import Sharding, StepShape, count_flops, estimate_memory
+from nsa_core.config.counts import Sharding, count_flops
 from nsa_core.config.recipe import parse_set, resolve
 from nsa_core.config.run import RunConfig
+from nsa_core.config.step_memory import MIB_PER_GIB, estimate_step
 from nsa_core.config.training import DataConfig
 from nsa_core.env import ranks_environment, trainer_environment
 from nsa_core.rundir.atomic import write_text
@@ -35,7 +36,6 @@ DEADLINE_S = 900.0
 #: torchrun gives its workers 30 s to end before it kills them.
 END_S = 45.0
 _WORKER = "nsa_core.bench.scale_rank"
-_MIB_PER_GIB = 1024
 _MAX_SAID_BYTES = 65_536
 
 
@@ -319,16 +319,8 @@ def _why(times: Sequence[RankTimes | None], problem: str) -> str:
 def estimate_gib(config: RunConfig) -> float:
     """Memory of one card by the estimate that a launch is held against."""
     sharding = config.runtime.sharding
-    shape = StepShape(
-        tokens=config.batch.micro_batch * config.batch.seq_len,
-        accumulation=config.batch.accumulation // config.num_ranks,
-        activation_checkpointing=config.runtime.activation_checkpointing,
-        is_compiled=config.runtime.compile,
-        num_ranks=config.num_ranks,
-        sharding="ddp" if sharding == "auto" else sharding,
-    )
-    model, runtime = config.model, config.runtime
-    return estimate_memory(model, config.optimizer, runtime.precision, shape).total / _MIB_PER_GIB
+    known = "ddp" if sharding == "auto" else sharding
+    return estimate_step(config, known).total / MIB_PER_GIB
 
 
 TABLE = Table(

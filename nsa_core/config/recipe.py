@@ -22,6 +22,7 @@ from nsa_core.config.model import PAPER_SYMBOLS
 from nsa_core.config.profile import HardwareProfile, load_profile
 from nsa_core.config.ranks import BATCH_KEYS, OfferedCards, SharedRows, settle_ranks
 from nsa_core.config.run import RunConfig
+from nsa_core.config.step_memory import fit_batch
 
 
 class ResolvedConfig(FrozenModel):
@@ -168,14 +169,18 @@ def resolve(
     is_named = bool(BATCH_KEYS & (variables.values | flags).keys())
     settled = _settle(merged, hardware, offered, is_named=is_named)
     config = _validate(merged | settled.values, origins)
+    notes = [*variables.notes, *settled.notes]
     if hardware:
         _check_profile(config, origins, hardware)
+        if hardware.batch_tiers and not is_named:
+            config, fitted = _fit(config, hardware, memory_gib)
+            notes += fitted
     return ResolvedConfig(
         config=config,
         origins=origins,
         sha256=config_sha256(config),
         profile=hardware.name if hardware else "none",
-        notes=[*variables.notes, *settled.notes],
+        notes=notes,
     )
 
 
@@ -191,6 +196,22 @@ def _settle(
     return settle_ranks(
         {**_DEFAULTS, **merged}, is_named=is_named, allowed=allowed, profile=name, offered=offered
     )
+
+
+def _fit(
+    config: RunConfig, hardware: HardwareProfile, memory_gib: float | None
+) -> tuple[RunConfig, list[str]]:
+    """The tier's batch, cut into smaller micro-batches for a model that is larger than it knew."""
+    have = memory_gib if memory_gib is not None else min(hardware.memory_gib, default=0.0)
+    fitted = fit_batch(config, have)
+    before, now = config.batch.micro_batch, fitted.batch.micro_batch
+    if now == before:
+        return config, []
+    note = (
+        f"batch.micro_batch is {now} instead of {before}, so that a step fits {have:.0f} GiB: "
+        f"{now} x {fitted.batch.accumulation} rows"
+    )
+    return fitted, [note]
 
 
 def _profile_values(

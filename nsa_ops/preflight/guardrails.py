@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
+from nsa_core.config.step_memory import MEMORY_SHARE
 from nsa_core.rundir.redaction import redact
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.errors import ConfigurationError, RefusedError
-from nsa_ops.estimate import MEMORY_SHARE, Estimate
+from nsa_ops.estimate import Estimate
 from nsa_ops.machine.offer import PodCards
 from nsa_ops.preflight.several_cards import (
     Finding,

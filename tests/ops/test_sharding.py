@@ -5,7 +5,8 @@ from pydantic import ValidationError
 
 from nsa_core.config.base import ConfigError
 from nsa_core.config.recipe import resolve
-from nsa_ops.estimate import MEMORY_SHARE, choose_sharding, estimate_step
+from nsa_core.config.step_memory import MEMORY_SHARE, estimate_step
+from nsa_ops.estimate import choose_sharding
 
 
 def config_of(*sets: str):

@@ -6,6 +6,7 @@ from nsa_core.config.base import ConfigError
 from nsa_core.config.profile import load_profile
 from nsa_core.config.ranks import OfferedCards, share_rows
 from nsa_core.config.recipe import ResolvedConfig, resolve
+from nsa_core.config.step_memory import MEMORY_SHARE, estimate_step
 
 EIGHT = OfferedCards(8, "the pod has 8 cards")
 
@@ -111,3 +112,34 @@ def test_each_profile_says_how_many_cards_it_allows_and_why(name: str) -> None:
 def test_a_value_that_is_no_number_is_left_to_the_configuration() -> None:
     with pytest.raises(ConfigError, match=r"batch\.micro_batch"):
         on_h100("batch.micro_batch=many", "runtime.num_gpus=2")
+
+
+def test_the_micro_batch_of_a_tier_shrinks_for_a_model_that_would_not_fit_the_card() -> None:
+    small = resolve("m7c-125m", "h100", memory_gib=80)
+    large = resolve("m7c-1b", "h100", memory_gib=80)
+    assert (small.config.batch.micro_batch, small.notes) == (32, [])
+    batch = large.config.batch
+    assert batch.micro_batch < 32
+    assert batch.tokens_per_step == small.config.batch.tokens_per_step
+    assert large.notes == [
+        f"batch.micro_batch is {batch.micro_batch} instead of 32, so that a step fits 80 GiB: "
+        f"{batch.micro_batch} x {batch.accumulation} rows"
+    ]
+    limit_mib = MEMORY_SHARE * 80 * 1024
+    assert estimate_step(large.config, "ddp").total <= limit_mib
+    twice = resolve(
+        "m7c-1b", "h100",
+        [f"batch.micro_batch={2 * batch.micro_batch}", f"batch.accumulation={batch.accumulation}"],
+        memory_gib=80,
+    ).config  # fmt: skip
+    assert twice.batch.micro_batch == 2 * batch.micro_batch  # it was named
+    assert estimate_step(twice, "ddp").total > limit_mib
+
+
+def test_a_batch_that_fits_only_with_parts_of_the_state_is_cut_for_fsdp() -> None:
+    found = resolve("m7c-1b", "4090", ["runtime.num_gpus=2"], memory_gib=24).config
+    limit_mib = MEMORY_SHARE * 24 * 1024
+    assert estimate_step(found, "ddp").total > limit_mib
+    assert estimate_step(found, "fsdp").total <= limit_mib
+    whole = ["runtime.num_gpus=2", "runtime.sharding=ddp"]
+    assert resolve("m7c-1b", "4090", whole, memory_gib=24).config.batch.micro_batch == 4
