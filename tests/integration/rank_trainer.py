@@ -30,7 +30,6 @@ class RankTrainer:
         self.rank, self.step = self.place.rank, 0
         identity = identify(os.getpid())
         assert identity is not None
-        (run.root / f"environment{self.rank}.json").write_text(json.dumps(dict(os.environ)))
         faulthandler.register(signal.SIGUSR1, file=run.stack_dump(self.rank).open("a"))
         record = RankProcess(
             run_id=run.run_id, attempt=self.manifest.attempt, rank=self.rank,
@@ -67,11 +66,6 @@ class RankTrainer:
     def do_ignore_term(self, _: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-    def do_note_save(self, _: object) -> None:
-        signal.signal(
-            signal.SIGUSR2, lambda *_: (self.run.root / f"saved{self.rank}").write_text("")
-        )
-
     def do_agree(self, code: int) -> None:
         """End as all ranks agreed to; the first one of a pod writes it, and torchrun sees a 0."""
         if self.place.local_rank == 0:
@@ -85,20 +79,6 @@ class RankTrainer:
             )  # fmt: skip
         self.leave(code, "agreed", follows=False)
         sys.exit(0)
-
-    def do_fail(self, code: int) -> None:
-        self.leave(code, "no text is left", follows=False)
-        sys.exit(code)
-
-    def do_follow(self, code: int) -> None:
-        self.leave(code, "a collective failed: connection closed by peer", follows=True)
-        sys.exit(code)
-
-    def do_say(self, words: str) -> None:
-        sys.stderr.write(words + "\n")
-
-    def do_exit(self, code: int) -> None:
-        os._exit(code)
 
     def leave(self, code: int, reason: str, *, follows: bool) -> None:
         record = RankEnd(

@@ -19,7 +19,7 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, write_manifest
 from nsa_core.rundir.process import is_alive
 from nsa_ops.pod.act import act
-from nsa_ops.pod.messages import NextAttemptAction, SignalAction
+from nsa_ops.pod.messages import NextAttemptAction
 from nsa_ops.pod.processes import read_processes
 from nsa_ops.pod.stacks import HangReport
 from nsa_ops.pod.trainer_group import TrainerGroup, group_of
@@ -96,34 +96,6 @@ def ended(run: RunDir) -> ExitRecord:
     record = read_exit(run)
     assert record is not None
     return record
-
-
-def send(run: RunDir, name: str) -> str:
-    reply = act(SignalAction(run_dir=run.root, signal=name).model_dump_json().encode())
-    assert (reply.code, reply.outcome) == (0, "done"), reply
-    return reply.message
-
-
-def test_ranks_save_and_stop_together_and_torchrun_is_quiet(begin: Start) -> None:
-    script = [["agree_at_term", 75], ["note_save", 0], ["beat", 3], ["sleep", 120]]
-    run, runner = begin(script, script)
-    group = group_when(run)
-    assert send(run, "USR2") == f"sent USR2 to rank 0 (pid {group.members()[0].pid})"
-    wait_for((run.root / "saved0").exists)
-    assert "rank 0 (pid" in (said := send(run, "USR1"))
-    assert ", rank 1 (pid" in said
-    wait_for(lambda: all(run.stack_dump(rank).stat().st_size for rank in (0, 1)))
-    assert group.is_alive()  # torchrun would die of either signal
-    runner.send_signal(signal.SIGTERM)
-    assert runner.wait(25) == 75
-    assert (ended(run).code, ended(run).reason, ended(run).by) == (75, "agreed", "trainer")
-    assert not (run.root / "saved1").exists()
-    assert run.log.read_text() == ""
-    assert not run.torchrun.exists()
-    seen = json.loads((run.root / "environment1.json").read_text())
-    assert (seen["MASTER_ADDR"], seen["WORLD_SIZE"], seen["GLOO_SOCKET_IFNAME"]) == (
-        "127.0.0.1", "2", "lo",
-    )  # fmt: skip
 
 
 def test_a_rank_that_is_killed_is_named_and_everything_ends_in_time(begin: Start) -> None:
