@@ -17,6 +17,9 @@ from nsa_core.train.group import RankGroup
 
 #: The trainer promises to be gone 25 s after TERM; this leaves a second to write exit.json.
 TERM_DEADLINE_S = 24.0
+#: A logout, a shutdown or an engine signals every process of a run, and the runner and torchrun
+#: forward theirs: what arrives so soon after a stop signal asks for nothing new.
+SAME_REQUEST_S = 2.0
 _LOOK_S = 1.0
 
 
@@ -71,16 +74,19 @@ class SignalWatch:
         exit_now: Callable[[str], None],
         *,
         deadline_s: float = TERM_DEADLINE_S,
+        same_s: float = SAME_REQUEST_S,
         find_lost: Callable[[], str] = str,
     ) -> None:
         """Nothing is taken over yet.
 
         `find_lost` says which other rank is gone, so that no collective will end; empty if none.
+        A stop signal that comes within `same_s` of another one is the same request.
         """
         self._exit_now = exit_now
         self._deadline_s = deadline_s
         self._find_lost = find_lost
-        self._term_count = 0
+        self._same_s = same_s
+        self._asked_at: float | None = None
         self._is_done = False
         self.stop_signal: str | None = None
         self.save_asked = False
@@ -110,9 +116,12 @@ class SignalWatch:
             self.save_asked = True
         if number not in (signal.SIGTERM, signal.SIGINT):
             return
-        self._term_count += 1
-        if self._term_count > 1 and not self._is_done:
+        asked_at, now_s = self._asked_at, time.monotonic()
+        if asked_at is not None and now_s - asked_at < self._same_s:
+            return
+        if asked_at is not None and not self._is_done:
             self._exit_now("a second stop signal")
+        self._asked_at = now_s
         self.stop_signal = signal.Signals(number).name
         threading.Thread(target=self._count_down, name="stop-deadline", daemon=True).start()
 

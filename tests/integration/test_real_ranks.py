@@ -61,7 +61,8 @@ def send(run: RunDir, name: str) -> str:
 @pytest.fixture
 def run(tmp_path: Path, shards: Path) -> Iterator[RunDir]:
     runtime = {"cpu_ranks": 2, "deterministic": True}
-    run = make_run(tmp_path, shards, runtime=runtime, schedule={"steps": 4000})
+    never = {"save_every": 1000}
+    run = make_run(tmp_path, shards, runtime=runtime, schedule={"steps": 4000}, checkpoint=never)
     yield run
     group = group_of(run, read_processes(run))
     if group is not None:
@@ -72,7 +73,7 @@ def test_two_ranks_stop_with_a_save_resume_and_name_the_one_that_is_killed(run: 
     runner = begin(run)
     members = group_at(run, 6).members()
     assert send(run, "USR2") == f"sent USR2 to rank 0 (pid {members[0].pid})"
-    asked_for = wait_for(lambda: {e.facts["step"] for e in events(run, "saved")} - {4, 8, 12})
+    asked_for = wait_for(lambda: {e.facts["step"] for e in events(run, "saved")})
     assert send(run, "USR1").count(" (pid ") == 2
     wait_for(lambda: all(run.stack_dump(rank).stat().st_size for rank in members))
     assert is_running(run)  # torchrun would have died of either signal

@@ -101,7 +101,7 @@ import os
 def exit_now(why):
     print(why, flush=True)
     os._exit(75)
-watch = SignalWatch(exit_now, deadline_s=float(sys.argv[2]))
+watch = SignalWatch(exit_now, deadline_s=float(sys.argv[2]), same_s=0.1)
 watch.install(RunDir(Path(sys.argv[1])))
 print("ready", flush=True)
 ctypes.CDLL(None).pause()
@@ -141,6 +141,16 @@ def test_a_second_term_ends_a_process_that_is_blocked_in_c(blocked):
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=5) == 75
     assert "second" in child.stdout.read()
+
+
+@pytest.mark.integration
+def test_what_a_shutdown_sends_to_all_and_the_runner_forwards_is_one_request(blocked):
+    child = blocked(0.5)
+    for _ in range(3):
+        child.send_signal(signal.SIGTERM)
+        time.sleep(0.01)
+    assert child.wait(timeout=5) == 75
+    assert "no clean stop" in child.stdout.read()
 
 
 @pytest.mark.integration
