@@ -84,9 +84,11 @@ def plan_adopt_run(operator: Operator, run_id: str | None, pod: str | None) -> A
     store = operator.store
     link = operator.link(meant_pod(operator, pod))
     manifest = read_named_manifest(link, run_id or _only_new(operator, link))
+    _refuse_share(link, manifest)
     record, known = record_of(link, manifest), store.find_run(manifest.run_id)
     if known is not None:
         _refuse_another(known, record, manifest)
+        record = record.with_others(known.others)
     python = _interpreter(link)
     where = f"attempt {record.attempt}, profile {record.profile}, code {record.code_id}"
     ask = f"ask pod `{record.pod}` through `{python}`, with which it was provisioned"
@@ -95,8 +97,29 @@ def plan_adopt_run(operator: Operator, run_id: str | None, pod: str | None) -> A
         *([] if is_known else [Step("use interpreter", ask)]),
         Step("register", f"remember `{record.run_id}`: {where}", is_done=known == record),
     ]
-    plan = plan_of(f"Adopt run `{record.run_id}` on pod `{record.pod}`", steps)
+    notes = _notes(record, manifest)
+    plan = plan_of(f"Adopt run `{record.run_id}` on pod `{record.pod}`", steps, notes)
     return AdoptionPlan(record, known, replace(link.record, python=python), plan)
+
+
+def _refuse_share(link: PodLink, manifest: RunManifest) -> None:
+    """Of a run on several pods the registry names pod 0."""
+    if manifest.node.rank > 0:
+        pod, rank = link.record.name, manifest.node.rank
+        message = f"Pod `{pod}` is pod {rank} of run `{manifest.run_id}`; pod 0 has its checkpoints"
+        hint = f"Adopt it from pod 0, which has the address {manifest.node.address}"
+        raise StateConflictError(message, hint=hint)
+
+
+def _notes(record: RunRecord, manifest: RunManifest) -> list[str]:
+    num_pods = manifest.config.runtime.num_pods
+    if num_pods == len(record.members):
+        return []
+    return [
+        f"it trains on {num_pods} pods, and this laptop learns of pod 0 alone: `status` shows its "
+        f"part, `halt` stops all; to resume it, name them: `nsa-ops resume {record.run_id} --pods "
+        f"{record.pod},OTHERS`"
+    ]
 
 
 def _only_new(operator: Operator, link: PodLink) -> str:

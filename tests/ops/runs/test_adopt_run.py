@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from nsa_core.config.run import RunConfig
-from nsa_core.rundir.manifest import RunManifest
+from nsa_core.rundir.manifest import Node, RunManifest
 from nsa_ops.errors import (
     ConfigurationError,
     NotFoundError,
@@ -16,6 +16,7 @@ from nsa_ops.errors import (
 from nsa_ops.provision.receipt import ProvisionReceipt
 from nsa_ops.runs.adopt import execute_adopt_run, plan_adopt_run
 from nsa_ops.runs.choose import choose_record
+from nsa_ops.store import MemberPod
 from tests.ops.fakes import completed
 from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import answer, report
@@ -121,3 +122,20 @@ def test_an_agent_that_does_not_answer_leaves_nothing_behind(pod: Desk) -> None:
     with pytest.raises(OpsError, match="no pydantic"):
         execute_adopt_run(pod.operator, planned)
     assert (pod.store.runs(), pod.store.find_pod("a100-1")) == ([], POD)
+
+
+def test_a_run_on_several_pods_is_adopted_from_its_pod_0(pod: Desk) -> None:
+    several = RunConfig.model_validate({"batch": {"accumulation": 2}, "runtime": {"num_pods": 2}})
+    node = Node(rank=1, address="10.0.0.1", port=29500)
+    path = "/pod/runs/r1/manifest.json"
+    pod.transport.files[path] = manifest(config=several, node=node).model_dump_json().encode()
+    with pytest.raises(StateConflictError, match="is pod 1 of run `r1`") as caught:
+        plan_adopt_run(pod.operator, "r1", None)
+    assert "10.0.0.1" in caught.value.hint
+    pod.transport.files[path] = manifest(config=several).model_dump_json().encode()
+    planned = plan_adopt_run(pod.operator, "r1", None)
+    assert "it trains on 2 pods" in planned.plan.notes[0]
+    execute_adopt_run(pod.operator, planned)
+    both = choose_record(pod.operator, "r1").with_others([MemberPod("b", "id-b")])
+    pod.store.save_run(both)
+    assert not plan_adopt_run(pod.operator, "r1", None).plan.changes
