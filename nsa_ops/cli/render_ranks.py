@@ -108,13 +108,14 @@ def _settled_odd(ranks: Sequence[RankEvidence]) -> OddRanks | None:
     still = [rank.still_s for rank in ranks if rank.still_s is not None and rank.msg != "end"]
     if not still or min(still) < _STILL_S:
         return None
-    return find_odd(ranks, _SILENT_S)
+    odd = find_odd(ranks, _SILENT_S)
+    return odd if odd and odd.waiting else None
 
 
 def _odd_text(odd: OddRanks) -> str:
-    there, here = odd.others[0], odd.ranks[0]
+    there, here = odd.waiting[0], odd.ranks[0]
     return (
-        f"{name_ranks(odd.others)} in {there.phase} at step {there.step} for "
+        f"{name_ranks(odd.waiting)} in {there.phase} at step {there.step} for "
         f"{name_ranks(odd.ranks)} in {here.phase} at step {here.step}"
     )
 

@@ -75,7 +75,7 @@ class RankEvidence(TolerantModel):
         return self.msg != "end" and self.beat_age_s is not None and self.beat_age_s > stale_s
 
 
-Oddity = Literal["end", "silence", "step", "phase", "micro_step"]
+Oddity = Literal["silence", "end", "step", "phase", "micro_step"]
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,18 @@ class OddRanks:
     """Ranks that differ from the others, which wait for them.
 
     Attributes:
-        by: `end` ended alone, `silence` write no heartbeat, `step` and `micro_step` are behind,
+        by: `silence` write no heartbeat, `end` ended alone, `step` and `micro_step` are behind,
             `phase` are in another phase.
     """
 
     ranks: tuple[RankEvidence, ...]
     others: tuple[RankEvidence, ...]
     by: Oddity
+
+    @property
+    def waiting(self) -> tuple[RankEvidence, ...]:
+        """The others that have not ended."""
+        return tuple(rank for rank in self.others if rank.msg != "end")
 
 
 def find_odd(ranks: Sequence[RankEvidence], stale_s: float) -> OddRanks | None:
@@ -102,8 +107,8 @@ def find_odd(ranks: Sequence[RankEvidence], stale_s: float) -> OddRanks | None:
     last_micro_step = max((rank.micro_step for rank in known), default=0)
     usual = _WAITING if any(rank.phase == _WAITING for rank in known) else None
     tests: tuple[tuple[Oddity, list[RankEvidence]], ...] = (
-        ("end", [rank for rank in known if rank.msg == "end"]),
         ("silence", [rank for rank in known if rank.is_silent(stale_s)]),
+        ("end", [rank for rank in known if rank.msg == "end"]),
         ("step", [rank for rank in known if rank.step < last_step]),
         ("phase", [rank for rank in known if usual and rank.phase != usual]),
         ("micro_step", [rank for rank in known if rank.micro_step < last_micro_step]),

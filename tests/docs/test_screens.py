@@ -9,7 +9,7 @@ from rich.console import Console
 
 from nsa_ops.backup.receipts import at_most_lost
 from nsa_ops.cli.render_run import draw_frame, draw_health, draw_status
-from nsa_ops.pod.messages import CheckpointFact, PhaseUse, RunFigures
+from nsa_ops.pod.messages import CheckpointFact, PhaseUse, PodShare, RunFigures
 from nsa_ops.pod.rank_evidence import RankEvidence
 from nsa_ops.pod.rules.verdict import Finding, conclude
 from nsa_ops.runs.status import RunStatusLine
@@ -32,6 +32,9 @@ RANKS = tuple(
 )  # fmt: skip
 
 
+PODS = [PodShare(pod=name, node_rank=rank, state="running") for rank, name in enumerate("ab")]
+
+
 def draw(command: str, ranks: tuple[RankEvidence, ...] = ()) -> str:
     """The screen of a run of which everything is known; one silent rank, and one awaited."""
     record = beat(
@@ -52,7 +55,7 @@ def draw(command: str, ranks: tuple[RankEvidence, ...] = ()) -> str:
     saved = [CheckpointFact(name="step_000020", step=20, size_bytes=1, whole=True)]
     seen = report(
         verdict=conclude(found), figures=figures, last_beat=record, flags=["unwatched"],
-        checkpoints=saved, ranks=ranks,
+        checkpoints=saved, ranks=ranks, pods=PODS if ranks else [],
     )  # fmt: skip
     at_risk = at_most_lost(last_step=30, saved=None)
     console = Console(width=300)
@@ -132,5 +135,6 @@ def test_a_screen_has_the_verdict_first_and_every_figure_with_its_unit(command: 
 @pytest.mark.parametrize("command", _SCREENS)
 def test_a_screen_of_several_ranks_has_their_lines_besides_those_of_one(command: str) -> None:
     alone, several = labels(draw(command)), labels(draw(command, RANKS))
-    assert several - alone == {"ranks", "silent", "waiting"}
+    with_pods = {"pods"} if command != "health" else set()
+    assert several - alone == {"ranks", "silent", "waiting"} | with_pods
     assert alone <= several

@@ -27,7 +27,7 @@ def ranks_silent(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | 
     ranks = [rank for rank in evidence.ranks if not rank.problem]
     silent = [rank for rank in ranks if rank.is_silent(limits.stale_warn_s)]
     if silent:
-        return _silent(silent, len(ranks), limits)
+        return _silent(silent, ranks, limits)
     unborn = [rank for rank in ranks if rank.msg is None]
     age_s = evidence.process.age_s
     if not unborn or evidence.process.trainer_alive is None or age_s <= limits.stale_halt_s:
@@ -45,11 +45,18 @@ def ranks_silent(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | 
     )
 
 
-def _silent(silent: list[RankEvidence], num_ranks: int, limits: WatchdogLimits) -> Finding:
+def _silent(
+    silent: list[RankEvidence], ranks: list[RankEvidence], limits: WatchdogLimits
+) -> Finding:
     worst = max(silent, key=lambda rank: rank.beat_age_s or 0.0)
     age_s = worst.beat_age_s or 0.0
-    rest = num_ranks - len(silent)
-    other = f", while {count_of(rest, 'other rank')} of this pod {_num_verb(rest)}" if rest else ""
+    others = [rank for rank in ranks if rank not in silent and rank.msg is not None]
+    ended = [rank for rank in others if rank.msg == "end"]
+    beating = len(others) - len(ended)
+    other = f", {name_ranks(ended)} {_verb(ended, 'has', 'have')} ended" if ended else ""
+    if beating:
+        writes = "writes its own" if beating == 1 else "write theirs"
+        other = f", while {count_of(beating, 'other rank')} of this pod {writes}"
     return Finding(
         rule="heartbeat_stale",
         level="halt" if age_s > limits.stale_halt_s else "warn",
@@ -145,28 +152,34 @@ def _patience(
 
 
 def _tell_odd(odd: OddRanks, worst: RankEvidence, limit: str) -> str:
-    names, others = name_ranks(odd.ranks), name_ranks(odd.others)
-    place = f"phase {worst.phase} at step {worst.step}"
-    there = odd.others[0]
-    wait = f"{others} {_verb(odd.others, 'waits', 'wait')}"
+    names, still_s = name_ranks(odd.ranks), worst.still_s or 0
+    place = f"phase {worst.phase} at step {worst.step}{limit}"
     if odd.by == "end":
+        has, wait = _verb(odd.others, "has", "have"), _verb(odd.others, "it waits", "they wait")
         return sentence_case(
-            f"{names} ended at step {odd.ranks[0].step}, and {others} "
-            f"{_verb(odd.others, 'has', 'have')} not moved for {worst.still_s or 0:.0f} s in "
-            f"{place}{limit}: they wait for {_it(odd.ranks)}; the ranks did not get equally many "
-            "batches, or one of them failed"
+            f"{names} ended at step {odd.ranks[0].step}, and {name_ranks(odd.others)} {has} not "
+            f"moved for {still_s:.0f} s in {place}: {wait} for {_it(odd.ranks)}; the ranks did not "
+            "get equally many batches, or one of them failed"
         )
     where = {
-        "silence": f"and has written no heartbeat for {worst.beat_age_s or 0:.0f} s",
-        "step": f"and is {count_of(there.step - worst.step, 'step')} behind",
-        "micro_step": f"and is at micro-batch {worst.micro_step} of it",
+        "silence": f" and written no heartbeat for {worst.beat_age_s or 0:.0f} s",
+        "step": f" and is {count_of(odd.others[0].step - worst.step, 'step')} behind",
+        "micro_step": f" and is at micro-batch {worst.micro_step} of it",
     }.get(odd.by, "")
     has = _verb(odd.ranks, "has", "have")
     return sentence_case(
-        f"{names} {has} not moved for {worst.still_s or 0:.0f} s in {place}{limit}"
-        + (f" {where}" if where else "")
-        + f"; {wait} for {_it(odd.ranks)} in phase {there.phase} at step {there.step}{_STACKS}"
+        f"{names} {has} not moved for {still_s:.0f} s in {place}{where}; {_tell_others(odd)}"
+        f"{_STACKS}"
     )
+
+
+def _tell_others(odd: OddRanks) -> str:
+    """Who waits for the odd ranks, and where; or that the others have ended."""
+    if not odd.waiting:
+        return f"{name_ranks(odd.others)} {_verb(odd.others, 'has', 'have')} ended"
+    there, wait = odd.waiting[0], _verb(odd.waiting, "waits", "wait")
+    place = f"phase {there.phase} at step {there.step}"
+    return f"{name_ranks(odd.waiting)} {wait} for {_it(odd.ranks)} in {place}"
 
 
 def _tell_all(ranks: Sequence[RankEvidence], worst: RankEvidence, limit: str) -> str:
@@ -243,10 +256,6 @@ def _cause(slow: RankEvidence, others: list[RankEvidence], longer_s: float) -> s
 
 def _verb(ranks: Sequence[RankEvidence], one: str, several: str) -> str:
     return one if len(ranks) == 1 else several
-
-
-def _num_verb(count: int) -> str:
-    return "writes its own" if count == 1 else "write theirs"
 
 
 def _it(ranks: Sequence[RankEvidence]) -> str:

@@ -198,6 +198,17 @@ def test_a_rank_that_ended_alone_is_told_from_one_that_is_silent() -> None:
     assert "did not get equally many batches" in stalled.sentence
 
 
+def test_a_stopped_rank_is_named_though_the_ranks_that_waited_for_it_gave_up_and_ended() -> None:
+    gone = Ranks(2).wait(150, silent=(1,), r0={"msg": "end", "phase": "shutdown"})
+    verdict = gone.judged(151)
+    assert found(verdict) == {"heartbeat_stale": "warn", "stall": "warn"}
+    assert "phase train, rank 0 has ended: its process is stopped" in verdict.sentence
+    stalled = verdict.findings[1]
+    assert stalled.facts["ranks"] == [1]
+    assert stalled.sentence.startswith("Rank 1 has not moved for 151 s in phase train at step 20")
+    assert "and written no heartbeat for 151 s; rank 0 has ended; `nsa-ops" in stalled.sentence
+
+
 def test_a_rank_that_has_ended_or_waits_halts_nothing_while_another_one_works() -> None:
     """Rank 0 draws samples and saves at the end of a run, for as long as it takes."""
     for place in ({"msg": "end", "phase": "shutdown"}, {"phase": "shutdown"}, {"phase": "eval"}):
