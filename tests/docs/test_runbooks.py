@@ -87,7 +87,8 @@ def test_every_exit_code_of_the_commands_is_explained() -> None:
 
 
 def test_every_exit_code_of_the_trainer_is_explained() -> None:
-    page = (REPOSITORY / "docs/exit-codes.md").read_text().split("## Trainer")[1]
-    rows = [line.split("|")[1:4] for line in page.splitlines() if re.match(r"\| \d", line)]
+    page = (REPOSITORY / "docs/exit-codes.md").read_text()
+    section = page.split("## Trainer")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:4] for line in section.splitlines() if re.match(r"\| \d", line)]
     explained = {int(code): "budget" in restarts for code, _, restarts in rows}
     assert explained == {int(code): code.watchdog_may_restart for code in TrainerExit}
