@@ -269,8 +269,11 @@ def next_manifest(
     profile = require_profile(operator, RunChoice(), pod.profile or old.profile)
     hardware = load_hardware(profile)
     facts = read_startable_pod(link, hardware, overrides)
-    changed = overlay(old.config, sets, hardware, offered_cards(hardware, facts))
-    config = settled(changed, facts.card_memory_gib).config
+    offered = offered_cards(hardware, facts)
+    changed = settled(overlay(old.config, sets, hardware, offered), facts.card_memory_gib)
+    for note in changed.notes:
+        operator.tell(f"pod {pod.name}: {note}")
+    config = changed.config
     require_guardrails(subject_of(config, hardware, facts), {**old.overrides, **overrides})
     require_data(link, config.data)
     code_id = code.code_id if code else old.code_id
