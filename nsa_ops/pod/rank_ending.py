@@ -21,6 +21,8 @@ _WAITED = re.compile(
 )
 _TIMED_OUT = re.compile(r"collective operation timeout", re.IGNORECASE)
 _MOST_WORDS = 300
+#: How the end of a pod begins whose ranks only followed one of another pod.
+LOST_ELSEWHERE = "the ranks of this pod lost one of another pod"
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def _judge_followers(known: Sequence[RankTrace], first: RankTrace, total: int) -
     if code in {TrainerExit.RESUMABLE, TrainerExit.HANG} and first.end is not None:
         what = ""  # it had to stop, and no step boundary came in time
     elif len(known) < total:
-        what = "the ranks of this pod lost one of another pod; "
+        what = f"{LOST_ELSEWHERE}; "
     return RanksVerdict(code, f"{what}rank {first.rank} of {total}: {words}", first.rank)
 
 

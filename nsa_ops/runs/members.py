@@ -9,6 +9,7 @@ from nsa_ops.agents import probe_run
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import OpsError
 from nsa_ops.pod.messages import Offsets, PodShare, RunReport
+from nsa_ops.pod.rank_ending import LOST_ELSEWHERE
 from nsa_ops.pod.rank_evidence import RankEvidence
 from nsa_ops.pod.rules.verdict import SEVERITY, Verdict
 from nsa_ops.runs.wait import ENDED
@@ -16,8 +17,6 @@ from nsa_ops.store import RunRecord
 
 #: Pods that are asked at the same time.
 MAX_AT_ONCE = 32
-#: How the end of a pod begins whose ranks only lost those of another pod.
-FOLLOWED = "the ranks of this pod lost one of another pod"
 #: The worst end first: that of a run is the worst of its pods.
 _WORST: tuple[State, ...] = ("failed", "lost", "preempted", "halted", "finished")
 
@@ -159,7 +158,7 @@ def choose_culprit(ended: Sequence[MemberReport]) -> MemberReport:
 
     def rank(one: MemberReport) -> tuple[bool, int]:
         exit_record = one.report.exit if one.report else None
-        follows = exit_record is not None and FOLLOWED in exit_record.reason
+        follows = exit_record is not None and exit_record.reason.startswith(LOST_ELSEWHERE)
         return follows, _WORST.index(one.state) if one.state in _WORST else len(_WORST)
 
     return min(ended, key=rank)

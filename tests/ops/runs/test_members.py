@@ -7,9 +7,10 @@ import pytest
 
 from nsa_ops.errors import PodUnreachableError
 from nsa_ops.pod.messages import RunReport
+from nsa_ops.pod.rank_ending import LOST_ELSEWHERE
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.runs.choose import find_run
-from nsa_ops.runs.members import FOLLOWED, MemberReport, merge
+from nsa_ops.runs.members import MemberReport, merge
 from nsa_ops.runs.status import list_runs
 from nsa_ops.store import MemberPod, PodRecord
 from tests.ops.fakes import FakeTransport
@@ -64,7 +65,7 @@ def test_a_pod_that_does_not_answer_is_a_flag_and_no_state() -> None:
 
 
 def test_the_pod_that_only_followed_is_not_the_culprit() -> None:
-    follower = report("failed", exit=ended(1, f"{FOLLOWED}; rank 0 of 2: broken pipe"))
+    follower = report("failed", exit=ended(1, f"{LOST_ELSEWHERE}; rank 0 of 2: broken pipe"))
     culprit = report("failed", exit=ended(13, "out of memory"))
     found = merge(follower, "a", [MemberReport("b", 1, culprit)])
     assert (found.state, found.why) == ("failed", "pod `b` is failed: it is failed")
