@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -173,7 +173,8 @@ class StepRunner:
         self.optimizers.zero_grad()
         for number, batch in enumerate(batches):
             if number:
-                poll(number)
+                with work.paused() if work is not None else nullcontext():
+                    poll(number)
             is_last = number == len(batches) - 1
             with nullcontext() if is_last else self.hold():
                 with autocast(self.device, self.precision):
@@ -193,32 +194,40 @@ class StepRunner:
 
 
 class WorkTimer:
-    """Seconds from its making to `stop`, by the device's own clock."""
+    """Seconds of a rank's own work in a step, by the device's own clock; waits are left out."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_card = device.type == "cuda"
-        num_events = 2 if self._is_card else 0
-        self._events = [_new_event() for _ in range(num_events)]
+        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._begun_s = self._seconds = 0.0
-        self._mark(0)
+        self._begin()
 
     def stop(self) -> None:
         """The work has been done, or on a card it has been queued."""
-        self._mark(1)
+        if self._is_card:
+            self._marks[-1][1].record()
+        else:
+            self._seconds += time.monotonic() - self._begun_s
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What the ranks agree on in the body takes as long as the slowest of them needs."""
+        self.stop()
+        yield
+        self._begin()
 
     def read_s(self) -> float:
         """Seconds; on a card only once it was waited for."""
         if self._is_card:
-            return float(self._events[0].elapsed_time(self._events[1])) / 1e3
+            return sum(float(begun.elapsed_time(done)) for begun, done in self._marks) / 1e3
         return self._seconds
 
-    def _mark(self, number: int) -> None:
+    def _begin(self) -> None:
         if self._is_card:
-            self._events[number].record()
-        elif number == 0:
-            self._begun_s = time.monotonic()
+            self._marks.append((_new_event(), _new_event()))
+            self._marks[-1][0].record()
         else:
-            self._seconds = time.monotonic() - self._begun_s
+            self._begun_s = time.monotonic()
 
 
 def _new_event() -> torch.cuda.Event:

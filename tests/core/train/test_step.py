@@ -1,11 +1,15 @@
 import math
+import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from nsa_core.data.batch import IGNORED
+from nsa_core.env import RankEnvironment
 from nsa_core.model.loss import LossSum
 from nsa_core.train.checkpoint_files import TrainingState
+from nsa_core.train.group import RankGroup
 from nsa_core.train.step import find_breach, find_fault, recent
 from tests.core.train.models import make_batches, make_model, make_steps, no_poll, same, weights
 
@@ -217,3 +221,16 @@ def test_a_scaler_continues_from_its_state_in_json():
     second.scaler.load_state_dict(TrainingState.model_validate_json(state).loss_scaler)
     assert second.run(make_batches(1), no_poll).loss_scale == 64.0
     assert second.scaler.state_dict()["_growth_tracker"] == 2
+
+
+def test_what_the_ranks_wait_for_between_micro_steps_is_no_work_of_theirs():
+    model = make_model()
+    alone = make_steps(model)
+    assert alone.run(make_batches(2), no_poll).work_s is None
+    alone.run(make_batches(2), no_poll)  # warm
+    several = replace(alone, group=RankGroup(RankEnvironment(world_size=2, local_size=2)))
+    began_s = time.monotonic()
+    result = several.run(make_batches(3), lambda _: time.sleep(0.2))
+    took_s = time.monotonic() - began_s
+    assert took_s > 0.4
+    assert 0 < result.work_s < took_s - 0.4
