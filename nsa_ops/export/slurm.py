@@ -61,7 +61,6 @@ def render_slurm(run: ExportedRun, file: str) -> str:
     about = run.comments(
         f"Start: sbatch {shlex.quote(file)}, in the folder that has it and {run.archive}.",
         "Needs a file system that all nodes share. Lines with `edit` depend on the cluster.",
-        "cgroup.conf must keep SignalChildrenProcesses=no, the default.",
     )
     gres = (
         f"#SBATCH --gres=gpu:{run.gpus_per_node}           # edit: some clusters want gpu:TYPE:N\n"

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -198,6 +198,7 @@ def run_attempt(
         events.record(run, kind="unreadable", by="runner", attempt=manifest.attempt, message=line)
     memory_kills = count_memory_kills()
     log_offset = run.log.stat().st_size if run.log.exists() else 0
+    of_others = children_of(os.getpid())  # such as the watchdog of a node of a job
     trainer = start_trainer(run, manifest, lock, module, restarted_by)
     group = group_of(run, read_processes(run, manifest.attempt))
     keeper = WatchdogKeeper(run, manifest.attempt, module)
@@ -210,7 +211,7 @@ def run_attempt(
     keeper.begin()
     code, seen = _wait(run, manifest.attempt, trainer, group)
     keeper.stop()
-    _end_left_over(run, manifest.attempt, group, keeper)
+    _end_left_over(run, manifest.attempt, group, {*of_others, *keeper.pids})
     memory_kills = count_memory_kills() - memory_kills
     process = ProcessEnd(code, memory_kills, seen, log_offset)
     record = write_missing_exit(run, manifest, process)
@@ -256,12 +257,15 @@ def _has_recorded_its_end(run: RunDir, attempt: int) -> bool:
 
 
 def _end_left_over(
-    run: RunDir, attempt: int, group: TrainerGroup | None, keeper: WatchdogKeeper
+    run: RunDir, attempt: int, group: TrainerGroup | None, spared: Collection[int]
 ) -> None:
-    """KILL what the trainer left behind in its sessions: it would keep memory of the card."""
+    """KILL what the trainer left behind in its sessions: it would keep memory of the card.
+
+    Orphans of the trainer have become children of this process; `spared` are those that never were.
+    """
     if group is None:
         return
-    adopted = [pid for pid in children_of(os.getpid()) if pid not in keeper.pids]
+    adopted = [pid for pid in children_of(os.getpid()) if pid not in spared]
     killed = end_left_over(group, adopted if group.has_ranks else [])
     _record_killed(run, attempt, killed, "the trainer had left it behind")
 
