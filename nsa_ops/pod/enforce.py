@@ -49,11 +49,10 @@ class Enforcer:
     def stop(self, verdict: Verdict) -> StopOutcome:
         """Go down the ladder until the trainer has ended."""
         write_anomaly(self._run, verdict, self._manifest.attempt)
+        odd = ""
         if verdict.rule in HANG_RULES:
-            report_hang(
-                self._group, rule=verdict.rule, sentence=verdict.sentence
-            )  # fmt: skip
-        if self._ask(verdict) and self._wait_for_answer():
+            odd = report_hang(self._group, rule=verdict.rule, sentence=verdict.sentence).odd
+        if self._ask(verdict, odd) and self._wait_for_answer():
             return "ended"
         return self.end(f"no answer to .HALT ({verdict.rule})")
 
@@ -63,9 +62,12 @@ class Enforcer:
             facts=dict(facts),
         )  # fmt: skip
 
-    def _ask(self, verdict: Verdict) -> bool:
-        """Write `.HALT`; False if the disk does not take it, and then only signals are left."""
-        reason = f"{verdict.rule}: {verdict.sentence}"
+    def _ask(self, verdict: Verdict, odd: str = "") -> bool:
+        """Write `.HALT`; False if the disk does not take it, and then only signals are left.
+
+        `odd`: which rank differs from the others, as their stacks show.
+        """
+        reason = "; ".join(filter(None, (f"{verdict.rule}: {verdict.sentence}", odd)))
         try:
             self._record("halt_asked", reason, rule=verdict.rule)
             write_halt(

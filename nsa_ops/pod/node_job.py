@@ -58,7 +58,11 @@ def run_node(place: JobPlace, manifest: RunManifest, module: str, early: signal.
     own = begin_attempt(place, manifest) if place.rank == 0 else join_first_node(place)
     _say(f"node {place.rank} of {place.num_nodes}: attempt {own.attempt} of {own.run_id}")
     watchdog = start_watchdog(place.run, module)
-    run_attempt(place.run, module, restarted_by="engine", early=[early])
+    try:
+        run_attempt(place.run, module, restarted_by="engine", early=[early])
+    except (RunnerRefusedError, OSError):
+        watchdog.terminate()
+        raise
     _let_end(watchdog)
     code, why = judge_end(place, own)
     _say(f"{why}; code {code} for the engine")

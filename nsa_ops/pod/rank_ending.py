@@ -97,14 +97,15 @@ def judge_ranks(
     if len(ends) == len(traces) and len({end.code for end in ends}) == 1:  # they had agreed
         return RanksVerdict(ends[0].code, ends[0].reason, known[0].rank)
     first = _find_first(known, is_hang=bool(hung))
-    if first.kind == "stuck":
+    is_killed = first.code is None or first.code < 0
+    if first.kind == "stuck" or (hung and first.kind == "lost" and is_killed):
         return RanksVerdict(TrainerExit.HANG, _describe_stuck(first, total, hung), first.rank)
     if first.kind == "follows":
         return _judge_followers(known, first, total)
     if first.end is not None:
         code, what = first.end.code, f"failed at step {first.end.step}: {first.end.reason}"
     else:
-        code, what = _code_of_lost(first, hung), _describe_lost(first, why_killed or hung)
+        code, what = first.code or TrainerExit.CRASHED, _describe_lost(first, why_killed)
     return RanksVerdict(code, f"rank {first.rank} of {total} {what}{_followed(total)}", first.rank)
 
 
@@ -136,12 +137,6 @@ def _describe_stuck(stuck: RankTrace, total: int, hung: str) -> str:
     where = _where(stuck)
     why = hung or "the others had gone"
     return f"rank {stuck.rank} of {total} was stuck{where} and had to be killed ({why})"
-
-
-def _code_of_lost(lost: RankTrace, hung: str) -> int:
-    if hung and (lost.code is None or lost.code < 0):
-        return TrainerExit.HANG
-    return lost.code or TrainerExit.CRASHED
 
 
 def _describe_lost(lost: RankTrace, why: str) -> str:

@@ -63,6 +63,13 @@ class RankTrainer:
 
         signal.signal(signal.SIGTERM, end)
 
+    def do_follow_at_term(self, code: int) -> None:
+        def end(*_: object) -> None:
+            self.leave(code, "no clean stop: a collective does not end", follows=True)
+            os._exit(code)
+
+        signal.signal(signal.SIGTERM, end)
+
     def do_ignore_term(self, _: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 

@@ -26,7 +26,7 @@ from tests.integration.trainer_runs import (
     wait_for,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 #: Three processes load torch, on a machine that may be busy.
 BUSY_S = 120.0
 

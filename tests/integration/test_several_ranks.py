@@ -25,7 +25,7 @@ from nsa_ops.pod.stacks import HangReport
 from nsa_ops.pod.trainer_group import TrainerGroup, group_of
 from tests.integration.pod_runs import wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 TRAINER = "tests.integration.rank_trainer"
 #: torchrun loads torch, which takes seconds, and more on a busy machine.
 START_S = 90.0
@@ -124,8 +124,10 @@ def test_a_stopped_rank_is_named_by_the_watchdog_which_ends_all(begin: Start) ->
         "phase_limit_s": 5.0, "stale_warn_s": 100.0, "stale_halt_s": 100.0,
         "restart_budget": 0,
     }  # fmt: skip
-    waiting = [["ignore_term", 0], ["beat", 4], ["sleep", 120]]
-    run, watchdog = begin(waiting, waiting, parts=("runner", "watchdog"), **quick)
+    waiting = [["beat", 4], ["sleep", 120]]
+    run, watchdog = begin(
+        [["follow_at_term", 16], *waiting], waiting, parts=("runner", "watchdog"), **quick
+    )
     group = group_when(run)
     os.kill(group.members()[1].pid, signal.SIGSTOP)
     assert watchdog.wait(60) == 0
@@ -137,4 +139,10 @@ def test_a_stopped_rank_is_named_by_the_watchdog_which_ends_all(begin: Start) ->
     signals = [e.facts["signal"] for e in read_events(run) if e.kind == "signal"]
     assert signals == ["TERM", "KILL"]
     assert ended(run).code == 16
+    pid = group.members()[1].pid
+    assert ended(run).reason.startswith(
+        f"rank 1 of 2 was stuck at step 4 in phase train, pid {pid} and had to be killed "
+        "(watchdog: stall: "
+    )
+    assert "; rank 1 is stopped (SIGSTOP)" in ended(run).reason
     assert not is_alive(group.leader)
