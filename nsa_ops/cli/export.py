@@ -35,14 +35,6 @@ def _complete_engine(incomplete: str) -> list[str]:
 @command(commands, "export")
 def export(
     session: Session,
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN|PATH",
-            help="Run, run directory or backup whose configuration is used",
-            autocompletion=complete_run,
-        ),
-    ] = None,
     to: Annotated[
         str,
         typer.Option(
@@ -51,7 +43,15 @@ def export(
             help="Engine that will run it",
             autocompletion=_complete_engine,
         ),
-    ] = "",
+    ],
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN|PATH",
+            help="Run, run directory or backup whose configuration is used",
+            autocompletion=complete_run,
+        ),
+    ] = None,
     recipe: RecipeOption = None,
     profile: ProfileOption = None,
     sets: SetOption = None,

@@ -49,7 +49,7 @@ for candidate in python3.12 python3.13 python3.11 python3.14 python3; do
   fi
 done
 if [ -z "$base" ]; then
-  PATH=$HOME/.local/bin:$PATH
+  PATH=${{HOME:-/root}}/.local/bin:$PATH
   command -v uv >/dev/null || python3 -m pip install --quiet --user uv ||
     fail 'this node has no Python 3.11 to 3.14 and no uv' 'use an image that has one'
   uv python install --quiet 3.12

@@ -10,9 +10,15 @@ import yaml
 
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, write_manifest
+from nsa_ops.errors import PodUnreachableError
+from nsa_ops.export.export import find_manifest
+from nsa_ops.export.exported import ENGINES
 from nsa_ops.remote.snapshot import RECEIVE, take_snapshot
+from nsa_ops.runs.choose import record_of
 from tests.ops.cli_case import CommandLine
-from tests.ops.export.exports import HOSTILE, hostile, script_of
+from tests.ops.export.exports import HOSTILE, exported, hostile, rendered, script_of
+from tests.ops.fakes import FakeTransport
+from tests.ops.operators import POD, Desk
 
 TINY = ("--recipe", "tiny-cpu", "--profile", "cpu")
 
@@ -83,11 +89,29 @@ def test_a_run_gives_its_configuration_to_a_new_run(ops: CommandLine) -> None:
     assert "--nodes=1" in Path("x.sh").read_text()
 
 
+def test_a_run_is_read_from_its_pod_and_a_silent_pod_names_the_backup(desk: Desk) -> None:
+    manifest = hostile()[1].model_copy(update={"run_id": "r0"})
+    desk.store.save_run(record_of(desk.operator.link(POD), manifest))
+    path = "/pod/runs/r0/manifest.json"
+    desk.transport.files[path] = manifest.model_dump_json().encode()
+    assert find_manifest(desk.operator, "r0") == manifest
+
+    class Silent(FakeTransport):
+        def tail(self, path: str, offset: int, **_: object) -> bytes:
+            message = "Pod `a100-1` does not answer"
+            raise PodUnreachableError(message)
+
+    desk.transport = Silent()
+    with pytest.raises(PodUnreachableError) as failed:
+        find_manifest(desk.operator, "r0")
+    assert "backup" in failed.value.hint
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
         (("--to", "lsf", *TINY), 2, "no engine `lsf`"),
-        (("--to", "", *TINY), 2, "no engine ``"),
+        (TINY, 2, "Missing option `--to`"),
         (("--to", "slurm", "--recipe", "tiny-cpu"), 2, "No hardware profile was named"),
         (("--to", "slurm", *TINY, "--run-id", "a b"), 2, "Run id `a b`"),
         (("--to", "slurm", *TINY, "--image", "a b"), 2, "no name of a container image"),
@@ -118,10 +142,13 @@ def test_bad_input_is_one_line_with_a_hint(
     assert not [path for path in Path().iterdir() if path.name != "no"]
 
 
-def test_no_file_names_a_registry_host_or_a_key(ops: CommandLine) -> None:
-    for engine in ("skypilot", "dstack", "slurm", "kubernetes"):
-        assert ops("export", "--to", engine, *TINY, "--output", engine).exit_code == 0
-        text = Path(engine).read_text()
+def test_no_file_names_a_registry_host_or_makes_a_secret() -> None:
+    for engine in ENGINES:
+        text = rendered(engine, exported())
         assert "://" not in text
         for document in yaml.safe_load_all(text) if engine != "slurm" else ():
-            assert "Secret" not in str(document.get("kind"))
+            assert document.get("kind") != "Secret"
+
+
+def test_the_help_names_every_engine(ops: CommandLine) -> None:
+    assert "|".join(ENGINES) in ops("export", "--help").out

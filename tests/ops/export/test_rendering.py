@@ -1,9 +1,11 @@
 """What is written for an engine: nothing in it leaves its place, and each node gets its rank."""
 
+import io
 import json
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,16 @@ def run_script(engine: str, script: str, folder: Path) -> list[tuple[list[str], 
     return sorted(zip(words, manifests, strict=True))
 
 
+def packed(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:bz2") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_hostile_value_stays_in_the_manifest_and_comes_out_of_it_unchanged(
     engine: str, tmp_path: Path
@@ -127,6 +139,34 @@ def test_a_node_trains_with_the_rank_that_the_engine_gave_it(engine: str, tmp_pa
             "--master-port": port,
             "--stop-signal": "INT" if engine == "dstack" else "TERM",
         }
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "error: the code is missing"),
+        (b"cut off", "ReadError"),
+        (packed({"nsa_ops/x.py": b"other code"}), "instead of 0123456789abcdef"),
+        (packed({"../canary": b"outside"}), "unexpected member ../canary"),
+    ],
+)
+def test_code_that_is_not_as_exported_is_never_run(
+    content: bytes | None, said: str, tmp_path: Path
+) -> None:
+    script = moved(script_of("kubernetes", rendered("kubernetes", exported())), tmp_path)
+    if content is not None:
+        (tmp_path / "nsa-code-0123456789abcdef.tar.bz2").write_bytes(content)
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, check=False, timeout=60,
+        env={
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "JOB_COMPLETION_INDEX": "0",
+        },
+    )  # fmt: skip
+    assert done.returncode in {1, 2}, "final for every engine"
+    assert said in done.stderr
+    assert not list(tmp_path.rglob("CODE_ID"))
+    assert not list(tmp_path.rglob("canary"))
+    assert not (tmp_path / "kept/node_0").exists()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
