@@ -22,7 +22,7 @@ class RunEvidence(TolerantModel):
         runner_alive: The same of the runner.
         watchdog_alive: The same of the watchdog.
         same_boot: The recorded processes belong to this boot of the machine.
-        last_beat: Newest heartbeat of rank 0.
+        last_beat: Newest heartbeat of the first rank on the pod.
         beat_age_s: Its age by the pod's clock.
         exit: How the attempt ended.
         halt: Stop request that means this attempt.

@@ -49,11 +49,12 @@ def end(run: RunDir) -> None:
     )  # fmt: skip
 
 
-def start(run: RunDir) -> None:
-    me = identify(os.getpid())
-    assert me is not None
+def start(run: RunDir, *, is_alive: bool = True) -> None:
+    here = identify(os.getpid())
+    assert here is not None
+    it = here if is_alive else here.model_copy(update={"boot_id": "an earlier one"})
     write_processes(
-        run, RunProcesses(run_id="r1", attempt=1, runner=me, trainer=me, started_unix_s=1.0)
+        run, RunProcesses(run_id="r1", attempt=1, runner=it, trainer=it, started_unix_s=1.0)
     )
 
 
@@ -63,7 +64,7 @@ def test_a_pod_joins_once(share: RunDir) -> None:
 
 
 def test_the_next_attempt_keeps_the_ended_one(share: RunDir) -> None:
-    start(share)
+    start(share, is_alive=False)
     end(share)
     assert join(share, NEXT).code == ReplyCode.OK
     assert read_manifest(share) == NEXT
