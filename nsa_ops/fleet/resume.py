@@ -286,20 +286,6 @@ def _require_same(first: FleetMember, one: FleetMember) -> None:
 def execute_fleet_resume(operator: Operator, planned: FleetResumePlan) -> Resumed:
     """Begin the next attempt on all its pods, or on none; the registry names them from then on."""
     source, first, record = planned.source, planned.members[0], planned.record
-
-    def begin() -> None:
-        for run in planned.runs:
-            ship_to(operator, run.link, planned.snapshots[run.pod])
-        for run in source.aside:
-            operator.tell(ask(run, SetAsideAction(run_dir=Path(run.run_dir))).message)
-        if source.restore is not None:
-            restore_to_pod(first.run.link, source.restore, operator.tell)
-        if not planned.is_begun:
-            operator.tell(ask(first.run, _next_attempt(planned)).message)
-        written = read_run_manifest(first.run.link, record.run_id)
-        register(operator, holding(record, first.run.link, written), planned.runs)
-        join_all(planned.members, written)
-
     start = FleetStart(
         act="resume",
         runs=planned.runs,
@@ -307,7 +293,7 @@ def execute_fleet_resume(operator: Operator, planned: FleetResumePlan) -> Resume
         take=lambda: [
             require_unmoved(operator, Takeover(record)), *(one.takeover for one in planned.left)
         ],
-        begin=begin,
+        begin=lambda: begin_on_pods(operator, planned),
         detail={"from_attempt": planned.attempt - 1},
         overrides=first.manifest.overrides,
     )  # fmt: skip
@@ -327,6 +313,23 @@ def execute_fleet_resume(operator: Operator, planned: FleetResumePlan) -> Resume
         moved_from=record.pod if record.pod != first.run.pod else "",
         pods=tuple(one.pod for one in beat.report.pods),
     )
+
+
+def begin_on_pods(operator: Operator, planned: FleetResumePlan) -> None:
+    """Make everything but the start; what was done before a cut is left alone."""
+    source, first, record = planned.source, planned.members[0], planned.record
+    for run in planned.runs:
+        ship_to(operator, run.link, planned.snapshots[run.pod])
+    for run in source.aside:
+        asked = SetAsideAction(run_dir=Path(run.run_dir))
+        operator.tell(ask(replace(run, code_id=first.run.code_id), asked).message)
+    if source.restore is not None:
+        restore_to_pod(first.run.link, source.restore, operator.tell)
+    if not planned.is_begun:
+        operator.tell(ask(first.run, _next_attempt(planned)).message)
+    written = read_run_manifest(first.run.link, record.run_id)
+    register(operator, holding(record, first.run.link, written), planned.runs)
+    join_all(planned.members, written)
 
 
 def _next_attempt(planned: FleetResumePlan) -> NextAttemptAction:

@@ -27,6 +27,8 @@ from tests.tmux_server import end_server
 _WITH_A, _WITH_B, BETWEEN = 11, 12, 13
 _NETWORK = "10.213"
 SOCKET = "nsa"
+#: Of the path between the pods, in each direction: 7.5 MB/s.
+RATE, RATE_MB_PER_S = "60mbit", 7.5
 
 
 def require_namespaces() -> None:
@@ -46,7 +48,7 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
 
 
-def _join(one: str, other: str, network: int) -> None:
+def _join(one: str, other: str, network: int) -> tuple[str, str]:
     """A pair of interfaces, one end in each namespace; an empty name is this machine."""
     ends = [f"nsa{secrets.token_hex(3)}{side}" for side in "ab"]
     _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
@@ -56,11 +58,19 @@ def _join(one: str, other: str, network: int) -> None:
             _ip("link", "set", end, "netns", namespace)
         _ip(*inside, "addr", "add", f"{_NETWORK}.{network}.{number}/30", "dev", end)
         _ip(*inside, "link", "set", end, "up")
+    return ends[0], ends[1]
+
+
+def _slow_down(namespace: str, end: str) -> bool:
+    """Limit what an interface sends, so that ranks wait; False where the kernel cannot."""
+    words = ("qdisc", "add", "dev", end, "root", "tbf", "rate", RATE, "burst", "64kb")
+    argv = ["ip", "netns", "exec", namespace, "tc", *words, "latency", "400ms"]
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
 
 @contextmanager
-def namespaces() -> Iterator[tuple[str, str]]:
-    """Two namespaces that reach each other and this machine; removed at the end."""
+def namespaces() -> Iterator[tuple[str, str, bool]]:
+    """Two namespaces that reach each other and this machine, and whether their path is slow."""
     require_namespaces()
     mark = secrets.token_hex(3)
     names = (f"nsa-{mark}-a", f"nsa-{mark}-b")
@@ -72,8 +82,9 @@ def namespaces() -> Iterator[tuple[str, str]]:
             _ip("-n", name, "link", "set", "lo", "up")
         _join("", names[0], _WITH_A)
         _join("", names[1], _WITH_B)
-        _join(*names, BETWEEN)
-        yield names
+        ends = _join(*names, BETWEEN)
+        pairs = zip(names, ends, strict=True)
+        yield *names, all(_slow_down(name, end) for name, end in pairs)
     finally:
         for name in made:  # its interfaces go with it
             _ip("netns", "del", name)
@@ -106,6 +117,7 @@ class TwoPods:
     folder: Path
     a: NamespacePod
     b: NamespacePod
+    is_slow: bool
 
     @property
     def environment(self) -> dict[str, str]:
@@ -143,7 +155,7 @@ class TwoPods:
 def two_pods(folder: Path) -> Iterator[TwoPods]:
     """Both pods, known to the laptop; everything that was started is ended afterwards."""
     with ExitStack() as stack:
-        names = stack.enter_context(namespaces())
+        *names, is_slow = stack.enter_context(namespaces())
         pods = []
         for name, namespace, network in zip("ab", names, (_WITH_A, _WITH_B), strict=True):
             home = folder / name
@@ -157,7 +169,7 @@ def two_pods(folder: Path) -> Iterator[TwoPods]:
             pod = NamespacePod(name, server, home)
             stack.callback(pod.stop)
             pods.append(pod)
-        both = TwoPods(folder, *pods)
+        both = TwoPods(folder, *pods, is_slow)
         both.add()
         stack.callback(lambda: [both("pod", "rm", pod.name, "-y") for pod in pods])
         yield both

@@ -1,0 +1,98 @@
+"""Pod 0 is gone: its newest verified backup becomes the run directory of another pod of the run."""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nsa_core.rundir.checkpoint import list_checkpoints
+from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import Node, read_manifest
+from nsa_ops.agents import read_run_manifest
+from nsa_ops.backup.pull import execute_pull, plan_pull
+from nsa_ops.context import Operator
+from nsa_ops.errors import PodUnreachableError, StateConflictError
+from nsa_ops.fleet.resume import (
+    FleetResumePlan,
+    FleetResumeRequest,
+    begin_on_pods,
+    plan_fleet_resume,
+)
+from nsa_ops.pod.act import act
+from nsa_ops.pod.messages import JoinAttemptAction
+from nsa_ops.remote.local import LocalTransport
+from nsa_ops.runs.choose import record_of
+from nsa_ops.store import MemberPod, PodRecord
+from tests.ops.backup.case import RUN_ID, Case
+from tests.ops.fakes import FakeTransport
+
+SETS = ("runtime.device=cpu", "runtime.precision=fp32")
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    """A run of pods `here` and `b` whose pod 0, `here`, was backed up and does not answer now."""
+    case = Case(tmp_path)
+    case.build(20, 40)
+    link, store = case.link(), case.operator.store
+    manifest = read_run_manifest(link, RUN_ID)
+    store.save_run(record_of(link, manifest).with_others([MemberPod("b", "pod-b")]))
+    execute_pull(case.operator, link, plan_pull(link, RUN_ID, case.backup, "all"))
+    root = tmp_path / "b"
+    store.add_pod(PodRecord("b", "pod-b", "local", str(root), sys.executable, "cpu", 0.0))
+    share = manifest.model_copy(
+        update={"node": Node(rank=1, address="10.0.0.1", port=29500), "pod_id": "pod-b"}
+    )
+    asked = JoinAttemptAction(run_dir=root / "runs" / RUN_ID, manifest=share)
+    assert act(asked.model_dump_json().encode()).code == 0
+    return case
+
+
+def without_pod_0(case: Case) -> Operator:
+    """Only `b` answers, with real agents."""
+    gone = FakeTransport({"": PodUnreachableError("here does not answer")})
+    there = LocalTransport({"PATH": os.environ["PATH"], "HOME": str(case.root)})
+    return replace(case.operator, connect=lambda pod, _settings: there if pod.name == "b" else gone)
+
+
+def plan(case: Case) -> FleetResumePlan:
+    overrides = {"preflight": "a trial", "dimensions": "a trial"}
+    request = FleetResumeRequest(RUN_ID, ("b",), sets=SETS, overrides=overrides)
+    return plan_fleet_resume(without_pod_0(case), request)
+
+
+def test_the_backup_becomes_the_new_pod_0_and_its_share_is_kept(case: Case) -> None:
+    planned = plan(case)
+    assert (planned.source.step, planned.attempt) == (40, 2)
+    assert [run.pod for run in planned.source.aside] == ["b"]
+    assert any(note.startswith("here does not answer") for note in planned.notes)
+    begin_on_pods(without_pod_0(case), planned)
+    runs = case.root / "b" / "runs"
+    run = RunDir(runs / RUN_ID)
+    manifest = read_manifest(run)
+    assert (manifest.attempt, manifest.node, manifest.pod_id) == (2, Node(), "pod-b")
+    assert [one.step for one in list_checkpoints(run)] == [40]
+    kept = RunDir(runs / f".{RUN_ID}.pod1-attempt1")
+    assert read_manifest(kept).node.rank == 1
+    known = case.operator.store.find_run(RUN_ID)
+    assert known is not None
+    assert (known.pod, known.others, known.attempt) == ("b", (), 2)
+
+
+def test_a_cut_after_the_restore_restores_nothing_twice(case: Case) -> None:
+    first = plan(case)
+    begin_on_pods(without_pod_0(case), first)
+    again = plan(case)
+    assert (again.is_begun, again.source.restore, again.source.aside) == (True, None, ())
+    assert again.attempt == 2
+
+
+def test_a_run_directory_of_another_time_is_not_overwritten(case: Case) -> None:
+    run = RunDir(case.root / "b" / "runs" / RUN_ID)
+    manifest = read_manifest(run)
+    other = manifest.model_copy(update={"node": Node(), "attempt_id": "ab" * 16})
+    run.manifest.write_text(other.model_dump_json())
+    with pytest.raises(StateConflictError, match="from an earlier time"):
+        plan(case)
