@@ -133,7 +133,8 @@ def halt(
 
     record = choose_record(session.operator, run, among=LIVE) if pod is None else None
     if record is not None and record.others:
-        session.show(halt_all(session, record, reason), draw_halted)
+        stopped = halt_all(session, record, reason)
+        session.show(stopped.halted, draw_halted, failure=stopped.partial)
         return
     run = record.run_id if record is not None else run
     found, plan = plan_halt(session.operator, run, reason, pod)

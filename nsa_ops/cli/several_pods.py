@@ -7,8 +7,8 @@ from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from nsa_ops.fleet.halt import FleetHalted
     from nsa_ops.fleet.resume import FleetResumeRequest
-    from nsa_ops.runs.halt import Halted
     from nsa_ops.runs.launch import Launched, LaunchRequest
     from nsa_ops.runs.resume import Resumed
     from nsa_ops.store import RunRecord
@@ -37,7 +37,7 @@ def launch_on(
     return execute_fleet(session.operator, planned)
 
 
-def halt_all(session: Session, record: "RunRecord", reason: str) -> "Halted":
+def halt_all(session: Session, record: "RunRecord", reason: str) -> "FleetHalted":
     """Halt a run on all its pods."""
     from nsa_ops.fleet.halt import execute_fleet_halt, plan_fleet_halt
 

@@ -19,6 +19,18 @@ from nsa_ops.store import RunRecord
 
 
 @dataclass(frozen=True)
+class FleetHalted:
+    """A run that does not run on pod 0, with its checkpoint.
+
+    Attributes:
+        partial: Why it may live on elsewhere; None if every pod has ended.
+    """
+
+    halted: Halted
+    partial: PartialError | None
+
+
+@dataclass(frozen=True)
 class FleetHalt:
     """A halt that may be done.
 
@@ -87,11 +99,11 @@ def look_at_members(operator: Operator, record: RunRecord) -> list[MemberReport]
 
 def execute_fleet_halt(
     operator: Operator, planned: FleetHalt, *, grace_s: float = GRACE_S
-) -> Halted:
+) -> FleetHalted:
     """Halt all pods and return when a verified checkpoint exists, or say that there is none.
 
     Raises:
-        PartialError: If a pod does not answer: its part may live on.
+        PartialError: If pod 0 does not answer: nobody can look at its checkpoints.
         DeadlineError: If a pod lives on after TERM and KILL.
     """
     record = planned.record
@@ -107,9 +119,16 @@ def execute_fleet_halt(
             signals = _end_what_lives(operator, record, members, planned.reason)
             members = look_at_members(operator, record)
     silent = [one for one in members if one.report is None]
-    if silent:
-        raise _partial(record, silent)
-    return _outcome(operator, record, members, began_s, planned, signals)
+    partial = _partial(record, silent) if silent else None
+    first = members[0].report
+    if first is None:
+        raise partial or AssertionError(members)
+    report = merge(first, record.pod, members[1:])
+    found = FoundRun(record, link_of(operator, record), report)
+    halted = outcome_of(
+        operator, found, report, began_s, was_running=not planned.is_over, signals=signals
+    )
+    return FleetHalted(halted, partial)
 
 
 def _ask_pod_0(operator: Operator, planned: FleetHalt, grace_s: float) -> list[MemberReport]:
@@ -152,21 +171,3 @@ def _partial(record: RunRecord, silent: Sequence[MemberReport]) -> PartialError:
     rest = [one.pod for one in record.members if one.pod not in {each.pod for each in silent}]
     command = f"nsa-ops resume {record.run_id} --pods {','.join(rest)}"
     return PartialError(message, hint=f"Repeat it when the pod answers, or go on with `{command}`")
-
-
-def _outcome(
-    operator: Operator,
-    record: RunRecord,
-    members: Sequence[MemberReport],
-    began_s: float,
-    planned: FleetHalt,
-    signals: list[str],
-) -> Halted:
-    first = members[0].report
-    if first is None:
-        raise AssertionError(members)
-    report = merge(first, record.pod, members[1:])
-    found = FoundRun(record, link_of(operator, record), report)
-    return outcome_of(
-        operator, found, report, began_s, was_running=not planned.is_over, signals=signals
-    )

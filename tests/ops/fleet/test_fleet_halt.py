@@ -7,11 +7,11 @@ import pytest
 
 from nsa_core.rundir.checkpoint import CheckpointState
 from nsa_ops.errors import PartialError, PodUnreachableError, StateConflictError
-from nsa_ops.fleet.halt import execute_fleet_halt, plan_fleet_halt
+from nsa_ops.fleet.halt import FleetHalted, execute_fleet_halt, plan_fleet_halt
 from nsa_ops.pod.messages import HaltAction, RunReport, SignalAction
 from nsa_ops.pod.verify import HashedCheckpoints
 from nsa_ops.runs.halt import Halted
-from nsa_ops.store import MemberPod, RunRecord
+from nsa_ops.store import MemberPod
 from tests.ops.fakes import completed
 from tests.ops.fleet.pods import ScriptedPod, make_pods, operator_of
 from tests.ops.operators import Desk
@@ -32,9 +32,15 @@ def pods(desk: Desk) -> list[ScriptedPod]:
     return pods
 
 
-def halt(desk: Desk, pods: list[ScriptedPod], record: RunRecord = RECORD) -> Halted:
+def stop(desk: Desk, pods: list[ScriptedPod]) -> FleetHalted:
     operator = operator_of(desk, pods)
-    return execute_fleet_halt(operator, plan_fleet_halt(operator, record, "enough"), grace_s=5.0)
+    return execute_fleet_halt(operator, plan_fleet_halt(operator, RECORD, "enough"), grace_s=5.0)
+
+
+def halt(desk: Desk, pods: list[ScriptedPod]) -> Halted:
+    stopped = stop(desk, pods)
+    assert stopped.partial is None
+    return stopped.halted
 
 
 def halts_with(pods: list[ScriptedPod], _look: int) -> RunReport:
@@ -88,6 +94,17 @@ def test_a_pod_that_does_not_answer_leaves_the_halt_partial(
         halt(desk, pods)
     assert "nsa-ops resume r1 --pods b" in caught.value.hint
     assert [one.signal for one in pods[1].asked_for(SignalAction)] == ["TERM"]
+
+
+def test_the_checkpoint_is_shown_though_another_pod_says_nothing(
+    desk: Desk, pods: list[ScriptedPod]
+) -> None:
+    pods[0].script = partial(halts_with, pods)
+    pods[1].script = lambda _look: PodUnreachableError("b does not answer")
+    stopped = stop(desk, pods)
+    assert (stopped.halted.checkpoint, stopped.halted.state) == (WHOLE, "halted")
+    assert stopped.partial is not None
+    assert "--pods a" in stopped.partial.hint
 
 
 def test_a_run_of_which_nothing_lives_is_not_halted(desk: Desk, pods: list[ScriptedPod]) -> None:
