@@ -52,7 +52,15 @@ def load_model_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     Raises:
         ValueError: If names or shapes differ; the first difference is named.
     """
-    own = model_tensors(model)
+    copy_tensors(model_tensors(model), tensors)
+
+
+def copy_tensors(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    """Copy weights into those of a model, or of a part of it, in place.
+
+    Raises:
+        ValueError: If names or shapes differ; the first difference is named.
+    """
     if own.keys() != tensors.keys():
         name = min(own.keys() ^ tensors.keys())
         side = "the model has" if name in own else "the checkpoint has"

@@ -115,7 +115,8 @@ class CheckpointKeeper:
     """Saves checkpoints, at most one at a time, and knows which whole ones are on the disk.
 
     A save in the background waits for the one before, and that wait counts as stall. Every rank
-    calls `save` after the same steps, because a snapshot is of all ranks, and rank 0 writes it.
+    calls `save` after the same steps, because a snapshot is of all ranks; rank 0 writes it, or each
+    rank its part.
 
     Attributes:
         begin_step: The step that this attempt began at.
@@ -212,7 +213,8 @@ class CheckpointKeeper:
             outcome = error
         write_s = time.monotonic() - began
         removed: list[int] = []
-        if isinstance(outcome, Checkpoint):  # here: to unlink large files takes a disk a while
+        # removed in this thread, because to unlink large files takes a disk a while
+        if isinstance(outcome, Checkpoint) and self._group.is_first:
             self._telemetry.writes.attempt(
                 "retention",
                 lambda: removed.extend(apply_retention(self._run, self._config, self._known_good)),
@@ -308,7 +310,8 @@ class CheckpointKeeper:
         base = self.begin_step if self.whole_step is None else self.whole_step
         age = result.step - base
         limit = YOUNG_INTERVALS * self._config.save_every
-        may_continue = not is_last and age <= limit
+        # of several ranks the first one ends the run, unless all are at this place
+        may_continue = not is_last and (age <= limit or not self._group.is_first)
         have = "none" if self.whole_step is None else f"step {self.whole_step}"
         self._telemetry.event(
             "save_failed",

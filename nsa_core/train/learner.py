@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.utils import deterministic
 
 from nsa_core.config.run import RunConfig
@@ -12,21 +13,32 @@ from nsa_core.evaluate.device import COMPUTE_DTYPE
 from nsa_core.kernels.backend import BackendChoice, BranchBackends
 from nsa_core.kernels.dispatch import choose_backends, device_facts, refusal
 from nsa_core.model.transformer import LanguageModel, LossKernel
+from nsa_core.model.weights import model_tensors
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.train.failure import TrainerConfigurationError
 from nsa_core.train.group import RankGroup
 from nsa_core.train.optimizer import OptimizerSet
-from nsa_core.train.parallel import share_loss
+from nsa_core.train.parallel import SharedLoss, share_loss
 from nsa_core.train.random_state import seed_everything
+from nsa_core.train.sharded_model import ShardedModel
 from nsa_core.train.step import StepRunner
 
 
 @dataclass(frozen=True)
 class Learner:
-    """The model and what updates it."""
+    """The model and what updates it.
+
+    Attributes:
+        shards: This rank's rows of its parameters; None where every rank keeps them whole.
+    """
 
     model: LanguageModel
     steps: StepRunner
+    shards: ShardedModel | None = None
+
+    def weights(self) -> dict[str, Tensor]:
+        """What this rank keeps of the weights, by name."""
+        return model_tensors(self.model) if self.shards is None else self.shards.tensors
 
 
 def choose_device(config: RunConfig, place: RankEnvironment | None = None) -> torch.device:
@@ -104,26 +116,34 @@ def make_learner(
     """
     group = group or RankGroup()
     precision = config.runtime.precision
+    is_sharded = config.runtime.sharding == "fsdp" and group.size > 1
     model = LanguageModel(
         config.model, backends or choose_kernels(config, device), seed=config.seed
-    ).to(device)
+    )
     if config.runtime.compile:
-        compile_blocks(model)
+        compile_forward_passes(model) if is_sharded else compile_blocks(model)
     model.loss_kernel = choose_loss_kernel(config, device)
     model.activation_checkpointing = config.runtime.activation_checkpointing
-    shared = share_loss(model, config, device, group)
+    if is_sharded:  # block by block on its way to the card, which need not hold it whole
+        shards = ShardedModel(model, device, group)
+        parameters, shared = shards.parameter_infos(model), SharedLoss(model.loss, shards.hold)
+    else:
+        shards, shared = None, share_loss(model.to(device), config, device, group)
+        parameters = model.parameter_infos()
     return Learner(
         model,
         StepRunner(
             loss=shared.loss,
             hold=shared.hold,
             group=group,
-            optimizers=OptimizerSet(model.parameter_infos(), config.optimizer, device),
+            clip=shards.clip if shards is not None else None,
+            optimizers=OptimizerSet(parameters, config.optimizer, device),
             clip_norm=config.optimizer.clip_norm,
             precision=precision,
             device=device,
             scaler=torch.amp.GradScaler(device.type) if precision == "fp16" else None,
         ),
+        shards,
     )
 
 
@@ -147,6 +167,13 @@ def compile_blocks(model: LanguageModel) -> None:
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     for block in model.blocks:
         block.compile(fullgraph=True)
+
+
+def compile_forward_passes(model: LanguageModel) -> None:
+    """As `compile_blocks`, without the hooks around a block, which will gather its weights."""
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    for block in model.blocks:
+        block.forward = torch.compile(block.forward, fullgraph=True)
 
 
 def require_recorded(manifest: RunManifest, choices: Sequence[BackendChoice]) -> None:

@@ -1,24 +1,22 @@
 """Find the checkpoint a run continues from, and load it: the newest whole one, or an error."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
-from nsa_core.config.base import FrozenModel, one_line
+from nsa_core.config.base import one_line
 from nsa_core.config.run import RunConfig
 from nsa_core.data.tokenizer import Tokenizer
 from nsa_core.model.stored_tensors import find_stored, read_stored
-from nsa_core.model.weights import load_model_tensors
+from nsa_core.model.weights import copy_tensors
 from nsa_core.rundir.checkpoint import (
     CONFIG_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
     Checkpoint,
-    CheckpointManifest,
     inspect_checkpoint,
     read_checkpoint,
 )
@@ -39,55 +37,11 @@ from nsa_core.train.random_state import (
     seed_everything,
     spread_random,
 )
+from nsa_core.train.resume_point import ResumePoint
 from nsa_core.train.telemetry import AttemptContext
 from nsa_core.train.timing import GoodputClock
 
 Reject = Callable[[Path, str], None]
-
-
-@dataclass(frozen=True)
-class ResumePoint:
-    """A verified checkpoint and its content beside tensors.
-
-    Attributes:
-        is_own: It is one of this run's own, not one of its parent's.
-    """
-
-    checkpoint: Checkpoint
-    state: content.TrainingState
-    config: RunConfig
-    is_own: bool
-
-
-class _SharedPoint(FrozenModel):
-    """A `ResumePoint` as it goes from rank 0 to the others; the path is one of its pod."""
-
-    path: str
-    manifest: CheckpointManifest
-    state: content.TrainingState
-    config: RunConfig
-    is_own: bool
-
-
-def share_point(group: RankGroup, found: ResumePoint | None) -> ResumePoint | None:
-    """The checkpoint that rank 0 has found, on every rank."""
-    if group.size == 1:
-        return found
-    own = b""
-    if found is not None:
-        own = _SharedPoint(
-            path=str(found.checkpoint.path),
-            manifest=found.checkpoint.manifest,
-            state=found.state,
-            config=found.config,
-            is_own=found.is_own,
-        ).model_dump_json().encode()  # fmt: skip
-    text = group.from_first(own)
-    if not text:
-        return None
-    point = _SharedPoint.model_validate_json(text)
-    checkpoint = Checkpoint(Path(point.path), point.manifest)
-    return ResumePoint(checkpoint, point.state, point.config, point.is_own)
 
 
 def find_resume_point(run: RunDir, manifest: RunManifest, reject: Reject) -> ResumePoint | None:
@@ -339,7 +293,7 @@ def restore(
 ) -> None:
     """Load a verified checkpoint, of any number of ranks, into the learner and the generators.
 
-    Rank 0 reads it, and gives the others their part.
+    Rank 0 reads it for all, or each rank the rows that it keeps.
 
     Raises:
         CheckpointError: If it is of another tokenizer, or does not fit this model.
@@ -348,8 +302,10 @@ def restore(
     if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
         message = f"{folder.name} was trained with another tokenizer than {tokenizer.name}"
         raise CheckpointError(message, hint="Resume with the tokenizer of the checkpoint")
-    states = _load(point, learner) if group.is_first else []
-    share_state(learner.model, learner.steps.optimizers, device, group)
+    is_reader = group.is_first or learner.shards is not None
+    states = _load(point, learner) if is_reader else []
+    if learner.shards is None:
+        share_state(learner.model, learner.steps.optimizers, device, group)
     random = spread_random(group, states)
     if random is not None:
         restore_random_state(random, device)
@@ -363,10 +319,12 @@ def _load(point: ResumePoint, learner: Learner) -> list[RandomState]:
     """Load weights and optimizer state; the random generators of every rank that wrote it."""
     folder, manifest = point.checkpoint.path, point.checkpoint.manifest
     try:
-        load_model_tensors(learner.model, read_stored(find_stored(folder, manifest, MODEL_FILE)))
-        learner.steps.optimizers.load_state_tensors(
-            read_stored(find_stored(folder, manifest, OPTIMIZER_FILE))
-        )
+        shards = learner.shards
+        stored = find_stored(folder, manifest, MODEL_FILE)
+        copy_tensors(learner.weights(), read_stored(stored, shards.rows if shards else None))
+        stored = find_stored(folder, manifest, OPTIMIZER_FILE)
+        wanted = shards.wanted_state(stored) if shards else None
+        learner.steps.optimizers.load_state_tensors(read_stored(stored, wanted))
         return content.read_random(folder, manifest)
     except (ValueError, OSError, SafetensorError) as error:
         message = f"{folder.name} cannot be loaded: {error}"

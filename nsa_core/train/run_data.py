@@ -17,7 +17,7 @@ from nsa_core.rundir.heartbeat import BeatFigures
 from nsa_core.rundir.layout import RunDir
 from nsa_core.train.failure import TrainerConfigurationError
 from nsa_core.train.group import RankGroup
-from nsa_core.train.resume import ResumePoint
+from nsa_core.train.resume_point import ResumePoint
 from nsa_core.train.stop import StopWatch
 from nsa_core.train.telemetry import AttemptContext, Telemetry
 

@@ -152,23 +152,23 @@ def _parse_validation(line: str) -> dict[str, float] | None:
 SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=0))
 
 
-def write_samples(session: TrainingSession) -> None:
+def write_samples(session: TrainingSession, model: LanguageModel) -> None:
     """Continue the configured prompt; 0 tokens write nothing. A full disk costs the file."""
     if session.config.evaluation.sample_tokens == 0:
         return
-    found = [_sample(session, sampling) for sampling in SAMPLINGS]
+    found = [_sample(session, model, sampling) for sampling in SAMPLINGS]
     text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
     session.telemetry.writes.attempt(
         "samples.json", lambda: write_text(session.context.run.samples, text)
     )
 
 
-def _sample(session: TrainingSession, sampling: Sampling) -> dict[str, Any]:
+def _sample(session: TrainingSession, model: LanguageModel, sampling: Sampling) -> dict[str, Any]:
     evaluation, tokenizer = session.config.evaluation, session.tokenizer
     prompt = [int(token) for token in tokenizer.encode(evaluation.sample_prompt)]
     new = list(
         stream(
-            session.model,
+            model,
             prompt or [tokenizer.end_id],  # an empty prompt asks for the beginning of a document
             max_new_tokens=evaluation.sample_tokens,
             sampling=sampling,

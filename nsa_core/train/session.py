@@ -14,7 +14,6 @@ from nsa_core.data.staging import StagedData
 from nsa_core.data.tokenizer import Tokenizer
 from nsa_core.kernels.backend import BackendChoice
 from nsa_core.model.transformer import LanguageModel
-from nsa_core.model.weights import model_tensors
 from nsa_core.recall.by_depth import Recall
 from nsa_core.train.card import CardSampler, peak_flops_per_s
 from nsa_core.train.checkpoint_files import (
@@ -32,7 +31,8 @@ from nsa_core.train.learner import (
     set_up_torch,
 )
 from nsa_core.train.random_state import RandomState, gather_random, read_random_state
-from nsa_core.train.resume import ResumePoint, find_point, note_beginning, restore, share_point
+from nsa_core.train.resume import find_point, note_beginning, restore
+from nsa_core.train.resume_point import ResumePoint, share_point
 from nsa_core.train.run_data import open_data, require_same_data
 from nsa_core.train.step import StepRunner
 from nsa_core.train.stop import StopWatch
@@ -64,8 +64,7 @@ class TrainingSession:
 
     context: AttemptContext
     device: torch.device
-    model: LanguageModel
-    steps: StepRunner
+    learner: Learner
     loader: Loader
     validation: Callable[[], Iterator[TokenBatch]]
     tokenizer: Tokenizer
@@ -89,6 +88,16 @@ class TrainingSession:
         return self.context.manifest.config
 
     @property
+    def model(self) -> LanguageModel:
+        """What is trained."""
+        return self.learner.model
+
+    @property
+    def steps(self) -> StepRunner:
+        """What trains it."""
+        return self.learner.steps
+
+    @property
     def telemetry(self) -> Telemetry:
         """Where the attempt reports."""
         return self.context.telemetry
@@ -110,20 +119,22 @@ class TrainingSession:
         self.context.beats.advance(step=self.step)
 
     def snapshot(self) -> TrainingSnapshot | None:
-        """A copy of the state at the last step boundary, in host memory.
+        """A copy of what this rank writes of the state at the last step boundary, in host memory.
 
-        Every rank takes part, and rank 0 alone has something to write.
+        Every rank takes part. Where each keeps the whole state, rank 0 alone writes something.
         """
-        position, scaler = self.position, self.steps.scaler
-        random = gather_random(self.context.group, position.random)
-        if not self.context.group.is_first:
-            return None
-        copies = self.host.copy(
-            {
-                "model": model_tensors(self.model),
-                "optimizer": self.steps.optimizers.state_tensors(),
-            }
-        )
+        position, scaler, place = self.position, self.steps.scaler, self.context.group.place
+        if self.learner.shards is None:
+            random = dict(enumerate(gather_random(self.context.group, position.random)))
+            if not place.is_first:
+                return None
+        else:
+            random = {place.rank: position.random}
+        state = self.steps.optimizers.state_tensors()
+        layout = self.learner.shards.layout(state) if self.learner.shards else None
+        if layout is not None:
+            state = {name: state[name] for name in layout.optimizer}
+        copies = self.host.copy({"model": self.learner.weights(), "optimizer": state})
         return TrainingSnapshot(
             state=TrainingState(
                 step=position.step,
@@ -136,7 +147,8 @@ class TrainingSession:
             config=self.config,
             model=copies["model"],
             optimizer=copies["optimizer"],
-            random=dict(enumerate(random)),
+            random=random,
+            layout=layout,
         )
 
 
@@ -187,8 +199,7 @@ def prepare(context: AttemptContext, stop: StopWatch, clock: GoodputClock) -> Tr
     session = TrainingSession(
         context=context,
         device=device,
-        model=learner.model,
-        steps=learner.steps,
+        learner=learner,
         loader=loader,
         validation=partial(
             validation_batches,
@@ -228,7 +239,7 @@ def _make_host_copies(
     """Room for weights and moments, pinned now: the first save would wait for it."""
     telemetry = context.telemetry
     host = HostCopies(device, lambda why: telemetry.event("not_pinned", why))
-    weights = list(model_tensors(learner.model).values())
+    weights = list(learner.weights().values())
     moments = list(learner.steps.optimizers.state_tensors().values())
     host.reserve([*weights, *(moments or 2 * learner.steps.optimizers.parameters)])
     return host
@@ -303,5 +314,11 @@ def _make_keeper(
         tokenizer_fingerprint=staged.tokenizer.fingerprint,
     )
     return CheckpointKeeper(
-        context.run, manifest.config.checkpoint, origin, context.telemetry, clock, context.group
+        context.run,
+        manifest.config.checkpoint,
+        origin,
+        context.telemetry,
+        clock,
+        context.group,
+        rank_deadline_s=manifest.config.runtime.collective_timeout_s,
     )

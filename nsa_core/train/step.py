@@ -100,6 +100,7 @@ class StepRunner:
         scaler: fp16 gradient scaler; None in other precisions.
         group: The ranks that share a step.
         hold: While it is entered, a backward pass keeps its gradients from the other ranks.
+        clip: Clips to a norm and returns the norm before; by default that of the gradients here.
     """
 
     loss: LossFunction
@@ -110,6 +111,7 @@ class StepRunner:
     scaler: torch.amp.GradScaler | None = None
     group: RankGroup = field(default_factory=RankGroup)
     hold: Callable[[], AbstractContextManager[None]] = nullcontext
+    clip: Callable[[float], Tensor] | None = None
 
     def run(
         self,
@@ -132,7 +134,7 @@ class StepRunner:
         if self.scaler is not None:
             for optimizer in self.optimizers.torch_optimizers:
                 self.scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(self.optimizers.parameters, self.clip_norm)
+        norm = self._clip()
         numbers = torch.stack([loss.float(), norm.float()])
         is_queued = self.scaler is None and self.optimizers.can_hold_back and num_valid > 0
         if (
@@ -160,6 +162,11 @@ class StepRunner:
             loss_scale=self.scaler.get_scale(),
             work_s=work_s,
         )
+
+    def _clip(self) -> Tensor:
+        if self.clip is not None:
+            return self.clip(self.clip_norm)
+        return nn.utils.clip_grad_norm_(self.optimizers.parameters, self.clip_norm)
 
     def _accumulate(
         self,

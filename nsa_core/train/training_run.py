@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from nsa_core.model.stored_tensors import read_weights
+from nsa_core.model.transformer import LanguageModel
+from nsa_core.model.weights import load_model_tensors
 from nsa_core.recall.by_depth import measure_recall
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import TrainerExit
@@ -107,16 +110,27 @@ def finish(session: TrainingSession) -> AttemptEnd:
     session.context.beats.enter("shutdown", session.config.watchdog.phase_limit_s)
     if not session.context.group.is_first:
         return AttemptEnd(TrainerExit.FINISHED, f"finished {session.step} steps")
-    write_final_model(session.context.run, session.model)
+    model = whole_model(session)
+    write_final_model(session.context.run, model)
     with torch.compiler.set_stance("force_eager"):  # shapes that will not come again
-        write_samples(session)
+        write_samples(session, model)
         session.recall = measure_recall(
-            session.model,
+            model,
             session.config.runtime.precision,
             max_context=session.config.batch.seq_len,
             poll=session.context.beats.advance,
         )
     return AttemptEnd(TrainerExit.FINISHED, f"finished {session.step} steps")
+
+
+def whole_model(session: TrainingSession) -> LanguageModel:
+    """The model as one rank needs it to draw from it; of shards, from the checkpoint just saved."""
+    learner = session.learner
+    if learner.shards is None:
+        return learner.model
+    model = LanguageModel(session.config.model, learner.model.backends, seed=session.config.seed)
+    load_model_tensors(model, read_weights(session.context.run.checkpoint(session.step)))
+    return model.to(session.device)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

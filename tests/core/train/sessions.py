@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from nsa_core.config.run import RunConfig
+from nsa_core.model.stored_tensors import find_stored, read_stored
+from nsa_core.rundir.checkpoint import MODEL_FILE, OPTIMIZER_FILE, read_checkpoint
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, read_manifest, write_manifest
 from nsa_core.train.group import RankGroup
@@ -101,6 +102,11 @@ def opened(run: RunDir) -> Iterator[TrainingSession]:
 
 
 def saved(run: RunDir, step: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights and optimizer state in the checkpoint of a step."""
-    folder = run.checkpoint(step)
-    return load_file(folder / "model.safetensors"), load_file(folder / "optimizer.safetensors")
+    """Weights and optimizer state in the checkpoint of a step, of whatever number of ranks."""
+    found = read_checkpoint(run.checkpoint(step))
+    assert found is not None
+    weights, state = (
+        read_stored(find_stored(found.path, found.manifest, name))
+        for name in (MODEL_FILE, OPTIMIZER_FILE)
+    )
+    return weights, state

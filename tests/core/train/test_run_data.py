@@ -17,7 +17,7 @@ from nsa_core.rundir.events import read_events
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import read_manifest
 from nsa_core.train.checkpoint_files import TrainingState
-from nsa_core.train.resume import ResumePoint
+from nsa_core.train.resume_point import ResumePoint
 from nsa_core.train.run_data import open_data
 from nsa_core.train.stop import StopWatch
 from tests.core.train.sessions import attempt, new_run, write_texts
