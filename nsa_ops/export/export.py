@@ -42,7 +42,7 @@ from nsa_ops.export.exported import (
     engine_name,
     safe_json,
 )
-from nsa_ops.export.kubernetes import MAX_ARCHIVE_BYTES, render_kubernetes
+from nsa_ops.export.kubernetes import MAX_ARCHIVE_BYTES, code_command, render_kubernetes
 from nsa_ops.export.skypilot import render_skypilot
 from nsa_ops.export.slurm import render_slurm
 from nsa_ops.preflight.guardrails import Subject, require_guardrails
@@ -129,6 +129,8 @@ def export_run(operator: Operator, request: ExportRequest) -> Exported:
             f"The packed code has {len(code)} bytes, and a ConfigMap takes {MAX_ARCHIVE_BYTES}"
         )
         raise ConfigurationError(message, hint="Remove what is no code from nsa_core and nsa_ops")
+    if engine == "kubernetes":
+        notes.insert(0, f"put the code into the cluster first: `{code_command(run)}`")
     written = _write(file, render(run, file.name), run.archive, code)
     return Exported(
         run_id=run.run_id,

@@ -121,12 +121,16 @@ master_port={port}
 """
 
 
+def code_command(run: ExportedRun) -> str:
+    """What puts the code into the cluster, once for each version of it."""
+    return f"kubectl create configmap {run.name}-code --from-file=code.tar.bz2={run.archive}"
+
+
 def render_kubernetes(run: ExportedRun, file: str) -> str:
     """The objects, in a file named `file`."""
-    code = f"kubectl create configmap {run.name}-code --from-file=code.tar.bz2={run.archive}"
     about = run.comments(
         "Start:",
-        f"  {code}",
+        f"  {code_command(run)}",
         f"  kubectl apply -f {shlex.quote(file)}",
         "Continue after the Job has ended: kubectl delete job, then apply again.",
         "Needs Kubernetes 1.31 or newer. Lines with `edit` depend on the cluster.",

@@ -34,10 +34,10 @@ master_port=$(({port} + SLURM_JOB_ID % 1000))
 master_addr=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 code_of_job=0
 # shellcheck disable=SC2016 # the nodes expand it
-srun --ntasks={num_nodes} --ntasks-per-node=1 --wait={wait_s} sh -c '
+srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --wait={wait_s} sh -c '
 set -eu
 root=$1 scratch=$2 code=$3 code_id=$4 python=$5 manifest=$6 run_id=$7 master_addr=$8 master_port=$9
-num_nodes={num_nodes}
+num_nodes=$SLURM_JOB_NUM_NODES
 node_rank=$SLURM_PROCID
 {train}' nsa-node "$root" "$scratch" "$code" "$code_id" "$python" "$manifest" "$run_id" \\
   "$master_addr" "$master_port" || code_of_job=$?
@@ -61,6 +61,7 @@ def render_slurm(run: ExportedRun, file: str) -> str:
     about = run.comments(
         f"Start: sbatch {shlex.quote(file)}, in the folder that has it and {run.archive}.",
         "Needs a file system that all nodes share. Lines with `edit` depend on the cluster.",
+        "Another number of nodes continues the same run: sbatch --nodes=N.",
     )
     gres = (
         f"#SBATCH --gres=gpu:{run.gpus_per_node}           # edit: some clusters want gpu:TYPE:N\n"

@@ -86,7 +86,8 @@ class Cluster:
                 env=environment | {
                     "PATH": path, "TASKS": str(self.tasks), "QUEUED": str(self.queued),
                     "SLURM_SUBMIT_DIR": str(self.folder), "SLURM_JOB_ID": self.job_id,
-                    "SLURM_JOB_NODELIST": "here", "SLURM_RESTART_COUNT": str(restarts),
+                    "SLURM_JOB_NODELIST": "here", "SLURM_JOB_NUM_NODES": "2",
+                    "SLURM_RESTART_COUNT": str(restarts),
                 },
             )  # fmt: skip
         return self.job

@@ -51,7 +51,9 @@ VARIABLES = {
         "DSTACK_NODE_RANK": "1", "DSTACK_NODES_NUM": "2", "DSTACK_MASTER_NODE_IP": "10.0.0.1",
     },
     "kubernetes": {"JOB_COMPLETION_INDEX": "1"},
-    "slurm": {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "4711"},
+    "slurm": {
+        "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "2",
+    },
 }  # fmt: skip
 MASTER = {
     "skypilot": ("10.0.0.1", "29500"),
