@@ -19,7 +19,7 @@ _BYTES_OF_EACH = 8 * 2**20
 #: Seconds of a step and MiB beyond these are no measurements.
 _MOST_S, _MOST_MIB, _MOST_C = 1e6, 1e9, 1e3
 COLUMNS = (
-    "rank", "records", "own time of a step", "its batch of that", "waits for others",
+    "rank", "records", "own time of a step", "its batch of that", "waits for the batches of others",
     "peak GPU memory", "host memory", "hottest", "throttled",
 )  # fmt: skip
 
@@ -31,7 +31,7 @@ class RankSummary:
     Attributes:
         own_s: Median of what it took in a step before it waited for others: its batch and its work.
         data_s: Median of what it waited for its batch.
-        sync_s: Median of what it waited for them in a step.
+        sync_s: Median of what it waited until all ranks had their batch.
         gpu_mem_peak: Highest in MiB, likewise the host's.
         temp_c: Highest.
         throttled_share: Of its records, those in which its clocks were throttled, 0 to 1.
