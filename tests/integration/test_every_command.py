@@ -19,6 +19,7 @@ from nsa_ops.cli.app import app
 from tests.docs.markdown import REPOSITORY
 from tests.integration.local_pod import LocalPod
 from tests.integration.warm import run_warm
+from tests.ops.bench.results import document
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -71,6 +72,7 @@ LINES: dict[str, int] = {
     "bench kernels --from {results}/kernels-h100.json": 0,
     "bench model --from {results}/model-h100.json": 0,
     "bench decode --from {results}/decode-h100.json": 0,
+    "bench scale --from {folder}/scale.json": 0,
     "bench validate --from {results}/validate-h200.json": 0,
     "bench compare --from {results}/trainer-h100.json": 0,
     "bench transport here --rounds 1 --mib 1": 2,
@@ -78,6 +80,17 @@ LINES: dict[str, int] = {
 
 #: What `nvidia-smi -L` prints; a preflight that runs the probes takes too long to be drawn thrice.
 SMI = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-84b23b43-6a0a-a1c8-5e1c-3a3a6a1d8c1f)\n"
+#: Rows of several ranks, of which the last did not fit its cards.
+SCALE = [
+    {"recipe": "m7c-125m", "T": 2048, "ranks": ranks, "sharding": sharding, "tokens_per_s": rate,
+     "efficiency": efficiency, "baseline": "", "step_ms": 170.6, "mfu": 0.33, "spread": 0.01,
+     "peak_gib": 26.0, "estimated_gib": 25.1, "first_loss": 10.9, "last_loss": 9.1,
+     "outcome": outcome}
+    for ranks, sharding, rate, efficiency, outcome in (
+        (1, "none", 384e3, None, "ok"), (2, "ddp", 750e3, 0.977, "ok"),
+        (2, "fsdp", None, None, "out of memory"),
+    )
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +102,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPod]:
     local.must("halt", "r1")
     local.must("backup", "pull", "r1")
     (local.folder / "smi.txt").write_text(SMI)
+    (local.folder / "scale.json").write_text(document(SCALE, bench="scale"))
     (local.folder / "project").mkdir()
     (local.folder / "project" / "nsa-ops.toml").write_text('recipe = "tiny-cpu"\n')
     yield local
