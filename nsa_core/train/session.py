@@ -239,9 +239,10 @@ def _make_host_copies(
     """Room for weights and moments, pinned now: the first save would wait for it."""
     telemetry = context.telemetry
     host = HostCopies(device, lambda why: telemetry.event("not_pinned", why))
-    weights = list(learner.weights().values())
-    moments = list(learner.steps.optimizers.state_tensors().values())
-    host.reserve([*weights, *(moments or 2 * learner.steps.optimizers.parameters)])
+    if context.group.is_first or learner.shards is not None:  # who writes something
+        weights = list(learner.weights().values())
+        moments = list(learner.steps.optimizers.state_tensors().values())
+        host.reserve([*weights, *(moments or 2 * learner.steps.optimizers.parameters)])
     return host
 
 

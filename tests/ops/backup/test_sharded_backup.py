@@ -6,11 +6,13 @@ import pytest
 
 from nsa_core.rundir.checkpoint import inspect_checkpoint
 from nsa_core.rundir.layout import RunDir
+from nsa_core.rundir.manifest import begin_next_attempt
 from nsa_ops.backup.pull import execute_pull, plan_pull
-from nsa_ops.backup.restore import plan_restore, restore_here
+from nsa_ops.backup.restore import plan_restore, restore_here, restore_to_pod
 from nsa_ops.backup.verification import verify_backup
 from nsa_ops.errors import VerificationError
 from nsa_ops.pod.verify import verify_newest
+from nsa_ops.runs.move import newest_backup
 from tests.ops.backup.case import RUN_ID, Case, flip_bit
 from tests.ops.report.builder import RunBuilder
 
@@ -38,6 +40,23 @@ def test_shards_come_back_from_a_backup_as_they_were(tmp_path: Path) -> None:
     state = inspect_checkpoint(run.checkpoint(40))
     assert (state.damage, state.manifest.num_shards if state.manifest else 0) == ("", 2)
     assert [(one.step, one.damage) for one in verify_newest(run)] == [(40, "")]
+
+
+def test_a_move_takes_the_newest_shards_to_the_other_pod(tmp_path: Path) -> None:
+    """What `resume --pod` does once the old pod is gone."""
+    case = built(tmp_path)
+    pull(case)
+    runs = tmp_path / "new-pod" / "runs"
+    runs.mkdir(parents=True)
+    folder, receipts = newest_backup(case.operator, RUN_ID), case.operator.store.receipts()
+    planned = plan_restore(
+        folder, PurePosixPath(runs), link=case.link(), receipts=receipts, newest_only=True
+    )
+    assert planned.step == 40
+    restore_to_pod(case.link(), planned, case.told.append)
+    run = RunDir(runs / RUN_ID)
+    assert [(one.step, one.damage) for one in verify_newest(run)] == [(40, "")]
+    assert begin_next_attempt(run, at_unix_s=1.0).attempt == 2
 
 
 @pytest.mark.parametrize("name", ["model_rank1.safetensors", "optimizer_rank0.safetensors",
