@@ -1,7 +1,9 @@
 """Hopper's Gluon kernels on a card, beside the Triton kernels of any card."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
 from nsa_core.kernels.triton import attend_host, index, row_terms
-from nsa_core.kernels.triton.document_slots import documents
+from nsa_core.kernels.triton.document_slots import Documents, documents
 from nsa_core.kernels.triton.hopper import support
 from nsa_core.kernels.triton.sources import (
     GradientSource,
@@ -22,6 +24,7 @@ from nsa_core.kernels.triton.sources import (
 from tests import oracle
 from tests.gpu.test_triton_backend import SHAPES, Case, branch_errors, poison
 
+Result = TypeVar("Result")
 pytestmark = pytest.mark.gpu
 __all__ = ["poison"]  # the fixture: every test here finds NaN in fresh memory
 
@@ -37,8 +40,8 @@ def only_on_hopper() -> None:
 
 
 @dataclass(frozen=True)
-class KeyGradient:
-    """Inputs of one key gradient, and the gradients that each kind of kernel makes of them."""
+class OneBranch:
+    """Inputs of one branch, and what each kind of kernel makes of them."""
 
     q: Tensor
     grad: Tensor
@@ -47,17 +50,27 @@ class KeyGradient:
     borders: tuple[int, ...]
     mode: Mode
 
-    def run(self, *, planes: bool, deterministic: bool = False) -> tuple[Tensor, Tensor]:
+    def docs(self) -> Documents:
         cu = torch.tensor(self.borders, dtype=torch.int32, device="cuda")
         longest = max(b - a for a, b in itertools.pairwise(self.borders))
-        docs = documents(cu, len(self.q), longest, 64)
-        out = torch.empty_like(self.q)
-        lse = torch.empty(self.q.shape[:2], device="cuda")
-        attend_host.forward(self.q, self.k, self.v, docs, self.mode, (out, lse))
-        terms = row_terms.prepare(self.grad, out, lse, docs, planes=planes)
+        return documents(cu, len(self.q), longest, 64)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        out = torch.full_like(self.q, float("nan"))
+        lse = torch.full(self.q.shape[:2], float("nan"), device="cuda")
+        attend_host.forward(self.q, self.k, self.v, self.docs(), self.mode, (out, lse))
+        return out, lse
+
+    def source(self, *, planes: bool) -> GradientSource:
+        terms = row_terms.prepare(self.grad, *self.forward(), self.docs(), planes=planes)
+        return GradientSource(self.mode, self.k, self.v, terms)
+
+    def run(self, *, planes: bool, deterministic: bool = False) -> tuple[Tensor, Tensor]:
         into = torch.full_like(self.k, float("nan")), torch.full_like(self.v, float("nan"))
-        source = GradientSource(self.mode, self.k, self.v, terms)
-        attend_host.key_gradient(self.q, self.grad, source, docs, into, deterministic=deterministic)
+        source = self.source(planes=planes)
+        attend_host.key_gradient(
+            self.q, self.grad, source, self.docs(), into, deterministic=deterministic
+        )
         return into
 
     def used(self) -> Tensor:
@@ -70,9 +83,9 @@ class KeyGradient:
         return used
 
 
-def key_gradient(
+def one_branch(
     name: str, borders: tuple[int, ...], heads: int, groups: int, width: int, dtype: torch.dtype
-) -> KeyGradient:
+) -> OneBranch:
     tokens = borders[-1]
     generator = torch.Generator("cuda").manual_seed(0)
 
@@ -92,7 +105,7 @@ def key_gradient(
     }  # fmt: skip
     q, grad = randn(tokens, heads, width), randn(tokens, heads, width)
     k, v = randn(rows, groups, width), randn(rows, groups, width)
-    return KeyGradient(q, grad, k, v, borders, modes[name])
+    return OneBranch(q, grad, k, v, borders, modes[name])
 
 
 #: Documents begin at any token, and have 1, 63, 64 and 65 tokens, and more than 32 blocks; groups
@@ -109,7 +122,7 @@ SIZES = (
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("name", MODES)
 def test_both_kinds_of_kernels_make_the_same_gradients(name, sizes, dtype) -> None:
-    case = key_gradient(name, *sizes, dtype)
+    case = one_branch(name, *sizes, dtype)
     used = case.used()
     for deterministic in (False, True):
         ours = case.run(planes=True, deterministic=deterministic)
@@ -121,7 +134,7 @@ def test_both_kinds_of_kernels_make_the_same_gradients(name, sizes, dtype) -> No
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("name", MODES)
 def test_nan_in_the_next_document_changes_no_bit_of_a_gradient(name: str, width: int) -> None:
-    case = key_gradient(name, (0, 333, 1000), 4, 2, width, torch.bfloat16)
+    case = one_branch(name, (0, 333, 1000), 4, 2, width, torch.bfloat16)
     rows = 333 // 16 - 1 if name == "compressed" else 333
     before = [one[:rows].clone() for one in case.run(planes=True, deterministic=True)]
     for tensor in (case.q, case.grad, case.k, case.v):
@@ -134,10 +147,110 @@ def test_nan_in_the_next_document_changes_no_bit_of_a_gradient(name: str, width:
 
 @pytest.mark.parametrize("name", MODES)
 def test_deterministic_key_gradients_repeat_bit_by_bit(name: str) -> None:
-    case = key_gradient(name, (0, 3000, 4500, 4577), 12, 2, 64, torch.bfloat16)
+    case = one_branch(name, (0, 3000, 4500, 4577), 12, 2, 64, torch.bfloat16)
     used = case.used()
     first, second = (case.run(planes=True, deterministic=True) for _ in range(2))
     assert all(torch.equal(a[used], b[used]) for a, b in zip(first, second, strict=True))
+
+
+#: Wide heads, whose forward and dq are Hopper's too: more than 32 blocks, rows that see nothing.
+WIDE = (
+    ((0, 1, 64, 129, 192, 1025, 3300), 16, 1, 128),
+    ((0, 130, 777), 4, 2, 128),
+    ((0, 14, 29, 30), 2, 1, 128),
+)
+
+
+@pytest.fixture
+def plainly(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Result]], Result]:
+    """Call a function with the Triton kernels of any card."""
+
+    def call(function: Callable[[], Result]) -> Result:
+        with monkeypatch.context() as patch:
+            patch.setattr(attend_host, "takes_walk", lambda *_: False)
+            return function()
+
+    return call
+
+
+@pytest.mark.parametrize("sizes", WIDE, ids=str)
+@pytest.mark.parametrize("name", MODES)
+def test_both_kinds_of_kernels_attend_alike(name, sizes, plainly) -> None:
+    case = one_branch(name, *sizes, torch.bfloat16)
+    assert support.takes_walk(case.q, case.k, case.v, 64)
+    (out, lse), (plain, plain_lse) = case.forward(), plainly(case.forward)
+    assert oracle.relative_error(out, plain) < TOLERANCE / 2
+    assert torch.equal(lse.isinf(), plain_lse.isinf())
+    assert torch.allclose(lse, plain_lse, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sizes", WIDE, ids=str)
+@pytest.mark.parametrize("names", [*([name] for name in MODES), MODES[:2], MODES], ids="-".join)
+def test_both_kinds_of_kernels_make_the_same_gradient_of_queries(
+    names, sizes, dtype, plainly
+) -> None:
+    cases = [one_branch(name, *sizes, torch.bfloat16) for name in names]
+    sources = [case.source(planes=True) for case in cases]
+
+    def gradient() -> Tensor:
+        return attend_host.query_gradient(
+            cases[0].q, cases[0].grad, sources, cases[0].docs(), dtype=dtype
+        )
+
+    ours, plain = gradient(), plainly(gradient)
+    assert ours.dtype == plain.dtype == dtype
+    assert oracle.relative_error(ours, plain) < TOLERANCE / 2
+
+
+def test_whole_operators_of_wide_heads_run_without_the_kernels_of_any_card(monkeypatch) -> None:
+    def forbidden(kernel, *_: object, **__: object) -> None:
+        pytest.fail(f"{kernel.__name__} was launched")
+
+    monkeypatch.setattr(attend_host, "run", forbidden)
+    *sizes, dtype = SHAPES[1]
+    for name, found in branch_errors(Case(*sizes, dtype=dtype)).items():
+        assert max(found) < TOLERANCE, f"{name}: {found}"
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", MODES)
+def test_a_broken_key_and_value_reach_the_tokens_that_see_them_and_no_bit_of_others(
+    name: str, broken: float
+) -> None:
+    case = one_branch(name, (0, 700), 4, 2, 128, torch.bfloat16)
+    if name == "chosen":
+        case.mode.bits.fill_(-1)
+    out, lse = (one.clone() for one in case.forward())
+    key = 300 // 16 if name == "compressed" else 300
+    first = key * 16 + 31 if name == "compressed" else key
+    case.v[key, 0, 5] = case.v[key, 1, 7] = broken
+    hidden = case.forward()[0]
+    assert torch.equal(hidden[:first], out[:first])
+    assert hidden[first, :2, 5].isnan().all()
+    assert hidden[first, 2:, 7].isnan().all()
+    unseen = torch.arange(128, device="cuda") != 5
+    assert torch.equal(hidden[first, :2][:, unseen], out[first, :2][:, unseen])
+    case.k[key] = float("nan")
+    again, again_lse = case.forward()
+    assert torch.equal(again[:first], out[:first])
+    assert torch.equal(again_lse[:first], lse[:first])
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_nan_in_the_next_document_changes_no_bit_of_output_and_dq(name: str) -> None:
+    case = one_branch(name, (0, 333, 1000), 4, 2, 128, torch.bfloat16)
+
+    def found() -> list[Tensor]:
+        source = case.source(planes=True)
+        dq = attend_host.query_gradient(case.q, case.grad, [source], case.docs())
+        return [one[:333].clone() for one in (*case.forward(), dq)]
+
+    before = found()
+    for tensor in (case.q, case.grad, case.k, case.v):
+        tensor[len(tensor) * 333 // 1000 + 1 :] = float("nan")
+    case.q[333:] = case.grad[333:] = float("nan")
+    assert all(torch.equal(*pair) for pair in zip(before, found(), strict=True))
 
 
 @pytest.mark.parametrize("arguments", SHAPES[:2], ids=str)

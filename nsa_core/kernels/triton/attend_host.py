@@ -15,6 +15,7 @@ from nsa_core.kernels.triton.attend import (
     attend_query_gradient_kernel,
 )
 from nsa_core.kernels.triton.document_slots import Documents, num_slots, tile_documents
+from nsa_core.kernels.triton.hopper.support import takes_walk
 from nsa_core.kernels.triton.launch import key_tile, launch_for, policy_for, row_tile
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import CHOSEN, COMPRESSED, SLIDING
@@ -24,9 +25,12 @@ _WHOLE = 1 << 30  # a segment no document outgrows
 
 
 @cache
-def hopper() -> ModuleType:
-    """The Gluon kernels; imported on a card they serve, with a Triton that has this Gluon."""
-    return importlib.import_module("nsa_core.kernels.triton.hopper.key_gradient")
+def hopper(name: str) -> ModuleType:
+    """A module of Gluon kernels; imported on a card they serve, with a Triton that has this Gluon.
+
+    `name` is `forward`, `query_gradient` or `key_gradient`.
+    """
+    return importlib.import_module(f"nsa_core.kernels.triton.hopper.{name}")
 
 
 def forward(
@@ -37,6 +41,9 @@ def forward(
     Writes out [N, H, E] in q's dtype and the natural log normaliser [N, H] in float32 `into`; 0
     and -inf where a row sees nothing.
     """
+    if takes_walk(q, k, v, docs.block):
+        hopper("forward").forward(q, k, v, docs, mode, into)
+        return
     num_heads, key_width = q.shape[1:]
     groups, value_width = k.shape[1], v.shape[2]
     heads = num_heads // groups
@@ -62,11 +69,16 @@ def query_gradient(
 
     `grad` [N, H, E] is the gradient of the gated sum of their outputs.
     """
+    filler = sources[0]
+    if filler.terms.is_planes and takes_walk(q, filler.k, filler.v, docs.block):
+        gradient: Tensor = hopper("query_gradient").query_gradient(
+            q, grad, sources, docs, dtype=dtype
+        )
+        return gradient
     num_heads, key_width = q.shape[1:]
     by_kind = {source.mode.kind: source for source in sources}
     kinds = (COMPRESSED.value, SLIDING.value, CHOSEN.value)
     given = [by_kind.get(kind) for kind in kinds]
-    filler = sources[0]
     tensors = [
         tensor
         for source in (one or filler for one in given)
@@ -104,7 +116,9 @@ def key_gradient(
     """
     mode, k, v = source.mode, source.k, source.v
     if source.terms.is_planes:
-        hopper().key_gradient(q, grad, source, docs, into, deterministic=deterministic)
+        hopper("key_gradient").key_gradient(
+            q, grad, source, docs, into, deterministic=deterministic
+        )
         return
     if mode.kind == COMPRESSED.value:
         _compressed_key_gradient(q, grad, source, docs, into, deterministic=deterministic)

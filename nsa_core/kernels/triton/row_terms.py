@@ -18,6 +18,8 @@ from nsa_core.kernels.triton.document_slots import Documents, locate
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import INFINITY, LOG2E, pack_terms
 
+_MIXED_ELEMENTS = 4096  # of each of the four tensors that a program holds at once
+
 
 @triton.jit
 def _branch_offset(LSE, gate, row, inside):
@@ -99,20 +101,35 @@ def _mix_prepare_kernel(
     num_rows, num_padded,
     H: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """LSE, OFFSET, DELTA [3, rows]; GATE, DGATE [rows, 3]; BY_HEAD of three branches."""
+    """LSE, OFFSET, DELTA [3, rows]; GATE, DGATE [rows, 3]; BY_HEAD of three branches.
+
+    All that is read is asked for before anything is stored: no load may pass a store.
+    """
     row, padded, head, inside = _rows_of_slot(DOCUMENT, CU, H, BLOCK, BM)
     at = row[:, None] * E + tl.arange(0, E)[None, :]
-    grad = tl.load(GRAD + at, mask=inside[:, None], other=0.0).to(tl.float32)
+    rows = num_rows.to(tl.int64)
+    grad = tl.load(GRAD + at, mask=inside[:, None], other=0.0)
+    out1 = tl.load(O1 + at, mask=inside[:, None], other=0.0)
+    out2 = tl.load(O2 + at, mask=inside[:, None], other=0.0)
+    out3 = tl.load(O3 + at, mask=inside[:, None], other=0.0)
+    gate1 = tl.load(GATE + row * 3, mask=inside, other=1.0).to(tl.float32)
+    gate2 = tl.load(GATE + row * 3 + 1, mask=inside, other=1.0).to(tl.float32)
+    gate3 = tl.load(GATE + row * 3 + 2, mask=inside, other=1.0).to(tl.float32)
+    offset1 = _branch_offset(LSE, gate1, row, inside)
+    offset2 = _branch_offset(LSE + rows, gate2, row, inside)
+    offset3 = _branch_offset(LSE + 2 * rows, gate3, row, inside)
+    grad = grad.to(tl.float32)
+    delta1 = tl.sum(out1.to(tl.float32) * grad, 1)
+    delta2 = tl.sum(out2.to(tl.float32) * grad, 1)
+    delta3 = tl.sum(out3.to(tl.float32) * grad, 1)
     for branch in tl.static_range(3):
-        gate = tl.load(GATE + row * 3 + branch, mask=inside, other=1.0).to(tl.float32)
         if branch == 0:
-            delta = _branch_delta(O1, grad, at, inside)
+            offset, delta = offset1, delta1
         elif branch == 1:
-            delta = _branch_delta(O2, grad, at, inside)
+            offset, delta = offset2, delta2
         else:
-            delta = _branch_delta(O3, grad, at, inside)
-        plane = branch * num_rows.to(tl.int64)
-        offset = _branch_offset(LSE + plane, gate, row, inside)
+            offset, delta = offset3, delta3
+        plane = branch * rows
         tl.store(OFFSET + plane + row, offset, mask=inside)
         tl.store(DELTA + plane + row, delta, mask=inside)
         _store_by_head(BY_HEAD, branch, head, padded, num_padded, offset, delta, inside, H)
@@ -154,9 +171,9 @@ def _new_by_head(
     return torch.empty(*branches, num_heads, docs.num_padded, dtype=torch.int64, device=device)
 
 
-def _slot_tile(num_heads: int, width: int, block: int) -> int:
-    """Rows of a program: about 8,192 elements, and a divisor of the rows of a query block."""
-    rows = max(16, 8192 // width)
+def _slot_tile(num_heads: int, width: int, block: int, elements: int) -> int:
+    """Rows of a program: about `elements` in all, and a divisor of the rows of a query block."""
+    rows = max(16, elements // width)
     while (block * num_heads) % rows:
         rows //= 2
     return rows
@@ -167,7 +184,7 @@ def prepare(grad: Tensor, out: Tensor, lse: Tensor, docs: Documents, *, planes: 
     num_heads, width = out.shape[1:]
     offset, delta = lse.new_empty(2, *lse.shape)
     by_head = _new_by_head((), num_heads, docs, planes=planes)
-    rows = _slot_tile(num_heads, width, docs.block)
+    rows = _slot_tile(num_heads, width, docs.block, 8192)
     run(
         _prepare_kernel, (docs.num_slots * (docs.block * num_heads // rows),),
         grad, out, lse, offset, delta, by_head, docs.tile_document, docs.cu_seqlens,
@@ -194,7 +211,7 @@ def mix_prepare(
     dgates = torch.empty_like(gates)
     offset, delta = lse.new_empty(2, *lse.shape)
     by_head = _new_by_head((3,), num_heads, docs, planes=planes)
-    rows = _slot_tile(num_heads, width, docs.block)
+    rows = _slot_tile(num_heads, width, docs.block, _MIXED_ELEMENTS)
     run(
         _mix_prepare_kernel, (docs.num_slots * (docs.block * num_heads // rows),),
         grad, *branches, lse, gates, dgates, offset, delta, by_head,

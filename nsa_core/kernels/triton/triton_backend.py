@@ -36,12 +36,15 @@ def refusal(branch: Branch, facts: DeviceFacts) -> str | None:
 
 
 def note(facts: DeviceFacts) -> str:
-    """Which kernels make the gradients of keys and values, and why not Hopper's."""
+    """Which kernels are Hopper's, and why not all of them."""
     block = None if facts.blocks is None else facts.blocks[0]
     reason = support.refusal(facts.capability, facts.dtype, facts.widths, block)
-    if reason is None:
-        return "key gradients by Hopper's Gluon kernels"
-    return f"key gradients by the Triton kernels of any card: {reason}"
+    if reason is not None:
+        return f"all by the Triton kernels of any card: {reason}"
+    reason = support.walk_refusal(facts.dtype, facts.widths, facts.heads)
+    if reason is not None:
+        return f"key gradients by Hopper's Gluon kernels, the rest by Triton's: {reason}"
+    return "forward, query and key gradients by Hopper's Gluon kernels"
 
 
 def create_backend() -> "TritonBackend":

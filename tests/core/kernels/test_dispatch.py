@@ -77,7 +77,10 @@ def test_auto_follows_the_architecture_and_says_why_not(capability, name):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({}, "key gradients by Hopper's Gluon kernels"),
+        ({}, "forward, query and key gradients by Hopper's Gluon kernels"),
+        ({"widths": (64, 64)}, "key gradients by Hopper's Gluon kernels, the rest by Triton's"),
+        ({"heads": (12, 4)}, "a group has 3 heads, an odd number"),
+        ({"dtype": torch.float16}, "the inputs are torch.float16, not bfloat16"),
         ({"capability": (8, 0)}, "any card: the card is not sm_90"),
         ({"capability": (10, 0)}, "any card: the card is not sm_90"),
         ({"widths": (64, 128)}, "64 and 128 wide"),
@@ -85,7 +88,7 @@ def test_auto_follows_the_architecture_and_says_why_not(capability, name):
         ({"blocks": (32, 16)}, "the selection block has 32 tokens, not 64"),
     ],
 )
-def test_the_reason_names_the_kernels_of_the_key_gradients(change, said, monkeypatch):
+def test_the_reason_names_the_kernels_of_hopper(change, said, monkeypatch):
     triton = pytest.importorskip("triton", reason="the Triton kernels need the train extra")
     monkeypatch.setattr(triton, "__version__", "3.6.0")
     known = DeviceFacts("cuda", (9, 0), torch.bfloat16, widths=(128, 128), blocks=(64, 16))

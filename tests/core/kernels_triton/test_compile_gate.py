@@ -1,27 +1,25 @@
 """Every launch of the tables compiles for the cards we name, within their shared memory.
 
-No card is needed: the host code is run with its launches recorded, and each is compiled by ptxas.
+No card is needed: the host code is run with its launches recorded, and each is compiled by ptxas,
+now, or when it was last changed (gate_record.py).
 """
 
+import ast
 from dataclasses import replace
 
 import pytest
-import torch
 
 pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
-from nsa_core.kernels.triton import attend_host, pool, row_terms, select, selected, sources
-from nsa_core.kernels.triton.document_slots import Documents, documents
-from nsa_core.kernels.triton.launch import MAX_SHARED_BYTES
-from tests.core.kernels_triton.compiling import (
-    Recorded,
-    compile_launch,
-    find_serialised,
-    recording,
-)
+import triton
+import triton.language as tl
 
-SHAPES = {"A": (12, 2, 64), "B": (64, 4, 128)}
-TOKENS, LONGEST, BLOCK = 256, 65536, 64
+from nsa_core.kernels.triton.launch import MAX_SHARED_BYTES
+from tests.core.kernels_triton import gate_record
+from tests.core.kernels_triton.compiling import Recorded, compile_launch, find_serialised
+from tests.core.kernels_triton.gate_launches import JOBS, all_launches, gated, record_all
+
+SHIFT = tl.constexpr(1)
 #: Kernels of the main shape on sm_90 that are promised to keep everything in registers.
 NEVER_SPILL = (
     "attend_forward_kernel", "attend_query_gradient_kernel", "attend_key_gradient_kernel",
@@ -32,95 +30,63 @@ NEVER_SPILL = (
 MAX_CAPPED_STACK_BYTES = 64
 
 
-def record_all(shape: str, arch: int) -> list[Recorded]:
-    """Record every launch that forward and backward of one shape make."""
-    heads, groups, width = SHAPES[shape]
-    q = torch.zeros(TOKENS, heads, width, dtype=torch.bfloat16)
-    k = torch.zeros(TOKENS, groups, width, dtype=torch.bfloat16)
-    k_short = torch.zeros(TOKENS // 16, groups, width, dtype=torch.bfloat16)
-    rows = torch.zeros(TOKENS, heads)
-    packed = torch.zeros(heads, TOKENS + BLOCK, dtype=torch.int64)
-    planes = torch.zeros(2, heads, TOKENS + BLOCK)
-    gate = torch.zeros(TOKENS, heads, 3, dtype=torch.bfloat16)
-    ids = torch.zeros(TOKENS, groups, 16, dtype=torch.int32)
-    borders = torch.tensor([0, TOKENS], dtype=torch.int32)
-    with recording(arch) as launches:
-        docs = documents(borders, TOKENS, LONGEST, BLOCK)
-        select.select_blocks(q, k_short, rows, docs, 32, 16, 16)
-        branches, terms = [], row_terms.RowTerms(rows, rows, packed)
-        pairs = ((sources.compressed_mode(32, 16), k_short), (sources.sliding_mode(512), k))
-        for mode, keys in pairs:
-            branches.append(sources.GradientSource(mode, keys, keys, terms))
-            attend_host.forward(q, keys, keys, docs, mode, (q, rows))
-            attend_host.query_gradient(q, q, branches[-1:], docs)
-            for deterministic in (False, True):
-                attend_host.key_gradient(
-                    q, q, branches[-1], docs, (keys, keys), deterministic=deterministic
-                )
-        attend_host.query_gradient(q, q, branches, docs, dtype=torch.float32)
-        for dense, deterministic in ((True, False), (False, False), (False, True)):
-            words = selected.invert(ids, q, k, docs, dense=dense, deterministic=deterministic)
-            choice = selected.open_choice(ids, words, q, k, docs, dense=dense)
-            selected.selected_forward(q, k, k, choice, docs, (q, rows))
-            selected.selected_backward(
-                q, k, k, q, terms, choice, docs, (k, k), deterministic=deterministic
-            )
-            chosen = selected.chosen_source(k, k, terms, choice)
-            if chosen is not None:
-                attend_host.query_gradient(q, q, (*branches, chosen), docs)
-                branches.append(chosen)
-        pool.pool(k, borders, 32, 16)
-        pool.pool_gradient(k_short, borders, TOKENS, 32, 16)
-        row_terms.mix((q, q, q), gate)
-        for is_planes in (False, True) if arch == 90 else (False,):
-            row_terms.prepare(q, q, rows, docs, planes=is_planes)
-            lse = torch.zeros(3, TOKENS, heads)
-            row_terms.mix_prepare(q, (q, q, q), lse, gate, docs, planes=is_planes)
-        if arch == 90:
-            record_hopper(q, branches, row_terms.RowTerms(rows, rows, planes), docs)
-    return launches
-
-
-def record_hopper(
-    q: torch.Tensor,
-    branches: list[sources.GradientSource],
-    terms: row_terms.RowTerms,
-    docs: Documents,
-) -> None:
-    """Key gradients by the Gluon kernels; a deterministic one only stores where this one adds."""
-    for branch in branches:
-        into = torch.zeros_like(branch.k), torch.zeros_like(branch.v)
-        source = replace(branch, terms=terms)
-        attend_host.key_gradient(q, q, source, docs, into, deterministic=False)
-
-
-#: sm_80 shares its tables with sm_89, which has less shared memory: the wide shape is tried there.
-JOBS = (("A", 80), ("B", 89), ("A", 90), ("B", 90))
-
-
-def without_parts(launches: list[Recorded]) -> list[Recorded]:
-    """All but query gradients of one or two branches, which hold less than that of three."""
-
-    def num_branches(launch: Recorded) -> int:
-        return sum(value is True for name, value in launch.constants if name.startswith("HAS_"))
-
-    name = "attend_query_gradient_kernel"
-    return [one for one in launches if one.kernel.__name__ != name or num_branches(one) == 3]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "arch"), JOBS)
 def test_every_launch_fits_the_card(shape: str, arch: int) -> None:
-    launches = record_all(shape, arch)
-    for launch in launches if arch == 90 else without_parts(launches):
-        machine = compile_launch(launch, arch)
-        assert machine.shared_bytes <= MAX_SHARED_BYTES[arch], launch.name
-        assert not machine.serialised, f"{launch.name}: {machine.serialised}"
+    held = gate_record.read_record()
+    for launch in gated(shape, arch):
+        verdict = held.get(gate_record.digest(launch, arch))
+        if verdict is None:
+            verdict = gate_record.compile_verdict(launch, arch)
+        assert verdict.shared_bytes <= MAX_SHARED_BYTES[arch], launch.name
+        assert verdict.serialised == 0, f"{launch.name}: products wait for one another"
         if (shape, arch) != ("A", 90):
             continue
         if launch.kernel.__name__ in NEVER_SPILL:
             limit = MAX_CAPPED_STACK_BYTES if "maxnreg" in dict(launch.options) else 0
-            assert machine.stack_bytes <= limit, f"{launch.name} spills {machine.stack_bytes} bytes"
+            assert verdict.stack_bytes <= limit, f"{launch.name} spills {verdict.stack_bytes} bytes"
+
+
+def test_the_record_holds_every_launch_and_no_other() -> None:
+    if gate_record.recorded_version() != triton.__version__:
+        pytest.skip("another Triton than the record's: the gate compiles everything")
+    launched = {gate_record.digest(launch, arch) for launch, arch in all_launches()}
+    assert launched == set(gate_record.read_record()), f"run `{gate_record.COMMAND}`"
+
+
+@pytest.mark.slow
+def test_a_sample_of_the_record_is_what_ptxas_says_now() -> None:
+    held = gate_record.read_record()
+    launches = {gate_record.digest(launch, arch): (launch, arch) for launch, arch in all_launches()}
+    sampled = [key for key in launches if key in held and gate_record.is_sampled(key)]
+    for key in sampled:
+        assert gate_record.compile_verdict(*launches[key]) == held[key], launches[key][0].name
+    assert sampled or gate_record.recorded_version() != triton.__version__
+
+
+@triton.jit
+def callee(x, FACTOR: tl.constexpr):
+    return x * FACTOR + SHIFT
+
+
+@triton.jit
+def caller_kernel(X, FACTOR: tl.constexpr):
+    tl.store(X, callee(tl.load(X), FACTOR))
+
+
+def test_the_digest_follows_whatever_decides_machine_code(monkeypatch) -> None:
+    launch = Recorded(caller_kernel, (("X", "*fp32"),), (("FACTOR", 2),), (("num_warps", 4),))
+    digests = {gate_record.digest(launch, 90), gate_record.digest(launch, 89)}
+    digests.add(gate_record.digest(replace(launch, constants=(("FACTOR", 3),)), 90))
+    digests.add(gate_record.digest(replace(launch, options=(("num_warps", 8),)), 90))
+    digests.add(gate_record.digest(replace(launch, signature=(("X", "*bf16"),)), 90))
+    monkeypatch.setitem(globals(), "SHIFT", tl.constexpr(2))
+    digests.add(gate_record.digest(launch, 90))
+    monkeypatch.setattr(callee, "parse", lambda: ast.parse("def callee(x, FACTOR): return x"))
+    digests.add(gate_record.digest(launch, 90))
+    monkeypatch.setattr(triton, "__version__", "0")
+    digests.add(gate_record.digest(launch, 90))
+    assert len(digests) == 8
 
 
 @pytest.mark.parametrize("cells", [2, 64, 256])

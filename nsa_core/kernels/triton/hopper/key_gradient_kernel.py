@@ -24,14 +24,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from nsa_core.kernels.triton.hopper.ring import advance, clear_rows
 from nsa_core.kernels.triton.rows import CHOSEN, COMPRESSED, INFINITY, SLIDING
-
-
-@gluon.jit
-def advance(slot, phase, STAGES: gl.constexpr):
-    """The next slot of a ring, and the parity in which its barrier will flip."""
-    is_last = slot == STAGES - 1
-    return gl.where(is_last, 0, slot + 1), gl.where(is_last, phase ^ 1, phase)
 
 
 @gluon.jit
@@ -96,15 +90,6 @@ def copy_tiles(
                     bits_desc, [word_row, column], bar, bits_ring.index(slot)
                 )
             slot, phase = advance(slot, phase, STAGES)
-
-
-@gluon.jit
-def clear_rows(tile, rows, D: gl.constexpr, BM: gl.constexpr):
-    """Zero the rows of a tile from `rows` on: they belong to the next document, or to nobody."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    row = gl.arange(0, BM, layout=gl.SliceLayout(1, layout))
-    value = tile.load(layout)
-    tile.store(gl.where((row < rows)[:, None], value, gl.full_like(value, 0.0)))
 
 
 @gluon.jit

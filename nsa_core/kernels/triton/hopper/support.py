@@ -6,6 +6,7 @@ Triton kernels beside this package, and the reason is recorded with the choice o
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -46,6 +47,27 @@ KEY_GRADIENT = {
 }
 
 
+@dataclass(frozen=True)
+class WalkLaunch:
+    """How a kernel that walks over keys is launched; registers as above, `worker` for `sum`.
+
+    Attributes:
+        stages: Tiles of the ring of keys.
+        query_stages: Work items whose rows are in shared memory at a time.
+    """
+
+    stages: int
+    query_stages: int
+    max_registers: int = 168
+    worker_registers: int = 240
+
+
+#: Of wide heads: narrow ones are served as fast, or faster, by the Triton kernels.
+FORWARD = WalkLaunch(stages=4, query_stages=2)
+QUERY_GRADIENT = WalkLaunch(stages=3, query_stages=1)
+WALK_WIDTH = 128
+
+
 def segment_tokens(max_seqlen: int) -> int:
     """Queries per program of the compressed key gradient, a multiple of a token tile."""
     if max_seqlen >= 32768:
@@ -69,6 +91,35 @@ def refusal(
     if select_block not in {None, SELECT_BLOCK}:
         return f"the selection block has {select_block} tokens, not {SELECT_BLOCK}"
     return None
+
+
+def walk_refusal(
+    dtype: torch.dtype, widths: tuple[int, int] | None, heads: tuple[int, int] | None
+) -> str | None:
+    """Why forward and dq are not Hopper's where `refusal` has nothing to say, or None."""
+    if widths is not None and widths[0] != WALK_WIDTH:
+        return f"heads are {widths[0]} wide, not {WALK_WIDTH}"
+    if heads is not None and heads[0] // heads[1] % 2:
+        return f"a group has {heads[0] // heads[1]} heads, an odd number"
+    if dtype != torch.bfloat16:
+        return f"the inputs are {dtype}, not bfloat16"
+    return None
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Of a card; of an H100, where launches are only recorded."""
+    if device.type == "cpu":
+        return 132
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def takes_walk(q: Tensor, k: Tensor, v: Tensor, select_block: int) -> bool:
+    """Whether forward and dq of these tensors are Hopper's."""
+    widths, heads = (q.shape[2], v.shape[2]), (q.shape[1], k.shape[1])
+    if walk_refusal(q.dtype, widths, heads) is not None:
+        return False
+    return refusal(device_capability(q.device), q.dtype, widths, select_block) is None
 
 
 def takes_planes(q: Tensor, v: Tensor, select_block: int) -> bool:

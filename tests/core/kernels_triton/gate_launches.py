@@ -1,0 +1,113 @@
+"""The launches that the compile gate judges, recorded from the host code that makes them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from nsa_core.kernels.triton import attend_host, pool, row_terms, select, selected, sources
+from nsa_core.kernels.triton.document_slots import Documents, documents
+from nsa_core.kernels.triton.hopper import support
+from tests.core.kernels_triton.compiling import Recorded, recording
+
+SHAPES = {"A": (12, 2, 64), "B": (64, 4, 128)}
+TOKENS, LONGEST, BLOCK = 256, 65536, 64
+
+
+def record_all(shape: str, arch: int) -> list[Recorded]:
+    """Record every launch that forward and backward of one shape make."""
+    heads, groups, width = SHAPES[shape]
+    q = torch.zeros(TOKENS, heads, width, dtype=torch.bfloat16)
+    k = torch.zeros(TOKENS, groups, width, dtype=torch.bfloat16)
+    k_short = torch.zeros(TOKENS // 16, groups, width, dtype=torch.bfloat16)
+    rows = torch.zeros(TOKENS, heads)
+    packed = torch.zeros(heads, TOKENS + BLOCK, dtype=torch.int64)
+    planes = torch.zeros(2, heads, TOKENS + BLOCK)
+    gate = torch.zeros(TOKENS, heads, 3, dtype=torch.bfloat16)
+    ids = torch.zeros(TOKENS, groups, 16, dtype=torch.int32)
+    borders = torch.tensor([0, TOKENS], dtype=torch.int32)
+    with recording(arch) as launches:
+        docs = documents(borders, TOKENS, LONGEST, BLOCK)
+        select.select_blocks(q, k_short, rows, docs, 32, 16, 16)
+        branches, terms = [], row_terms.RowTerms(rows, rows, packed)
+        pairs = ((sources.compressed_mode(32, 16), k_short), (sources.sliding_mode(512), k))
+        for mode, keys in pairs:
+            branches.append(sources.GradientSource(mode, keys, keys, terms))
+            attend_host.forward(q, keys, keys, docs, mode, (q, rows))
+            attend_host.query_gradient(q, q, branches[-1:], docs)
+            for deterministic in (False, True):
+                attend_host.key_gradient(
+                    q, q, branches[-1], docs, (keys, keys), deterministic=deterministic
+                )
+        attend_host.query_gradient(q, q, branches, docs, dtype=torch.float32)
+        for dense, deterministic in ((True, False), (False, False), (False, True)):
+            words = selected.invert(ids, q, k, docs, dense=dense, deterministic=deterministic)
+            choice = selected.open_choice(ids, words, q, k, docs, dense=dense)
+            selected.selected_forward(q, k, k, choice, docs, (q, rows))
+            selected.selected_backward(
+                q, k, k, q, terms, choice, docs, (k, k), deterministic=deterministic
+            )
+            chosen = selected.chosen_source(k, k, terms, choice)
+            if chosen is not None:
+                attend_host.query_gradient(q, q, (*branches, chosen), docs)
+                branches.append(chosen)
+        pool.pool(k, borders, 32, 16)
+        pool.pool_gradient(k_short, borders, TOKENS, 32, 16)
+        row_terms.mix((q, q, q), gate)
+        for is_planes in (False, True) if arch == 90 else (False,):
+            row_terms.prepare(q, q, rows, docs, planes=is_planes)
+            lse = torch.zeros(3, TOKENS, heads)
+            row_terms.mix_prepare(q, (q, q, q), lse, gate, docs, planes=is_planes)
+        if arch == 90:
+            record_hopper(q, branches, row_terms.RowTerms(rows, rows, planes), docs)
+    return launches
+
+
+def record_hopper(
+    q: torch.Tensor,
+    branches: list[sources.GradientSource],
+    terms: row_terms.RowTerms,
+    docs: Documents,
+) -> None:
+    """Record the Gluon kernels: key gradients, and of wide heads forward and dq.
+
+    A deterministic key gradient only stores where this one adds.
+    """
+    given = [replace(branch, terms=terms) for branch in branches]
+    for branch in given:
+        into = torch.zeros_like(branch.k), torch.zeros_like(branch.v)
+        attend_host.key_gradient(q, q, branch, docs, into, deterministic=False)
+    if q.shape[2] != support.WALK_WIDTH:
+        return
+    for branch in given:
+        into = torch.zeros_like(q), torch.zeros(q.shape[:2])
+        attend_host.hopper("forward").forward(q, branch.k, branch.v, docs, branch.mode, into)
+    for part in (given[:2], given):
+        attend_host.hopper("query_gradient").query_gradient(q, q, part, docs)
+
+
+#: sm_80 shares its tables with sm_89, which has less shared memory: the wide shape is tried there.
+JOBS = (("A", 80), ("B", 89), ("A", 90), ("B", 90))
+
+
+def without_parts(launches: list[Recorded]) -> list[Recorded]:
+    """All but query gradients of one or two branches, which hold less than that of three."""
+
+    def num_branches(launch: Recorded) -> int:
+        return sum(value is True for name, value in launch.constants if name.startswith("HAS_"))
+
+    name = "attend_query_gradient_kernel"
+    return [one for one in launches if one.kernel.__name__ != name or num_branches(one) == 3]
+
+
+def gated(shape: str, arch: int) -> list[Recorded]:
+    """The launches of one job."""
+    launches = record_all(shape, arch)
+    return launches if arch == 90 else without_parts(launches)
+
+
+def all_launches() -> Iterator[tuple[Recorded, int]]:
+    """Every launch of every job, with its card."""
+    for shape, arch in JOBS:
+        for launch in gated(shape, arch):
+            yield launch, arch
