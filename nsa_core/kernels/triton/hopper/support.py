@@ -66,6 +66,8 @@ class WalkLaunch:
 FORWARD = WalkLaunch(stages=4, query_stages=2)
 QUERY_GRADIENT = WalkLaunch(stages=3, query_stages=1)
 WALK_WIDTH = 128
+#: Forward and dq are younger than the key gradients: on an H200, docs/kernel-experiments.md.
+PROVEN_WALK = ("3.6.0",)
 
 
 def segment_tokens(max_seqlen: int) -> int:
@@ -103,6 +105,8 @@ def walk_refusal(
         return f"a group has {heads[0] // heads[1]} heads, an odd number"
     if dtype != torch.bfloat16:
         return f"the inputs are {dtype}, not bfloat16"
+    if triton.__version__ not in PROVEN_WALK:
+        return f"not proven on Triton {triton.__version__}, but on {', '.join(PROVEN_WALK)}"
     return None
 
 
