@@ -1,4 +1,4 @@
-"""Deterministic mode on a card: a run that was killed goes on to the same bits (docs/kernels.md)."""
+"""Deterministic mode on a card: a run that was killed goes on to the same bits."""
 
 import os
 import signal

@@ -24,7 +24,7 @@ from tests.core.kernels_triton.compiling import Machine, Recorded, compile_launc
 FILE = Path(__file__).parent / "machine_code.json"
 COMMAND = "python -m tests.core.kernels_triton.gate_record"
 #: One launch of so many is compiled in every run and compared with the record.
-SAMPLED = 8
+SAMPLED = 16
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,7 @@ def fold_scores(
     s_layout: gl.constexpr,
 ):  # fmt: skip
     """(probabilities, maximum, sums, decay of earlier sums) with one more tile of scores."""
-    if MODE == CHOSEN:
-        chosen = ((word >> (j % 32)) & 1) != 0
+    chosen = ((word >> (j % 32)) & 1) != 0
     if (j < low_end) | (j >= full_end):
         column = gl.arange(0, BN, layout=gl.SliceLayout(0, s_layout))
         stop = visible_keys(position, MODE, SPAN, STRIDE) - j * BN
