@@ -25,6 +25,7 @@ from nsa_ops.pod.ending import RESTARTED, RestartDecision, decide_after, write_m
 from nsa_ops.pod.join import join_attempt
 from nsa_ops.pod.messages import JoinAttemptAction, NextAttemptAction, Reply, ReplyCode
 from nsa_ops.pod.processes import LockHeldError, RunProcesses, hold_lock, read_processes
+from nsa_ops.pod.rank_ending import LOST_ELSEWHERE
 from nsa_ops.pod.read_run import list_checkpoint_facts, newest_whole
 from nsa_ops.pod.trainer_group import is_trainer_running
 
@@ -289,10 +290,17 @@ def code_for_engine(
     if decision.restart and final:
         return final[0].code, f"code {final[0].code} on another node: {final[0].reason}"
     if decision.restart:
-        return TrainerExit.RESUMABLE, where
+        return TrainerExit.RESUMABLE, where + _name_cause(first, others)
     is_final = first.code > 0 and first.code != TrainerExit.RESUMABLE
     code = first.code if is_final else TrainerExit.CRASHED
     return code, f"{where}; not started again: {decision.why}"
+
+
+def _name_cause(first: ExitRecord, others: Sequence[ExitRecord]) -> str:
+    """What happened on another node, where node 0 only lost a rank there; empty if it did not."""
+    causes = [end.reason for end in others if not end.reason.startswith(LOST_ELSEWHERE)]
+    is_elsewhere = first.reason.startswith(LOST_ELSEWHERE)
+    return f"; on another node: {causes[0]}" if is_elsewhere and causes else ""
 
 
 def _is_final(end: ExitRecord) -> bool:

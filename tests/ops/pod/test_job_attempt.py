@@ -28,6 +28,7 @@ from nsa_ops.pod.job_attempt import (
     judge_end,
 )
 from nsa_ops.pod.processes import RunProcesses, write_processes
+from nsa_ops.pod.rank_ending import LOST_ELSEWHERE
 
 GONE = ProcessIdentity(pid=2**22 - 1, start_ticks=1, boot_id="another boot")
 AGAIN, FINAL = RestartDecision(restart=True, why="w"), RestartDecision(restart=False, why="w")
@@ -172,6 +173,15 @@ def test_a_node_does_not_join_what_a_lost_job_has_left_behind(
 def test_the_engine_starts_again_only_what_may_be(tmp_path, first, decision, other, code) -> None:
     others = [] if other is None else [end(RunDir(tmp_path), other)]
     assert code_for_engine(end(RunDir(tmp_path), first), decision, others)[0] == code
+
+
+def test_the_cause_on_another_node_is_named_where_node_0_only_followed(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    killed = end(run, -9).model_copy(update={"reason": "rank 1 of 2 was killed by SIGKILL"})
+    followed = killed.model_copy(update={"code": 1, "reason": f"{LOST_ELSEWHERE}; rank 0 of 2: x"})
+    _, why = code_for_engine(followed, AGAIN, [followed, killed])
+    assert why.endswith("; on another node: rank 1 of 2 was killed by SIGKILL")
+    assert "another node" not in code_for_engine(killed, AGAIN, [followed])[1]
 
 
 def test_the_watchdog_leaves_the_restart_to_the_engine(tmp_path: Path) -> None:
