@@ -243,7 +243,8 @@ def draw_runs(console: "Console", runs: "list[RunStatusLine]") -> None:
         report = run.report
         step = f"{current_step(report)}/{report.manifest.steps}" if report else "-"
         why = report.why if report else run.problem
-        rows.append((run.record.run_id, run.record.pod, run.state, step, why))
+        pods = ", ".join(one.pod for one in run.record.members)
+        rows.append((run.record.run_id, pods, run.state, step, why))
     console.print(table(["RUN", "POD", "STATE", "STEP", "WHY"], rows))
 
 

@@ -282,6 +282,9 @@ def draw_halted(console: "Console", halted: "Halted") -> None:
     for damage in halted.damaged:
         line(console, f"not whole: {damage}")
     checkpoint = halted.checkpoint
+    if halted.node_rank:
+        line(console, f"this is pod {halted.node_rank} of its pods; pod 0 has the checkpoints")
+        return
     if checkpoint is None:
         line(console, "there is no whole checkpoint; a resume begins with the first step")
         return

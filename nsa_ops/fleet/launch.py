@@ -146,7 +146,8 @@ def read_places(links: Sequence[PodLink], run_id: str) -> Meeting | None:
         except NotFoundError:
             return None
     order = tuple(range(len(links)))
-    return Meeting(order, tuple(nodes), tuple(node.address for node in nodes), ())
+    addresses = (nodes[0].address, *("" for _ in nodes[1:]))  # each pod knows that of pod 0 alone
+    return Meeting(order, tuple(nodes), addresses, ())
 
 
 def share_of(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from nsa_ops.agents import probe_run
 from nsa_ops.context import Operator, PodLink, RunHandle
-from nsa_ops.errors import NotFoundError, StateConflictError
+from nsa_ops.errors import DeadlineError, NotFoundError, PodUnreachableError, StateConflictError
 from nsa_ops.fleet.reachability import each
 from nsa_ops.runs.choose import LIVE
 from nsa_ops.runs.lease import OldPod, Takeover, allow_leaving, look_at_old_pod
@@ -40,6 +40,12 @@ def refuse_living_shares(record: RunRecord, links: Sequence[PodLink]) -> None:
             report = probe_run(RunHandle(link, record.code_id, record.run_id))
         except NotFoundError:
             return ""
+        except (PodUnreachableError, DeadlineError) as error:
+            rest = [one.record.name for one in links if one.record.name != link.record.name]
+            command = f"nsa-ops resume {record.run_id} --pods {','.join(rest) or 'OTHERS'}"
+            message = f"Pod `{link.record.name}` cannot be asked: {error.message}"
+            hint = f"Wait for it, or continue without it: `{command}`"
+            raise type(error)(message, hint=hint) from error
         is_living = report.state in LIVE - {"planned"}
         return f"{report.state} on pod `{link.record.name}`: {report.why}" if is_living else ""
 

@@ -20,7 +20,8 @@ def rank_map(shares: Mapping[str, RunManifest], meeting: Meeting) -> list[str]:
     for (pod, manifest), address in zip(shares.items(), meeting.addresses, strict=True):
         ranks, node = manifest.pod_ranks, manifest.node
         name = f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}"
-        where = f"{address} ({node.interface})" if node.interface else address
+        inside = f"({node.interface})" if address else node.interface
+        where = " ".join(filter(None, (address, inside)))
         meets = f", all meet there on port {node.port}" if node.rank == 0 and node.port else ""
         lines.append(f"node {node.rank}: pod {pod}, {name}, {where}{meets}")
     return lines

@@ -30,6 +30,7 @@ class Halted:
         checkpoint: Newest whole checkpoint, every hash checked; None if there is none.
         damaged: Newer checkpoints that are not whole, each in one line.
         lost_steps: Steps behind the checkpoint that a resume does again; None if unknown.
+        node_rank: Number of the pod, if one pod of several was meant; only pod 0 has checkpoints.
     """
 
     run_id: str
@@ -43,6 +44,7 @@ class Halted:
     damaged: list[str]
     lost_steps: int | None
     seconds: float
+    node_rank: int = 0
 
 
 def plan_halt(
@@ -148,6 +150,7 @@ def outcome_of(
         damaged=verification.damaged,
         lost_steps=max(0, step - checkpoint.step) if known and checkpoint and step else None,
         seconds=operator.clock.monotonic_s() - began_s,
+        node_rank=report.manifest.node_rank,
     )
 
 

@@ -2,6 +2,9 @@
 
 import pytest
 
+from nsa_ops.cli.console import make_console
+from nsa_ops.cli.runs import draw_halted
+from nsa_ops.runs.halt import Halted
 from tests.ops.cli_case import CommandLine
 
 
@@ -23,6 +26,16 @@ def test_words_that_cannot_go_together_are_refused(
 ) -> None:
     outcome = cli(*words)
     assert (outcome.exit_code, said in outcome.err) == (2, True), outcome
+
+
+def test_a_halt_of_one_pod_does_not_miss_the_checkpoints_of_pod_0(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    halted = Halted("r1", 1, "halted", "enough", True, [], 7, None, [], None, 1.0, node_rank=1)
+    draw_halted(make_console("never", is_color_forbidden=True), halted)
+    said = capsys.readouterr().out
+    assert "this is pod 1 of its pods; pod 0 has the checkpoints" in said
+    assert "no whole checkpoint" not in said
 
 
 @pytest.mark.parametrize("command", ["launch", "resume"])

@@ -201,7 +201,9 @@ def test_a_lost_link_stops_nothing_and_a_repeat_starts_the_rest(
     pods[1].transport.answers["tmux"] = pods[0].transport.answers["tmux"]
     pods[1].script, pods[1].num_looks = running, 0
     num_sessions = len(pods[0].transport.asked)
-    assert execute_fleet(operator, plan(desk, pods, request("a,b"))).state == "running"
+    again = plan(desk, pods, request("a,b"))
+    assert again.plan.notes[1] == "node 1: pod b, rank 1, eth0"  # no address was probed for it
+    assert execute_fleet(operator, again).state == "running"
     assert not any("new-session" in words for words in pods[0].transport.asked[num_sessions:])
     assert desk.store.open_intents() == []
 

@@ -106,8 +106,9 @@ def test_all_pods_continue_from_the_checkpoint_of_pod_0(
 
 def test_what_is_left_continues_without_a_lost_pod(desk: Desk, pods: list[ScriptedPod]) -> None:
     pods[1].script = lambda _look: PodUnreachableError("b does not answer")
-    with pytest.raises(PodUnreachableError):
+    with pytest.raises(PodUnreachableError, match="Pod `b` cannot be asked") as caught:
         plan(desk, pods)
+    assert "nsa-ops resume r1 --pods a`" in caught.value.hint
     planned = plan(desk, pods, pods=("a",))
     assert [change.key for change in planned.differences] == ["runtime.num_pods"]
     assert any(note.startswith("b does not answer") for note in planned.notes)
