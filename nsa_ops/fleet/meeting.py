@@ -251,4 +251,4 @@ def _calls_of(pod: PodCalls, target: int) -> list[CalledAddress]:
 
 
 def _how_to_open(ports: str) -> str:
-    return f"Open {ports} between the pods, or let an engine run it: `nsa-ops export --help`"
+    return f"Open {ports} between the pods, or let an engine run it: see docs/scale.md"
