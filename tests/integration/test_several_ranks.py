@@ -120,7 +120,7 @@ def test_a_rank_that_is_killed_is_named_and_everything_ends_in_time(begin: Start
 
 def test_a_stopped_rank_is_named_by_the_watchdog_which_ends_all(begin: Start) -> None:
     quick = {
-        "interval_s": 0.2, "ack_grace_s": 0.5, "term_grace_s": 1.0, "stall_min_s": 2.0,
+        "interval_s": 0.2, "ack_grace_s": 0.5, "term_grace_s": 1.0, "stall_min_s": 4.0,
         "phase_limit_s": 5.0, "stale_warn_s": 100.0, "stale_halt_s": 100.0,
         "restart_budget": 0,
     }  # fmt: skip
