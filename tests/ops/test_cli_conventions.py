@@ -57,7 +57,12 @@ def test_settings_are_checked_before_anything_is_shown_or_done(
 ) -> None:
     monkeypatch.setenv("NSA_OPS_TIMEOUT_S", "soon")
     monkeypatch.chdir(own_settings)
-    needed = ["x" for parameter in COMMANDS[words].params if parameter.required]
+    needed = [
+        word
+        for parameter in COMMANDS[words].params
+        if parameter.required
+        for word in (*parameter.opts[: parameter.param_type_name == "option"], "x")
+    ]
     before = sorted(own_settings.rglob("*"))
     outcome = cli(*words.split(), *needed)
     if words == "doctor":  # its work is to name what is wrong
