@@ -265,7 +265,8 @@ def _announce(session: TrainingSession) -> None:
 
 def _share(session: TrainingSession) -> str:
     ranks = session.context.group.size
-    return f", shared by {ranks} ranks" if ranks > 1 else ""
+    how = "each with its part of the state" if session.learner.shards else "each with all state"
+    return f", shared by {ranks} ranks, {how}" if ranks > 1 else ""
 
 
 def _loader_plan(context: AttemptContext, device: torch.device) -> LoaderPlan:
