@@ -9,7 +9,7 @@ from nsa_ops.agents import ask, probe_run, read_run_manifest
 from nsa_ops.context import Operator, RunHandle, target_of
 from nsa_ops.errors import NotFoundError, OpsError, PartialError
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.pod.messages import HaltAction, RunReport
+from nsa_ops.pod.messages import HaltAction, RunReport, SignalAction
 from nsa_ops.quantities import count_of, format_time
 from nsa_ops.remote.snapshot import has_code
 from nsa_ops.remote.ssh.host_keys import unpin
@@ -195,12 +195,18 @@ def _act(operator: Operator, intent: Intent, truth: Truth, way: Way) -> None:
             if way == "start":
                 _start(operator, run, intent, truth)
     elif way == "halt" and pod is not None and report is not None:
-        reason = "the run continues on another pod"
-        action = HaltAction(run_dir=Path(report.run_dir), reason=reason, by="reconcile")
         code_id = str(intent.details.get("code_id"))
-        ask(RunHandle(operator.link(pod), code_id, intent.subject), action)
+        ask(RunHandle(operator.link(pod), code_id, intent.subject), _stop_left(report))
     elif way == "rolled back" and intent.act in {"pod add", "pod trust"}:
         _unpin(operator, intent, pod)
+
+
+def _stop_left(report: RunReport) -> HaltAction | SignalAction:
+    """What stops a run on a pod that it left; pods 1, 2 … of several read no stop request."""
+    run_dir, reason = Path(report.run_dir), "the run continues on another pod"
+    if report.manifest.node_rank:
+        return SignalAction(run_dir=run_dir, signal="TERM", reason=reason, by="reconcile")
+    return HaltAction(run_dir=run_dir, reason=reason, by="reconcile")
 
 
 def _start(operator: Operator, run: RunHandle, intent: Intent, truth: Truth) -> None:

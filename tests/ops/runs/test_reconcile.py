@@ -11,6 +11,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.rundir.halt import HaltRequest
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.errors import PodUnreachableError
+from nsa_ops.pod.messages import HaltAction, SignalAction
 from nsa_ops.runs.members import MemberReport, merge
 from nsa_ops.runs.reconcile import Truth, decide, execute_reconcile, plan_reconcile, unsettled
 from nsa_ops.store import Intent
@@ -222,3 +223,17 @@ def test_a_start_waits_for_every_pod_to_answer(desk: Desk) -> None:
     other.script = lambda _look: PodUnreachableError("b does not answer")
     (settled,) = execute_reconcile(operator, plan_reconcile(operator))
     assert (settled.way, settled.found) == ("wait", "pod `b`: b does not answer")
+
+
+@pytest.mark.parametrize(("rank", "kind"), [(0, HaltAction), (1, SignalAction)])
+def test_a_pod_that_was_left_and_still_trains_is_stopped_as_its_rank_allows(
+    desk: Desk, rank: int, kind: type[HaltAction | SignalAction]
+) -> None:
+    (left,) = make_pods(desk, "b")
+    operator = operator_of(desk, [left])
+    desk.store.leave_open("leave pod", "r1", pod="b", code_id="code-1", reason="it was silent")
+    summary = report().manifest.model_copy(update={"node_rank": rank})
+    left.script = lambda _look: report("running", manifest=summary)
+    (settled,) = execute_reconcile(operator, plan_reconcile(operator))
+    assert settled.way == "halt"
+    assert len(left.asked_for(kind)) == len(left.actions) == 1
