@@ -143,6 +143,10 @@ class RunDir:
         """Stacks of all threads, appended at every SIGUSR1."""
         return self.root / f"stackdump_rank{rank}.txt"
 
+    def memory_report(self, attempt: int, rank: int = 0) -> Path:
+        """What filled the memory of a rank that ran out of it; see memory_report.py."""
+        return self.root / f"memory_attempt{attempt}_rank{rank}.json"
+
     def attempt(self, attempt: int) -> Path:
         """Folder that keeps manifest.json and exit.json of an earlier attempt."""
         return self.root / "attempts" / str(attempt)

@@ -225,9 +225,7 @@ class TrainerAttempt:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         self._log.keep("".join(traceback.format_exception(error)))
         if is_out_of_memory(error):
-            hint = "Lower batch.micro_batch and raise batch.accumulation by as much"
-            self._log.report(f"error: out of memory: {reason}\nhint: {hint}")
-            return _End(TrainerExit.OUT_OF_MEMORY, f"out of memory: {reason}")
+            return self._end_without_memory(reason)
         if type(error).__module__.startswith(COMPILER_MODULES):
             self._log.report(
                 f"error: torch.compile failed here: {reason}\n"
@@ -240,6 +238,27 @@ class TrainerAttempt:
             return _End(TrainerExit.CRASHED, f"the system failed: {one_line(error)}")
         self._log.report(f"error: a bug: {reason}\nhint: The traceback is in {self._run.log}")
         return _End(TrainerExit.CRASHED, reason)
+
+    def _end_without_memory(self, reason: str) -> _End:
+        """Leave what filled the memory, and say which setting to change."""
+        from nsa_core.train.memory_report import make_memory_report, write_memory_report
+
+        report = make_memory_report(
+            self._manifest.config,
+            attempt=self._manifest.attempt,
+            rank=self._place.rank,
+            step=self._beats.step,
+            phase=self._beats.phase,
+            error=reason,
+        )
+        self._telemetry.writes.attempt(
+            "the report of the memory", lambda: write_memory_report(self._run, report)
+        )
+        where = self._run.memory_report(report.attempt, report.rank).name
+        self._log.report(
+            f"error: out of memory: {reason}\nhint: {report.advice[0]}; {where} has the rest"
+        )
+        return _End(TrainerExit.OUT_OF_MEMORY, f"out of memory: {reason}")
 
     def _end(self, end: _End) -> int:
         """Write the end; returns the exit code of the process."""

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.layout import RunDir
+from nsa_core.train.memory_report import MemoryReport
 from tests.integration import trainer_faults as faults
 from tests.integration.trainer_runs import (
     events,
@@ -57,7 +59,9 @@ def test_out_of_memory_has_its_own_code_and_names_the_way_out(tmp_path: Path, sh
     run = make_run(tmp_path, shards)
     assert start(run, faults.out_of_memory_at_step_5).wait() == 13
     assert "2.00 GiB" in one_clear_line(run)
-    assert "batch.micro_batch" in stderr(run)
+    report = read_model(MemoryReport, run.memory_report(1))
+    assert (report.step, report.phase, report.card) == (4, "train", None)
+    assert f"hint: {report.advice[0]}; {run.memory_report(1).name}" in stderr(run)
 
 
 def test_a_bug_leaves_its_traceback_in_the_log_and_one_line_on_stderr(
