@@ -5,8 +5,6 @@ Legend: T tokens of a row.
 
 import argparse
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,27 +14,19 @@ from typing import Any
 import torch
 
 from nsa_core.bench.command import Bench, Column, Table, add_count, add_repeatable, check_at_least
-from nsa_core.bench.scale_rank import OUT_OF_MEMORY, REQUEST, RankRequest, RankTimes, rank_file
+from nsa_core.bench.scale_processes import read_times, run_ranks
+from nsa_core.bench.scale_rank import OUT_OF_MEMORY, RankRequest, RankTimes, rank_file
 from nsa_core.config.base import ConfigError
 from nsa_core.config.counts import Sharding, count_flops
 from nsa_core.config.recipe import parse_set, resolve
 from nsa_core.config.run import RunConfig
 from nsa_core.config.step_memory import MIB_PER_GIB, estimate_step
 from nsa_core.config.training import DataConfig
-from nsa_core.env import ranks_environment, trainer_environment
-from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.bench_result import Machine
-from nsa_core.rundir.bounded_json import read_model
 from nsa_core.terminal import tell
 from nsa_core.train.card import peak_flops_per_s
 
 SHARDINGS: tuple[Sharding, ...] = ("ddp", "fsdp")
-#: Of all processes of one measurement: they compile, and may be the first to fill the caches.
-DEADLINE_S = 900.0
-#: torchrun gives its workers 30 s to end before it kills them.
-END_S = 45.0
-_WORKER = "nsa_core.bench.scale_rank"
-_MAX_SAID_BYTES = 65_536
 
 
 @dataclass(frozen=True)
@@ -190,77 +180,10 @@ def measure_row(request: ScaleRequest, length: int, ranks: int, sharding: Shardi
     with tempfile.TemporaryDirectory(prefix="nsa-scale-") as name:
         folder = Path(name)
         problem = run_ranks(folder, asked)
-        times = [_read_times(rank_file(folder, rank)) for rank in range(ranks)]
+        times = [read_times(rank_file(folder, rank)) for rank in range(ranks)]
     device = torch.device(config.runtime.device)
     peak = peak_flops_per_s(device, config.runtime.precision)
     return compose_row(request, config, times, problem, peak)
-
-
-def run_ranks(folder: Path, asked: RankRequest) -> str:
-    """Run all ranks to their end; why they did not finish, or empty."""
-    write_text(folder / REQUEST, asked.model_dump_json())
-    ranks, said = asked.config.num_ranks, folder / "said.txt"
-    command = [sys.executable, "-m", *_meeting(ranks), _WORKER, str(folder)]
-    environment = trainer_environment(asked.config.runtime.allocator)
-    if ranks > 1:
-        environment |= ranks_environment(
-            num_local=ranks,
-            threads=asked.config.runtime.threads,
-            uses_cards=asked.config.runtime.device == "cuda",
-            interface=None,
-            recorder_prefix=folder / "flight_record_",
-        )
-    with said.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
-        )
-        try:
-            code = process.wait(DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            return f"not finished within {DEADLINE_S:g} s"
-        finally:
-            _end(process)
-    return "" if code == 0 else f"exit code {code}: {_last_words(said)}"
-
-
-def _meeting(ranks: int) -> list[str]:
-    """torchrun, as a launched run of one pod has it; nothing for one rank."""
-    here = "127.0.0.1"
-    torchrun = [
-        "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks),
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{here}:0", "--local-addr", here,
-        "--max-restarts", "0", "--module",
-    ]  # fmt: skip
-    return torchrun if ranks > 1 else []
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End what still runs; torchrun ends its workers."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _last_words(path: Path) -> str:
-    """The last line that names an error, else the last one."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _MAX_SAID_BYTES))
-        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
-    said = [line for line in lines if line]
-    named = [line for line in said if "error:" in line.lower()]
-    return (named or said or ["nothing was said"])[-1][:300]
-
-
-def _read_times(path: Path) -> RankTimes | None:
-    try:
-        return read_model(RankTimes, path)
-    except (OSError, ValueError):
-        return None
 
 
 def compose_row(

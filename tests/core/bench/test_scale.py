@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_core.bench import scale
+from nsa_core.bench import scale, scale_processes
 from nsa_core.bench.__main__ import main
 from nsa_core.bench.scale import (
     TABLE,
@@ -21,7 +21,7 @@ from nsa_core.bench.scale import (
     read_request,
     with_efficiency,
 )
-from nsa_core.bench.scale_rank import OUT_OF_MEMORY, RankTimes
+from nsa_core.bench.scale_rank import OUT_OF_MEMORY, RankRequest, RankTimes
 from nsa_core.config.base import ConfigError
 
 TINY = [
@@ -157,12 +157,10 @@ def test_processes_that_hang_are_ended_at_the_deadline(
     fake = tmp_path / "python"
     fake.write_text(f"#!/bin/sh\necho $$ > {started}\nexec sleep 300\n")
     fake.chmod(0o755)
-    monkeypatch.setattr(scale.sys, "executable", str(fake))
-    monkeypatch.setattr(scale, "DEADLINE_S", 1.0)
-    asked = scale.RankRequest(
-        config=rank_config(REQUEST, 64, 1, "ddp"), warmup_steps=1, steps=1, runs=1
-    )
-    assert scale.run_ranks(tmp_path, asked) == "not finished within 1 s"
+    monkeypatch.setattr(scale_processes.sys, "executable", str(fake))
+    monkeypatch.setattr(scale_processes, "DEADLINE_S", 1.0)
+    asked = RankRequest(config=rank_config(REQUEST, 64, 1, "ddp"), warmup_steps=1, steps=1, runs=1)
+    assert scale_processes.run_ranks(tmp_path, asked) == "not finished within 1 s"
     with pytest.raises(ProcessLookupError):
         os.kill(int(started.read_text()), 0)
 
