@@ -5,7 +5,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_core.config.base import disk_advice, one_line
@@ -68,6 +68,8 @@ def take_run(run: RunDir, place: RankEnvironment | None = None) -> RunManifest:
         ) from error
     if place is None or place.is_leader:
         _lock(run)
+    else:
+        _refuse_twin(run, manifest, place)
     ended = read_exit(run)
     if ended is not None and ended.attempt == manifest.attempt:
         message = f"attempt {ended.attempt} has ended with code {ended.code}: {ended.reason}"
@@ -84,6 +86,16 @@ def _lock(run: RunDir) -> None:
     except BlockingIOError as error:
         message = f"another trainer runs in {run.root}"
         raise RunIsTakenError(message, hint=f"See `nsa-ops status {run.run_id}`") from error
+
+
+def _refuse_twin(run: RunDir, manifest: RunManifest, place: RankEnvironment) -> None:
+    """Leave the records of a rank alone that runs already; the lock is held by the first one."""
+    found = read_rank_process(run, place.rank, manifest.attempt)
+    if found is not None and is_alive(found.process):
+        message = (
+            f"another trainer runs in {run.root}: rank {place.rank} is pid {found.process.pid}"
+        )
+        raise RunIsTakenError(message, hint=f"See `nsa-ops status {run.run_id}`")
 
 
 def _line(error: TrainerError) -> str:
@@ -262,10 +274,12 @@ class TrainerAttempt:
 
     def _end(self, end: _End) -> int:
         """Write the end; returns the exit code of the process."""
-        code = end.code
+        speaks = self._is_alone
+        if end.is_shared and not self._is_alone:
+            end, speaks = self._leave(end)
         if not self._is_alone:
             self._write_rank_end(end)
-        speaks = self._group.leave(code, self._wait_for_others) if end.is_shared else self._is_alone
+        code = end.code
         self._beats.write("end", TrainerFigures(exit_code=int(code)))
         self._telemetry.close()
         if self._place.is_leader:
@@ -276,6 +290,17 @@ class TrainerAttempt:
             facts = {"code": int(code), "step": self._beats.step, "telemetry_lines_lost": lost}
             self._telemetry.event("ended", f"exit code {int(code)}: {end.reason}", **facts)
         return 0 if speaks and not self._is_alone else int(code)
+
+    def _leave(self, end: _End) -> tuple[_End, bool]:
+        """The end that was agreed on, if all ranks come to it; until then the cause is elsewhere.
+
+        One of them may still fail: rank 0 writes the last checkpoint and the final model alone.
+        """
+        self._write_rank_end(replace(end, follows=True))
+        if self._group.leave(end.code, self._wait_for_others):
+            return end, True
+        reason = f"another rank failed while the run ended ({end.reason})"
+        return _End(TrainerExit.CRASHED, reason, follows=True), False
 
     def _wait_for_others(self) -> bool:
         """Whether ranks that have not ended yet may still do so."""

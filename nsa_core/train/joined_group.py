@@ -107,17 +107,25 @@ class JoinedGroup(RankGroup):
         own = str(code)
         try:
             self._store.set(str(self.place.rank), own)
-            is_shared = all(self._read(rank, wait) == own for rank in range(self.size))
-            if is_shared:
-                self._store.add("left", 1)
-                # The store lives in the torchrun of pod 0, which goes when its own ranks are gone.
-                while self._store.add("left", 0) < self.size and wait():
-                    time.sleep(_POLL_S)
+            if any(self._read(rank, wait) != own for rank in range(self.size)):
+                return False
         except RuntimeError:  # the store went with the process that holds it
             return False
-        if is_shared:
-            dist.destroy_process_group()
-        return is_shared
+        self._let_others_read(wait)
+        dist.destroy_process_group()
+        return True
+
+    def _let_others_read(self, wait: Callable[[], bool]) -> None:
+        """Stay until all ranks have read how the others end.
+
+        The store lives in the torchrun of pod 0, which goes when its own ranks are gone.
+        """
+        try:
+            self._store.add("left", 1)
+            while self._store.add("left", 0) < self.size and wait():
+                time.sleep(_POLL_S)
+        except RuntimeError:  # the ranks of pod 0 have gone, because all had read it
+            return
 
     def _read(self, rank: int, wait: Callable[[], bool]) -> str:
         """How a rank ends; empty where it is not worth waiting any longer."""

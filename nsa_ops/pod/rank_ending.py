@@ -23,8 +23,6 @@ _TIMED_OUT = re.compile(r"collective operation timeout", re.IGNORECASE)
 _MOST_WORDS = 300
 #: How the reason of an end begins whose cause is a rank of another pod.
 LOST_ELSEWHERE = "the ranks of this pod lost one of another pod"
-#: How the end of a pod begins whose ranks only followed one of another pod.
-LOST_ELSEWHERE = "the ranks of this pod lost one of another pod"
 
 
 @dataclass(frozen=True)

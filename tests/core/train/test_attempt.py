@@ -2,17 +2,22 @@
 
 import errno
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
 from safetensors import SafetensorError
 
+from nsa_core.env import RankEnvironment
 from nsa_core.rundir.events import read_events
-from nsa_core.rundir.exit import read_exit
+from nsa_core.rundir.exit import TrainerExit, read_exit
 from nsa_core.rundir.halt import HaltRequest, write_halt
+from nsa_core.rundir.process import identify
+from nsa_core.rundir.ranks import RankProcess, read_rank_end, write_rank_process
 from nsa_core.train import attempt, checkpoint_files
 from nsa_core.train.attempt import TrainerAttempt
-from nsa_core.train.failure import DiskFullError
+from nsa_core.train.failure import DiskFullError, RunIsTakenError
+from nsa_core.train.group import RankGroup
 
 
 class EndedError(Exception):
@@ -96,3 +101,43 @@ def test_safetensors_hides_the_number_in_its_words():
         False,
     )
     assert "read-only" in checkpoint_files.advise(other)
+
+
+class Leaving(RankGroup):
+    """Notes what a rank had on record while it waited for the others, which come or do not."""
+
+    def __init__(self, run, place, *, come):
+        super().__init__(place)
+        self._run, self._come = run, come
+        self.seen = None
+
+    def leave(self, code, wait):
+        self.seen = read_rank_end(self._run, self.place.rank, 1)
+        return self._come
+
+
+@pytest.mark.parametrize("come", [True, False])
+def test_an_agreed_end_counts_once_every_rank_has_come_to_it(run, manifest, come):
+    """Rank 0 may fail in the final model, while the others have nothing left to do."""
+    place = RankEnvironment(rank=1, local_rank=1, world_size=2, local_size=2)
+    made = TrainerAttempt(run, manifest, place)
+    made._group = group = Leaving(run, place, come=come)
+    code = made._end(attempt._End(TrainerExit.FINISHED, "finished 6 steps", is_shared=True))
+    ended = read_rank_end(run, 1, 1)
+    assert group.seen.follows
+    assert (code, ended.code) == ((0, 0) if come else (1, 1))
+    assert ended.follows is not come
+    assert "finished 6 steps" in ended.reason
+
+
+def test_a_second_start_leaves_the_records_of_running_ranks_alone(run, manifest):
+    place = RankEnvironment(rank=1, local_rank=1, world_size=2, local_size=2)
+    record = RankProcess(
+        run_id="r1", attempt=1, rank=1, local_rank=1, num_ranks=2,
+        process=identify(os.getpid()), started_unix_s=time.time(),
+    )  # fmt: skip
+    write_rank_process(run, record)
+    with pytest.raises(RunIsTakenError, match="rank 1 is pid"):
+        attempt.take_run(run, place)
+    write_rank_process(run, record.model_copy(update={"attempt": 2}))
+    assert attempt.take_run(run, place) == manifest
