@@ -164,7 +164,7 @@ class RuntimeConfig(FrozenModel):
     #: `ddp` keeps the whole state on every card, `fsdp` a part of it on each; `auto` is `fsdp`
     #: where one card cannot hold the state.
     sharding: Literal["auto", "ddp", "fsdp"] = "auto"
-    #: Longest time of a collective after the first step, which may take `compile_limit_s`.
+    #: Longest time of a collective after the first steps, which may compile.
     collective_timeout_s: float = Field(120.0, gt=0)
 
 

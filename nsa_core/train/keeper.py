@@ -145,6 +145,7 @@ class CheckpointKeeper:
         self._stall_s = 0.0
         self._num_begun = 0  # saves of this attempt; the same on every rank
         self._rank_deadline_s = rank_deadline_s
+        self._meet_s = rank_deadline_s / 4
         self._known_good = self._read_known_good()
         self.statistics = SaveStatistics()
         self._saved_steps = [checkpoint.step for checkpoint in list_checkpoints(run)]
@@ -184,21 +185,30 @@ class CheckpointKeeper:
         beats = self._telemetry.beats
         with beats.within("checkpoint"), self._clock.within("checkpoint_stall"):
             began = time.monotonic()
+            self._wait_together()
             self.settle(wait=True)
             if self._group.as_first(claim=step != self.whole_step):
                 snapshot = take()
                 if snapshot is not None:
-                    self._submit(snapshot)
+                    self._num_begun += 1
+                    self._writing = self._writer.submit(self._write, snapshot)
+                if not self._config.background:
+                    self._wait_together()
                 self._stall_s = time.monotonic() - began
             if wait:
                 self.settle(wait=True, is_last=True)
 
-    def _submit(self, snapshot: TrainingSnapshot) -> None:
-        """Begin to write, once the last result was collected; wait for it if not in background."""
-        self._num_begun += 1
-        self._writing = self._writer.submit(self._write, snapshot)
-        if not self._config.background:
-            wait_for([self._writing])
+    def _wait_together(self) -> None:
+        """Wait until no rank writes any more, however long that takes.
+
+        The ranks meet meanwhile, because one that waits in a single collective gives the others up.
+        """
+        while True:
+            if self._writing is not None:
+                wait_for([self._writing], timeout=self._meet_s if self._group.size > 1 else None)
+            is_busy = self._writing is not None and not self._writing.done()
+            if self._group.add_up([is_busy]) == [0]:
+                return
 
     def _write(self, snapshot: TrainingSnapshot) -> SaveResult:
         began = time.monotonic()

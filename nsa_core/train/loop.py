@@ -37,7 +37,8 @@ def train(session: TrainingSession) -> StopRequest | None:
     Raises:
         NonFiniteError: If too many steps had no usable loss; nothing is saved then, because the
             weights are suspect.
-        DataError: If no batch comes; saved first.
+        DataError: If no batch comes; saved first, unless one rank of several is alone with it, as
+            in an evaluation.
         DiskFullError: If checkpoints cannot be written any more.
     """
     try:
@@ -47,7 +48,8 @@ def train(session: TrainingSession) -> StopRequest | None:
             session.keeper.save(session.snapshot, session.step, wait=True)
         return stop.request
     except DataError:
-        session.keeper.save(session.snapshot, session.step, wait=True)
+        if session.context.group.has_agreed or session.context.group.size == 1:
+            session.keeper.save(session.snapshot, session.step, wait=True)
         raise
     session.keeper.save(session.snapshot, session.step, wait=True)
     session.context.group.has_agreed = True
@@ -70,9 +72,9 @@ def _run_steps(session: TrainingSession) -> None:
         session.sync_s = time.monotonic() - fetched
         result, learning_rate = _step(session, batches, num_valid)
         num_tokens = session.config.batch.tokens_per_step
-        session.meter.add(num_tokens, time.monotonic() - fetched, fetched - began)
-        if session.step == session.keeper.begin_step:
+        if session.meter.is_last_warmup:  # no rank compiles any more
             session.context.group.tighten(_collective_limit_s(session.config))
+        session.meter.add(num_tokens, time.monotonic() - fetched, fetched - began)
         _judge(session, result, num_tokens)
         log_step(session, result, learning_rate)
 

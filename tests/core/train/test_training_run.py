@@ -1,7 +1,10 @@
 """The loop of the trainer on a tiny run, in this process: what it logs is what was asked for."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from nsa_core.data.reporting import DataError
 from nsa_core.rundir.manifest import read_manifest
 from nsa_core.train import learner, loop
 from nsa_core.train.optimizer import learning_rate_scale
@@ -58,3 +61,28 @@ def test_a_compiled_run_records_its_gates_once_before_it_is_timed(tmp_path, monk
     monkeypatch.setattr(loop, "_records_gates", noted)
     assert run_here(run).code == 0
     assert [step for step, is_wanted in enumerate(wanted, start=1) if is_wanted] == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("size", "has_agreed", "saves"), [(1, False, 1), (2, True, 1), (2, False, 0)]
+)
+def test_a_rank_that_alone_lost_its_data_begins_no_save_that_others_do_not_join(
+    monkeypatch, size, has_agreed, saves
+):
+    """As where one rank cannot read a validation batch: the others are at another collective."""
+
+    def fail(session):
+        message = "reading the staged data failed"
+        raise DataError(message, "look at the disk")
+
+    saved = []
+    monkeypatch.setattr(loop, "_run_steps", fail)
+    session = SimpleNamespace(
+        context=SimpleNamespace(group=SimpleNamespace(size=size, has_agreed=has_agreed)),
+        keeper=SimpleNamespace(save=lambda *inputs, wait: saved.append(wait)),
+        snapshot=None,
+        step=3,
+    )
+    with pytest.raises(DataError):
+        loop.train(session)
+    assert len(saved) == saves
