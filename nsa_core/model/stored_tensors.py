@@ -147,5 +147,10 @@ def _copy_rows(
     found = piece[begin - have.begin : max(begin, end) - have.begin]
     if name not in tensors:
         tensors[name] = torch.empty(wanted.part_shape, dtype=found.dtype)
+    if tensors[name].dtype != found.dtype:
+        message = (
+            f"tensor `{name}` is {tensors[name].dtype} in one file and {found.dtype} in another"
+        )
+        raise ValueError(message)
     if begin < end:
         tensors[name][begin - wanted.begin : end - wanted.begin] = found

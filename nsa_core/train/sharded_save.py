@@ -155,7 +155,12 @@ def _commit_all(
 
 
 def _give_up(folder: Path, layout: ShardLayout, error: CheckpointWriteError) -> None:
-    """Say to the other ranks why there will be no checkpoint, and free the space."""
+    """Say to the other ranks why there will be no checkpoint, and free the space.
+
+    A part that was offered stays until rank 0 removes it, which may be naming the checkpoint now.
+    """
+    if layout.rank and (folder / rank_file(SHARD_FILE, layout.rank)).exists():
+        return
     ending = f"_rank{layout.rank}"
     failure = ShardFailure(
         rank=layout.rank,
@@ -210,6 +215,7 @@ class _Wait:
     def for_checkpoint(self) -> Checkpoint:
         """The checkpoint that rank 0 has made of all parts."""
         final = self._run.checkpoint(self._step)
+        self._until += self._save.deadline_s  # rank 0 decides first, for all
         while self._folder.exists():
             self._look(0)
         made = read_checkpoint(final)

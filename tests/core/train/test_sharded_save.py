@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -151,6 +152,22 @@ def test_a_rank_that_stays_away_fails_the_save_and_the_one_before_stays(run, lea
     assert left_in(run) == ["latest", "step_000005", "step_000007"]
 
 
+def test_a_rank_that_gives_up_takes_nothing_from_a_checkpoint_that_is_being_named(
+    run, learner, monkeypatch
+):
+    def slow(*inputs):
+        time.sleep(1.0)  # as an fsync on a busy disk
+        return commit(*inputs)
+
+    commit = content.commit
+    monkeypatch.setattr("nsa_core.train.sharded_save.commit", slow)
+    first, second = save_together(run, parts(whole(learner), 2), ORIGIN, SharedSave(1, 0.3))
+    assert isinstance(first, Checkpoint)
+    assert isinstance(second, content.CheckpointWriteError)
+    assert not inspect_checkpoint(first.path).damage
+    assert not list(first.path.glob("failed_*"))
+
+
 def test_a_full_disk_of_one_rank_reaches_all_with_its_reason(run, learner, monkeypatch):
     def full(folder, snapshot):
         if snapshot.rank == 1:
@@ -284,3 +301,12 @@ def test_a_shape_that_no_file_could_hold_takes_no_memory(run, learner):
     huge = replace(one, shape=(2**50,))
     with pytest.raises(ValueError, match="its files have"):
         read_stored({"norm.weight": huge})
+
+
+def test_rows_of_another_type_in_one_of_the_files_are_refused(run, learner):
+    snapshots = parts(whole(learner), 2)
+    snapshots[1].model["norm.weight"] = snapshots[1].model["norm.weight"].half()
+    checkpoint = save_together(run, snapshots, ORIGIN, SAVE)[0]
+    stored = find_stored(checkpoint.path, checkpoint.manifest, MODEL_FILE)
+    with pytest.raises(ValueError, match=r"norm.weight` is torch.float32 in one file and torch"):
+        read_stored(stored)
