@@ -117,7 +117,8 @@ def open_run_model(
         model = LanguageModel(config.model, backends, seed=config.seed)
         load_model_tensors(model, read_weights(weights.path))
     except (ValueError, OSError, SafetensorError) as error:
-        message = f"{weights.path} cannot be loaded: {error}"
+        why = str(error) if isinstance(error, SafetensorError) else one_line(error)
+        message = f"{weights.path} cannot be loaded: {why}"
         raise RunModelError(message, TrainerExit.CHECKPOINT) from error
     return RunModel(model.to(device).eval(), tokenizer, weights, device)
 

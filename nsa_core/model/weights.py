@@ -73,4 +73,7 @@ def copy_tensors(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
                 f"and {list(tensor.shape)} in the model"
             )
             raise ValueError(message)
+        if tensor.is_floating_point() != tensors[name].is_floating_point():
+            message = f"tensor `{name}` is {tensors[name].dtype} in the checkpoint"
+            raise ValueError(message)
         tensor.copy_(tensors[name])

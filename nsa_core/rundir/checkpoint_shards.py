@@ -14,6 +14,7 @@ from nsa_core.config.base import FrozenModel, TolerantModel
 from nsa_core.rundir.bounded_json import MANIFEST, parse_model, read_bounded
 from nsa_core.rundir.checkpoint import SHARD_FILE, CheckpointFile, CheckpointManifest, rank_file
 from nsa_core.rundir.manifest import AttemptId
+from nsa_core.rundir.names import show_number
 
 #: Dimensions of a tensor at most, as in numpy.
 _MAX_DIMENSIONS = 64
@@ -100,6 +101,10 @@ def read_shards(folder: Path, manifest: CheckpointManifest) -> list[CheckpointSh
         ValueError: If one is not what its name says, or rows are missing or there twice.
     """
     shards = [read_shard(folder, rank) for rank in range(manifest.num_shards)]
+    other = [shard for shard in shards if shard.step != manifest.step]
+    if other:
+        message = f"{rank_file(SHARD_FILE, other[0].rank)} is of step {show_number(other[0].step)}"
+        raise ValueError(message)
     fault = find_shard_fault(shards)
     if fault is not None:
         raise ValueError(fault)
@@ -111,7 +116,8 @@ def find_shard_fault(shards: Sequence[CheckpointShard]) -> str | None:
     for number, shard in enumerate(shards):
         if (shard.rank, shard.num_ranks) != (number, len(shards)):
             return (
-                f"{rank_file(SHARD_FILE, number)} is of rank {shard.rank} of {shard.num_ranks}, "
+                f"{rank_file(SHARD_FILE, number)} is of rank {show_number(shard.rank)} of "
+                f"{show_number(shard.num_ranks)}, "
                 f"and not of rank {number} of {len(shards)}"
             )
     return _find_gap([shard.model for shard in shards]) or _find_gap(

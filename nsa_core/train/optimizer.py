@@ -1,7 +1,7 @@
 """AdamW, Muon for the matrices of the blocks, and the learning rate as a function of the step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ def learning_rate_scale(step: int, schedule: ScheduleConfig) -> float:
     progress = min(1.0, max(0.0, (step - first) / max(1, last - first)))
     falling = 1 - progress if schedule.kind == "wsd" else 0.5 * (1 + math.cos(math.pi * progress))
     return schedule.min_ratio + (1 - schedule.min_ratio) * falling
+
+
+#: State of a parameter that AdamW has updated.
+_ADAMW_KEYS = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
 
 class OptimizerSet:
@@ -114,7 +118,7 @@ class OptimizerSet:
         """Replace the state by what `state_tensors` gave.
 
         Raises:
-            ValueError: If a name belongs to no parameter of this run.
+            ValueError: If a name belongs to no parameter of this run, or a tensor does not fit it.
         """
         by_name: dict[str, dict[str, Tensor]] = {}
         for path, value in tensors.items():
@@ -125,6 +129,7 @@ class OptimizerSet:
             message = f"optimizer state of `{min(unknown)}` belongs to no parameter of this run"
             raise ValueError(message)
         for optimizer, names in zip(self._optimizers, self._names, strict=True):
+            _require_fitting(optimizer, names, by_name)
             state = optimizer.state_dict()
             state["state"] = {i: by_name[name] for i, name in enumerate(names) if name in by_name}
             optimizer.load_state_dict(state)
@@ -139,6 +144,30 @@ def _require_master_weights(parameters: Sequence[ParameterInfo]) -> None:
                 "least float32; autocast makes the products half"
             )
             raise ValueError(message)
+
+
+def _require_fitting(
+    optimizer: torch.optim.Optimizer,
+    names: Sequence[str],
+    by_name: Mapping[str, Mapping[str, Tensor]],
+) -> None:
+    """Refuse state that would fail, or be cast, in the first step of an optimizer."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    needed = _ADAMW_KEYS if isinstance(optimizer, torch.optim.AdamW) else frozenset[str]()
+    for name, parameter in zip(names, parameters, strict=True):
+        found = by_name.get(name)
+        if found is None:
+            continue
+        if not needed <= found.keys():
+            message = f"optimizer state of `{name}` has no `{min(needed - found.keys())}`"
+            raise ValueError(message)
+        for key, value in found.items():
+            if value.shape not in ((), parameter.shape) or not value.is_floating_point():
+                message = (
+                    f"optimizer state `{name}/{key}` is {value.dtype} of shape "
+                    f"{list(value.shape)}, and its parameter has {list(parameter.shape)}"
+                )
+                raise ValueError(message)
 
 
 def _adamw(

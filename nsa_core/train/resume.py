@@ -308,7 +308,7 @@ def restore(
         share_state(learner.model, learner.steps.optimizers, device, group)
     random = spread_random(group, states)
     if random is not None:
-        restore_random_state(random, device)
+        _restore_random(folder.name, random, device)
     else:  # fewer ranks wrote it
         seed_everything(point.config.seed, group.place.rank)
     if learner.steps.scaler is not None and point.state.loss_scaler is not None:
@@ -326,9 +326,23 @@ def _load(point: ResumePoint, learner: Learner) -> list[RandomState]:
         wanted = shards.wanted_state(stored) if shards else None
         learner.steps.optimizers.load_state_tensors(read_stored(stored, wanted))
         return content.read_random(folder, manifest)
-    except (ValueError, OSError, SafetensorError) as error:
-        message = f"{folder.name} cannot be loaded: {error}"
-        raise CheckpointError(message, hint="Resume from another checkpoint") from error
+    except SafetensorError as error:
+        raise _unusable(folder.name, str(error)) from error
+    except (ValueError, OSError) as error:
+        raise _unusable(folder.name, one_line(error)) from error
+
+
+def _restore_random(name: str, state: RandomState, device: torch.device) -> None:
+    """Put the generators back; what is no state of one is an error of many types."""
+    try:
+        restore_random_state(state, device)
+    except (ValueError, KeyError, OverflowError, RuntimeError, TypeError) as error:
+        why = str(error).strip().partition("\n")[0]
+        raise _unusable(name, f"it holds no state of a generator: {why}") from error
+
+
+def _unusable(name: str, why: str) -> CheckpointError:
+    return CheckpointError(f"{name} cannot be loaded: {why}", hint="Resume from another checkpoint")
 
 
 def note_beginning(

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsa_core.config.base import FrozenModel
+from nsa_core.config.base import FrozenModel, one_line
 from nsa_core.config.run import RunConfig
+from nsa_core.data.batch import LoaderState
 from nsa_core.rundir.checkpoint import Checkpoint, CheckpointManifest
 from nsa_core.train.checkpoint_files import TrainingState
+from nsa_core.train.failure import CheckpointError
 from nsa_core.train.group import RankGroup
 
 
@@ -22,6 +24,19 @@ class ResumePoint:
     state: TrainingState
     config: RunConfig
     is_own: bool
+
+
+def read_place(point: ResumePoint) -> LoaderState:
+    """Where the run stood in its data.
+
+    Raises:
+        CheckpointError: If the checkpoint does not say it.
+    """
+    try:
+        return LoaderState.model_validate(point.state.loader)
+    except ValueError as error:
+        message = f"{point.checkpoint.path.name} has no place in the data: {one_line(error)}"
+        raise CheckpointError(message, hint="Resume from another checkpoint") from error
 
 
 class _SharedPoint(FrozenModel):

@@ -17,7 +17,7 @@ from nsa_core.rundir.heartbeat import BeatFigures
 from nsa_core.rundir.layout import RunDir
 from nsa_core.train.failure import TrainerConfigurationError
 from nsa_core.train.group import RankGroup
-from nsa_core.train.resume_point import ResumePoint
+from nsa_core.train.resume_point import ResumePoint, read_place
 from nsa_core.train.stop import StopWatch
 from nsa_core.train.telemetry import AttemptContext, Telemetry
 
@@ -78,7 +78,7 @@ def _own_place(point: ResumePoint | None) -> LoaderState | None:
     """Where a run stands in its own data; None where it begins, also from a parent's checkpoint."""
     if point is None or not point.is_own:
         return None
-    return LoaderState.model_validate(point.state.loader)
+    return read_place(point)
 
 
 def _progress(context: AttemptContext, stop: StopWatch) -> Callable[[StageProgress], None]:

@@ -8,7 +8,7 @@ import torch
 
 from nsa_core.config.counts import count_flops
 from nsa_core.config.run import RunConfig
-from nsa_core.data.batch import LoaderState, TokenBatch
+from nsa_core.data.batch import TokenBatch
 from nsa_core.data.loader import Loader, LoaderPlan, validation_batches
 from nsa_core.data.staging import StagedData
 from nsa_core.data.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ from nsa_core.train.learner import (
 )
 from nsa_core.train.random_state import RandomState, gather_random, read_random_state
 from nsa_core.train.resume import find_point, note_beginning, restore
-from nsa_core.train.resume_point import ResumePoint, share_point
+from nsa_core.train.resume_point import ResumePoint, read_place, share_point
 from nsa_core.train.run_data import open_data, require_same_data
 from nsa_core.train.step import StepRunner
 from nsa_core.train.stop import StopWatch
@@ -291,7 +291,7 @@ def _make_loader(
     first sample of its own. A run never loses its place in its own data.
     """
     config = context.manifest.config
-    state = LoaderState.model_validate(point.state.loader) if point else None
+    state = read_place(point) if point else None
     if point is not None and state is not None and not point.is_own:
         begun = Loader(staged, config.data, plan)
         place = {"epoch", "global_sample"}

@@ -310,3 +310,11 @@ def test_rows_of_another_type_in_one_of_the_files_are_refused(run, learner):
     stored = find_stored(checkpoint.path, checkpoint.manifest, MODEL_FILE)
     with pytest.raises(ValueError, match=r"norm.weight` is torch.float32 in one file and torch"):
         read_stored(stored)
+
+
+def test_a_description_of_another_step_is_refused(run, learner):
+    checkpoint = save_together(run, parts(whole(learner), 2), ORIGIN, SAVE)[0]
+    path = checkpoint.path / "shard_rank1.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"step": 4}))
+    with pytest.raises(ValueError, match=r"shard_rank1\.json is of step 4"):
+        find_stored(checkpoint.path, checkpoint.manifest, MODEL_FILE)
