@@ -5,6 +5,8 @@ all ranks agreed on is in exit.json as well, by rank 0. After any other end the 
 exit.json of these records, and names the rank that failed first.
 """
 
+from pydantic import Field
+
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.bounded_json import read_model
@@ -37,10 +39,10 @@ class RankEnd(TolerantModel):
     run_id: str
     attempt: int
     rank: int
-    code: int
+    code: int = Field(ge=0, le=255)
     reason: str
-    step: int
-    at: float
+    step: int = Field(ge=0, le=2**53)
+    at: float = Field(allow_inf_nan=False)
     follows: bool = False
 
 

@@ -170,8 +170,9 @@ def name_signal(number: int) -> str:
         return f"signal {number}"
 
 
-_RANK = re.compile(r"^  rank +: (\d+) \(local_rank: \d+\)$")
-_CODE = re.compile(r"^  exitcode +: (-?\d+) \(pid: (\d+)\)")
+# Anybody may write such lines into the log: longer numbers are none of a rank, a code or a process.
+_RANK = re.compile(r"^  rank +: (\d{1,9}) \(local_rank: \d{1,9}\)$", re.ASCII)
+_CODE = re.compile(r"^  exitcode +: (-?\d{1,3}) \(pid: (\d{1,9})\)", re.ASCII)
 _ROOT = "Root Cause (first observed failure):"
 
 

@@ -163,6 +163,19 @@ def test_what_torchrun_reports_is_read_by_rank_with_the_first_failure() -> None:
     assert parse_failures("  exitcode  : -9 (pid: 5)\n  rank : x\n") == {}
 
 
+@pytest.mark.parametrize(
+    "log",
+    [
+        f"  rank      : {'9' * 5000} (local_rank: 0)\n  exitcode  : 1 (pid: 5)\n",
+        f"  rank      : 1 (local_rank: 1)\n  exitcode  : {'9' * 5000} (pid: 5)\n",
+        "  rank      : 1 (local_rank: 1)\n  exitcode  : 4000 (pid: 5)\n",
+        f"  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: {'9' * 5000})\n",
+    ],
+)
+def test_a_number_that_cannot_be_one_of_torchrun_is_no_report(log: str) -> None:
+    assert parse_failures(log) == {}
+
+
 def test_the_words_of_a_rank_are_the_last_line_that_begins_with_its_name() -> None:
     assert parse_words(TORCHRUN, 1) == "error: a bug: second"
     assert parse_words(TORCHRUN, 10) == "not of rank 1"
