@@ -26,6 +26,9 @@ class PodAddress(TolerantModel):
     @field_validator("address")
     @classmethod
     def _check(cls, address: str) -> str:
+        if "%" in address:  # behind it, any characters would pass as the name of a scope
+            message = "an address with a scope is of no use to another pod"
+            raise ValueError(message)
         return str(ipaddress.ip_address(address))
 
 
@@ -72,7 +75,7 @@ class CalledAddress(TolerantModel):
     from_address: str = Field("", max_length=64)
     port_problem: str = Field("", max_length=400)
     free_port_problem: str = Field("", max_length=400)
-    mb_per_s: float = Field(0.0, ge=0, allow_inf_nan=False)
+    mb_per_s: float = Field(0.0, ge=0, le=1e6)
 
 
 @dataclass(frozen=True)
@@ -235,19 +238,26 @@ def _nobody_reached(pods: Sequence[PodCalls], port: int) -> RefusedError:
     if first.listen_problem:
         message = f"Port {port} of pod `{first.pod}` cannot be opened: {first.listen_problem}"
         return RefusedError(message, hint="Name another one with `--port`")
-    one, calls = next(
-        (one, calls)
-        for one, calls in ((one, _calls_of(one, 0)) for one in pods[1:])
-        if all(call.port_problem for call in calls) or one is pods[-1]
-    )
-    tried = ", ".join(f"{call.address} ({call.port_problem})" for call in calls[:MAX_ADDRESSES])
-    message = f"Pod `{one.pod}` cannot reach pod `{first.pod}` on port {port}; tried "
-    message += tried or "nothing, as it has no address beside loopback"
-    return RefusedError(message, hint=_how_to_open(f"port {port} and all above 1023"))
+    hint = _how_to_open(f"port {port} and all above 1023")
+    for one in pods[1:]:
+        calls = _calls_of(one, 0)
+        if all(call.port_problem for call in calls):
+            tried = ", ".join(f"{call.address} ({call.port_problem})" for call in calls)
+            message = f"Pod `{one.pod}` cannot reach pod `{first.pod}` on port {port}; tried "
+            message += tried or "nothing, as it has no address beside loopback"
+            return RefusedError(message, hint=hint)
+    reached = "; ".join(f"`{one.pod}` at {_reached_text(one)}" for one in pods[1:])
+    message = f"Pod `{first.pod}` has no address that all others reach on port {port}"
+    return RefusedError(f"{message}: {reached}" if reached else message, hint=hint)
+
+
+def _reached_text(pod: PodCalls) -> str:
+    """Addresses of the first pod that a pod reaches."""
+    return " and ".join(call.address for call in _calls_of(pod, 0) if not call.port_problem)
 
 
 def _calls_of(pod: PodCalls, target: int) -> list[CalledAddress]:
-    return [call for call in pod.called if call.target == target]
+    return [call for call in pod.called if call.target == target][:MAX_ADDRESSES]
 
 
 def _how_to_open(ports: str) -> str:

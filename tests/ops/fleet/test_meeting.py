@@ -1,9 +1,11 @@
 """Which pod becomes node 0, and what is refused."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from nsa_ops.errors import ConfigurationError, RefusedError
 from nsa_ops.fleet.meeting import CalledAddress, PodCalls, PodNetwork, choose_meeting
@@ -119,3 +121,33 @@ def test_loopback_counts_only_where_all_pods_are_one_machine() -> None:
     apart, together = network(0), network(0, boot_id="boot", network_id=7)
     assert "127.0.0.1" not in apart.usable(with_loopback=False)
     assert together.usable(with_loopback=True)[-1] == "127.0.0.1"
+
+
+def test_an_address_each_that_the_others_do_not_share_is_told() -> None:
+    found = pods(3, {})
+    missed = {(1, "10.0.0.0"), (2, "172.16.0.0")}
+    found = [
+        replace(one, called=tuple(
+            call.model_copy(update={"port_problem": "timed out"})
+            if (number, call.address) in missed else call
+            for call in one.called
+        ))
+        for number, one in enumerate(found)
+    ]  # fmt: skip
+    with pytest.raises(RefusedError) as caught:
+        choose_meeting(found, PORT, is_first_fixed=True)
+    assert caught.value.message == (
+        "Pod `a` has no address that all others reach on port 29500: `b` at 172.16.0.0; `c` at "
+        "10.0.0.0"
+    )
+
+
+def test_one_pod_without_an_address_is_refused() -> None:
+    with pytest.raises(RefusedError, match="Pod `a` has no address"):
+        choose_meeting([PodCalls("a", network(0, addresses=[]))], PORT)
+
+
+@pytest.mark.parametrize("address", ["fe80::1%eth0", "fe80::1%\x1b[31m\n--foo", "pod", "", "1"])
+def test_what_is_no_address_for_another_pod_is_no_answer(address: str) -> None:
+    with pytest.raises(ValidationError):
+        network(0, addresses=[{"interface": "eth0", "address": address}])
