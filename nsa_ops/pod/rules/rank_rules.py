@@ -161,10 +161,11 @@ def _tell_odd(odd: OddRanks, worst: RankEvidence, limit: str) -> str:
             f"moved for {still_s:.0f} s in {place}: {wait} for {_it(odd.ranks)}; the ranks did not "
             "get equally many batches, or one of them failed"
         )
+    be = _verb(odd.ranks, "is", "are")
     where = {
         "silence": f" and written no heartbeat for {worst.beat_age_s or 0:.0f} s",
-        "step": f" and is {count_of(odd.others[0].step - worst.step, 'step')} behind",
-        "micro_step": f" and is at micro-batch {worst.micro_step} of it",
+        "step": f" and {be} {count_of(odd.others[0].step - worst.step, 'step')} behind",
+        "micro_step": f" and {be} at micro-batch {worst.micro_step} of it",
     }.get(odd.by, "")
     has = _verb(odd.ranks, "has", "have")
     return sentence_case(

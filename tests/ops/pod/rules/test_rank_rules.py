@@ -154,6 +154,13 @@ def test_a_rank_that_is_behind_is_named(count: int) -> None:
     assert "and is at micro-batch 2 of it" in verdict.sentence
 
 
+def test_several_ranks_that_are_behind_are_named_together() -> None:
+    verdict = Ranks(4).wait(190, r0={"step": 22}, r2={"step": 22}).judged(190)
+    assert verdict.facts["ranks"] == [1, 3]
+    assert verdict.sentence.startswith("Ranks 1 and 3 have not moved for 190 s")
+    assert "and are 2 steps behind" in verdict.sentence
+
+
 def test_a_step_that_takes_too_long_warns_before_the_others_give_up() -> None:
     ahead = {"r0": {"step": 21}}
     assert found(Ranks(2).wait(55, **ahead).judged(55)) == {}
