@@ -23,7 +23,14 @@ from nsa_ops.cli.arguments import (
 from nsa_ops.cli.command import command
 from nsa_ops.cli.console import cell_text, envelope, facts, line
 from nsa_ops.cli.session import Session
-from nsa_ops.cli.several_pods import halt_all, is_of_several, launch_on, resume_on
+from nsa_ops.cli.several_pods import (
+    halt_all,
+    is_of_several,
+    launch_on,
+    refuse_both,
+    refuse_port,
+    resume_on,
+)
 from nsa_ops.errors import ConfigurationError
 from nsa_ops.quantities import count_of
 
@@ -85,6 +92,7 @@ def launch(
         launched = launch_on(session, request, pods, port, is_provisioned=provision)
         session.show(launched, draw_launched)
         return
+    refuse_port(port)
     if provision:
         session.interrupt_note = "repeat it to continue where it stopped"
         make_ready(session.operator, request, session.agree)
@@ -181,12 +189,13 @@ def resume(
     from nsa_ops.runs.move import is_elsewhere
     from nsa_ops.runs.resume import execute_resume, plan_resume
 
+    refuse_both(pod, pods)
     if is_of_several(session, run, pods):
-        request = _fleet_request(
-            run, pods or pod, port, path, sets, override, trainer, afresh=afresh
-        )
+        names = pods if pods is not None else pod
+        request = _fleet_request(run, names, port, path, sets, override, trainer, afresh=afresh)
         session.show(resume_on(session, request, prove=prove), draw_resumed)
         return
+    refuse_port(port)
     if pod is not None and is_elsewhere(session.operator, run, pod):
         is_plain = not (path or prove or afresh)
         _move(session, run, pod, sets, override, trainer, is_plain=is_plain)

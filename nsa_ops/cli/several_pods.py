@@ -14,6 +14,20 @@ if TYPE_CHECKING:
     from nsa_ops.store import RunRecord
 
 
+def refuse_both(pod: str | None, pods: str | None) -> None:
+    """Raise ConfigurationError if both `--pod` and `--pods` were given."""
+    if pod is not None and pods is not None:
+        message = "`--pod` names one pod, and `--pods` several"
+        raise ConfigurationError(message, hint="Leave out `--pod`")
+
+
+def refuse_port(port: int | None) -> None:
+    """Raise ConfigurationError if `--port` was given for a run on one pod."""
+    if port is not None:
+        message = "`--port` is where the ranks of several pods meet, and the run has one pod"
+        raise ConfigurationError(message, hint="Leave it out, or name the pods with `--pods a,b`")
+
+
 def launch_on(
     session: Session, request: "LaunchRequest", pods: str, port: int | None, *, is_provisioned: bool
 ) -> "Launched":
@@ -22,9 +36,7 @@ def launch_on(
     from nsa_ops.fleet.launch import FleetRequest, execute_fleet, plan_fleet
     from nsa_ops.runs.launch import make_ready
 
-    if request.pod is not None:
-        message = "`--pod` names one pod, and `--pods` several"
-        raise ConfigurationError(message, hint="Leave out `--pod`")
+    refuse_both(request.pod, pods)
     names = check_pods(pods.split(","))
     if is_provisioned:
         session.interrupt_note = "repeat it to continue where it stopped"

@@ -14,6 +14,9 @@ from tests.ops.cli_case import CommandLine
         (("launch", "--pods", "a,b", "--pod", "a"), "`--pod` names one pod, and `--pods` several"),
         (("launch", "--pods", "a,b,a"), "names pod `a` twice"),
         (("launch", "--pods", "a,b", "--port", "80"), "greater than or equal to 1024"),
+        (("launch", "--port", "30000"), "`--port` is where the ranks of several pods meet"),
+        (("launch", "--pods", ""), "has an empty name"),
+        (("resume", "r1", "--pods", "a,b", "--pod", "a"), "`--pod` names one pod"),
         (("resume", "r1", "--pods", "a,b", "--prove"), "`--prove` works for a run on one pod"),
         (
             ("resume", "r1", "--pods", "a,b", "--afresh", "--from", "/x"),
