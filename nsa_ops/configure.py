@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nsa_core.config.backend_policy import ALL_BRANCHES, expected_backend
-from nsa_core.config.base import ConfigError, VariableError
+from nsa_core.config.base import ConfigError, VariableError, first_error
 from nsa_core.config.profile import HardwareProfile, list_profiles, load_profile
 from nsa_core.config.ranks import BATCH_KEYS, OfferedCards, settle_ranks
 from nsa_core.config.recipe import ResolvedConfig, leaves, nest, parse_set, resolve
@@ -238,7 +238,5 @@ def overlay(
     except ConfigError as error:
         raise ConfigurationError(str(error), hint="See `nsa-ops config show`") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        message = f"--set: {where}: {first['msg']}".replace(": : ", ": ")
+        message = f"--set: {first_error(error)}"
         raise ConfigurationError(message, hint="See `nsa-ops config show`") from error

@@ -28,6 +28,10 @@ class VariableError(ConfigError):
     """An NSA_* variable that is not known, or whose value cannot be read."""
 
 
+#: How pydantic begins a message that one of our validators wrote.
+_OWN_WORDS = "Value error, "
+
+
 def one_line(error: OSError | ValueError) -> str:
     """What is wrong: the path and why, the first bad field and why, or the first line; pure."""
     if isinstance(error, OSError):
@@ -36,7 +40,8 @@ def one_line(error: OSError | ValueError) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        return f"{where}: {first['msg']}" if where else str(first["msg"])
+        text = first["msg"].removeprefix(_OWN_WORDS)
+        return f"{where}: {text}" if where else text
     return str(error).strip().partition("\n")[0]
 
 
@@ -123,7 +128,7 @@ def first_error(error: ValidationError) -> str:
     """The first problem of a validation error, as `key: what is wrong (value)`."""
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"])
-    text = problem["msg"].removeprefix("Value error, ")
+    text = problem["msg"].removeprefix(_OWN_WORDS)
     value = problem["input"]
     shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
     return f"{where}: {text}{shown}" if where else text

@@ -213,7 +213,7 @@ def test_variables_that_describe_no_node_are_refused(folder, node, num_nodes, sa
     ("flags", "said"),
     [
         ([], "cannot be used as a manifest"),
-        (["--num-nodes", "3"], "does not divide among 3 ranks"),
+        (["--num-nodes", "3"], "do not go together: batch.accumulation"),
         (["--master-port", "70000"], "master-port|less than or equal"),
     ],
 )
