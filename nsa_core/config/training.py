@@ -14,6 +14,8 @@ BackendName = Literal["auto", "sdpa", "triton", "flash"]
 NOT_BY_FLASH = {
     "selected": "flash-attn masks by position, and here every token chooses its own blocks",
 }
+#: Libraries count a time limit in an integer: beyond this one it is none.
+_MOST_WAIT_S = 30 * 86_400.0
 
 
 class DataConfig(FrozenModel):
@@ -35,7 +37,7 @@ class DataConfig(FrozenModel):
     #: Share of documents, chosen by content hash, kept out of training.
     validation_fraction: float = Field(0.01, gt=0, lt=1)
     #: Deadline of the first batch and of every later one.
-    loader_timeout_s: float = Field(120.0, gt=0)
+    loader_timeout_s: float = Field(120.0, gt=0, le=_MOST_WAIT_S)
     #: Batches kept ready by the loader's thread, and never fewer than a step takes; 0 fetches in
     #: the loop.
     prefetch: int = Field(4, ge=0)
@@ -160,12 +162,12 @@ class RuntimeConfig(FrozenModel):
     num_gpus: Annotated[int | Literal["auto"], BeforeValidator(_check_num_gpus)] = 1
     num_pods: int = Field(1, ge=1)  # pods that train together, each with `num_gpus` cards
     #: Processes of a run without cards, to try out several ranks.
-    cpu_ranks: int = Field(1, ge=1)
+    cpu_ranks: int = Field(1, ge=1, le=256)
     #: `ddp` keeps the whole state on every card, `fsdp` a part of it on each; `auto` is `fsdp`
     #: where one card cannot hold the state.
     sharding: Literal["auto", "ddp", "fsdp"] = "auto"
     #: Longest time of a collective after the first steps, which may compile.
-    collective_timeout_s: float = Field(120.0, gt=0)
+    collective_timeout_s: float = Field(120.0, gt=0, le=_MOST_WAIT_S)
 
 
 class WatchdogLimits(FrozenModel):
@@ -184,7 +186,8 @@ class WatchdogLimits(FrozenModel):
     stall_min_s: float = Field(180.0, gt=0)  # shortest time before a step counts as stalled
     #: A step counts as stalled after so many medians of the run's own step time.
     stall_step_factor: float = Field(10.0, ge=1)
-    compile_limit_s: float = Field(1800.0, gt=0)  # longest time in the phases init and compile
+    #: Longest time in the phases init and compile.
+    compile_limit_s: float = Field(1800.0, gt=0, le=_MOST_WAIT_S)
     #: Shortest limit for evaluation, checkpoint and shutdown.
     phase_limit_s: float = Field(300.0, gt=0)
     #: Limit for evaluation and checkpoint in durations of the last one.

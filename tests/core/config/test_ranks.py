@@ -143,3 +143,18 @@ def test_a_batch_that_fits_only_with_parts_of_the_state_is_cut_for_fsdp() -> Non
     assert estimate_step(found, "fsdp").total <= limit_mib
     whole = ["runtime.num_gpus=2", "runtime.sharding=ddp"]
     assert resolve("m7c-1b", "4090", whole, memory_gib=24).config.batch.micro_batch == 4
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "runtime.collective_timeout_s=1e30", "runtime.collective_timeout_s=inf",
+        "data.loader_timeout_s=1e15", "watchdog.compile_limit_s=1e15",
+        f"runtime.cpu_ranks={10**30}", "runtime.cpu_ranks=257",
+    ],
+)  # fmt: skip
+def test_a_number_that_no_library_takes_is_refused_at_plan_time(flag: str) -> None:
+    key = flag.partition("=")[0]
+    batch = ("batch.accumulation=257",) if flag.endswith("=257") else ()
+    with pytest.raises(ConfigError, match=f"{key}: Input should be less than or equal to"):
+        resolve("tiny-cpu", "cpu", (flag, *batch))

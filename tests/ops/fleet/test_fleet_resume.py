@@ -141,8 +141,7 @@ def test_nothing_begins_beside_a_living_share(desk: Desk, pods: list[ScriptedPod
 
 
 def test_a_batch_that_does_not_divide_is_refused(desk: Desk, pods: list[ScriptedPod]) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"^--set: batch\.accumulation 4 does not divide":
+    with pytest.raises(ConfigurationError, match=r"^--set: batch\.accumulation 4 does not divide"):
         plan(desk, pods, pods=("a", "b", "c"), sets=("batch.accumulation=4",))
 
 
