@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from nsa_ops.clock import Clock
 from nsa_ops.errors import ConfigurationError
+from nsa_ops.local_files import expand_home
 from nsa_ops.remote.audit import AuditedTransport, AuditLog
 from nsa_ops.remote.local import LocalTransport
 from nsa_ops.remote.openssh import OpenSSHTransport
@@ -242,5 +243,5 @@ def ssh_settings(settings: Settings) -> SshSettings:
         state_dir=settings.state_dir,
         socket_dirs=settings.socket_dirs,
         environment=settings.ssh_environment,
-        config=Path(config).expanduser().absolute() if config else None,
+        config=expand_home(config).absolute() if config else None,
     )

@@ -19,6 +19,20 @@ from nsa_ops.errors import ConfigurationError, LocalResourceError, NotFoundError
 OTHERS = 0o077
 
 
+def expand_home(path: str | Path) -> Path:
+    """A path that begins with `~` or `~USER`, in full.
+
+    Raises:
+        ConfigurationError: If there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        user = Path(path).parts[0]
+        message = f"`{user}` in `{path}` is the home of no user of this machine"
+        raise ConfigurationError(message, hint=f"A folder of that name is `./{path}`") from error
+
+
 @dataclass
 class Closing:
     """The result of closing a folder to other users.

@@ -13,6 +13,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from nsa_core.config.base import FrozenModel
+from nsa_ops.errors import ConfigurationError
+from nsa_ops.local_files import expand_home
 from nsa_ops.project_file import PROJECT_SETTINGS, find_project_file, read_own
 
 PREFIX = "NSA_OPS_"
@@ -168,7 +170,7 @@ def _settings_of(found: Mapping[str, str], layers: Sequence[Layer]) -> Settings:
             f"and it is {first['input']!r}"
         )
         raise SettingsError(message) from error
-    state_dir = Path(settings.state_dir or _platform_state_dir(found)).expanduser().absolute()
+    state_dir = _expand(settings.state_dir or _platform_state_dir(found)).absolute()
     return Settings(
         values=settings,
         origins=origins,
@@ -182,10 +184,17 @@ def _settings_of(found: Mapping[str, str], layers: Sequence[Layer]) -> Settings:
     )
 
 
+def _expand(path: str | Path) -> Path:
+    try:
+        return expand_home(path)
+    except ConfigurationError as error:
+        raise SettingsError(error.message) from error
+
+
 def _user_layer(found: Mapping[str, str]) -> list[Layer]:
     """The settings file that a variable names, or the one of the user's folder if it is there."""
     named = found.get(CONFIG_VARIABLE)
-    path = Path(named or _config_home(found) / "nsa-ops" / "config.toml").expanduser()
+    path = _expand(named or _config_home(found) / "nsa-ops" / "config.toml")
     if not named and not path.is_file():
         return []
     content, why = read_own(path, is_link_followed=True)
@@ -198,7 +207,7 @@ def _user_layer(found: Mapping[str, str]) -> list[Layer]:
 def _anchored(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Paths of a settings file, relative to its folder: never to the one that somebody is in."""
     paths = {
-        name: str(folder / Path(value).expanduser())
+        name: str(folder / _expand(value))
         for name, value in layer.items()
         if name in PATH_SETTINGS and isinstance(value, str) and value
     }

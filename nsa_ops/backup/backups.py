@@ -9,6 +9,7 @@ from nsa_core.rundir.layout import check_run_id
 from nsa_ops.backup.folder import BackupFolder, read_backup_record
 from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import ConfigurationError, NotFoundError
+from nsa_ops.local_files import expand_home
 from nsa_ops.pods.known import choose_pod
 
 BACKUPS = "backups"
@@ -27,8 +28,8 @@ def backup_folder(operator: Operator, run_id: str, dest: Path | None = None) -> 
         raise ConfigurationError(str(error)) from error
     if dest is None:
         return BackupFolder(operator.settings.state_dir.absolute() / BACKUPS / name)
-    _check_destination(dest.expanduser(), operator.settings.state_dir)
-    return BackupFolder(dest.expanduser().absolute() / name)
+    _check_destination(expand_home(dest), operator.settings.state_dir)
+    return BackupFolder(expand_home(dest).absolute() / name)
 
 
 def _check_destination(dest: Path, state_dir: Path) -> None:
@@ -59,7 +60,7 @@ def find_backup(operator: Operator, text: str | None) -> BackupFolder:
     for folder in known:
         if folder.root.name == text:
             return folder
-    path = Path(text).expanduser()
+    path = expand_home(text)
     if path.is_dir():
         return BackupFolder(path.absolute())
     near = get_close_matches(text, [folder.root.name for folder in known], n=1)
@@ -109,7 +110,7 @@ def choose_target(
         message = "A restore needs either `--to DIR` or `--pod POD`"
         raise ConfigurationError(message, hint="See `nsa-ops backup restore --help`")
     if to is not None:
-        return PurePosixPath(to.expanduser().absolute()), None
+        return PurePosixPath(expand_home(to).absolute()), None
     link = operator.link(choose_pod(operator.store, pod))
     return link.runs, link
 

@@ -11,6 +11,7 @@ from nsa_ops.backup.restore import files_of, run_id_of
 from nsa_ops.backup.verification import check_verified, verify_backup
 from nsa_ops.context import Operator
 from nsa_ops.errors import ConfigurationError, NotFoundError
+from nsa_ops.local_files import expand_home
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pods.known import choose_pod
 from nsa_ops.quantities import count_of, format_bytes
@@ -88,7 +89,7 @@ def parse_destination(operator: Operator, text: str) -> Destination:
     """
     name, colon, path = text.partition(":")
     if not colon or "/" in name:
-        root = Path(text).expanduser().absolute()
+        root = expand_home(text).absolute()
         transport = LocalTransport(operator.settings.login_environment)
         return Destination(transport, PurePosixPath(root), text)
     if operator.store.find_pod(name) is None:

@@ -16,6 +16,7 @@ from nsa_ops.cli.command import command
 from nsa_ops.cli.console import envelope, facts, line, table
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
+from nsa_ops.local_files import expand_home
 from nsa_ops.quantities import count_of, format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _drill(session: Session, folder: "BackupFolder", to: Path | None, pod: str |
     if pod is not None:
         message = "A drill restores to a folder of this machine, not to a pod"
         raise ConfigurationError(message, hint="Leave out `--pod`; `--to DIR` names the disk")
-    parent = folder.root.parent if to is None else to.expanduser().absolute()
+    parent = folder.root.parent if to is None else expand_home(to).absolute()
     parent.mkdir(parents=True, exist_ok=True)
     operator = session.operator
     with operator.work("restoring and hashing"):

@@ -3,6 +3,7 @@
 import bz2
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -45,6 +46,7 @@ from nsa_ops.export.exported import (
 from nsa_ops.export.kubernetes import MAX_ARCHIVE_BYTES, code_command, render_kubernetes
 from nsa_ops.export.skypilot import render_skypilot
 from nsa_ops.export.slurm import render_slurm
+from nsa_ops.local_files import expand_home
 from nsa_ops.preflight.guardrails import Subject, require_guardrails
 from nsa_ops.printable import printable
 from nsa_ops.provision.want import lock_sha256
@@ -129,8 +131,10 @@ def export_run(operator: Operator, request: ExportRequest) -> Exported:
             f"The packed code has {len(code)} bytes, and a ConfigMap takes {MAX_ARCHIVE_BYTES}"
         )
         raise ConfigurationError(message, hint="Remove what is no code from nsa_core and nsa_ops")
+    there = go_there(file.parent)
     if engine == "kubernetes":
-        notes.insert(0, f"put the code into the cluster first: `{code_command(run)}`")
+        command = f"{there}{code_command(run)}"
+        notes.insert(0, f"put the code into the cluster first: `{command}`")
     written = _write(file, render(run, file.name), run.archive, code)
     return Exported(
         run_id=run.run_id,
@@ -139,7 +143,7 @@ def export_run(operator: Operator, request: ExportRequest) -> Exported:
         gpus_per_node=run.gpus_per_node,
         file=file,
         code=written,
-        start=f"{start} {file.name}",
+        start=f"{there}{start} {shlex.quote(file.name)}",
         notes=notes,
     )
 
@@ -201,7 +205,7 @@ def find_manifest(operator: Operator, text: str) -> RunManifest:
         NotFoundError: If it is no folder with a manifest, and no run of this laptop.
         PodUnreachableError: If its pod does not answer.
     """
-    folder = Path(text).expanduser()
+    folder = expand_home(text)
     if folder.is_dir():
         try:
             return read_manifest(RunDir(folder.absolute()))
@@ -337,6 +341,11 @@ def check_place(file: Path) -> None:
     if file.exists():
         message = f"`{file}` exists already"
         raise StateConflictError(message, hint="Name another file with `--output`, or remove it")
+
+
+def go_there(folder: Path) -> str:
+    """How a command begins that works in this folder; empty for the current one."""
+    return "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
 
 
 def _write(file: Path, text: str, archive: str, code: bytes) -> Path:

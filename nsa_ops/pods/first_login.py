@@ -11,7 +11,7 @@ from nsa_ops.errors import (
     LocalResourceError,
     NotFoundError,
 )
-from nsa_ops.local_files import read_named
+from nsa_ops.local_files import expand_home, read_named
 from nsa_ops.remote.audit import AuditedTransport
 from nsa_ops.remote.ssh.config import identity_paths, resolve
 from nsa_ops.remote.ssh.target import Address, SshSettings
@@ -44,7 +44,7 @@ def read_password(source: str, stdin: TextIO) -> str:
     if source == STDIN:
         password = stdin.readline().rstrip("\n")
     else:
-        path = Path(source).expanduser()
+        path = expand_home(source)
         content = read_named(path, "Password file")
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:

@@ -12,6 +12,7 @@ from nsa_core.config.base import ConfigError
 from nsa_core.config.profile import load_profile
 from nsa_ops.context import LOCAL, Operator, target_of
 from nsa_ops.errors import ConfigurationError, NotFoundError, StateConflictError
+from nsa_ops.local_files import expand_home
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import count_of
 from nsa_ops.remote.openssh import forget_link
@@ -191,7 +192,7 @@ def _local_root(address: str, asked: str) -> Path:
     if match["root"] and asked:
         message = f"Pod address `{address}` names a root, and `--root {asked}` another one"
         raise ConfigurationError(message, hint="Give one of them")
-    root = Path(match["root"] or asked or _LOCAL_ROOT).expanduser().absolute()
+    root = expand_home(match["root"] or asked or _LOCAL_ROOT).absolute()
     if root.exists() and not root.is_dir():
         message = f"Pod root `{root}` is a file, and it must be a folder"
         raise ConfigurationError(message)
@@ -221,7 +222,7 @@ def check_profile(profile: str) -> None:
 
 
 def _check_python(python: str) -> str:
-    path = Path(python).expanduser().absolute()
+    path = expand_home(python).absolute()
     if not path.is_file():
         message = f"Interpreter `{python}` does not exist on this machine"
         raise ConfigurationError(message, hint="Name another one with `--python PATH`")

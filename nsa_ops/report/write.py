@@ -10,6 +10,7 @@ from nsa_ops.backup.backups import backup_folder, find_backup
 from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.context import Operator
 from nsa_ops.errors import LocalResourceError, NotFoundError, StateConflictError
+from nsa_ops.local_files import expand_home
 from nsa_ops.report.markdown import OPENING, render_markdown
 from nsa_ops.report.page import DOCTYPE, render_page
 from nsa_ops.report.rank_history import RankSummary
@@ -100,8 +101,8 @@ def find_run_directory(operator: Operator, text: str | None) -> Path:
     Raises:
         NotFoundError: If it is no folder, no run of this laptop and no backup.
     """
-    if text is not None and Path(text).expanduser().is_dir():
-        return Path(text).expanduser().absolute()
+    if text is not None and expand_home(text).is_dir():
+        return expand_home(text).absolute()
     if text is not None and not _is_run(operator, text):
         return find_backup(operator, text).root
     run = choose_record(operator, text)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nsa_ops.errors import LocalResourceError
-from nsa_ops.local_files import close_tree, make_private_folder
+from nsa_ops.errors import ConfigurationError, LocalResourceError
+from nsa_ops.local_files import close_tree, expand_home, make_private_folder
 from nsa_ops.store import Store
 from tests.ops.cli_case import CommandLine
 from tests.ops.operators import POD
@@ -113,3 +113,38 @@ def test_what_cannot_be_closed_is_told(
 
 def refuse(path: object, *_mode: object, **_flags: object) -> None:
     raise PermissionError(1, "Operation not permitted", str(path))
+
+
+def test_a_home_of_nobody_is_refused_and_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expand_home("~/text") == tmp_path / "text"
+    assert expand_home("text/~") == Path("text/~")
+    with pytest.raises(ConfigurationError, match="`~no-such-user` in `~no-such-user/text`"):
+        expand_home("~no-such-user/text")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("backup", "verify", "~no-such-user/x"),
+        ("backup", "restore", "x", "--to", "~no-such-user/x"),
+        ("report", "~no-such-user/x"),
+        ("export", "--to", "slurm", "~no-such-user/x"),
+        ("pod", "add", "here", "local", "--root", "~no-such-user/x"),
+    ],
+)
+def test_commands_refuse_a_home_of_nobody(cli: CommandLine, words: tuple[str, ...]) -> None:
+    said = cli(*words)
+    assert said.exit_code in {2, 6}
+    assert "bug" not in said.err
+
+
+def test_settings_refuse_a_home_of_nobody(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSA_OPS_STATE_DIR", "~no-such-user/x")
+    said = cli("run", "ls")
+    assert said.exit_code == 2
+    assert "`~no-such-user` in `~no-such-user/x` is the home of no user" in said.err

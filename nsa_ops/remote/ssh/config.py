@@ -18,6 +18,7 @@ from nsa_ops.errors import (
     OpsError,
     PodUnreachableError,
 )
+from nsa_ops.local_files import expand_home
 from nsa_ops.remote.ssh.explain import explain_ssh
 from nsa_ops.remote.ssh.target import Address, SshSettings
 
@@ -63,7 +64,7 @@ class Resolved:
 
 def identity_paths(resolved: Resolved) -> list[Path]:
     """Private keys that are tried, as paths of this machine."""
-    return [Path(one).expanduser() for one in resolved.identity_files]
+    return [expand_home(one) for one in resolved.identity_files]
 
 
 def parse_resolved(text: str) -> Resolved:

@@ -1,6 +1,7 @@
 """`nsa-ops export`: what is taken, what is refused, and what is written."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,19 @@ def test_bad_input_is_one_line_with_a_hint(
     assert message in error
     assert hint.startswith("hint: ")
     assert not [path for path in Path().iterdir() if path.name != "no"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_commands_that_are_shown_work_as_typed(ops: CommandLine, engine: str) -> None:
+    Path("my runs").mkdir()
+    said = ops("export", "--to", engine, *TINY, "--output", "my runs/a b;c.txt", "--json")
+    data = json.loads(said.out)["data"]
+    commands = [data["start"], *(n.partition("`")[2].rstrip("`") for n in data["notes"])]
+    for command in commands[: 2 if engine == "kubernetes" else 1]:
+        folder, _, start = command.partition(" && ")
+        assert folder == "cd 'my runs'"
+        named = [Path("my runs") / word.rpartition("=")[2] for word in shlex.split(start)]
+        assert any(path.is_file() for path in named), command
 
 
 def test_no_file_names_a_registry_host_or_makes_a_secret() -> None:
