@@ -144,7 +144,7 @@ def measure_rank(folder: Path) -> RankTimes:
     config, place = request.config, read_rank()
     try:
         device = choose_device(config, place)
-        set_up_torch(config, device)
+        set_up_torch(config, device, place.rank)
         return TimedRank(request, join_group(config, place), device).run()
     except torch.OutOfMemoryError:
         return RankTimes(problem=OUT_OF_MEMORY)

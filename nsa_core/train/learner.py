@@ -78,7 +78,7 @@ def _own_card(place: RankEnvironment) -> torch.device:
     return torch.device("cuda", place.local_rank)
 
 
-def set_up_torch(config: RunConfig, device: torch.device) -> None:
+def set_up_torch(config: RunConfig, device: torch.device, rank: int = 0) -> None:
     """Threads, determinism and seeds; on a CPU repeats are always equal bit for bit."""
     if config.runtime.threads:
         torch.set_num_threads(config.runtime.threads)
@@ -87,7 +87,7 @@ def set_up_torch(config: RunConfig, device: torch.device) -> None:
         # B010: torch gives this module a class of its own, which a type checker cannot see
         setattr(deterministic, "fill_uninitialized_memory", False)  # noqa: B010
     torch.set_float32_matmul_precision("high" if config.runtime.precision != "fp32" else "highest")
-    seed_everything(config.seed)
+    seed_everything(config.seed, rank)
 
 
 def choose_kernels(config: RunConfig, device: torch.device) -> BranchBackends:

@@ -181,7 +181,7 @@ def prepare(context: AttemptContext, stop: StopWatch, clock: GoodputClock) -> Tr
     config = context.manifest.config
     group = context.group
     device = choose_device(config, group.place)
-    set_up_torch(config, device)
+    set_up_torch(config, device, group.place.rank)
     point = share_point(group, find_point(context) if group.is_first else None)
     staged = open_data(context, stop, point)
     require_same_data(group, staged.manifest_sha256)

@@ -1,17 +1,14 @@
-import threading
 import time
 
 import pytest
 
 from nsa_core.config.training import CheckpointConfig
-from nsa_core.env import RankEnvironment
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.checkpoint import CheckpointManifest, list_checkpoints
 from nsa_core.rundir.events import read_events
 from nsa_core.train import keeper as keeper_module
 from nsa_core.train.checkpoint_files import CheckpointWriteError, write_checkpoint
 from nsa_core.train.failure import DiskFullError
-from nsa_core.train.group import RankGroup
 from nsa_core.train.keeper import (
     CheckpointKeeper,
     apply_retention,
@@ -20,6 +17,7 @@ from nsa_core.train.keeper import (
 )
 from nsa_core.train.timing import GoodputClock
 from tests.core.train.test_checkpoint import ORIGIN, snapshot
+from tests.core.train.thread_ranks import ThreadRank, run_both
 
 
 @pytest.mark.parametrize(
@@ -195,58 +193,25 @@ def test_a_known_good_checkpoint_of_an_abandoned_future_no_longer_counts(
     assert aside.is_dir(), "the first save of the new life removes nothing of the old one"
 
 
-class Met(RankGroup):
-    """One of two ranks in two threads; a collective gives the other one up after a while."""
-
-    timeout_s = 0.6
-
-    def __init__(self, rank, barrier, given):
-        super().__init__(RankEnvironment(rank=rank, local_rank=rank, world_size=2))
-        self._barrier, self._given = barrier, given
-
-    def gather(self, content):
-        self._barrier.wait(self.timeout_s)
-        self._given[self.place.rank] = content
-        self._barrier.wait(self.timeout_s)
-        return list(self._given)
-
-    def from_first(self, content):
-        return self.gather(content)[0]
-
-    def add_up(self, numbers):
-        return [sum(column) for column in zip(*self.gather(list(numbers)), strict=True)]
-
-
 @pytest.mark.parametrize("background", [True, False])
 def test_ranks_wait_for_a_slow_disk_of_the_first_one_longer_than_a_collective(
     run, telemetry, monkeypatch, background
 ):
     def slow(*inputs):
-        time.sleep(2 * Met.timeout_s)
+        time.sleep(2 * ThreadRank.timeout_s)
         return write_checkpoint(*inputs)
+
+    def act(group):
+        keeper = CheckpointKeeper(
+            run, config, ORIGIN, telemetry, GoodputClock(0.0, {}), group,
+            rank_deadline_s=ThreadRank.timeout_s,
+        )  # fmt: skip
+        for step in (10, 20):
+            keeper.save(lambda step=step: snapshot(step) if group.is_first else None, step)
+            assert group.add_up([1]) == [2]
+        keeper.drain()
 
     monkeypatch.setattr(keeper_module, "write_checkpoint", slow)
     config = CheckpointConfig(save_every=10, keep_last=2, background=background)
-    barrier, given, problems = threading.Barrier(2), [None, None], []
-
-    def act(rank):
-        group = Met(rank, barrier, given)
-        keeper = CheckpointKeeper(
-            run, config, ORIGIN, telemetry, GoodputClock(0.0, {}), group,
-            rank_deadline_s=Met.timeout_s,
-        )  # fmt: skip
-        try:
-            for step in (10, 20):
-                keeper.save(lambda step=step: None if rank else snapshot(step), step)
-                assert group.add_up([1]) == [2]
-            keeper.drain()
-        except (threading.BrokenBarrierError, AssertionError) as error:
-            problems.append((rank, error))
-
-    threads = [threading.Thread(target=act, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert not problems
+    assert run_both(act) == [None, None]
     assert [one.step for one in list_checkpoints(run)] == [20, 10]

@@ -6,12 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nsa_core.config.run import RunConfig
+from nsa_core.env import RankEnvironment
 from nsa_core.kernels.backend import BackendChoice
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.manifest import KernelChoice, read_manifest
+from nsa_core.train import parallel
 from nsa_core.train.attempt import COMPILER_MODULES
 from nsa_core.train.failure import TrainerConfigurationError
-from nsa_core.train.learner import compile_blocks, require_recorded
+from nsa_core.train.group import RankGroup
+from nsa_core.train.learner import compile_blocks, make_learner, require_recorded
+from tests.core.train.sessions import SMALL
+from tests.integration.trainer_runs import merge
 
 CHOSEN = (
     BackendChoice("compressed", "triton", "the fastest of the known backends"),
@@ -83,3 +89,29 @@ def test_a_block_of_too_many_shapes_is_refused():
         for rows in range(2, 40):
             block(torch.ones(rows))
     assert type(refusal.value).__module__.startswith(COMPILER_MODULES)
+
+
+class Wrapped(nn.Module):
+    """Stands for DistributedDataParallel."""
+
+    def __init__(self, module, **settings):
+        super().__init__()
+        self.hooks = []
+
+    def no_sync(self):
+        """As in the original."""
+
+    def register_comm_hook(self, state, hook):
+        self.hooks.append(state)
+
+
+def test_the_steps_of_several_ranks_hold_their_gradients_and_add_them_in_order(monkeypatch):
+    monkeypatch.setattr(parallel, "DistributedDataParallel", Wrapped)
+    changes = {"data": {"path": "text.jsonl"}, "runtime": {"cpu_ranks": 2}}
+    config = RunConfig.model_validate(merge(SMALL, changes))
+    group = RankGroup(RankEnvironment(world_size=2))
+    steps = make_learner(config, torch.device("cpu"), group=group).steps
+    assert isinstance(steps.loss, Wrapped)
+    assert steps.hold == steps.loss.no_sync
+    assert steps.loss.hooks == [2]
+    assert steps.group is group

@@ -22,7 +22,8 @@ from nsa_core.rundir.manifest import begin_next_attempt, read_manifest
 from nsa_core.rundir.ranks import read_rank_end
 from nsa_core.train.attempt import TrainerAttempt
 from nsa_core.train.checkpoint_files import read_random, read_state
-from tests.core.train.sessions import new_run, run_here, saved
+from nsa_core.train.random_state import read_random_state, seed_everything
+from tests.core.train.sessions import SMALL, new_run, run_here, saved
 
 STEPS = 6
 #: Recomputing gathers the weights of a block once more.
@@ -138,7 +139,7 @@ def test_ranks_share_a_step_and_its_loss_stays_that_of_one(
     trained: dict[str, RunDir], other: str
 ) -> None:
     one, several = trained["one"], trained[other]
-    for column in ("loss", "grad_norm"):
+    for column in ("loss", "grad_norm", "tokens"):
         assert column_of(several, column) == pytest.approx(column_of(one, column), rel=RELATIVE)
     assert len(column_of(one)) == STEPS
     kept = [STEPS] if other.endswith("mixed") else [3, STEPS]
@@ -164,7 +165,11 @@ def test_a_checkpoint_has_the_generators_of_every_rank(
     folder = trained[run_id].checkpoint(STEPS)
     found = read_checkpoint(folder)
     assert found is not None
-    assert len(read_random(folder, found.manifest)) == 2
+    states = read_random(folder, found.manifest)
+    assert len(states) == 2
+    for rank, state in enumerate(states):  # nothing draws from them in a step
+        seed_everything(SMALL["seed"], rank)
+        assert state.words == read_random_state(torch.device("cpu")).words
 
 
 def test_the_final_model_of_shards_is_that_of_one_rank(trained: dict[str, RunDir]) -> None:
@@ -206,6 +211,9 @@ def test_every_rank_has_heartbeats_and_leaves_its_end(trained: dict[str, RunDir]
         assert [beat.step for beat in progress] == list(range(1, STEPS + 1))
         assert all((beat.work_s or 0) > 0 and beat.sync_s is not None for beat in progress)
         assert all((beat.loss is None) == (rank == 1) for beat in progress)
+        for beat in progress[1:] if rank == 0 else ():  # the first one is not counted
+            tokens = (beat.tokens_per_s or 0) * ((beat.step_s or 0) + (beat.data_s or 0))
+            assert tokens == pytest.approx(4 * SMALL["batch"]["seq_len"], rel=0.01)
         end = read_rank_end(run, rank, attempt=1)
         assert end is not None
         assert (end.code, end.step, end.follows) == (0, STEPS, False)

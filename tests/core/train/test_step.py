@@ -1,5 +1,6 @@
 import math
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -234,3 +235,19 @@ def test_what_the_ranks_wait_for_between_micro_steps_is_no_work_of_theirs():
     took_s = time.monotonic() - began_s
     assert took_s > 0.4
     assert 0 < result.work_s < took_s - 0.4
+
+
+def test_only_the_last_micro_batch_of_a_step_reaches_the_other_ranks():
+    entered = []
+
+    @contextmanager
+    def hold():
+        entered.append("held")
+        yield
+        entered.append("free")
+
+    steps = replace(make_steps(make_model()), hold=hold)
+    sound = steps.loss
+    steps.loss = lambda *inputs: (entered.append("loss"), sound(*inputs))[1]
+    steps.run(make_batches(3), no_poll)
+    assert entered == ["held", "loss", "free", "held", "loss", "free", "loss"]

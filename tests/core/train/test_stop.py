@@ -9,6 +9,7 @@ import pytest
 from nsa_core.rundir.halt import HaltRequest, write_halt
 from nsa_core.rundir.manifest import write_manifest
 from nsa_core.train.stop import SignalWatch, StopAskedError, StopWatch
+from tests.core.train.thread_ranks import run_both
 
 
 @pytest.fixture
@@ -180,3 +181,31 @@ def test_usr2_does_not_end_a_process(blocked):
     child.send_signal(signal.SIGUSR2)
     time.sleep(0.2)
     assert child.poll() is None
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_what_one_rank_is_asked_all_do_at_the_same_place(run, manifest, by_file):
+    """USR2 and TERM came to rank 1 alone, and the file is read by rank 0 alone."""
+
+    def act(group):
+        asked = SignalWatch(lambda why: None)
+        is_asked = group.place.rank == 1
+        stop = StopWatch(run, manifest, asked, pytest.fail, group)
+        stop.check()
+        assert not stop.take_save_request()
+        asked.save_asked = is_asked
+        stop.check()
+        assert stop.take_save_request()
+        assert not stop.take_save_request()
+        if by_file and group.is_first:
+            halt(run)
+        if is_asked:
+            asked.stop_signal = "SIGTERM"
+        try:
+            stop.check()
+        except StopAskedError as stopped:
+            return stopped.request.kind, stopped.request.reason, group.has_agreed
+        return "went on"
+
+    expected = ("halt", "enough") if by_file else ("signal", "received SIGTERM")
+    assert run_both(act) == [(*expected, True)] * 2

@@ -7,6 +7,7 @@ import pytest
 from nsa_core.data.reporting import DataError
 from nsa_core.rundir.manifest import read_manifest
 from nsa_core.train import learner, loop
+from nsa_core.train.group import RankGroup
 from nsa_core.train.optimizer import learning_rate_scale
 from tests.core.train.sessions import run_here
 from tests.integration.trainer_runs import make_run, rows
@@ -52,7 +53,10 @@ def test_a_compiled_run_records_its_gates_once_before_it_is_timed(tmp_path, monk
         runtime={"compile": True},
     )
     monkeypatch.setattr(learner, "compile_blocks", lambda model: None)
-    wanted, records_gates = [], loop._records_gates
+    wanted, records_gates, limits = [], loop._records_gates, []
+    monkeypatch.setattr(
+        RankGroup, "tighten", lambda group, limit_s: limits.append((len(wanted), limit_s))
+    )
 
     def noted(session):
         wanted.append(records_gates(session))
@@ -61,6 +65,9 @@ def test_a_compiled_run_records_its_gates_once_before_it_is_timed(tmp_path, monk
     monkeypatch.setattr(loop, "_records_gates", noted)
     assert run_here(run).code == 0
     assert [step for step, is_wanted in enumerate(wanted, start=1) if is_wanted] == [3, 6]
+    config = read_manifest(run).config
+    waits_s = (config.runtime.collective_timeout_s, config.data.loader_timeout_s + 30)
+    assert limits == [(3, max(waits_s))], "ranks may compile until then"
 
 
 @pytest.mark.parametrize(
