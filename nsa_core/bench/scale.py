@@ -21,7 +21,7 @@ from nsa_core.config.counts import Sharding, count_flops
 from nsa_core.config.recipe import parse_set, resolve
 from nsa_core.config.run import RunConfig
 from nsa_core.config.step_memory import MIB_PER_GIB, estimate_step
-from nsa_core.config.training import DataConfig
+from nsa_core.config.training import MAX_RANKS, DataConfig
 from nsa_core.rundir.bench_result import Machine
 from nsa_core.terminal import tell
 from nsa_core.train.card import peak_flops_per_s
@@ -58,6 +58,9 @@ class ScaleRequest:
     def __post_init__(self) -> None:
         """Refuse what would time something else (ValueError)."""
         check_at_least(2, {"--ranks": (self.ranks,)})
+        if self.ranks > MAX_RANKS:
+            message = f"--ranks must be at most {MAX_RANKS}, got {self.ranks}"
+            raise ValueError(message)
         check_at_least(
             1,
             {

@@ -16,6 +16,8 @@ NOT_BY_FLASH = {
 }
 #: Libraries count a time limit in an integer: beyond this one it is none.
 _MOST_WAIT_S = 30 * 86_400.0
+#: Of one machine, which has fewer cards; of a pod that claims more, the first ones are followed.
+MAX_RANKS = 256
 
 
 class DataConfig(FrozenModel):
@@ -162,7 +164,7 @@ class RuntimeConfig(FrozenModel):
     num_gpus: Annotated[int | Literal["auto"], BeforeValidator(_check_num_gpus)] = 1
     num_pods: int = Field(1, ge=1)  # pods that train together, each with `num_gpus` cards
     #: Processes of a run without cards, to try out several ranks.
-    cpu_ranks: int = Field(1, ge=1, le=256)
+    cpu_ranks: int = Field(1, ge=1, le=MAX_RANKS)
     #: `ddp` keeps the whole state on every card, `fsdp` a part of it on each; `auto` is `fsdp`
     #: where one card cannot hold the state.
     sharding: Literal["auto", "ddp", "fsdp"] = "auto"

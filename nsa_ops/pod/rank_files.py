@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 
+from nsa_core.config.training import MAX_RANKS
 from nsa_core.rundir.bounded_json import JsonLines, read_last_records, read_records
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
@@ -14,8 +15,6 @@ from nsa_ops.quantities import count_of
 _HISTORY_BYTES, _HISTORY_OF_EACH = 2 * 2**20, 128 * 1024
 #: What one look reads of the new lines of each.
 _CHUNK_BYTES = 256 * 1024
-#: More ranks than a pod has cards; of more, the first ones are followed.
-MAX_RANKS = 256
 #: Counts beyond this are no counts: a float does not hold them exactly.
 _MOST = 2**53
 

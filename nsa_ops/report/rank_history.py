@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from nsa_core.config.training import MAX_RANKS
 from nsa_core.rundir.bounded_json import MAX_HISTORY_BYTES, read_last_records
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.pod.rank_evidence import slowest_factor
-from nsa_ops.pod.rank_files import MAX_RANKS, is_of_rank
+from nsa_ops.pod.rank_files import is_of_rank
 from nsa_ops.pod.rank_tracker import own_time_s
 from nsa_ops.quantities import count_of, format_bytes, format_seconds
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nsa_core.config.training import MAX_RANKS
 from nsa_core.rundir.layout import RunDir
 from nsa_ops.context import Operator, RunHandle
 from nsa_ops.errors import DeadlineError, NotFoundError, OpsError
@@ -14,8 +15,6 @@ from nsa_ops.runs.choose import FoundRun
 from nsa_ops.runs.halt import find_live, send_signal
 
 STACK_S = 10.0
-#: More ranks than these are not asked for by name.
-MAX_RANKS = 256
 _POLL_S = 0.2
 _MAX_BYTES = 2**20
 #: A file of stacks is passed over in so many pieces of that size at most.

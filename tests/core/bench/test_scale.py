@@ -123,6 +123,7 @@ def test_ranks_that_did_not_learn_fail_the_bench() -> None:
         ({"ranks": 8}, 2, ValueError, "needs as many cards, and torch sees 2"),
         ({}, 1, ValueError, "one alone has nothing to be compared with"),
         ({"ranks": 1}, 0, ValueError, "--ranks must be at least 2"),
+        ({"ranks": 10**18}, 0, ValueError, "--ranks must be at most 256"),
         ({"length": [60]}, 0, ValueError, "not 2 equal micro-batches of whole rows of 60"),
         ({"set": ["runtime.num_gpus=2"]}, 0, ConfigError, "has --ranks"),
         ({"set": ["schedule.steps=2"]}, 0, ConfigError, "follows no such setting"),

@@ -65,6 +65,15 @@ def test_a_pod_that_others_do_not_reach_is_not_node_0(desk: Desk, pods: list[Scr
     assert planned.members[1].manifest.node.address == "10.0.0.1"
 
 
+def test_a_checkpoint_of_the_first_pod_makes_that_one_node_0(
+    desk: Desk, pods: list[ScriptedPod]
+) -> None:
+    pods[1].transport.answers["exec(compile(source"] = partial(blocked_port, pods[1], {0})
+    launch = replace(LAUNCH, resume_from="step_000140")
+    with pytest.raises(RefusedError, match="`b` cannot reach pod `a`"):
+        plan(desk, pods, request("a,b", launch))
+
+
 def blocked_port(pod: ScriptedPod, targets: set[int], words, stdin):  # type: ignore[no-untyped-def]
     """Only the chosen port of some pods is closed to this one."""
     done = pod.network(words, stdin)

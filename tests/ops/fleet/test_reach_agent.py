@@ -1,9 +1,12 @@
 """The agent that probes the network between pods, with real sockets on loopback."""
 
+import hmac
 import json
 import socket
+import struct
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +16,8 @@ import pytest
 
 from nsa_ops.context import Operator
 from nsa_ops.errors import VerificationError
-from nsa_ops.fleet.reachability import probe_meeting
+from nsa_ops.fleet.reachability import LISTEN_S, probe_meeting
+from nsa_ops.pod import reach
 from nsa_ops.pod.reach import Caller, Listener, ipv4_addresses, parse_ipv6
 from nsa_ops.remote.local import LocalTransport
 from tests.integration.ssh_server import free_port
@@ -62,6 +66,21 @@ def test_a_caller_without_the_token_counts_for_nothing() -> None:
     assert listener.serve(0) == 3  # the caller tried both ports
 
 
+def test_a_caller_that_announces_too_much_is_answered_after_what_a_listener_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reach, "MAX_BYTES", 1024)
+    with listening() as listener:
+        with socket.create_connection(("127.0.0.1", listener.free_port), 5) as link:
+            nonce, head = link.recv(16), struct.pack("!BI", 0, 2**31)
+            token = bytes.fromhex(TOKEN)
+            proof = hmac.digest(token, b"call" + nonce + head, "sha256")
+            link.sendall(bytes(16) + head + proof + bytes(1024))
+            answer = hmac.digest(token, b"answer" + bytes(16) + b"\1", "sha256")
+            assert link.recv(64, socket.MSG_WAITALL) == answer + b"\0"
+        call(listener)
+
+
 def test_another_listener_at_the_address_is_not_taken_for_the_pod() -> None:
     with listening() as listener:
         (found,) = call(listener, target={"number": 2})
@@ -102,7 +121,9 @@ def test_two_pods_of_one_machine_meet_there(desk: Desk) -> None:
     names = ["a", "b"]
     pods = [replace(POD, name=name, python=sys.executable) for name in names]
     port = free_port()
+    began_s = time.monotonic()
     meeting = probe_meeting(operator, [operator.link(pod) for pod in pods], port)
+    assert time.monotonic() - began_s < LISTEN_S  # all said goodbye
     assert sorted(meeting.order) == [0, 1]  # one of them had the port
     assert [node.rank for node in meeting.nodes] == [0, 1]
     assert {(node.address, node.port) for node in meeting.nodes} == {(meeting.addresses[0], port)}

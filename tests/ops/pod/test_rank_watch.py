@@ -138,6 +138,11 @@ def test_a_rank_counts_as_alive_when_its_torchrun_is_gone_and_is_killed_with_it(
     group = TrainerGroup(run, 1, GONE, range(2))
     assert group.is_alive()
     assert not TrainerGroup(run, 2, GONE, range(2)).is_alive()
+    before = identity.model_copy(update={"boot_id": "an earlier one"})
+    write_rank_process(run, record.model_copy(update={"process": before}))
+    assert group.members() == {}
+    assert group.kill() == []
+    write_rank_process(run, record)
     assert group.signal(10) == {}  # it has no handler, and would die of it
     assert group.kill() == [sleeper.pid]
     sleeper.wait(10)
