@@ -21,6 +21,7 @@ from tests.ops.export.exports import HOSTILE, exported, hostile, rendered, scrip
 from tests.ops.fakes import FakeTransport
 from tests.ops.operators import POD, Desk
 
+SECRET = "hf_" + "Ab3dEf9h" * 4
 TINY = ("--recipe", "tiny-cpu", "--profile", "cpu")
 
 
@@ -124,6 +125,7 @@ def test_a_run_is_read_from_its_pod_and_a_silent_pod_names_the_backup(desk: Desk
         ((".", "--to", "slurm"), 6, "not a run directory"),
         ((".", "--to", "slurm", *TINY), 2, "has its recipe and profile already"),
         (("--to", "slurm", *TINY, "--set", "schedule.steps=9000"), 3, "guardrail"),
+        (("--to", "slurm", *TINY, "--set", f"data.text_key={SECRET}"), 2, "looks like a secret"),
         (("--to", "slurm", *TINY, "--override", "nothing=x"), 2, "no guardrail `nothing`"),
         (
             ("--to", "slurm", "--recipe", "m7c-125m", "--profile", "h100", "--set",

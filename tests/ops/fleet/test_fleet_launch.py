@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from nsa_core.rundir.manifest import KernelChoice
 from nsa_ops.configure import RunChoice
 from nsa_ops.errors import (
     ConfigurationError,
@@ -14,9 +15,11 @@ from nsa_ops.errors import (
     StateConflictError,
     VerificationError,
 )
+from nsa_ops.fleet.alike import require_alike
 from nsa_ops.fleet.launch import FleetPlan, FleetRequest, execute_fleet, plan_fleet
 from nsa_ops.pod.messages import JoinAttemptAction, PrepareRunAction, RunReport, SignalAction
-from nsa_ops.runs.launch import LaunchRequest
+from nsa_ops.remote.snapshot import take_snapshot
+from nsa_ops.runs.launch import LaunchRequest, ReadyPod, ready_pod
 from nsa_ops.store import MemberPod
 from tests.ops.fleet.pods import ScriptedPod, make_pods, operator_of
 from tests.ops.operators import Desk
@@ -103,6 +106,23 @@ def test_a_batch_that_does_not_divide_is_refused(desk: Desk, pods: list[Scripted
     odd = replace(LAUNCH, choice=replace(CHOICE, sets=("batch.accumulation=5",)))
     with pytest.raises(ConfigurationError, match="5 does not divide among 2 ranks"):
         plan(desk, pods, request("a,b", odd))
+
+
+def test_pods_with_other_proven_kernels_are_refused(desk: Desk, pods: list[ScriptedPod]) -> None:
+    operator, snapshot = operator_of(desk, pods), take_snapshot()
+
+    def proven(pod: str, **names: str) -> ReadyPod:
+        record = desk.store.find_pod(pod)
+        assert record is not None
+        ready = ready_pod(operator, LAUNCH, operator.link(record), snapshot)
+        kernels = {branch: KernelChoice(name=name, reason="") for branch, name in names.items()}
+        return replace(ready, proof=replace(ready.proof, kernels=kernels))
+
+    require_alike([proven("a", selected="triton"), proven("b", selected="triton")])
+    with pytest.raises(RefusedError, match="triton for the selected branch on pod `a` and sdpa on"):
+        require_alike([proven("a", selected="triton"), proven("b", selected="sdpa")])
+    with pytest.raises(RefusedError, match="nothing on pod `b`"):
+        require_alike([proven("a", selected="triton"), proven("b")])
 
 
 def test_an_unreachable_pair_is_refused(desk: Desk, pods: list[ScriptedPod]) -> None:
