@@ -95,7 +95,9 @@ def _card_rows(ranks: Sequence[RankEvidence]) -> list[ScreenLine]:
     known = sorted((rank.temp_c, rank.rank) for rank in ranks if rank.temp_c is not None)
     if known:
         (coolest_c, _), (hottest_c, hottest) = known[0], known[-1]
-        parts.append(f"{coolest_c:.0f} to {hottest_c:.0f} degrees C (hottest is rank {hottest})")
+        least, most = f"{coolest_c:.0f}", f"{hottest_c:.0f}"
+        between = f"{least} to {most} degrees C (hottest is rank {hottest})"
+        parts.append(f"{most} degrees C" if least == most else between)
     throttled = [rank for rank in ranks if rank.is_throttled]
     if throttled:
         reasons = ", ".join(dict.fromkeys(str(rank.throttle) for rank in throttled))

@@ -144,6 +144,11 @@ def test_throttled_cards_are_named_with_their_reason() -> None:
     )
 
 
+def test_cards_that_are_equally_hot_have_one_temperature_and_no_hottest() -> None:
+    alike = ranks(2, r0={"temp_c": 60.2}, r1={"temp_c": 60.4})
+    assert rows(alike)["card"].endswith(" %, 60 degrees C")
+
+
 def test_the_phase_names_the_rank_that_is_judged() -> None:
     use = PhaseUse(phase="data_wait", still_s=60.0, limit_s=600.0, warn_s=30.0, rank=3)
     rows = frame_rows(Frame(report(figures=RunFigures(phase=use), ranks=ranks(4)), [], [], []))
