@@ -16,6 +16,7 @@ from nsa_core.rundir.bounded_json import read_records
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.manifest import read_manifest
 from nsa_core.train.failure import NonFiniteError
+from nsa_core.train.learner import Learner
 from nsa_core.train.loop import train
 from nsa_core.train.step import StepResult
 from nsa_core.train.timing import GoodputClock
@@ -69,7 +70,8 @@ OF_A_CARD = {
 def test_every_field_of_a_heartbeat_is_filled_by_some_beat(beats):
     told = {name for beat in beats for name, value in beat if value not in (None, {}, [])}
     of_a_known_length = {"staging_share"}  # of a staging; see test_staging_progress.py
-    assert Heartbeat.model_fields.keys() - told == OF_A_CARD | of_a_known_length
+    of_several = {"work_s", "sync_s"}  # ranks; see test_several_ranks.py
+    assert Heartbeat.model_fields.keys() - told == OF_A_CARD | of_a_known_length | of_several
 
 
 def test_a_heartbeat_of_an_older_version_is_still_read(beats):
@@ -214,7 +216,7 @@ def scripted(tmp_path, text, results, save_every=0):
 
 def test_a_skipped_step_counts_as_a_step_and_is_remembered(tmp_path, text):
     with scripted(tmp_path, text, [GOOD, BAD, GOOD]) as session:
-        session.steps = ScriptedSteps(session.steps, [GOOD, BAD, GOOD])
+        session.learner = Learner(session.model, ScriptedSteps(session.steps, [GOOD, BAD, GOOD]))
         before = weights(session.model)
         train(session)
         assert (session.step, session.num_skipped, session.num_good) == (3, 1, 2)
@@ -232,7 +234,7 @@ def test_the_checkpoint_named_after_bad_steps_is_from_before_them(tmp_path, text
     """Step 3 is saved after it was skipped: its weights hold whatever led to it."""
     results = [GOOD, GOOD, BAD, BAD]
     with scripted(tmp_path, text, results, save_every=1) as session:
-        session.steps = ScriptedSteps(session.steps, results)
+        session.learner = Learner(session.model, ScriptedSteps(session.steps, results))
         with pytest.raises(NonFiniteError, match="the last good checkpoint is step 2"):
             train(session)
         run = session.context.run
@@ -243,7 +245,7 @@ def test_the_checkpoint_named_after_bad_steps_is_from_before_them(tmp_path, text
 
 def test_bad_steps_before_any_checkpoint_leave_none_to_name(tmp_path, text):
     with scripted(tmp_path, text, [BAD, BAD], save_every=1) as session:
-        session.steps = ScriptedSteps(session.steps, [BAD, BAD])
+        session.learner = Learner(session.model, ScriptedSteps(session.steps, [BAD, BAD]))
         with pytest.raises(NonFiniteError, match="there is no checkpoint from before step 1"):
             train(session)
 
@@ -263,7 +265,7 @@ def test_bad_steps_before_any_checkpoint_leave_none_to_name(tmp_path, text):
 )
 def test_too_many_skipped_steps_end_a_run_and_fewer_do_not(tmp_path, text, results, ends_after):
     with scripted(tmp_path, text, results) as session:
-        session.steps = ScriptedSteps(session.steps, results)
+        session.learner = Learner(session.model, ScriptedSteps(session.steps, results))
         if ends_after is None:
             assert train(session) is None
             assert session.step == len(results)
