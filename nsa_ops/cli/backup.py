@@ -16,7 +16,6 @@ from nsa_ops.cli.command import command
 from nsa_ops.cli.console import envelope, facts, line, table
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
-from nsa_ops.local_files import expand_home
 from nsa_ops.quantities import count_of, format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -166,6 +165,7 @@ def restore(
 
 def _drill(session: Session, folder: "BackupFolder", to: Path | None, pod: str | None) -> None:
     from nsa_ops.backup.restore import drill_restore
+    from nsa_ops.local_files import expand_home
 
     if pod is not None:
         message = "A drill restores to a folder of this machine, not to a pod"
