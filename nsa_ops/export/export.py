@@ -50,6 +50,7 @@ from nsa_ops.local_files import expand_home
 from nsa_ops.preflight.guardrails import Subject, require_guardrails
 from nsa_ops.printable import printable
 from nsa_ops.provision.want import lock_sha256
+from nsa_ops.quantities import count_of
 from nsa_ops.remote.snapshot import Snapshot, pack, take_snapshot
 from nsa_ops.runs.choose import choose_record, link_of
 
@@ -320,7 +321,7 @@ def describe(
         data_path=printable(config.data.path) if is_local else "",
         about=(
             f"Run {manifest.run_id}: recipe {config.recipe}, profile {hardware.name}, "
-            f"{config.schedule.steps} steps.",
+            f"{count_of(config.schedule.steps, 'step')}.",
             f"Written by `nsa-ops export` from commit {snapshot.commit[:12]}{dirty}, "
             f"configuration sha256 {manifest.config_sha256[:12]}.",
         ),

@@ -82,7 +82,7 @@ WRITERS = {
     ("app.py", "typer.echo(envelope(command or 'nsa-ops', None, error))"),
     ("console.py", "console.print(printable(text), markup=False, soft_wrap=True)"),
     ("console.py", "console.print(drawn)"),  # made by `cell`
-    ("render_run.py", "console.print(styled(row), soft_wrap=True)"),  # of printable text
+    ("screen.py", "console.print(styled(row), soft_wrap=True)"),  # of printable text
     ("progress.py", "sys.stderr.write(text)"),  # a bar of printable text, or what clears it
 }
 _WRITES = re.compile(
