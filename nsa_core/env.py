@@ -67,6 +67,13 @@ def trainer_environment(allocator: str, caches: Mapping[str, str] | None = None)
     return {**os.environ, **needed, **(caches or {})}
 
 
+#: How torchrun lets the ranks of one pod meet: at a port that is free, and no name is looked up.
+MEETING_ON_ONE_POD = (
+    "--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
+    "--local-addr", "127.0.0.1",
+)  # fmt: skip
+
+
 def ranks_environment(
     *,
     num_local: int,

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from nsa_core.bench.scale_rank import REQUEST, RankRequest, RankTimes
-from nsa_core.env import ranks_environment, trainer_environment
+from nsa_core.env import MEETING_ON_ONE_POD, ranks_environment, trainer_environment
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.bounded_json import read_model
 
@@ -45,11 +45,9 @@ def run_ranks(folder: Path, asked: RankRequest) -> str:
 
 
 def _meeting(ranks: int) -> list[str]:
-    """torchrun, as a launched run of one pod has it; nothing for one rank."""
-    here = "127.0.0.1"
+    """torchrun, whose ranks meet as those of a launched run; nothing for one rank."""
     torchrun = [
-        "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks),
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{here}:0", "--local-addr", here,
+        "torch.distributed.run", *MEETING_ON_ONE_POD, "--nproc-per-node", str(ranks),
         "--max-restarts", "0", "--module",
     ]  # fmt: skip
     return torchrun if ranks > 1 else []

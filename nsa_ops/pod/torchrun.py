@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from nsa_core.config.run import RunConfig
-from nsa_core.env import ranks_environment
+from nsa_core.env import MEETING_ON_ONE_POD, ranks_environment
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import Node, RunManifest
 
@@ -61,14 +61,10 @@ def trainer_command(run: RunDir, manifest: RunManifest, module: str) -> list[str
 
 
 def _meeting(node: Node, config: RunConfig) -> list[str]:
-    """Where the ranks meet: on one pod at a port that is free, and no name is looked up."""
+    """Where the ranks meet."""
     num_pods = config.runtime.num_pods
     if num_pods == 1:
-        here = "127.0.0.1"
-        return [
-            "--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{here}:0",
-            "--local-addr", here,
-        ]  # fmt: skip
+        return list(MEETING_ON_ONE_POD)
     return [
         "--nnodes", str(num_pods), "--node-rank", str(node.rank), "--rdzv-backend", "static",
         "--master-addr", node.address, "--master-port", str(node.port),
