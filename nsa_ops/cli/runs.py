@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nsa_core.rundir.heartbeat import Heartbeat
-    from nsa_ops.fleet.resume import FleetResumeRequest
+    from nsa_ops.fleet.source import FleetResumeRequest
     from nsa_ops.report.prove import ProvenResume
     from nsa_ops.runs.halt import Halted
     from nsa_ops.runs.launch import Launched
@@ -232,7 +232,7 @@ def _fleet_request(
     *,
     afresh: bool,
 ) -> "FleetResumeRequest":
-    from nsa_ops.fleet.resume import FleetResumeRequest
+    from nsa_ops.fleet.source import FleetResumeRequest
     from nsa_ops.preflight.guardrails import parse_overrides
     from nsa_ops.runs.lease import OLD_POD
 

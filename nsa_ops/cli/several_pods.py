@@ -8,7 +8,7 @@ from nsa_ops.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from nsa_ops.fleet.halt import FleetHalted
-    from nsa_ops.fleet.resume import FleetResumeRequest
+    from nsa_ops.fleet.source import FleetResumeRequest
     from nsa_ops.runs.launch import Launched, LaunchRequest
     from nsa_ops.runs.resume import Resumed
     from nsa_ops.store import RunRecord

@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,11 +13,10 @@ from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig, config_sha256, leaves
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.atomic import write_bytes, write_text
-from nsa_core.rundir.layout import RunDir, check_run_id, new_run_id
+from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import (
     ManifestError,
     RunManifest,
-    new_attempt_id,
     read_manifest,
 )
 from nsa_core.rundir.redaction import redact
@@ -53,6 +51,7 @@ from nsa_ops.provision.want import lock_sha256
 from nsa_ops.quantities import count_of
 from nsa_ops.remote.snapshot import Snapshot, pack, take_snapshot
 from nsa_ops.runs.choose import choose_record, link_of
+from nsa_ops.runs.launch import new_manifest, require_run_id
 
 Render = Callable[[ExportedRun, str], str]
 RENDERERS: Mapping[Engine, tuple[Render, str, str]] = {
@@ -121,7 +120,11 @@ def export_run(operator: Operator, request: ExportRequest) -> Exported:
     check_exportable(resolved.config, hardware)
     notes = [*resolved.notes, *judge(resolved.config, hardware, request.overrides)]
     snapshot = take_snapshot()
-    manifest = manifest_of(operator, request, resolved, snapshot)
+    manifest = new_manifest(  # which pod and node it is on, each node adds itself
+        operator, resolved, snapshot,
+        run_id=request.run_id, overrides=request.overrides, command=request.command,
+    )  # fmt: skip
+    require_run_id(manifest.run_id)
     run = describe(manifest, hardware, snapshot, request.image)
     render, ending, start = RENDERERS[engine]
     file = request.output or Path(f"{run.run_id}{ending}")
@@ -261,35 +264,6 @@ def judge(config: RunConfig, hardware: HardwareProfile, overrides: Mapping[str, 
     )
     found = require_guardrails(subject, overrides)
     return [f"{one.name}: {one.message}" for one in found if one.status == "warn"]
-
-
-def manifest_of(
-    operator: Operator, request: ExportRequest, resolved: ResolvedConfig, snapshot: Snapshot
-) -> RunManifest:
-    """The manifest of attempt 1; which pod and node it is on, each node adds itself."""
-    now_unix_s = operator.clock.unix_s()
-    day = datetime.fromtimestamp(now_unix_s, UTC)
-    run_id = request.run_id or new_run_id(resolved.config.recipe, day)
-    try:
-        check_run_id(run_id)
-    except ValueError as error:
-        message = f"Run id `{printable(run_id)}` cannot be used"
-        raise ConfigurationError(message, hint=str(error)) from error
-    return RunManifest(
-        run_id=run_id,
-        attempt_id=new_attempt_id(),
-        config=resolved.config,
-        origins=resolved.origins,
-        config_sha256=resolved.sha256,
-        profile=resolved.profile,
-        code_id=snapshot.code_id,
-        code_commit=snapshot.commit,
-        dirty_sha256=snapshot.dirty_sha256,
-        lock_sha256=snapshot.lock_sha256,
-        overrides=dict(request.overrides),
-        command=list(request.command),
-        created_unix_s=now_unix_s,
-    )
 
 
 def describe(

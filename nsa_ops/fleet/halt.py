@@ -11,7 +11,7 @@ from nsa_ops.errors import OpsError, PartialError, StateConflictError
 from nsa_ops.fleet.start import stop_share
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import HaltAction
-from nsa_ops.runs.choose import LIVE, FoundRun, handle_of, link_of
+from nsa_ops.runs.choose import LIVE, LIVING, FoundRun, handle_of, link_of
 from nsa_ops.runs.halt import GONE, GRACE_S, LADDER, Halted, outcome_of
 from nsa_ops.runs.members import MemberReport, ask_others, merge
 from nsa_ops.runs.wait import ENDED, POLL_S
@@ -154,7 +154,7 @@ def _end_what_lives(
     """TERM, then KILL, where something lives on; pod 0 last, as its checkpoint is the one."""
     signals = []
     for one in reversed(members):
-        if one.state not in LIVE or one.state == "planned":
+        if one.state not in LIVING:
             continue
         pod = operator.store.find_pod(one.pod)
         if pod is None:

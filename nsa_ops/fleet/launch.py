@@ -164,13 +164,12 @@ def share_of(
 def _plan(
     members: Sequence[FleetMember], snapshot: Snapshot, module: str, notes: Sequence[str]
 ) -> Plan:
-    size = f"{count_of(len(snapshot.files), 'file')}, {snapshot.total_bytes // 1024} KiB"
     steps = []
     for one in members:
         link, code = one.run.link, one.run.link.code(snapshot.code_id)
         is_there = has_code(link.transport, link.record.python, code)
         steps.append(
-            Step(f"ship code to {one.run.pod}", size, files=(str(code),), is_done=is_there)
+            Step(f"ship code to {one.run.pod}", snapshot.size, files=(str(code),), is_done=is_there)
         )
     for one in members:
         what = "prepare run" if one.node.rank == 0 else "join"

@@ -7,7 +7,7 @@ from nsa_ops.agents import probe_run
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import DeadlineError, NotFoundError, PodUnreachableError, StateConflictError
 from nsa_ops.fleet.reachability import each
-from nsa_ops.runs.choose import LIVE
+from nsa_ops.runs.choose import LIVING
 from nsa_ops.runs.lease import OldPod, Takeover, allow_leaving, look_at_old_pod
 from nsa_ops.store import RunRecord
 
@@ -46,7 +46,7 @@ def refuse_living_shares(record: RunRecord, links: Sequence[PodLink]) -> None:
             message = f"Pod `{link.record.name}` cannot be asked: {error.message}"
             hint = f"Wait for it, or continue without it: `{command}`"
             raise type(error)(message, hint=hint) from error
-        is_living = report.state in LIVE - {"planned"}
+        is_living = report.state in LIVING
         return f"{report.state} on pod `{link.record.name}`: {report.why}" if is_living else ""
 
     living = next(filter(None, each(kept, look) if kept else []), "")

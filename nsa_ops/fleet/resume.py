@@ -4,7 +4,7 @@ If pod 0 itself is left out, its newest verified backup becomes the run director
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_core.rundir.layout import RunDir
@@ -19,7 +19,13 @@ from nsa_ops.fleet.leave import LeftPod, leave_pods, refuse_living_shares
 from nsa_ops.fleet.meeting import Meeting
 from nsa_ops.fleet.rank_map import meeting_notes, rank_map
 from nsa_ops.fleet.reachability import DEFAULT_PORT, probe_meeting
-from nsa_ops.fleet.source import Source, find_in_backup, find_on_pod, with_restore
+from nsa_ops.fleet.source import (
+    FleetResumeRequest,
+    Source,
+    find_in_backup,
+    find_on_pod,
+    with_restore,
+)
 from nsa_ops.fleet.start import FleetStart, start_fleet
 from nsa_ops.machine.host import read_host
 from nsa_ops.plan import Plan, Step, plan_of
@@ -43,26 +49,6 @@ from nsa_ops.runs.windows import require_tmux, start_step
 from nsa_ops.store import RunRecord
 
 _NUM_PODS = "runtime.num_pods"
-
-
-@dataclass(frozen=True)
-class FleetResumeRequest:
-    """What the operator asked for.
-
-    Attributes:
-        pods: Pods to continue on; empty for those that it has.
-        port: Where the ranks meet on pod 0; None for where they met before.
-        path: Folder of a checkpoint on pod 0; empty for the newest whole one.
-    """
-
-    run_id: str | None
-    pods: tuple[str, ...] = ()
-    port: int | None = None
-    path: str = ""
-    afresh: bool = False
-    sets: tuple[str, ...] = ()
-    overrides: Mapping[str, str] = field(default_factory=dict)
-    trainer_module: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """What the next attempt of a run on several pods continues: pod 0's checkpoint, or the backup."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from nsa_core.rundir.manifest import AFRESH, AUTO, RunManifest
 from nsa_ops.agents import probe_run, read_run_manifest
@@ -19,24 +18,24 @@ from nsa_ops.runs.windows import TRAINER_MODULE
 from nsa_ops.store import RunRecord
 
 
-class WantedStart(Protocol):
-    """What the operator said about where to begin."""
+@dataclass(frozen=True)
+class FleetResumeRequest:
+    """What the operator asked for.
 
-    @property
-    def path(self) -> str:
-        """Folder of a checkpoint on pod 0."""
+    Attributes:
+        pods: Pods to continue on; empty for those that it has.
+        port: Where the ranks meet on pod 0; None for where they met before.
+        path: Folder of a checkpoint on pod 0; empty for the newest whole one.
+    """
 
-    @property
-    def afresh(self) -> bool:
-        """Begin at the first step."""
-
-    @property
-    def sets(self) -> tuple[str, ...]:
-        """Values to change."""
-
-    @property
-    def trainer_module(self) -> str:
-        """Python module that trains; empty for the one that did before."""
+    run_id: str | None
+    pods: tuple[str, ...] = ()
+    port: int | None = None
+    path: str = ""
+    afresh: bool = False
+    sets: tuple[str, ...] = ()
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    trainer_module: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Source:
         return sorted(links, key=lambda link: link.record.name != self.copy_on)
 
 
-def find_on_pod(record: RunRecord, link: PodLink, wanted: WantedStart) -> Source:
+def find_on_pod(record: RunRecord, link: PodLink, wanted: FleetResumeRequest) -> Source:
     """What pod 0 has, its checkpoint hashed.
 
     Raises:
@@ -105,7 +104,7 @@ def find_on_pod(record: RunRecord, link: PodLink, wanted: WantedStart) -> Source
 
 
 def find_in_backup(
-    operator: Operator, record: RunRecord, links: Sequence[PodLink], wanted: WantedStart
+    operator: Operator, record: RunRecord, links: Sequence[PodLink], wanted: FleetResumeRequest
 ) -> Source:
     """What the newest verified backup has, and what the pods have of the run already.
 

@@ -11,7 +11,7 @@ from nsa_ops.errors import DeadlineError, OpsError, PodUnreachableError
 from nsa_ops.fleet.reachability import each
 from nsa_ops.pod.messages import RunReport, SignalAction, SignalName
 from nsa_ops.runs.attempt import FIRST_BEAT_S, Arrival, FirstBeat, did_not_come_up
-from nsa_ops.runs.choose import LIVE
+from nsa_ops.runs.choose import LIVING
 from nsa_ops.runs.lease import Takeover, lease_held, record_takeover
 from nsa_ops.runs.members import MemberReport, choose_culprit, merge
 from nsa_ops.runs.wait import ENDED, POLL_S, describe_progress
@@ -104,7 +104,7 @@ def _started_before(
 ) -> FirstBeat:
     operator.tell(f"{reports[0].run_id} was launched before")
     for run, report in zip(start.runs, reports, strict=True):
-        if report.state in LIVE - {"planned"} and not report.watchdog_alive:
+        if report.state in LIVING and not report.watchdog_alive:
             start_watchdog(run, start.module)
             operator.tell(f"its watchdog on pod {run.pod} was gone and is started again")
     return FirstBeat(_merged(start.runs, reports), None)
@@ -217,4 +217,4 @@ def stop_share(
 
 
 def _is_living(report: RunReport) -> bool:
-    return report.state in LIVE - {"planned"}
+    return report.state in LIVING

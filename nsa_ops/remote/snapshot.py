@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from nsa_ops.errors import LocalResourceError, VerificationError
+from nsa_ops.quantities import count_of
 from nsa_ops.remote.transport import Transport
 
 _PACKAGES = ("nsa_core", "nsa_ops")
@@ -82,6 +83,11 @@ class Snapshot:
     dirty_sha256: str
     lock_sha256: str
     total_bytes: int
+
+    @property
+    def size(self) -> str:
+        """How much there is to ship, for a plan."""
+        return f"{count_of(len(self.files), 'file')}, {self.total_bytes // 1024} KiB"
 
 
 def code_root() -> Path:

@@ -16,6 +16,8 @@ from nsa_ops.runs.members import MAX_AT_ONCE, MemberReport, look_at_run, merge
 from nsa_ops.store import PodRecord, RunRecord
 
 LIVE = frozenset({"planned", "staging", "starting", "running", "halting", "resuming"})
+#: Those with a process that trains, will train, or still ends.
+LIVING = LIVE - {"planned"}
 RESUMABLE = frozenset({"planned", "halted", "preempted", "failed", "lost"})
 
 

@@ -10,7 +10,7 @@ from nsa_core.config.recipe import ResolvedConfig
 from nsa_core.config.training import DataConfig
 from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.layout import check_run_id, new_run_id
-from nsa_core.rundir.manifest import RunManifest, new_attempt_id
+from nsa_core.rundir.manifest import AUTO, RunManifest, new_attempt_id
 from nsa_ops.agents import ask, require_run
 from nsa_ops.configure import RunChoice, load_hardware, require_profile
 from nsa_ops.context import Operator, PodLink, RunHandle
@@ -36,6 +36,7 @@ from nsa_ops.preflight.proof import (
     note_another_probed,
     refuse_marked,
 )
+from nsa_ops.printable import printable
 from nsa_ops.provision.provisioning import execute_provision, plan_provision
 from nsa_ops.quantities import count_of
 from nsa_ops.remote.snapshot import Snapshot, has_code, take_snapshot
@@ -202,12 +203,35 @@ def manifest_of(
     operator: Operator, request: LaunchRequest, ready: ReadyPod, snapshot: Snapshot
 ) -> RunManifest:
     """The manifest of the first attempt on a pod."""
-    resolved, proof = ready.resolved, ready.proof
+    proof = ready.proof
+    return new_manifest(
+        operator, ready.resolved, snapshot,
+        run_id=request.run_id, overrides=request.overrides, command=request.command,
+    ).model_copy(
+        update={
+            "pod_id": ready.link.record.pod_id,
+            "pod_facts": proof.pod_facts,
+            "preflight_sha256": proof.sha256,
+            "kernels": proof.kernels,
+            "resume": request.resume_from or AUTO,
+        }
+    )  # fmt: skip
+
+
+def new_manifest(
+    operator: Operator,
+    resolved: ResolvedConfig,
+    snapshot: Snapshot,
+    *,
+    run_id: str,
+    overrides: Mapping[str, str],
+    command: Sequence[str],
+) -> RunManifest:
+    """What the manifest of a first attempt says wherever it is; without `run_id` it makes one."""
     now_unix_s = operator.clock.unix_s()
     day = datetime.fromtimestamp(now_unix_s, UTC)
-    run_id = request.run_id or new_run_id(resolved.config.recipe, day)
     return RunManifest(
-        run_id=run_id,
+        run_id=run_id or new_run_id(resolved.config.recipe, day),
         attempt_id=new_attempt_id(),
         config=resolved.config,
         origins=resolved.origins,
@@ -217,25 +241,24 @@ def manifest_of(
         code_commit=snapshot.commit,
         dirty_sha256=snapshot.dirty_sha256,
         lock_sha256=snapshot.lock_sha256,
-        pod_id=ready.link.record.pod_id,
-        pod_facts=proof.pod_facts,
-        preflight_sha256=proof.sha256,
-        kernels=proof.kernels,
-        overrides=dict(request.overrides),
-        resume=request.resume_from or "auto",
-        command=list(request.command),
+        overrides=dict(overrides),
+        command=list(command),
         created_unix_s=now_unix_s,
     )
 
 
 def check_request(request: LaunchRequest) -> None:
     """Refuse what no pod has to be asked about, before one is asked, prepared or probed."""
-    if not request.run_id:
-        return
+    if request.run_id:
+        require_run_id(request.run_id)
+
+
+def require_run_id(run_id: str) -> None:
+    """Raise ConfigurationError if it cannot be the id of a run."""
     try:
-        check_run_id(request.run_id)
+        check_run_id(run_id)
     except ValueError as error:
-        message = f"Run id `{request.run_id}` cannot be used"
+        message = f"Run id `{printable(run_id)}` cannot be used"
         raise ConfigurationError(message, hint=str(error)) from error
 
 
@@ -245,11 +268,11 @@ def _plan(
     link, config, session = run.link, manifest.config, session_name(run.run_id)
     code = link.code(snapshot.code_id)
     shipped = has_code(link.transport, link.record.python, code)
-    size = f"{count_of(len(snapshot.files), 'file')}, {snapshot.total_bytes // 1024} KiB"
+    changes = " + changes" if snapshot.dirty_sha256 else ""
     steps = [
         Step(
             "ship code",
-            f"{size}, commit {snapshot.commit[:12]}{' + changes' if snapshot.dirty_sha256 else ''}",
+            f"{snapshot.size}, commit {snapshot.commit[:12]}{changes}",
             files=(str(code),),
             is_done=shipped,
         ),

@@ -30,7 +30,7 @@ from nsa_ops.errors import (
 from nsa_ops.local_files import make_private_folder
 from nsa_ops.pod.messages import ManifestSummary, RunReport
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.choose import LIVE
+from nsa_ops.runs.choose import LIVING
 from nsa_ops.runs.wait import ENDED
 from nsa_ops.store import RunRecord, Store
 
@@ -126,7 +126,7 @@ def _ask_locks(run: RunHandle, asked: OldPod) -> OldPod:
 
 def _living(report: RunReport) -> str:
     """What of the run lives by its pod's account; empty if nothing does."""
-    if report.state in LIVE - {"planned"}:
+    if report.state in LIVING:
         return f"is {report.state}"
     lives = {
         "trainer": report.trainer_alive,

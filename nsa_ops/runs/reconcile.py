@@ -13,7 +13,7 @@ from nsa_ops.pod.messages import HaltAction, RunReport, SignalAction
 from nsa_ops.quantities import count_of, format_time
 from nsa_ops.remote.snapshot import has_code
 from nsa_ops.remote.ssh.host_keys import unpin
-from nsa_ops.runs.choose import LIVE, record_of
+from nsa_ops.runs.choose import LIVE, LIVING, record_of
 from nsa_ops.runs.lease import LEAVE_POD, Takeover, holding, lease_held, require_unmoved
 from nsa_ops.runs.members import MemberReport, merge
 from nsa_ops.runs.wait import ENDED
@@ -289,7 +289,7 @@ def _decide_halt(report: RunReport | None) -> Remedy:
 
 def _decide_left(intent: Intent, report: RunReport | None) -> Remedy:
     """A run that continued elsewhere while this pod did not answer must not train here, too."""
-    if report is None or report.state not in LIVE - {"planned"}:
+    if report is None or report.state not in LIVING:
         state = "not there" if report is None else report.state
         return Remedy("done", f"the pod that `{intent.subject}` left answers; it is {state} there")
     pod = intent.details.get("pod", "")

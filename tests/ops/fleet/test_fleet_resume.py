@@ -16,10 +16,10 @@ from nsa_ops.errors import (
 )
 from nsa_ops.fleet.resume import (
     FleetResumePlan,
-    FleetResumeRequest,
     execute_fleet_resume,
     plan_fleet_resume,
 )
+from nsa_ops.fleet.source import FleetResumeRequest
 from nsa_ops.pod.messages import JoinAttemptAction, NextAttemptAction, RunReport
 from nsa_ops.pod.verify import HashedCheckpoints
 from nsa_ops.remote.snapshot import take_snapshot

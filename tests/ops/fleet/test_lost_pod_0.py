@@ -16,10 +16,10 @@ from nsa_ops.context import Operator
 from nsa_ops.errors import PodUnreachableError, StateConflictError
 from nsa_ops.fleet.resume import (
     FleetResumePlan,
-    FleetResumeRequest,
     begin_on_pods,
     plan_fleet_resume,
 )
+from nsa_ops.fleet.source import FleetResumeRequest
 from nsa_ops.pod.act import act
 from nsa_ops.pod.messages import JoinAttemptAction
 from nsa_ops.remote.local import LocalTransport
