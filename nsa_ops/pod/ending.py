@@ -32,7 +32,7 @@ _STOP_SIGNALS = {"TERM", "KILL", "INT"}
 #: Kinds of events that `asked_to_stop` judges.
 STOP_KINDS = ("halt_asked", "signal")
 RESTARTED = "restarted"
-_RESTARTABLE = {code for code in TrainerExit if code.watchdog_may_restart}
+RESTARTABLE = {code for code in TrainerExit if code.watchdog_may_restart}
 
 
 def count_memory_kills(files: tuple[Path, ...] = _MEMORY_EVENTS) -> int:
@@ -220,7 +220,7 @@ def decide_restart(
         why = f"a watchdog knows one of its {num_pods} pods; `nsa-ops resume` starts all of them"
         return RestartDecision(restart=False, why=why)
     was_killed = ended.code < 0
-    if not was_killed and ended.code not in _RESTARTABLE:
+    if not was_killed and ended.code not in RESTARTABLE:
         return RestartDecision(
             restart=False, why=f"code {ended.code} is never restarted: {ended.reason}"
         )

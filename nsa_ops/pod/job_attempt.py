@@ -21,7 +21,13 @@ from nsa_core.rundir.manifest import (
     write_manifest,
 )
 from nsa_ops.pod.attempts import make_run, next_attempt
-from nsa_ops.pod.ending import RESTARTED, RestartDecision, decide_after, write_missing_exit
+from nsa_ops.pod.ending import (
+    RESTARTABLE,
+    RESTARTED,
+    RestartDecision,
+    decide_after,
+    write_missing_exit,
+)
 from nsa_ops.pod.join import join_attempt
 from nsa_ops.pod.messages import JoinAttemptAction, NextAttemptAction, Reply, ReplyCode
 from nsa_ops.pod.processes import LockHeldError, RunProcesses, hold_lock, read_processes
@@ -29,7 +35,7 @@ from nsa_ops.pod.rank_ending import LOST_ELSEWHERE
 from nsa_ops.pod.read_run import list_checkpoint_facts, newest_whole
 from nsa_ops.pod.trainer_group import is_trainer_running
 
-CONFLICT, USAGE, TIMEOUT = 7, 2, 8
+TIMEOUT = 8
 _POLL_S = 1.0
 _CONNECT_S = 3.0
 #: The other nodes have recorded their ends by then.
@@ -129,7 +135,7 @@ def begin_attempt(place: JobPlace, manifest: RunManifest) -> RunManifest:
     current = read_manifest(run)
     if current.run_id != manifest.run_id:
         message = f"{run.root} holds run {current.run_id}, and the manifest is of {manifest.run_id}"
-        raise JobRefusedError(message, CONFLICT, "Choose another folder")
+        raise JobRefusedError(message, ReplyCode.CONFLICT, "Choose another folder")
     ended = _end_of(run, current)
     if ended is None:
         return _begin_unstarted(run, _placed(current, place))
@@ -158,7 +164,7 @@ def _end_of(run: RunDir, current: RunManifest) -> ExitRecord | None:
 def _refuse_living(run: RunDir, record: RunProcesses) -> None:
     if is_trainer_running(run, record):
         message = f"a trainer of {run.run_id} attempt {record.attempt} still runs on this node"
-        raise JobRefusedError(message, CONFLICT, "End that job first")
+        raise JobRefusedError(message, ReplyCode.CONFLICT, "End that job first")
 
 
 @contextmanager
@@ -168,7 +174,7 @@ def _locked(run: RunDir) -> Iterator[None]:
             yield
     except LockHeldError as error:
         message = f"a runner of {run.run_id} is still alive on one of the nodes"
-        raise JobRefusedError(message, CONFLICT, "End that job first") from error
+        raise JobRefusedError(message, ReplyCode.CONFLICT, "End that job first") from error
 
 
 def _begin_unstarted(run: RunDir, wanted: RunManifest) -> RunManifest:
@@ -304,8 +310,7 @@ def _name_cause(first: ExitRecord, others: Sequence[ExitRecord]) -> str:
 
 
 def _is_final(end: ExitRecord) -> bool:
-    known = {int(code) for code in TrainerExit if code.watchdog_may_restart} | {0}
-    return end.code > 0 and end.code not in known
+    return end.code > 0 and end.code not in RESTARTABLE
 
 
 def _read_ends(place: JobPlace, attempt: int) -> list[ExitRecord | None]:
