@@ -98,9 +98,9 @@ def _card_rows(ranks: Sequence[RankEvidence]) -> list[ScreenLine]:
         least, most = f"{coolest_c:.0f}", f"{hottest_c:.0f}"
         between = f"{least} to {most} degrees C (hottest is rank {hottest})"
         parts.append(f"{most} degrees C" if least == most else between)
-    throttled = [rank for rank in ranks if rank.is_throttled]
+    throttled = [rank for rank in ranks if rank.held_back_by]
     if throttled:
-        reasons = ", ".join(dict.fromkeys(str(rank.throttle) for rank in throttled))
+        reasons = ", ".join(dict.fromkeys(rank.held_back_by for rank in throttled))
         parts.append(f"throttled: {name_ranks(throttled)} ({reasons})")
     return [ScreenLine("card", ", ".join(parts), "yellow" if throttled else "")] if parts else []
 
@@ -186,7 +186,7 @@ def _notes(report: RunReport) -> Callable[[RankEvidence], str]:
             ("ended", is_live and rank.msg == "end"),
             ("silent", is_live and rank.is_silent(_SILENT_S)),
             ("odd", id(rank) in awaited),
-            ("throttled", rank.is_throttled),
+            ("throttled", rank.held_back_by != ""),
             (_SLOWEST, spread is not None and rank is spread.slowest and spread.factor > 1),
         )
         return next((word for word, is_so in words if is_so), "")

@@ -11,6 +11,7 @@ from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.cli.console import bar, can_show, line, share_of
 from nsa_ops.cli.render_ranks import rank_rows, rank_table
 from nsa_ops.cli.screen import ScreenLine, draw_rows, styled
+from nsa_ops.gpu.throttling import name_throttling
 from nsa_ops.pod.messages import PhaseUse, RunFigures, RunReport
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.quantities import count_of, format_duration
@@ -172,7 +173,7 @@ def _memory_rows(record: Heartbeat) -> list[ScreenLine]:
         ("busy {:.0f} %", record.gpu_util),
         ("{:.0f} W", record.power_w),
         ("{:.0f} degrees C", record.temp_c),
-        ("throttled: {}", record.throttle),
+        ("throttled: {}", name_throttling(record.throttle) or None),
     )
     rows = (("memory", memory), ("card", card))
     known_rows = [

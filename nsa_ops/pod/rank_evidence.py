@@ -7,6 +7,7 @@ from typing import Literal
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.heartbeat import Message, Phase
+from nsa_ops.gpu.throttling import name_throttling
 from nsa_ops.quantities import count_of
 
 #: Where ranks wait for each other: one that hangs in another phase is what they wait for.
@@ -66,9 +67,9 @@ class RankEvidence(TolerantModel):
     problem: str = ""
 
     @property
-    def is_throttled(self) -> bool:
-        """Whether its card holds back its clocks."""
-        return bool(self.throttle) and str(self.throttle).lower() not in {"none", "0"}
+    def held_back_by(self) -> str:
+        """What holds the clocks of its card back; empty if nothing does, or nothing is known."""
+        return name_throttling(self.throttle)
 
     def is_silent(self, stale_s: float) -> bool:
         """Whether it has written no heartbeat for longer than this, and has not ended."""

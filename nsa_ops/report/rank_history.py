@@ -10,6 +10,7 @@ from nsa_core.rundir.bounded_json import MAX_HISTORY_BYTES, read_last_records
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.gpu.throttling import name_throttling
 from nsa_ops.pod.rank_evidence import slowest_factor
 from nsa_ops.pod.rank_files import is_of_rank
 from nsa_ops.pod.rank_tracker import own_time_s
@@ -128,10 +129,10 @@ def _summarize(rank: int, records: Sequence[Heartbeat]) -> RankSummary:
     own = values(own_time_s, _MOST_S)
     data = values(lambda beat: beat.data_s, _MOST_S)
     sync = values(lambda beat: beat.sync_s, _MOST_S)
-    throttles = [beat.throttle.lower() for beat in records if beat.throttle]
+    throttles = [beat.throttle for beat in records if beat.throttle]
     peak = _largest(values(lambda beat: beat.gpu_mem_peak, _MOST_MIB))
     host = _largest(values(lambda beat: beat.host_rss_mib, _MOST_MIB))
-    throttled = [reason for reason in throttles if reason not in {"none", "0"}]
+    throttled = [reason for reason in throttles if name_throttling(reason)]
     return RankSummary(
         rank=rank,
         num_records=len(records),

@@ -144,6 +144,13 @@ def test_throttled_cards_are_named_with_their_reason() -> None:
     )
 
 
+def test_the_mask_of_a_card_that_nothing_slows_down_is_no_throttling() -> None:
+    shown = rows(
+        ranks(2, r0={"throttle": "0x0000000000000001"}, r1={"throttle": "0x0000000000000020"})
+    )
+    assert shown["card"].endswith("throttled: rank 1 (sw_thermal_slowdown)")
+
+
 def test_cards_that_are_equally_hot_have_one_temperature_and_no_hottest() -> None:
     alike = ranks(2, r0={"temp_c": 60.2}, r1={"temp_c": 60.4})
     assert rows(alike)["card"].endswith(" %, 60 degrees C")

@@ -5,6 +5,7 @@ from statistics import median
 
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.gpu.throttling import name_throttling
 from nsa_ops.gpu.xids import explain_xid
 from nsa_ops.pod.rules.loss_rules import last_good_checkpoint
 from nsa_ops.pod.rules.verdict import Finding
@@ -75,8 +76,8 @@ def _cause(record: Heartbeat) -> str:
         share = record.data_s / record.step_s
         if share > _DATA_SHARE:
             return f"waiting for data is {share:.0%} of a step: look at the loader and its disk"
-    if record.throttle and record.throttle.lower() not in {"none", "0"}:
-        return f"the clocks are throttled ({record.throttle}): look at power and temperature"
+    if reasons := name_throttling(record.throttle):
+        return f"the clocks are throttled ({reasons}): look at power and temperature"
     known = record.data_s is not None or record.dt_fetch_s is not None
     return (
         "the data loader is not the cause: look for another process on the card, and at the clocks"

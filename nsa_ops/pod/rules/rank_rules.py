@@ -248,8 +248,8 @@ def _cause(slow: RankEvidence, others: list[RankEvidence], longer_s: float) -> s
         temperatures = [other.temp_c for other in others if other.temp_c is not None]
         beside = f" (the others {median(temperatures):.0f})" if temperatures else ""
         parts.append(f"its card is at {slow.temp_c:.0f} degrees C{beside}")
-    if slow.is_throttled:
-        parts.append(f"its clocks are throttled ({slow.throttle})")
+    if slow.held_back_by:
+        parts.append(f"its clocks are throttled ({slow.held_back_by})")
     elif slow.throttle is not None:
         parts.append("its clocks are not throttled")
     return f"; {', '.join(parts)}" if parts else ""

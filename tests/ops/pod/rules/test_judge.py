@@ -243,6 +243,8 @@ def test_a_slow_run_is_reported_after_ten_minutes_with_its_cause() -> None:
     assert "waiting for data" in verdict.sentence
     held = beat(90, tokens_per_s=400.0, throttle="power cap", data_s=0.0)
     assert "power cap" in judged([*fast, *slow, held]).sentence
+    free = beat(90, tokens_per_s=400.0, throttle="0x0000000000000000", data_s=0.0)
+    assert "throttled" not in judged([*fast, *slow, free]).sentence
 
 
 def test_a_run_that_is_slower_than_its_profile_expects_is_reported() -> None:
