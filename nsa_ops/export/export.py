@@ -51,7 +51,7 @@ from nsa_ops.provision.want import lock_sha256
 from nsa_ops.quantities import count_of
 from nsa_ops.remote.snapshot import Snapshot, pack, take_snapshot
 from nsa_ops.runs.choose import choose_record, link_of
-from nsa_ops.runs.launch import new_manifest, require_run_id
+from nsa_ops.runs.launch import new_manifest, require_absolute_data, require_run_id
 
 Render = Callable[[ExportedRun, str], str]
 RENDERERS: Mapping[Engine, tuple[Render, str, str]] = {
@@ -242,10 +242,7 @@ def check_exportable(config: RunConfig, hardware: HardwareProfile) -> None:
                 f"{key} holds what looks like a secret, and an exported file is no place for it"
             )
             raise ConfigurationError(message, hint="Give it to the engine; see docs/scale.md")
-    path = config.data.path
-    if config.data.source == "fineweb_edu_local" and not Path(path).is_absolute():
-        message = f"data.path `{printable(path)}` is relative, and it must be absolute on a node"
-        raise ConfigurationError(message, hint="Name it in full: `--set data.path=/folder/text`")
+    require_absolute_data(config.data, "node")
 
 
 def judge(config: RunConfig, hardware: HardwareProfile, overrides: Mapping[str, str]) -> list[str]:

@@ -191,12 +191,21 @@ def require_data(link: PodLink, data: DataConfig) -> None:
     if data.source != "fineweb_edu_local":
         return
     path = PurePosixPath(data.path)
-    if not path.is_absolute():
-        message = f"data.path `{path}` is relative, and it must be absolute on a pod"
-        raise ConfigurationError(message, hint="Name it in full: `--set data.path=/folder/text`")
+    require_absolute_data(data, "pod")
     if link.transport.run(("test", "-e", str(path)), timeout_s=QUICK_S).exit_code != 0:
         message = f"The data set `{path}` does not exist on pod `{link.record.name}`"
         raise NotFoundError(message, hint="Set `data.path` to a file or folder on the pod")
+
+
+def require_absolute_data(data: DataConfig, machine: str) -> None:
+    """Raise ConfigurationError if data of a kind of machine are named by a relative path."""
+    path = PurePosixPath(data.path)
+    if data.source == "fineweb_edu_local" and not path.is_absolute():
+        message = (
+            f"data.path `{printable(str(path))}` is relative, and it must be absolute on a "
+            f"{machine}"
+        )
+        raise ConfigurationError(message, hint="Name it in full: `--set data.path=/folder/text`")
 
 
 def manifest_of(

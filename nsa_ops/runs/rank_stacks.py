@@ -146,8 +146,10 @@ def stacks_of(run_id: str, texts: Mapping[int, str], ranks: Sequence[RankEvidenc
         for group in groups
     ]
     if silent:
-        wrote = f"{_name(silent)} wrote no stacks within {STACK_S:g} s: stopped, or in a call"
-        parts.append(f"=== {wrote} of the kernel that no signal ends\n")
+        parts.append(
+            f"=== {_name(silent)} wrote no stacks within {STACK_S:g} s: stopped, or in a call of "
+            "the kernel that no signal ends\n"
+        )
     text = "\n".join(part.rstrip("\n") + "\n" for part in parts)
     return Stacks(run_id, text, groups, tuple(rank.rank for rank in silent))
 
