@@ -25,7 +25,6 @@ from nsa_ops.cli.console import cell_text, envelope, facts, line
 from nsa_ops.cli.session import Session
 from nsa_ops.cli.several_pods import (
     halt_all,
-    is_of_several,
     launch_on,
     refuse_both,
     refuse_port,
@@ -186,11 +185,14 @@ def resume(
 ) -> None:
     """Resume a run from its newest verified checkpoint, on its pods or on others."""
     from nsa_ops.report.prove import await_replay, find_replay
+    from nsa_ops.runs.choose import RESUMABLE, choose_record
     from nsa_ops.runs.move import is_elsewhere
     from nsa_ops.runs.resume import execute_resume, plan_resume
 
     refuse_both(pod, pods)
-    if is_of_several(session, run, pods):
+    record = choose_record(session.operator, run, among=RESUMABLE) if pods is None else None
+    run = record.run_id if record is not None else run
+    if record is None or record.others:
         names = pods if pods is not None else pod
         request = _fleet_request(run, names, port, path, sets, override, trainer, afresh=afresh)
         session.show(resume_on(session, request, prove=prove), draw_resumed)

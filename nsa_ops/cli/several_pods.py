@@ -59,13 +59,6 @@ def halt_all(session: Session, record: "RunRecord", reason: str) -> "FleetHalted
     return execute_fleet_halt(session.operator, planned)
 
 
-def is_of_several(session: Session, run: str | None, pods: str | None) -> bool:
-    """Whether a resume is one of several pods, by `--pods` or by what the registry knows."""
-    from nsa_ops.runs.choose import RESUMABLE, choose_record
-
-    return pods is not None or bool(choose_record(session.operator, run, among=RESUMABLE).others)
-
-
 def resume_on(session: Session, request: "FleetResumeRequest", *, prove: bool = False) -> "Resumed":
     """Resume a run on several pods, or on what is left of them."""
     from nsa_ops.fleet.resume import execute_fleet_resume, plan_fleet_resume
