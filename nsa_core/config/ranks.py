@@ -1,6 +1,6 @@
 """How many cards of a pod a run takes, and how the rows of a step are shared by its ranks; pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,10 +48,13 @@ def share_rows(micro_batch: int, accumulation: int, ranks: int) -> tuple[int, in
         Micro-batch and accumulation, a multiple of `ranks`; None where the rows do not divide.
     """
     rows = micro_batch * accumulation
-    for size in range(micro_batch, 0, -1):
-        if rows % (size * ranks) == 0:
-            return size, rows // size
-    return None
+    size = next(sizes_that_divide(rows, micro_batch, ranks), None)
+    return (size, rows // size) if size is not None else None
+
+
+def sizes_that_divide(rows: int, largest: int, ranks: int) -> Iterator[int]:
+    """Micro-batches up to the largest, largest first, of which a step has as many on each rank."""
+    return (size for size in range(largest, 0, -1) if rows % (size * ranks) == 0)
 
 
 def settle_ranks(

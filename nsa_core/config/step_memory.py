@@ -1,6 +1,7 @@
 """Memory of a step of a whole configuration, and the batch that fits a card; pure."""
 
 from nsa_core.config.counts import MemoryEstimate, Sharding, StepShape, estimate_memory
+from nsa_core.config.ranks import sizes_that_divide
 from nsa_core.config.run import RunConfig, find_sharding_obstacle
 
 #: Share of a card's memory that a step may need by the estimate.
@@ -35,11 +36,9 @@ def fit_batch(config: RunConfig, memory_gib: float) -> RunConfig:
         memory_gib: Memory of the smallest card.
     """
     batch, ranks = config.batch, config.num_ranks
-    rows, limit_mib = (
-        batch.micro_batch * batch.accumulation,
-        MEMORY_SHARE * memory_gib * MIB_PER_GIB,
-    )
-    sizes = [size for size in range(batch.micro_batch, 0, -1) if rows % (size * ranks) == 0]
+    rows = batch.micro_batch * batch.accumulation
+    limit_mib = MEMORY_SHARE * memory_gib * MIB_PER_GIB
+    sizes = list(sizes_that_divide(rows, batch.micro_batch, ranks))
     for sharding in _shardings(config):
         for size in sizes:
             values = {"micro_batch": size, "accumulation": rows // size}

@@ -309,7 +309,7 @@ def check_place(file: Path) -> None:
     folder = file.parent
     if not folder.is_dir():
         message = f"The folder `{folder}` of `--output` does not exist"
-        raise NotFoundError(message, hint=f"Create it with `mkdir -p {folder}`")
+        raise NotFoundError(message, hint=f"Create it with `mkdir -p {shlex.quote(str(folder))}`")
     if file.exists():
         message = f"`{file}` exists already"
         raise StateConflictError(message, hint="Name another file with `--output`, or remove it")
