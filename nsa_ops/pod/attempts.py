@@ -167,7 +167,7 @@ def _begin(run: RunDir, asked: NextAttemptAction) -> Reply:
             action=asked.action, code=ReplyCode.OK, outcome="already", attempt=current.attempt,
             message=f"attempt {current.attempt} has begun already", manifest=current,
         )  # fmt: skip
-    if is_trainer_running(run, read_processes(run, current.attempt)):  # without its torchrun
+    if _outlives_its_runner(run, current, asked):
         return refuse_alive(run, asked.action)
     if current.attempt != asked.from_attempt:
         return Reply(
@@ -195,6 +195,16 @@ def _begin(run: RunDir, asked: NextAttemptAction) -> Reply:
         action=asked.action, code=ReplyCode.OK, outcome="done", attempt=new.attempt,
         message=f"attempt {new.attempt} of {run.run_id} may start", manifest=new,
     )  # fmt: skip
+
+
+def _outlives_its_runner(run: RunDir, current: RunManifest, asked: NextAttemptAction) -> bool:
+    """Whether ranks of this pod still train without torchrun, which held the lock for them.
+
+    A record that came with a restore names processes of the pod that the run leaves.
+    """
+    record = read_processes(run, current.attempt)
+    pod_id = asked.changes.get("pod_id", current.pod_id)
+    return record is not None and record.pod_id == pod_id and bool(is_trainer_running(run, record))
 
 
 def _change(run: RunDir, asked: NextAttemptAction) -> RunManifest:

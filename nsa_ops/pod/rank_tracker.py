@@ -12,7 +12,7 @@ from nsa_ops.pod.rank_evidence import OwnTime, RankEvidence
 #: Records of a rank that its figures are taken from.
 KEPT_STEPS = 20
 #: A figure beyond these is no measurement: seconds of a step, MiB of memory, degrees Celsius.
-_MOST_S, _MOST_MIB, _MOST_C = 1e6, 10**9, 1000.0
+MOST_S, MOST_MIB, MOST_C = 1e6, 1e9, 1e3
 _MOST_CHARACTERS = 80
 
 
@@ -86,8 +86,8 @@ class RankTracker:
             gpu_mem_peak=_whole(newest.gpu_mem_peak),
             gpu_mem_reserved=_whole(newest.gpu_mem_reserved),
             host_rss_mib=_whole(newest.host_rss_mib),
-            gpu_util=_measured(newest.gpu_util, 100.0),
-            temp_c=_measured(newest.temp_c, _MOST_C),
+            gpu_util=measured(newest.gpu_util, 100.0),
+            temp_c=measured(newest.temp_c, MOST_C),
             throttle=newest.throttle[:_MOST_CHARACTERS] if newest.throttle else None,
             problem=self.problem,
         )
@@ -98,19 +98,19 @@ def own_time_s(record: Heartbeat) -> float | None:
 
     None where it does not say how long it worked.
     """
-    work_s, data_s = _measured(record.work_s, _MOST_S), _measured(record.data_s, _MOST_S)
+    work_s, data_s = measured(record.work_s, MOST_S), measured(record.data_s, MOST_S)
     return None if work_s is None else work_s + (data_s or 0.0)
 
 
-def _measured(value: float | None, most: float) -> float | None:
+def measured(value: float | None, most: float) -> float | None:
     """The value, if it can be a measurement."""
     return value if value is not None and isfinite(value) and 0 <= value <= most else None
 
 
 def _whole(value: int | None) -> int | None:
-    return value if value is not None and 0 <= value <= _MOST_MIB else None
+    return value if value is not None and 0 <= value <= MOST_MIB else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for one in values if (value := _measured(one, _MOST_S)) is not None]
+    known = [value for one in values if (value := measured(one, MOST_S)) is not None]
     return median(known) if known else None

@@ -1,6 +1,5 @@
 """What each rank of a run did, from its heartbeats: bounded, and summed up rank by rank."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -13,13 +12,11 @@ from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.gpu.throttling import name_throttling
 from nsa_ops.pod.rank_evidence import slowest_factor
 from nsa_ops.pod.rank_files import is_of_rank
-from nsa_ops.pod.rank_tracker import own_time_s
+from nsa_ops.pod.rank_tracker import MOST_C, MOST_MIB, MOST_S, measured, own_time_s
 from nsa_ops.quantities import count_of, format_bytes, format_seconds
 
 #: The most that is read of the heartbeats of a rank that is not the first: 25,000 lines.
 _BYTES_OF_EACH = 8 * 2**20
-#: Seconds of a step and MiB beyond these are no measurements.
-_MOST_S, _MOST_MIB, _MOST_C = 1e6, 1e9, 1e3
 COLUMNS = (
     "rank", "records", "own time of a step", "its batch of that", "waits for the batches of others",
     "peak GPU memory", "host memory", "hottest", "throttled",
@@ -124,14 +121,14 @@ def _read_records(
 
 def _summarize(rank: int, records: Sequence[Heartbeat]) -> RankSummary:
     def values(of: Callable[[Heartbeat], float | None], most: float) -> list[float]:
-        return [value for beat in records if (value := _measured(of(beat), most)) is not None]
+        return [value for beat in records if (value := measured(of(beat), most)) is not None]
 
-    own = values(own_time_s, _MOST_S)
-    data = values(lambda beat: beat.data_s, _MOST_S)
-    sync = values(lambda beat: beat.sync_s, _MOST_S)
+    own = values(own_time_s, MOST_S)
+    data = values(lambda beat: beat.data_s, MOST_S)
+    sync = values(lambda beat: beat.sync_s, MOST_S)
     throttles = [beat.throttle for beat in records if beat.throttle]
-    peak = _largest(values(lambda beat: beat.gpu_mem_peak, _MOST_MIB))
-    host = _largest(values(lambda beat: beat.host_rss_mib, _MOST_MIB))
+    peak = _largest(values(lambda beat: beat.gpu_mem_peak, MOST_MIB))
+    host = _largest(values(lambda beat: beat.host_rss_mib, MOST_MIB))
     throttled = [reason for reason in throttles if name_throttling(reason)]
     return RankSummary(
         rank=rank,
@@ -143,15 +140,9 @@ def _summarize(rank: int, records: Sequence[Heartbeat]) -> RankSummary:
         sync_s=median(sync) if sync else None,
         gpu_mem_peak=None if peak is None else int(peak),
         host_rss_mib=None if host is None else int(host),
-        temp_c=_largest(values(lambda beat: beat.temp_c, _MOST_C)),
+        temp_c=_largest(values(lambda beat: beat.temp_c, MOST_C)),
         throttled_share=len(throttled) / len(records) if throttles else None,
     )
-
-
-def _measured(value: float | None, most: float) -> float | None:
-    """The value, if it can be a measurement."""
-    known = value is not None and 0 <= value <= most and math.isfinite(value)
-    return value if known else None
 
 
 def _largest(values: Iterable[float]) -> float | None:

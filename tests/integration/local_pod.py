@@ -21,7 +21,8 @@ from tests.integration.warm_agent import write_client
 from tests.tmux_server import end_server
 
 STEADY = "tests.integration.steady_trainer"
-CANARY = "canary-3f9c"
+#: Of this process alone: tests look for it in every process, and other workers have theirs.
+CANARY = f"canary-{secrets.token_hex(4)}"
 _DEADLINE_S = 120
 
 

@@ -25,7 +25,6 @@ from tests.tmux_server import end_server
 
 #: Third part of the addresses: this machine with a, with b, and a with b.
 _WITH_A, _WITH_B, BETWEEN = 11, 12, 13
-_NETWORK = "10.213"
 SOCKET = "nsa"
 #: Of the path between the pods, in each direction: 7.5 MB/s.
 RATE, RATE_MB_PER_S = "60mbit", 7.5
@@ -48,7 +47,16 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
 
 
-def _join(one: str, other: str, network: int) -> tuple[str, str]:
+def _choose_network() -> str:
+    """The first half of addresses that nothing here has, not even what a killed test has left."""
+    used = subprocess.run(
+        ["ip", "-4", "-o", "addr", "show"], check=True, capture_output=True, text=True
+    ).stdout
+    free = [f"10.{number}" for number in range(64, 255) if f" 10.{number}." not in used]
+    return secrets.choice(free)
+
+
+def _join(one: str, other: str, network: str) -> tuple[str, str]:
     """A pair of interfaces, one end in each namespace; an empty name is this machine."""
     ends = [f"nsa{secrets.token_hex(3)}{side}" for side in "ab"]
     _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
@@ -56,7 +64,7 @@ def _join(one: str, other: str, network: int) -> tuple[str, str]:
         inside = ["-n", namespace] if namespace else []
         if namespace:
             _ip("link", "set", end, "netns", namespace)
-        _ip(*inside, "addr", "add", f"{_NETWORK}.{network}.{number}/30", "dev", end)
+        _ip(*inside, "addr", "add", f"{network}.{number}/30", "dev", end)
         _ip(*inside, "link", "set", end, "up")
     return ends[0], ends[1]
 
@@ -69,9 +77,10 @@ def _slow_down(namespace: str, end: str) -> bool:
 
 
 @contextmanager
-def namespaces() -> Iterator[tuple[str, str, bool]]:
-    """Two namespaces that reach each other and this machine, and whether their path is slow."""
+def namespaces() -> Iterator[tuple[str, str, str, bool]]:
+    """Two namespaces that reach each other and this machine, their network, and if it is slow."""
     require_namespaces()
+    network = _choose_network()
     mark = secrets.token_hex(3)
     names = (f"nsa-{mark}-a", f"nsa-{mark}-b")
     made: list[str] = []
@@ -80,11 +89,11 @@ def namespaces() -> Iterator[tuple[str, str, bool]]:
             _ip("netns", "add", name)
             made.append(name)
             _ip("-n", name, "link", "set", "lo", "up")
-        _join("", names[0], _WITH_A)
-        _join("", names[1], _WITH_B)
-        ends = _join(*names, BETWEEN)
+        _join("", names[0], f"{network}.{_WITH_A}")
+        _join("", names[1], f"{network}.{_WITH_B}")
+        ends = _join(*names, f"{network}.{BETWEEN}")
         pairs = zip(names, ends, strict=True)
-        yield *names, all(_slow_down(name, end) for name, end in pairs)
+        yield *names, network, all(_slow_down(name, end) for name, end in pairs)
     finally:
         for name in made:  # its interfaces go with it
             _ip("netns", "del", name)
@@ -117,6 +126,7 @@ class TwoPods:
     folder: Path
     a: NamespacePod
     b: NamespacePod
+    network: str
     is_slow: bool
 
     @property
@@ -155,21 +165,21 @@ class TwoPods:
 def two_pods(folder: Path) -> Iterator[TwoPods]:
     """Both pods, known to the laptop; everything that was started is ended afterwards."""
     with ExitStack() as stack:
-        *names, is_slow = stack.enter_context(namespaces())
+        *names, network, is_slow = stack.enter_context(namespaces())
         pods = []
-        for name, namespace, network in zip("ab", names, (_WITH_A, _WITH_B), strict=True):
+        for name, namespace, place in zip("ab", names, (_WITH_A, _WITH_B), strict=True):
             home = folder / name
             environment = {"TMUX_TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
             server = stack.enter_context(
                 ssh_server(
-                    home, environment=environment, host=f"{_NETWORK}.{network}.2",
+                    home, environment=environment, host=f"{network}.{place}.2",
                     inside=("ip", "netns", "exec", namespace),
                 )
             )  # fmt: skip
             pod = NamespacePod(name, server, home)
             stack.callback(pod.stop)
             pods.append(pod)
-        both = TwoPods(folder, *pods, is_slow)
+        both = TwoPods(folder, *pods, network, is_slow)
         both.add()
         stack.callback(lambda: [both("pod", "rm", pod.name, "-y") for pod in pods])
         yield both
