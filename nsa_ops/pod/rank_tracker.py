@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from statistics import median
+from typing import TypeVar
 
 from nsa_core.rundir.heartbeat import Heartbeat, Phase
 from nsa_ops.pod.rank_evidence import OwnTime, RankEvidence
@@ -14,6 +14,7 @@ KEPT_STEPS = 20
 #: A figure beyond these is no measurement: seconds of a step, MiB of memory, degrees Celsius.
 MOST_S, MOST_MIB, MOST_C = 1e6, 1e9, 1e3
 _MOST_CHARACTERS = 80
+NumberT = TypeVar("NumberT", int, float)
 
 
 @dataclass
@@ -83,9 +84,9 @@ class RankTracker:
             data_s=_median([beat.data_s for beat in records]),
             own_s=_median([seconds for _, seconds in own]),
             recent=tuple(OwnTime(step=step, own_s=s) for step, s in own if s is not None),
-            gpu_mem_peak=_whole(newest.gpu_mem_peak),
-            gpu_mem_reserved=_whole(newest.gpu_mem_reserved),
-            host_rss_mib=_whole(newest.host_rss_mib),
+            gpu_mem_peak=measured(newest.gpu_mem_peak, MOST_MIB),
+            gpu_mem_reserved=measured(newest.gpu_mem_reserved, MOST_MIB),
+            host_rss_mib=measured(newest.host_rss_mib, MOST_MIB),
             gpu_util=measured(newest.gpu_util, 100.0),
             temp_c=measured(newest.temp_c, MOST_C),
             throttle=newest.throttle[:_MOST_CHARACTERS] if newest.throttle else None,
@@ -102,13 +103,9 @@ def own_time_s(record: Heartbeat) -> float | None:
     return None if work_s is None else work_s + (data_s or 0.0)
 
 
-def measured(value: float | None, most: float) -> float | None:
-    """The value, if it can be a measurement."""
-    return value if value is not None and isfinite(value) and 0 <= value <= most else None
-
-
-def _whole(value: int | None) -> int | None:
-    return value if value is not None and 0 <= value <= MOST_MIB else None
+def measured(value: NumberT | None, most: float) -> NumberT | None:
+    """The value, if it can be a measurement; NaN cannot, and neither can an integer of any size."""
+    return value if value is not None and 0 <= value <= most else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

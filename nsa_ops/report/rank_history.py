@@ -1,6 +1,6 @@
 """What each rank of a run did, from its heartbeats: bounded, and summed up rank by rank."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -127,26 +127,22 @@ def _summarize(rank: int, records: Sequence[Heartbeat]) -> RankSummary:
     data = values(lambda beat: beat.data_s, MOST_S)
     sync = values(lambda beat: beat.sync_s, MOST_S)
     throttles = [beat.throttle for beat in records if beat.throttle]
-    peak = _largest(values(lambda beat: beat.gpu_mem_peak, MOST_MIB))
-    host = _largest(values(lambda beat: beat.host_rss_mib, MOST_MIB))
+    peak = max(values(lambda beat: beat.gpu_mem_peak, MOST_MIB), default=None)
+    host = max(values(lambda beat: beat.host_rss_mib, MOST_MIB), default=None)
     throttled = [reason for reason in throttles if name_throttling(reason)]
     return RankSummary(
         rank=rank,
         num_records=len(records),
         own_s=median(own) if own else None,
         own_least_s=min(own, default=None),
-        own_most_s=_largest(own),
+        own_most_s=max(own, default=None),
         data_s=median(data) if data else None,
         sync_s=median(sync) if sync else None,
         gpu_mem_peak=None if peak is None else int(peak),
         host_rss_mib=None if host is None else int(host),
-        temp_c=_largest(values(lambda beat: beat.temp_c, MOST_C)),
+        temp_c=max(values(lambda beat: beat.temp_c, MOST_C), default=None),
         throttled_share=len(throttled) / len(records) if throttles else None,
     )
-
-
-def _largest(values: Iterable[float]) -> float | None:
-    return max(values, default=None)
 
 
 def describe_spread(history: RankHistory) -> str:
