@@ -33,8 +33,6 @@ from nsa_ops.errors import (
 from nsa_ops.estimate import estimate_run
 from nsa_ops.export.dstack import render_dstack
 from nsa_ops.export.exported import (
-    ENGINES,
-    Engine,
     ExportedRun,
     card_of,
     check_image,
@@ -54,7 +52,8 @@ from nsa_ops.runs.choose import choose_record, link_of
 from nsa_ops.runs.launch import new_manifest, require_absolute_data, require_run_id
 
 Render = Callable[[ExportedRun, str], str]
-RENDERERS: Mapping[Engine, tuple[Render, str, str]] = {
+#: By engine: what renders a run for it, how the file is named, and what starts it.
+RENDERERS: Mapping[str, tuple[Render, str, str]] = {
     "skypilot": (render_skypilot, ".sky.yaml", "sky jobs launch"),
     "dstack": (render_dstack, ".dstack.yml", "dstack apply -f"),
     "slurm": (render_slurm, ".slurm.sh", "sbatch"),
@@ -113,7 +112,8 @@ def export_run(operator: Operator, request: ExportRequest) -> Exported:
         StateConflictError: If another file is in the place of the output.
         LocalResourceError: If it cannot be written.
     """
-    engine = check_engine(request.engine)
+    engine = request.engine
+    render, ending, start = renderer_of(engine)
     check_image(request.image)
     resolved = resolve_request(operator, request)
     hardware = load_hardware(resolved.profile)
@@ -126,7 +126,6 @@ def export_run(operator: Operator, request: ExportRequest) -> Exported:
     )  # fmt: skip
     require_run_id(manifest.run_id)
     run = describe(manifest, hardware, snapshot, request.image)
-    render, ending, start = RENDERERS[engine]
     file = request.output or Path(f"{run.run_id}{ending}")
     check_place(file)
     code = bz2.compress(pack(snapshot))
@@ -152,13 +151,12 @@ def export_run(operator: Operator, request: ExportRequest) -> Exported:
     )
 
 
-def check_engine(name: str) -> Engine:
-    """The engine of this name."""
-    for engine in ENGINES:
-        if engine == name:
-            return engine
-    message = f"There is no engine `{printable(name)}`"
-    raise ConfigurationError(message, hint=f"Known: {', '.join(ENGINES)}")
+def renderer_of(engine: str) -> tuple[Render, str, str]:
+    """What `RENDERERS` has of an engine; raises ConfigurationError if it is not known."""
+    if engine not in RENDERERS:
+        message = f"There is no engine `{printable(engine)}`"
+        raise ConfigurationError(message, hint=f"Known: {', '.join(RENDERERS)}")
+    return RENDERERS[engine]
 
 
 def resolve_request(operator: Operator, request: ExportRequest) -> ResolvedConfig:

@@ -5,14 +5,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any
 
 from nsa_ops.errors import ConfigurationError
 from nsa_ops.printable import printable
-from nsa_ops.quantities import count_of
 
-Engine = Literal["skypilot", "dstack", "slurm", "kubernetes"]
-ENGINES: tuple[Engine, ...] = ("skypilot", "dstack", "slurm", "kubernetes")
 #: Where the ranks of several nodes meet, on node 0.
 MASTER_PORT = 29_500
 #: Between the stop signal and the end: a save takes 25 s at most, and a queue of disks may be slow.
@@ -84,12 +81,6 @@ class ExportedRun:
     data_path: str
     about: tuple[str, ...]
 
-    @property
-    def size(self) -> str:
-        """Nodes and cards in words."""
-        cards = f" with {count_of(self.gpus_per_node, 'card')} each" if self.gpus_per_node else ""
-        return f"{count_of(self.num_nodes, 'node')}{cards}"
-
     def comments(self, *lines: str) -> str:
         """The head of a file: what it is, then these lines, each as a comment."""
         return "".join(f"# {printable(line)}".rstrip() + "\n" for line in (*self.about, *lines))
@@ -105,17 +96,12 @@ def engine_name(run_id: str) -> str:
     return f"{name[: _MAX_NAME - 7].rstrip('-')}-{digest}"
 
 
-def check_image(image: str) -> str:
-    """The image itself.
-
-    Raises:
-        ConfigurationError: If no registry could have it.
-    """
+def check_image(image: str) -> None:
+    """Raise ConfigurationError if no registry could have it."""
     if image and not _IMAGE.fullmatch(image):
         message = f"`{printable(image)}` is no name of a container image"
         hint = "Name it as `docker pull` does: up to 255 letters, digits and . _ - : / @"
         raise ConfigurationError(message, hint=hint)
-    return image
 
 
 def card_of(profile: str) -> Card:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nsa_ops.export.exported import ENGINES
+from nsa_ops.export.export import RENDERERS
 from nsa_ops.export.skypilot import STRATEGIES
 from tests.conftest import REPOSITORY
 from tests.ops.export.exports import exported, hostile, rendered
@@ -130,7 +130,7 @@ PartitionName=all Nodes=localhost Default=YES
 """
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", RENDERERS)
 @pytest.mark.parametrize("name", RUNS)
 def test_an_engine_takes_its_export(engine: str, name: str) -> None:
     assert verdicts(engine)[name] == ""

@@ -12,8 +12,7 @@ import yaml
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, write_manifest
 from nsa_ops.errors import PodUnreachableError
-from nsa_ops.export.export import find_manifest
-from nsa_ops.export.exported import ENGINES
+from nsa_ops.export.export import RENDERERS, find_manifest
 from nsa_ops.remote.snapshot import RECEIVE, take_snapshot
 from nsa_ops.runs.choose import record_of
 from tests.ops.cli_case import CommandLine
@@ -26,14 +25,11 @@ TINY = ("--recipe", "tiny-cpu", "--profile", "cpu")
 
 
 @pytest.fixture
-def ops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> CommandLine:
+def ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine) -> CommandLine:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("NSA_OPS_STATE_DIR", str(tmp_path / "state"))
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path / "folder")
-    return CommandLine(capsys)
+    return cli
 
 
 def manifest_in(text: str) -> RunManifest:
@@ -126,6 +122,10 @@ def test_a_run_is_read_from_its_pod_and_a_silent_pod_names_the_backup(desk: Desk
         ((".", "--to", "slurm", *TINY), 2, "has its recipe and profile already"),
         (("--to", "slurm", *TINY, "--set", "schedule.steps=9000"), 3, "guardrail"),
         (("--to", "slurm", *TINY, "--set", f"data.text_key={SECRET}"), 2, "looks like a secret"),
+        (
+            ("--to", "slurm", *TINY, "--set", "data.source=fineweb_edu_local", "--set",
+             "data.path=text"), 2, "data.path `text` is relative",
+        ),
         (("--to", "slurm", *TINY, "--override", "nothing=x"), 2, "no guardrail `nothing`"),
         (
             ("--to", "slurm", "--recipe", "m7c-125m", "--profile", "h100", "--set",
@@ -145,7 +145,7 @@ def test_bad_input_is_one_line_with_a_hint(
     assert not [path for path in Path().iterdir() if path.name != "no"]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", RENDERERS)
 def test_the_commands_that_are_shown_work_as_typed(ops: CommandLine, engine: str) -> None:
     Path("my runs").mkdir()
     said = ops("export", "--to", engine, *TINY, "--output", "my runs/a b;c.txt", "--json")
@@ -159,7 +159,7 @@ def test_the_commands_that_are_shown_work_as_typed(ops: CommandLine, engine: str
 
 
 def test_no_file_names_a_registry_host_or_makes_a_secret() -> None:
-    for engine in ENGINES:
+    for engine in RENDERERS:
         text = rendered(engine, exported())
         assert "://" not in text
         for document in yaml.safe_load_all(text) if engine != "slurm" else ():
@@ -167,4 +167,4 @@ def test_no_file_names_a_registry_host_or_makes_a_secret() -> None:
 
 
 def test_the_help_names_every_engine(ops: CommandLine) -> None:
-    assert "|".join(ENGINES) in ops("export", "--help").out
+    assert "|".join(RENDERERS) in ops("export", "--help").out
