@@ -9,7 +9,7 @@ import pytest
 
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.events import read_events
-from nsa_core.rundir.exit import ExitRecord, read_exit, write_exit
+from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, read_manifest
@@ -22,6 +22,7 @@ from nsa_ops.pod.messages import (
     SignalAction,
 )
 from nsa_ops.pod.processes import hold_lock, take_lock
+from tests.ops.pod.ends import write_end
 
 
 def manifest(run_id: str = "run-1", **fields) -> RunManifest:
@@ -40,16 +41,6 @@ def run(tmp_path: Path) -> RunDir:
     reply = do(PrepareRunAction(run_dir=run.root, manifest=manifest()))
     assert (reply.code, reply.outcome) == (0, "done")
     return run
-
-
-def end(run, attempt: int = 1, code: int = 10) -> None:
-    write_exit(
-        run,
-        ExitRecord(
-            run_id="run-1", attempt=attempt, code=code, reason="r", step=5, checkpoint_step=5,
-            at=2.0, by="trainer",
-        ),
-    )  # fmt: skip
 
 
 def test_the_same_launch_twice_returns_the_run(run: RunDir) -> None:
@@ -122,13 +113,13 @@ def test_a_halt_that_means_another_attempt_is_a_conflict(run: RunDir) -> None:
 
 
 def test_a_run_that_has_ended_needs_no_halt(run: RunDir) -> None:
-    end(run)
+    write_end(run)
     assert do(HaltAction(run_dir=run.root, reason="enough")).outcome == "already"
     assert not run.halt.exists()
 
 
 def test_the_next_attempt_begins_once_and_keeps_what_ended(run: RunDir) -> None:
-    end(run)
+    write_end(run)
     asked = NextAttemptAction(run_dir=run.root, from_attempt=1, changes={"resume": "auto"})
     assert [do(asked).outcome for _ in range(2)] == ["done", "already"]
     assert read_manifest(run).attempt == 2
@@ -137,7 +128,7 @@ def test_the_next_attempt_begins_once_and_keeps_what_ended(run: RunDir) -> None:
 
 
 def test_the_next_attempt_begins_where_a_folder_has_the_name_of_the_events(run: RunDir) -> None:
-    end(run)
+    write_end(run)
     run.events.unlink(missing_ok=True)
     run.events.mkdir()
     assert do(NextAttemptAction(run_dir=run.root, from_attempt=1)).outcome == "done"
@@ -152,7 +143,7 @@ def test_the_next_attempt_does_not_begin_beside_a_living_trainer(run: RunDir) ->
 
 
 def test_the_next_attempt_waits_for_a_trainer_that_has_recorded_its_end(run: RunDir) -> None:
-    end(run)
+    write_end(run)
     leaving = take_lock(run.runner_lock)
     threading.Timer(0.5, os.close, [leaving]).start()
     assert do(NextAttemptAction(run_dir=run.root, from_attempt=1)).outcome == "done"
@@ -166,7 +157,7 @@ def test_the_next_attempt_waits_for_a_trainer_that_has_recorded_its_end(run: Run
 def test_a_change_that_makes_no_manifest_is_refused_before_anything_moves(
     run: RunDir, changes: dict[str, dict[str, int]] | dict[str, int] | dict[str, str], words: str
 ) -> None:
-    end(run)
+    write_end(run)
     reply = do(NextAttemptAction(run_dir=run.root, from_attempt=1, changes=changes))
     assert reply.code == 2
     assert words in reply.message

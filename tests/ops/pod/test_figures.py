@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from nsa_core.rundir.exit import ExitRecord
 from nsa_ops.pod.messages import PhaseUse
 from nsa_ops.pod.probe import figures_of
 from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, Tracker
+from tests.ops.pod.ends import exit_record
 from tests.ops.pod.health import FACTS, LIMITS, beat
 
 
@@ -44,10 +44,7 @@ def test_the_phase_shows_how_much_of_its_patience_is_used() -> None:
 
 
 def test_an_ended_attempt_has_no_phase_and_one_that_has_not_begun_has_nothing() -> None:
-    ended = ExitRecord(
-        run_id="r", attempt=1, code=0, reason="", step=1, checkpoint_step=None, at=1.0, by="trainer"
-    )
-    process = ProcessEvidence(trainer_alive=False, exit=ended)
+    process = ProcessEvidence(trainer_alive=False, exit=exit_record(0))
     found = figures_of(evidence_of(record(10, 40.0), process=process), LIMITS)
     assert (found.phase, found.record.step) == (None, 10)
     empty = figures_of(evidence_of(), LIMITS)

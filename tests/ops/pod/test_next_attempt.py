@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from nsa_core.rundir.exit import ExitRecord, read_exit, write_exit
+from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import (
     begin_next_attempt,
@@ -21,6 +21,7 @@ from nsa_ops.pod.act import act
 from nsa_ops.pod.messages import NextAttemptAction, Reply
 from nsa_ops.pod.probe import report_run
 from nsa_ops.pod.processes import RunProcesses, write_processes
+from tests.ops.pod.ends import write_end
 
 CHANGES = ("mkdir", "replace", "unlink", "fsync")
 #: Three files are replaced, each with an fsync of itself and of its folder; two folders are made
@@ -42,17 +43,9 @@ def run(run):
             run_id="run-1", attempt=1, runner=gone, trainer=gone, module="m", started_unix_s=1.0
         ),
     )
-    end(run, 1, 10)
+    write_end(run)
     assert state(run) == "halted"
     return run
-
-
-def end(run, attempt: int, code: int) -> None:
-    record = ExitRecord(
-        run_id="run-1", attempt=attempt, code=code, reason="enough", step=5, checkpoint_step=5,
-        at=2.0, by="trainer",
-    )  # fmt: skip
-    write_exit(run, record)
 
 
 def state(run):
@@ -113,7 +106,7 @@ def test_a_record_that_a_kill_left_behind_is_kept_for_its_own_attempt_only(run) 
 
 def test_the_end_of_the_next_attempt_replaces_a_record_that_a_kill_left_behind(run) -> None:
     assert begin_until_killed(run, NUM_CHANGES - 2)
-    end(run, 2, 0)
+    write_end(run, 0, attempt=2)
     assert (read_exit(run).attempt, state(run)) == (2, "finished")
 
 

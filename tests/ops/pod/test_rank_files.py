@@ -68,58 +68,22 @@ def test_the_second_pod_of_a_run_has_its_own_ranks_and_no_file_of_the_first(run:
     assert (report.last_beat.rank, report.flags) == (2, [])
 
 
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
+HOSTILE = {
+    "fifo": os.mkfifo,
+    "folder": Path.mkdir,
+    "unreadable": lambda path: path.symlink_to("/proc/self/mem"),
+    "8 GiB of NUL": lambda path: (path.touch(), os.truncate(path, 8 * 2**30)),
+    "binary": lambda path: path.write_bytes(os.urandom(300_000) + b"\n"),
+    "binary without a newline": lambda path: path.write_bytes(b"\x00\xff\xfe" * 100),
+    "of another run": lambda path: path.write_text(line_of(1, 9, run_id="run-2") + "\n"),
+    "of other ranks": lambda path: path.write_text(f"{line_of(0, 9)}\n{line_of(7, 9)}\n"),
+    "a step that is none": lambda path: path.write_text(line_of(1, 10**30) + "\n"),
+    "a negative step": lambda path: path.write_text(line_of(1, -(10**30)) + "\n"),
+    "nested": lambda path: path.write_text('{"a":' * 5000 + "1" + "}" * 5000 + "\n"),
+}
 
 
-def folder(path: Path) -> None:
-    path.mkdir()
-
-
-def unreadable(path: Path) -> None:
-    path.symlink_to("/proc/self/mem")
-
-
-def huge(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(8 * 2**30)  # sparse: 8 GiB of NUL
-
-
-def binary(path: Path) -> None:
-    path.write_bytes(os.urandom(300_000) + b"\n")
-
-
-def binary_without_a_newline(path: Path) -> None:
-    path.write_bytes(b"\x00\xff\xfe" * 100)
-
-
-def of_another_run(path: Path) -> None:
-    path.write_text(line_of(1, 9, run_id="run-2") + "\n")
-
-
-def of_another_rank(path: Path) -> None:
-    path.write_text(line_of(0, 9) + "\n" + line_of(7, 9) + "\n")
-
-
-def with_a_step_that_is_none(path: Path) -> None:
-    path.write_text(line_of(1, 10**30) + "\n")
-
-
-def with_a_negative_step(path: Path) -> None:
-    path.write_text(line_of(1, -(10**30)) + "\n")
-
-
-def nested(path: Path) -> None:
-    path.write_text('{"a":' * 5000 + "1" + "}" * 5000 + "\n")
-
-
-HOSTILE = [
-    fifo, folder, unreadable, huge, binary, binary_without_a_newline, of_another_run,
-    of_another_rank, with_a_step_that_is_none, with_a_negative_step, nested,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("make", HOSTILE)
+@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_file_of_a_rank_changes_nothing_but_a_flag(run: RunDir, make) -> None:
     begin_ranks(run, 2)
     write(run, 0, 1, 2, 3)

@@ -8,7 +8,6 @@ import pytest
 
 from nsa_core.rundir.atomic import append_line, write_text
 from nsa_core.rundir.events import read_events
-from nsa_core.rundir.exit import ExitRecord, write_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_core.rundir.process import ProcessIdentity, identify
@@ -21,6 +20,7 @@ from nsa_ops.pod.processes import RunProcesses, write_processes
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.pod.watchdog import Watchdog
 from tests.ops.pod.conftest import begin, begin_ranks
+from tests.ops.pod.ends import write_end
 from tests.ops.pod.health import beat
 
 DEAD = ProcessIdentity(pid=2**22 - 1, start_ticks=1, boot_id="another boot")
@@ -66,13 +66,7 @@ def test_a_watchdog_that_lives_or_is_done_or_never_was_is_left_alone(run: RunDir
 
 def test_what_is_started_is_the_watchdog_of_that_run(run: RunDir) -> None:
     """It finds an ended attempt, and nothing to watch."""
-    write_exit(
-        run,
-        ExitRecord(
-            run_id="run-1", attempt=1, code=0, reason="done", step=5, checkpoint_step=None,
-            at=1.0, by="trainer",
-        ),
-    )  # fmt: skip
+    write_end(run, 0)
     assert start_watchdog(run, "a.trainer").wait(60) == 0
     assert [event.kind for event in read_events(run)] == ["not_restarted"]
 
@@ -87,13 +81,9 @@ def test_an_end_together_with_the_watchdog_is_reported_as_the_end_of_all_process
 ) -> None:
     with pytest.raises(SystemExit):
         Watchdog(run).end_by_signal(signal.SIGTERM, None)
-    ended = ExitRecord(
-        run_id="run-1", attempt=1, code=code, reason="received SIGTERM", step=5,
-        checkpoint_step=5, at=time.time(), by="trainer",
-    )  # fmt: skip
-    write_exit(run, ended)
+    write_end(run, code, at=time.time())
     assert ("at logout" in look(run).why) == (code == 75)
-    write_exit(run, ended.model_copy(update={"at": time.time() - 3600}))
+    write_end(run, code, at=time.time() - 3600)
     assert "at logout" not in look(run).why
     assert read_stop(run, RunManifest.model_validate_json(run.manifest.read_bytes())) == ""
 

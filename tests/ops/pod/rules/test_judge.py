@@ -4,21 +4,17 @@ import pytest
 
 from nsa_core.config.run import RunConfig
 from nsa_core.config.training import WatchdogLimits
-from nsa_core.rundir.exit import ExitRecord
 from nsa_ops.pod.rules.rulebook import RULES, judge
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, RunFacts, Tracker, facts_of
+from tests.ops.pod.ends import exit_record
 from tests.ops.pod.health import ALIVE, FACTS, LIMITS, beat, beats, found, judged
 
 GIB = 2**30
 
 
 def ended(code) -> ProcessEvidence:
-    record = ExitRecord(
-        run_id="r", attempt=1, code=code, reason="why", step=9, checkpoint_step=None, at=1.0,
-        by="trainer",
-    )  # fmt: skip
-    return ProcessEvidence(trainer_alive=False, exit=record)
+    return ProcessEvidence(trainer_alive=False, exit=exit_record(code))
 
 
 def test_steady_records_are_healthy_and_so_is_a_run_without_any() -> None:
