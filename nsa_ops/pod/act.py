@@ -27,11 +27,7 @@ from nsa_ops.pod.messages import (
     SetAsideAction,
     SignalAction,
 )
-from nsa_ops.pod.processes import (
-    LockHeldError,
-    hold_lock,
-    read_processes,
-)
+from nsa_ops.pod.processes import LockHeldError, hold_lock, read_processes
 from nsa_ops.pod.trainer_group import TrainerGroup, group_of
 
 _LOCK_WAIT_S = 5.0
@@ -51,19 +47,13 @@ def act(content: bytes) -> Reply:
     try:
         return _carry_out(asked)
     except ManifestError as error:
-        return Reply(
-            action=asked.action, code=ReplyCode.NOT_FOUND, outcome="not_found", message=str(error)
-        )
+        return Reply.to(asked, "not_found", str(error))
     except ValidationError as error:
-        return Reply(
-            action=asked.action, code=ReplyCode.USAGE, outcome="refused",
-            message=f"the changed manifest is not valid: {error.errors()[0]['msg']}",
-        )  # fmt: skip
+        message = f"the changed manifest is not valid: {error.errors()[0]['msg']}"
+        return Reply.to(asked, "refused", message, code=ReplyCode.USAGE)
     except OSError as error:
-        return Reply(
-            action=asked.action, code=ReplyCode.LOCAL_RESOURCE, outcome="refused",
-            message=f"{asked.run_dir}: {error.strerror or error}",
-        )  # fmt: skip
+        message = f"{asked.run_dir}: {error.strerror or error}"
+        return Reply.to(asked, "refused", message, code=ReplyCode.LOCAL_RESOURCE)
 
 
 def _carry_out(asked: AnyAction) -> Reply:
@@ -108,16 +98,14 @@ def halt(asked: HaltAction) -> Reply:
 def _request(run: RunDir, asked: HaltAction) -> Reply:
     manifest = read_manifest(run)
     attempt, returns = manifest.attempt, bool(foresee_restart(run, manifest))
-    refusal = _refuse_other(run, asked.action, asked.attempt, attempt)
+    refusal = _refuse_other(run, asked, attempt)
     if not returns:
-        refusal = refusal or _refuse_ended(run, asked.action, attempt)
+        refusal = refusal or _refuse_ended(run, asked, attempt)
     if refusal:
         return refusal
     if read_halt(run, run_id=manifest.run_id, attempt=attempt):
-        return Reply(
-            action=asked.action, code=ReplyCode.OK, outcome="already", attempt=attempt,
-            message=f"a halt of {manifest.run_id} attempt {attempt} was requested before",
-        )  # fmt: skip
+        message = f"a halt of {manifest.run_id} attempt {attempt} was requested before"
+        return Reply.to(asked, "already", message, attempt=attempt)
     unrecorded = _record(
         run, kind="halt_asked", by=asked.by, attempt=attempt, message=asked.reason,
         facts={"grace_s": asked.grace_s, "save_checkpoint": asked.save_checkpoint},
@@ -129,10 +117,8 @@ def _request(run: RunDir, asked: HaltAction) -> Reply:
             at=time.time(), grace_s=asked.grace_s, save_checkpoint=asked.save_checkpoint,
         ),
     )  # fmt: skip
-    return Reply(
-        action=asked.action, code=ReplyCode.OK, outcome="done", attempt=attempt,
-        message=f"asked {manifest.run_id} attempt {attempt} to halt: {asked.reason}{unrecorded}",
-    )  # fmt: skip
+    message = f"asked {manifest.run_id} attempt {attempt} to halt: {asked.reason}{unrecorded}"
+    return Reply.to(asked, "done", message, attempt=attempt)
 
 
 def _record(run: RunDir, **facts: Any) -> str:
@@ -144,24 +130,20 @@ def _record(run: RunDir, **facts: Any) -> str:
     return ""
 
 
-def _refuse_other(run: RunDir, action: str, asked: int | None, current: int) -> Reply | None:
-    if asked is None or asked == current:
+def _refuse_other(run: RunDir, asked: HaltAction | SignalAction, current: int) -> Reply | None:
+    if asked.attempt is None or asked.attempt == current:
         return None
-    return Reply(
-        action=action, code=ReplyCode.CONFLICT, outcome="conflict", attempt=current,
-        message=f"{run.run_id} is at attempt {current}, and attempt {asked} was meant",
-        hint="Look again with `nsa-ops status`",
-    )  # fmt: skip
+    message = f"{run.run_id} is at attempt {current}, and attempt {asked.attempt} was meant"
+    hint = "Look again with `nsa-ops status`"
+    return Reply.to(asked, "conflict", message, hint, attempt=current)
 
 
-def _refuse_ended(run: RunDir, action: str, current: int) -> Reply | None:
+def _refuse_ended(run: RunDir, asked: HaltAction | SignalAction, current: int) -> Reply | None:
     ended = read_exit(run, current)
     if ended is None:
         return None
-    return Reply(
-        action=action, code=ReplyCode.OK, outcome="already", attempt=current,
-        message=f"{run.run_id} attempt {current} has ended: code {ended.code}, {ended.reason}",
-    )  # fmt: skip
+    message = f"{run.run_id} attempt {current} has ended: code {ended.code}, {ended.reason}"
+    return Reply.to(asked, "already", message, attempt=current)
 
 
 def send_signal(asked: SignalAction) -> Reply:
@@ -169,20 +151,18 @@ def send_signal(asked: SignalAction) -> Reply:
     run = RunDir(asked.run_dir)
     manifest = read_manifest(run)
     attempt = manifest.attempt
-    if refusal := _refuse_other(run, asked.action, asked.attempt, attempt):
+    if refusal := _refuse_other(run, asked, attempt):
         return refusal
     group = group_of(run, read_processes(run, attempt))
     if group is None or not group.is_alive():
-        return _refuse_ended(run, asked.action, attempt) or Reply(
-            action=asked.action, code=ReplyCode.NOT_FOUND, outcome="not_found", attempt=attempt,
-            message=f"no trainer of {run.run_id} attempt {attempt} runs here",
-            hint="See `nsa-ops status` for what became of it",
-        )  # fmt: skip
+        message = f"no trainer of {run.run_id} attempt {attempt} runs here"
+        hint = "See `nsa-ops status` for what became of it"
+        return _refuse_ended(run, asked, attempt) or Reply.to(
+            asked, "not_found", message, hint, attempt=attempt
+        )
     unrecorded = _record(
         run, kind="signal", by=asked.by, attempt=attempt,
-        message=f"{asked.signal} to pid {group.leader.pid}"
-        + (f" and its {len(group.ranks)} ranks" if group.has_ranks else "")
-        + (f": {asked.reason}" if asked.reason else ""),
+        message=f"{asked.signal} to {group.name}{f': {asked.reason}' if asked.reason else ''}",
         facts={"signal": asked.signal, "pid": group.leader.pid},
     )  # fmt: skip
     reply = _deliver(asked, group, attempt)
@@ -199,23 +179,16 @@ def _deliver(asked: SignalAction, group: TrainerGroup, attempt: int) -> Reply:
         reached = group.signal(number, only_first=asked.signal == "USR2")
         sent = bool(reached)
     if not sent and group.has_ranks and group.is_alive():
-        return Reply(
-            action=asked.action, code=ReplyCode.CONFLICT, outcome="refused", attempt=attempt,
-            message=f"no rank of {group.run.run_id} takes {asked.signal} yet: they are starting",
-            hint="Ask again when `nsa-ops status` shows a heartbeat",
-        )  # fmt: skip
+        message = f"no rank of {group.run.run_id} takes {asked.signal} yet: they are starting"
+        hint = "Ask again when `nsa-ops status` shows a heartbeat"
+        return Reply.to(asked, "refused", message, hint, attempt=attempt)
     if not sent:
-        return Reply(
-            action=asked.action, code=ReplyCode.OK, outcome="already", attempt=attempt,
-            message="the trainer ended by itself at this moment",
-        )  # fmt: skip
+        message = "the trainer ended by itself at this moment"
+        return Reply.to(asked, "already", message, attempt=attempt)
     whom = f"the trainer, pid {group.leader.pid}"
     if group.has_ranks and reached:
         whom = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in reached.items())
-    return Reply(
-        action=asked.action, code=ReplyCode.OK, outcome="done", attempt=attempt,
-        message=f"sent {asked.signal} to {whom}",
-    )  # fmt: skip
+    return Reply.to(asked, "done", f"sent {asked.signal} to {whom}", attempt=attempt)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import secrets
 import shutil
 import time
+from collections.abc import Callable
 
 from nsa_core.config.recipe import leaves
 from nsa_core.rundir import events
@@ -16,7 +17,14 @@ from nsa_core.rundir.manifest import (
     write_manifest,
 )
 from nsa_ops.pod.ending import read_stop
-from nsa_ops.pod.messages import NextAttemptAction, PrepareRunAction, Reply, ReplyCode
+from nsa_ops.pod.messages import (
+    AnyAction,
+    JoinAttemptAction,
+    NextAttemptAction,
+    PrepareRunAction,
+    Reply,
+    ReplyCode,
+)
 from nsa_ops.pod.processes import LockHeldError, hold_lock, read_processes
 from nsa_ops.pod.trainer_group import is_trainer_running
 from nsa_ops.quantities import count_of
@@ -42,10 +50,7 @@ def prepare_run(asked: PrepareRunAction) -> Reply:
     run = RunDir(asked.run_dir)
     if run.root.exists() or not make_run(run, asked.manifest):
         return _compare_with_existing(run, asked)
-    return Reply(
-        action=asked.action, code=ReplyCode.OK, outcome="done", attempt=asked.manifest.attempt,
-        message=f"made {run.root}", manifest=asked.manifest,
-    )  # fmt: skip
+    return Reply.to(asked, "done", f"made {run.root}", manifest=asked.manifest)
 
 
 def make_run(run: RunDir, manifest: RunManifest) -> bool:
@@ -78,28 +83,25 @@ def _record_launch(run: RunDir, manifest: RunManifest) -> None:
 
 def _compare_with_existing(run: RunDir, asked: PrepareRunAction) -> Reply:
     if not run.manifest.exists():
-        return Reply(
-            action=asked.action, code=ReplyCode.CONFLICT, outcome="refused",
-            message=f"{run.root} exists and is not a run directory: it has no manifest.json",
-            hint="Choose another run id, or move that directory away",
-        )  # fmt: skip
+        return refuse_other_folder(asked, "Choose another run id, or move that directory away")
     current = read_manifest(run)
     launched = _first_manifest(run, current)
     different = [
         name for name in _LAUNCH_FIELDS if getattr(launched, name) != getattr(asked.manifest, name)
     ]
     if different:
-        return Reply(
-            action=asked.action, code=ReplyCode.CONFLICT, outcome="conflict",
-            message=f"run {run.run_id} exists with another {', '.join(different)}"
-            f"{_differing_keys(launched, asked.manifest)}",
-            hint="Choose another run id, or continue that run: `nsa-ops resume`",
-            attempt=current.attempt, manifest=current,
-        )  # fmt: skip
-    return Reply(
-        action=asked.action, code=ReplyCode.OK, outcome="already", attempt=current.attempt,
-        message=f"run {run.run_id} exists with the same manifest", manifest=current,
-    )  # fmt: skip
+        keys = _differing_keys(launched, asked.manifest)
+        message = f"run {run.run_id} exists with another {', '.join(different)}{keys}"
+        hint = "Choose another run id, or continue that run: `nsa-ops resume`"
+        return Reply.to(asked, "conflict", message, hint, manifest=current)
+    message = f"run {run.run_id} exists with the same manifest"
+    return Reply.to(asked, "already", message, manifest=current)
+
+
+def refuse_other_folder(asked: PrepareRunAction | JoinAttemptAction, hint: str) -> Reply:
+    """Nothing is made where something else is."""
+    message = f"{asked.run_dir} exists and is not a run directory: it has no manifest.json"
+    return Reply.to(asked, "refused", message, hint)
 
 
 def _differing_keys(there: RunManifest, asked: RunManifest) -> str:
@@ -117,37 +119,34 @@ def _first_manifest(run: RunDir, current: RunManifest) -> RunManifest:
 
 
 def next_attempt(asked: NextAttemptAction) -> Reply:
-    """Begin the next attempt under the runner's lock, so that no trainer can be alive.
-
-    One that has recorded its end is waited for: it is gone in a moment, or in a few on a busy pod.
-    """
+    """Begin the next attempt under the runner's lock, so that no trainer can be alive."""
     run = RunDir(asked.run_dir)
     fixed = sorted(_FIXED_FIELDS & asked.changes.keys())
     if fixed:
-        return Reply(
-            action=asked.action, code=ReplyCode.USAGE, outcome="refused",
-            message=f"the next attempt cannot change {', '.join(fixed)}",
-        )  # fmt: skip
+        message = f"the next attempt cannot change {', '.join(fixed)}"
+        return Reply.to(asked, "refused", message, code=ReplyCode.USAGE)
     read_manifest(run)
+    return under_lock(run, asked, lambda: _begin(run, asked))
+
+
+def under_lock(run: RunDir, asked: AnyAction, change: Callable[[], Reply]) -> Reply:
+    """Change a run directory under its runner's lock; refused while somebody holds it.
+
+    A trainer that has recorded its end is waited for: it is gone in a moment, or in a few on a
+    busy pod.
+    """
+    wait_s = 0.0 if read_exit(run) is None else _LEAVING_S
     try:
-        with hold_lock(run.runner_lock, wait_s=leaving_s(run)):
-            return _begin(run, asked)
+        with hold_lock(run.runner_lock, wait_s=wait_s):
+            return change()
     except LockHeldError:
-        return refuse_alive(run, asked.action)
+        return refuse_alive(run, asked)
 
 
-def leaving_s(run: RunDir) -> float:
-    """How long to wait for the lock of a run: a moment where its trainer has recorded its end."""
-    return 0.0 if read_exit(run) is None else _LEAVING_S
-
-
-def refuse_alive(run: RunDir, action: str) -> Reply:
+def refuse_alive(run: RunDir, asked: AnyAction) -> Reply:
     """No attempt begins beside processes of another one."""
-    return Reply(
-        action=action, code=ReplyCode.CONFLICT, outcome="conflict",
-        message=f"a runner or trainer of {run.run_id} is still alive",
-        hint="Stop it first: `nsa-ops halt`",
-    )  # fmt: skip
+    message = f"a runner or trainer of {run.run_id} is still alive"
+    return Reply.to(asked, "conflict", message, "Stop it first: `nsa-ops halt`")
 
 
 def next_attempt_in_turn(asked: NextAttemptAction, *, wait_s: float) -> Reply:
@@ -163,38 +162,33 @@ def next_attempt_in_turn(asked: NextAttemptAction, *, wait_s: float) -> Reply:
 def _begin(run: RunDir, asked: NextAttemptAction) -> Reply:
     current = read_manifest(run)
     if current.attempt == asked.from_attempt + 1 and read_exit(run) is None:
-        return Reply(
-            action=asked.action, code=ReplyCode.OK, outcome="already", attempt=current.attempt,
-            message=f"attempt {current.attempt} has begun already", manifest=current,
-        )  # fmt: skip
+        message = f"attempt {current.attempt} has begun already"
+        return Reply.to(asked, "already", message, manifest=current)
     if _outlives_its_runner(run, current, asked):
-        return refuse_alive(run, asked.action)
+        return refuse_alive(run, asked)
     if current.attempt != asked.from_attempt:
-        return Reply(
-            action=asked.action, code=ReplyCode.CONFLICT, outcome="conflict",
-            attempt=current.attempt, manifest=current,
-            message=f"{run.run_id} is at attempt {current.attempt}, not {asked.from_attempt}",
-            hint="Look again with `nsa-ops status`",
-        )  # fmt: skip
+        message = f"{run.run_id} is at attempt {current.attempt}, not {asked.from_attempt}"
+        hint = "Look again with `nsa-ops status`"
+        return Reply.to(asked, "conflict", message, hint, manifest=current)
     stop = read_stop(run, current) if asked.by == "watchdog" else ""
     if stop:  # under the lock, which a halt of an ended attempt takes as well
-        return Reply(
-            action=asked.action, code=ReplyCode.CONFLICT, outcome="refused",
-            attempt=current.attempt, manifest=current, message=f"it was asked to stop: {stop}",
-        )  # fmt: skip
-    for line in clear_obstacles(run):  # before a new attempt is written that no event could name
-        events.record(
-            run, kind="unreadable", by=asked.by, attempt=current.attempt, message=line
-        )  # fmt: skip
-    new = _change(run, asked)
+        return Reply.to(asked, "refused", f"it was asked to stop: {stop}", manifest=current)
+    # Before a new attempt is written that no event could name.
+    record_obstacles(run, attempt=current.attempt, by=asked.by)
+    wanted = RunManifest.model_validate({**current.model_dump(mode="python"), **asked.changes})
+    new = begin_next_attempt(run, at_unix_s=time.time(), wanted=wanted)
     events.record(
         run, kind="resumed", by=asked.by, attempt=new.attempt,
         message=f"attempt {new.attempt} begins from {new.resume}",
     )  # fmt: skip
-    return Reply(
-        action=asked.action, code=ReplyCode.OK, outcome="done", attempt=new.attempt,
-        message=f"attempt {new.attempt} of {run.run_id} may start", manifest=new,
-    )  # fmt: skip
+    message = f"attempt {new.attempt} of {run.run_id} may start"
+    return Reply.to(asked, "done", message, manifest=new)
+
+
+def record_obstacles(run: RunDir, rank: int = 0, *, attempt: int, by: str) -> None:
+    """Move aside what stands where files of the run belong, each thing with an event."""
+    for line in clear_obstacles(run, rank):
+        events.record(run, kind="unreadable", by=by, attempt=attempt, message=line)
 
 
 def _outlives_its_runner(run: RunDir, current: RunManifest, asked: NextAttemptAction) -> bool:
@@ -205,10 +199,3 @@ def _outlives_its_runner(run: RunDir, current: RunManifest, asked: NextAttemptAc
     record = read_processes(run, current.attempt)
     pod_id = asked.changes.get("pod_id", current.pod_id)
     return record is not None and record.pod_id == pod_id and bool(is_trainer_running(run, record))
-
-
-def _change(run: RunDir, asked: NextAttemptAction) -> RunManifest:
-    """Validate the changed fields as a manifest before anything is moved."""
-    old = read_manifest(run)
-    wanted = RunManifest.model_validate({**old.model_dump(mode="python"), **asked.changes})
-    return begin_next_attempt(run, at_unix_s=time.time(), wanted=wanted)

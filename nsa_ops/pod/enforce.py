@@ -116,22 +116,15 @@ class Enforcer:
 
     def end(self, why: str) -> StopOutcome:
         """TERM, and after its time KILL for the whole session."""
-        pid, also = self._group.leader.pid, ""
-        if self._group.has_ranks:
-            also = f" and its {len(self._group.ranks)} ranks"
+        pid, name = self._group.leader.pid, self._group.name
         with suppress(OSError):  # a full disk must not stop the signals
-            self._record(
-                "signal", f"TERM to pid {pid}{also}: {why}",
-                signal="TERM", pid=pid,
-            )  # fmt: skip
+            self._record("signal", f"TERM to {name}: {why}", signal="TERM", pid=pid)
         self._group.signal(signal.SIGTERM)
         if self._wait(lambda: not self._group.is_alive(), self._limits.term_grace_s):
             return "terminated"
         with suppress(OSError):  # as above
-            self._record(
-                "signal", f"KILL to the session of pid {pid}{also}: TERM had no effect",
-                signal="KILL", pid=pid,
-            )  # fmt: skip
+            message = f"KILL to the session of {name}: TERM had no effect"
+            self._record("signal", message, signal="KILL", pid=pid)
         self._group.kill()
         if self._wait(lambda: not self._group.is_alive(), _KILL_WAIT_S):
             return "killed"

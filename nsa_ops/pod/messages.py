@@ -1,8 +1,9 @@
 """The JSON documents between the operator and the agents on the pod: one request, one reply."""
 
+from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter
 
@@ -20,6 +21,7 @@ from nsa_ops.pod.rules.verdict import Verdict
 
 SignalName = Literal["USR1", "USR2", "TERM", "KILL"]
 Doing = Literal["watching", "halting", "restarting", "done"]
+Outcome = Literal["done", "already", "refused", "conflict", "not_found"]
 
 
 class ReplyCode(IntEnum):
@@ -30,6 +32,15 @@ class ReplyCode(IntEnum):
     NOT_FOUND = 6
     CONFLICT = 7
     LOCAL_RESOURCE = 11
+
+
+_CODES: Mapping[Outcome, ReplyCode] = {
+    "done": ReplyCode.OK,
+    "already": ReplyCode.OK,
+    "refused": ReplyCode.CONFLICT,
+    "conflict": ReplyCode.CONFLICT,
+    "not_found": ReplyCode.NOT_FOUND,
+}
 
 
 class HaltAction(FrozenModel):
@@ -127,11 +138,34 @@ class Reply(TolerantModel):
     schema_version: int = 1
     action: str
     code: ReplyCode
-    outcome: Literal["done", "already", "refused", "conflict", "not_found"]
+    outcome: Outcome
     message: str
     hint: str = ""
     attempt: int | None = None
     manifest: RunManifest | None = None
+
+    @classmethod
+    def to(
+        cls,
+        asked: AnyAction,
+        outcome: Outcome,
+        message: str,
+        hint: str = "",
+        *,
+        code: ReplyCode | None = None,
+        attempt: int | None = None,
+        manifest: RunManifest | None = None,
+    ) -> Self:
+        """The answer to an action; an outcome has its code, and a manifest its attempt."""
+        return cls(
+            action=asked.action,
+            code=_CODES[outcome] if code is None else code,
+            outcome=outcome,
+            message=message,
+            hint=hint,
+            attempt=manifest.attempt if manifest is not None else attempt,
+            manifest=manifest,
+        )
 
 
 class Offsets(FrozenModel):

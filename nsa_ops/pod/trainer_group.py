@@ -34,6 +34,12 @@ class TrainerGroup:
         """Whether the leader is torchrun."""
         return bool(self.ranks)
 
+    @property
+    def name(self) -> str:
+        """The leader, and how many ranks it has."""
+        ranks = f" and its {len(self.ranks)} ranks" if self.has_ranks else ""
+        return f"pid {self.leader.pid}{ranks}"
+
     def members(self) -> dict[int, ProcessIdentity]:
         """By rank, the processes of this pod that train, as far as they are recorded."""
         if not self.has_ranks:

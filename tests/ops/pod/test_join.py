@@ -5,7 +5,7 @@ import os
 import pytest
 
 from nsa_core.config.run import RunConfig
-from nsa_core.rundir.exit import ExitRecord, read_exit, write_exit
+from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import Node, RunManifest, new_attempt_id, read_manifest
 from nsa_core.rundir.process import identify
@@ -13,6 +13,7 @@ from nsa_ops.pod.act import act
 from nsa_ops.pod.ending import decide_restart
 from nsa_ops.pod.messages import JoinAttemptAction, Reply, ReplyCode, SetAsideAction
 from nsa_ops.pod.processes import RunProcesses, hold_lock, write_processes
+from tests.ops.pod.ends import exit_record, write_end
 
 FIRST = RunManifest(
     run_id="r1", attempt_id=new_attempt_id(), config=RunConfig(), config_sha256="0" * 64,
@@ -41,14 +42,6 @@ def aside(run: RunDir) -> Reply:
     return act(SetAsideAction(run_dir=run.root).model_dump_json().encode())
 
 
-def end(run: RunDir) -> None:
-    write_exit(
-        run,
-        ExitRecord(run_id="r1", attempt=1, code=10, reason="halted", step=5, checkpoint_step=5,
-                   at=1.0, by="trainer"),
-    )  # fmt: skip
-
-
 def start(run: RunDir, *, is_alive: bool = True) -> None:
     here = identify(os.getpid())
     assert here is not None
@@ -65,7 +58,7 @@ def test_a_pod_joins_once(share: RunDir) -> None:
 
 def test_the_next_attempt_keeps_the_ended_one(share: RunDir) -> None:
     start(share, is_alive=False)
-    end(share)
+    write_end(share)
     assert join(share, NEXT).code == ReplyCode.OK
     assert read_manifest(share) == NEXT
     assert read_exit(share) is None
@@ -102,7 +95,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path) -> None:
 
 
 def test_a_share_is_set_aside_with_everything_in_it(share: RunDir) -> None:
-    end(share)
+    write_end(share)
     reply = aside(share)
     assert reply.code == ReplyCode.OK, reply
     (kept,) = share.root.parent.iterdir()
@@ -117,15 +110,16 @@ def test_a_share_is_set_aside_with_everything_in_it(share: RunDir) -> None:
 def test_pod_0_and_a_living_share_are_not_set_aside(share: RunDir, tmp_path) -> None:
     with hold_lock(share.runner_lock):
         assert aside(share).code == ReplyCode.CONFLICT
+    start(share)  # its ranks outlive their runner
+    assert aside(share).code == ReplyCode.CONFLICT
+    assert share.root.exists()
     first = RunDir(tmp_path / "other" / "r1")
     join(first, FIRST.model_copy(update={"node": Node()}))
     assert "has its checkpoints" in aside(first).message
 
 
 def test_a_watchdog_restarts_no_run_of_several_pods() -> None:
-    lost = ExitRecord(run_id="r1", attempt=1, code=75, reason="stopped by SIGTERM", step=9,
-                      checkpoint_step=9, at=1.0, by="trainer")  # fmt: skip
     facts = {"stop_asked": "", "steps_done": 9, "without_progress": 0, "budget": 3}
-    assert decide_restart(lost, **facts).restart
-    decision = decide_restart(lost, **facts, num_pods=2)
+    assert decide_restart(exit_record(75), **facts).restart
+    decision = decide_restart(exit_record(75), **facts, num_pods=2)
     assert (decision.restart, "`nsa-ops resume`" in decision.why) == (False, True)
