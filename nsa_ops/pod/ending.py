@@ -14,11 +14,10 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import Restarter, is_running, is_this_boot, read_processes
-from nsa_ops.pod.rank_ending import RanksVerdict, judge_ranks, name_signal
+from nsa_ops.pod.rank_ending import JudgedEnd, judge_ranks, name_signal
 from nsa_ops.pod.rank_traces import last_beat, read_traces
 from nsa_ops.pod.rank_watch import RankSightings
 from nsa_ops.pod.read_run import list_checkpoint_facts, newest_whole
-from nsa_ops.pod.torchrun import Ranks
 from nsa_ops.pod.trainer_group import is_trainer_running
 from nsa_ops.quantities import count_of
 
@@ -69,8 +68,7 @@ def asked_to_stop(events: list[Event], attempt: int) -> Event | None:
 
 def last_step(run: RunDir, manifest: RunManifest) -> int:
     """The highest step in the heartbeats of this attempt on this pod; 0 without one."""
-    ranks = Ranks.of(manifest)
-    beats = (last_beat(run, rank, manifest.attempt) for rank in ranks.numbers)
+    beats = (last_beat(run, rank, manifest.attempt) for rank in manifest.pod_ranks)
     return max((beat.step for beat in beats if beat is not None), default=0)
 
 
@@ -81,12 +79,9 @@ def explain_code(code: int, *, asked: Event | None, memory_kills: int) -> str:
     if code > 0:
         return f"ended with code {code} and without an exit record; see the end of training.log"
     name = name_signal(-code)
-    why = _explain_kill(asked, memory_kills)
-    if why:
-        return f"killed by {name}: {why}"
-    if code == -signal.SIGKILL:
-        return f"killed by {name}: {_UNKNOWN_KILLER}"
-    return f"killed by {name}"
+    unknown = _UNKNOWN_KILLER if code == -signal.SIGKILL else ""
+    why = _explain_kill(asked, memory_kills) or unknown
+    return f"killed by {name}: {why}" if why else f"killed by {name}"
 
 
 def _explain_kill(asked: Event | None, memory_kills: int) -> str:
@@ -162,27 +157,27 @@ def missing_exit(
     )
 
 
-def _judge_process(process: ProcessEnd | None, asked: Event | None) -> RanksVerdict:
+def _judge_process(process: ProcessEnd | None, asked: Event | None) -> JudgedEnd:
     """The end of a trainer that is one process, or of torchrun where no rank has left a trace."""
     reason = "the trainer and its runner are gone; the exit code is unknown"
     if process is not None:
         reason = explain_code(process.code, asked=asked, memory_kills=process.memory_kills)
-    return RanksVerdict(_code_of(process.code if process else 0, asked), reason, 0)
+    return JudgedEnd(_code_of(process.code if process else 0, asked), reason)
 
 
 def _judge_ranks(
     run: RunDir, manifest: RunManifest, process: ProcessEnd | None, asked: Event | None
-) -> RanksVerdict | None:
+) -> JudgedEnd | None:
     """The end of several ranks; None where there is one, or where torchrun was killed itself."""
-    ranks = Ranks.of(manifest)
+    total = manifest.config.num_ranks
     is_killed = asked is not None and asked.facts.get("signal") == "KILL"
-    if not ranks.are_several or is_killed or (process and process.seen.torchrun_first):
+    if total == 1 or is_killed or (process and process.seen.torchrun_first):
         return None
     seen, offset = (process.seen, process.log_offset) if process else (RankSightings(), 0)
     is_hang = asked is not None and asked.facts.get("rule") in HANG_RULES
     return judge_ranks(
-        read_traces(run, manifest.attempt, ranks.numbers, seen, offset),
-        ranks.total,
+        read_traces(run, manifest.attempt, manifest.pod_ranks, seen, offset),
+        total,
         why_killed=_explain_kill(asked, process.memory_kills if process else 0) or _UNKNOWN_KILLER,
         hung=f"{asked.by}: {asked.message}" if asked is not None and is_hang else "",
     )
@@ -213,29 +208,27 @@ def decide_restart(
     `num_pods`: pods that train together; of several, one alone restarts nothing.
     """
     if ended.code == TrainerExit.FINISHED:
-        return RestartDecision(restart=False, why="the run has finished")
+        return _no_restart("the run has finished")
     if stop_asked:
-        return RestartDecision(restart=False, why=f"it was asked to stop: {stop_asked}")
+        return _no_restart(f"it was asked to stop: {stop_asked}")
     if num_pods > 1:
-        why = f"a watchdog knows one of its {num_pods} pods; `nsa-ops resume` starts all of them"
-        return RestartDecision(restart=False, why=why)
-    was_killed = ended.code < 0
-    if not was_killed and ended.code not in RESTARTABLE:
-        return RestartDecision(
-            restart=False, why=f"code {ended.code} is never restarted: {ended.reason}"
+        return _no_restart(
+            f"a watchdog knows one of its {num_pods} pods; `nsa-ops resume` starts all of them"
         )
+    if ended.code > 0 and ended.code not in RESTARTABLE:
+        return _no_restart(f"code {ended.code} is never restarted: {ended.reason}")
     preempted = ended.code == TrainerExit.RESUMABLE
     if not preempted and steps_done == 0:
-        return RestartDecision(
-            restart=False, why=f"it crashed before its first step: {ended.reason}"
-        )
+        return _no_restart(f"it crashed before its first step: {ended.reason}")
     if without_progress >= budget:
         restarts = count_of(without_progress, "restart")
-        return RestartDecision(
-            restart=False, why=f"{restarts} brought no new checkpoint (budget {budget})"
-        )
+        return _no_restart(f"{restarts} brought no new checkpoint (budget {budget})")
     what = "was preempted" if preempted else "crashed"
     return RestartDecision(restart=True, why=f"it {what} at step {ended.step}: {ended.reason}")
+
+
+def _no_restart(why: str) -> RestartDecision:
+    return RestartDecision(restart=False, why=why)
 
 
 def count_without_progress(events: Sequence[Event], checkpoint_step: int | None) -> int:
@@ -266,7 +259,7 @@ def decide_after(
     """Whether the watchdog, or the engine, begins another attempt after this end of the current."""
     record = read_processes(run, manifest.attempt)
     if by == "watchdog" and record is not None and record.restarted_by == "engine":
-        return RestartDecision(restart=False, why="its engine starts it again, not the watchdog")
+        return _no_restart("its engine starts it again, not the watchdog")
     return decide_restart(
         ended,
         stop_asked=read_stop(run, manifest),

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from nsa_core.config.recipe import config_sha256
 from nsa_core.config.run import RunConfig
@@ -30,9 +29,10 @@ from nsa_ops.pod.ending import (
 )
 from nsa_ops.pod.join import join_attempt
 from nsa_ops.pod.messages import JoinAttemptAction, NextAttemptAction, Reply, ReplyCode
-from nsa_ops.pod.processes import LockHeldError, RunProcesses, hold_lock, read_processes
+from nsa_ops.pod.processes import LockHeldError, hold_lock, read_processes
 from nsa_ops.pod.rank_ending import LOST_ELSEWHERE
 from nsa_ops.pod.read_run import list_checkpoint_facts, newest_whole
+from nsa_ops.pod.runner import StartRefusedError
 from nsa_ops.pod.trainer_group import is_trainer_running
 
 TIMEOUT = 8
@@ -40,15 +40,6 @@ _POLL_S = 1.0
 _CONNECT_S = 3.0
 #: The other nodes have recorded their ends by then.
 _OTHERS_S = 30.0
-
-
-class JobRefusedError(RuntimeError):
-    """This node takes part in no attempt; the code is final for the engine."""
-
-    def __init__(self, message: str, code: int, hint: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.hint = hint
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,7 @@ class JobPlace:
     run: RunDir
     node: Node
     num_nodes: int
-    wait_s: float
+    wait_s: float = 900.0
 
     @property
     def rank(self) -> int:
@@ -99,19 +90,6 @@ def find_fault(run: RunDir, run_id: str, node: Node, num_nodes: int) -> str:
     return ""
 
 
-def fit_config(config: RunConfig, num_nodes: int) -> RunConfig:
-    """The configuration for this number of nodes; the tokens of a step stay the same.
-
-    Raises:
-        pydantic.ValidationError: If the batch does not divide among the ranks.
-    """
-    if config.runtime.num_pods == num_nodes:
-        return config
-    values = config.model_dump()
-    values["runtime"]["num_pods"] = num_nodes
-    return RunConfig.model_validate(values)
-
-
 def find_finished(place: JobPlace) -> ExitRecord | None:
     """The end of the run on node 0, if it has finished: nothing is left to do on any node."""
     try:
@@ -125,29 +103,37 @@ def begin_attempt(place: JobPlace, manifest: RunManifest) -> RunManifest:
     """Begin attempt 1 from a manifest, or the next attempt of a run that is there; node 0 only.
 
     Raises:
-        JobRefusedError: If something of the run still lives, or the manifest is of another run.
+        StartRefusedError: If something of the run still lives, or the manifest is of another run.
     """
     run = place.run
     if not run.root.exists():
-        first = _placed(manifest, place, attempt_id=manifest.attempt_id or new_attempt_id())
+        identity = {"attempt_id": manifest.attempt_id or new_attempt_id()}
+        first = _placed(manifest.model_copy(update=identity), place)
         if make_run(run, first):
             return first
     current = read_manifest(run)
     if current.run_id != manifest.run_id:
         message = f"{run.root} holds run {current.run_id}, and the manifest is of {manifest.run_id}"
-        raise JobRefusedError(message, ReplyCode.CONFLICT, "Choose another folder")
+        raise StartRefusedError(message, ReplyCode.CONFLICT, "Choose another folder")
     ended = _end_of(run, current)
     if ended is None:
         return _begin_unstarted(run, _placed(current, place))
     return _begin_next(place, current, ended)
 
 
-def _placed(manifest: RunManifest, place: JobPlace, **more: Any) -> RunManifest:
-    config = fit_config(manifest.config, place.num_nodes)
-    changed = {"config": config, "config_sha256": config_sha256(config), "node": place.node}
-    if config == manifest.config:
-        del changed["config_sha256"]
-    return manifest.model_copy(update=changed | more)
+def _placed(manifest: RunManifest, place: JobPlace) -> RunManifest:
+    """The manifest for this node and this number of nodes; the tokens of a step stay the same.
+
+    Raises:
+        pydantic.ValidationError: If the batch does not divide among the ranks.
+    """
+    changed: dict[str, object] = {"node": place.node}
+    if manifest.config.runtime.num_pods != place.num_nodes:
+        values = manifest.config.model_dump()
+        values["runtime"]["num_pods"] = place.num_nodes
+        config = RunConfig.model_validate(values)
+        changed |= {"config": config, "config_sha256": config_sha256(config)}
+    return manifest.model_copy(update=changed)
 
 
 def _end_of(run: RunDir, current: RunManifest) -> ExitRecord | None:
@@ -156,15 +142,11 @@ def _end_of(run: RunDir, current: RunManifest) -> ExitRecord | None:
     record = read_processes(run, current.attempt)
     if ended is not None or record is None or record.trainer is None:
         return ended
-    _refuse_living(run, record)
-    with _locked(run):
-        return write_missing_exit(run, current)
-
-
-def _refuse_living(run: RunDir, record: RunProcesses) -> None:
     if is_trainer_running(run, record):
         message = f"a trainer of {run.run_id} attempt {record.attempt} still runs on this node"
-        raise JobRefusedError(message, ReplyCode.CONFLICT, "End that job first")
+        raise StartRefusedError(message, ReplyCode.CONFLICT, "End that job first")
+    with _locked(run):
+        return write_missing_exit(run, current)
 
 
 @contextmanager
@@ -174,7 +156,7 @@ def _locked(run: RunDir) -> Iterator[None]:
             yield
     except LockHeldError as error:
         message = f"a runner of {run.run_id} is still alive on one of the nodes"
-        raise JobRefusedError(message, ReplyCode.CONFLICT, "End that job first") from error
+        raise StartRefusedError(message, ReplyCode.CONFLICT, "End that job first") from error
 
 
 def _begin_unstarted(run: RunDir, wanted: RunManifest) -> RunManifest:
@@ -209,7 +191,7 @@ def _begin_next(place: JobPlace, current: RunManifest, ended: ExitRecord) -> Run
 
 def _taken(reply: Reply) -> RunManifest:
     if reply.code != ReplyCode.OK or reply.manifest is None:
-        raise JobRefusedError(reply.message, int(reply.code), reply.hint or "See the run directory")
+        raise StartRefusedError(reply.message, reply.code, reply.hint or "See the run directory")
     return reply.manifest
 
 
@@ -217,7 +199,7 @@ def join_first_node(place: JobPlace, sleep: Callable[[float], None] = time.sleep
     """Wait until node 0 trains an attempt that this node has not been in, and join it.
 
     Raises:
-        JobRefusedError: If that does not happen in time.
+        StartRefusedError: If that does not happen in time.
     """
     end = time.monotonic() + place.wait_s
     while time.monotonic() < end:
@@ -232,7 +214,7 @@ def join_first_node(place: JobPlace, sleep: Callable[[float], None] = time.sleep
         f"node 0 has begun no attempt within {place.wait_s:.0f} s: looked for "
         f"{place.run_of(0).process}, and for {place.node.address} port {place.node.port}"
     )
-    raise JobRefusedError(
+    raise StartRefusedError(
         message, TIMEOUT, "See the output of node 0; all nodes have to see one volume"
     )
 
@@ -250,14 +232,9 @@ def _find_begun(place: JobPlace) -> RunManifest | None:
     record = read_processes(first, manifest.attempt)
     if record is None or record.trainer is None or read_exit(first, manifest.attempt) is not None:
         return None
-    if _has_been_in(place.run, manifest) or not _listens(place.node):
-        return None
-    return manifest
-
-
-def _has_been_in(own: RunDir, manifest: RunManifest) -> bool:
-    record = read_processes(own, manifest.attempt)
-    return record is not None and record.attempt_id == manifest.attempt_id
+    own = read_processes(place.run, manifest.attempt)
+    has_been_in = own is not None and own.attempt_id == manifest.attempt_id
+    return manifest if not has_been_in and _listens(place.node) else None
 
 
 def _listens(node: Node) -> bool:
@@ -292,7 +269,7 @@ def code_for_engine(
     where = f"code {first.code} at step {first.step}: {first.reason}"
     if first.code in {TrainerExit.FINISHED, TrainerExit.HALTED}:
         return TrainerExit.FINISHED, where
-    final = [end for end in others if _is_final(end)]
+    final = [end for end in others if end.code > 0 and end.code not in RESTARTABLE]
     if decision.restart and final:
         return final[0].code, f"code {final[0].code} on another node: {final[0].reason}"
     if decision.restart:
@@ -307,10 +284,6 @@ def _name_cause(first: ExitRecord, others: Sequence[ExitRecord]) -> str:
     causes = [end.reason for end in others if not end.reason.startswith(LOST_ELSEWHERE)]
     is_elsewhere = first.reason.startswith(LOST_ELSEWHERE)
     return f"; on another node: {causes[0]}" if is_elsewhere and causes else ""
-
-
-def _is_final(end: ExitRecord) -> bool:
-    return end.code > 0 and end.code not in RESTARTABLE
 
 
 def _read_ends(place: JobPlace, attempt: int) -> list[ExitRecord | None]:

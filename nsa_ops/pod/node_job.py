@@ -22,7 +22,6 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, Node, RunManifest
 from nsa_ops.pod.job_attempt import (
     JobPlace,
-    JobRefusedError,
     begin_attempt,
     find_fault,
     find_finished,
@@ -34,12 +33,10 @@ from nsa_ops.pod.runner import (
     LOCAL_RESOURCE,
     TRAINER_MODULE,
     USAGE,
-    RunnerRefusedError,
+    StartRefusedError,
     run_attempt,
 )
 
-#: How long a node waits for node 0 to begin, unless it is told otherwise.
-WAIT_S = 900.0
 #: A watchdog that looks at a run every few seconds has seen its end by then.
 WATCHDOG_S = 30.0
 _STOP_SIGNALS = ("TERM", "INT", "USR1", "USR2")
@@ -49,7 +46,7 @@ def run_node(place: JobPlace, manifest: RunManifest, module: str, early: signal.
     """Begin or join the attempt, train, and return the code for the engine.
 
     Raises:
-        JobRefusedError: If it cannot be begun or joined; its code is final.
+        StartRefusedError: If it cannot be begun or joined; its code is final.
     """
     finished = find_finished(place)
     if finished is not None:
@@ -60,7 +57,7 @@ def run_node(place: JobPlace, manifest: RunManifest, module: str, early: signal.
     watchdog = start_watchdog(place.run, module)
     try:
         run_attempt(place.run, module, restarted_by="engine", early=[early])
-    except (RunnerRefusedError, OSError):
+    except (StartRefusedError, OSError):
         watchdog.terminate()
         raise
     _let_end(watchdog)
@@ -97,9 +94,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--node-rank", type=int, default=0)
     parser.add_argument("--master-addr", default="", help="of node 0, as the others reach it")
     parser.add_argument("--master-port", type=int, default=0)
-    parser.add_argument("--interface", default="", help="network interface that leads there")
     parser.add_argument("--stop-signal", choices=_STOP_SIGNALS, default="TERM")
-    parser.add_argument("--wait-s", type=float, default=WAIT_S, help="longest wait for node 0")
     parser.add_argument("--module", default=TRAINER_MODULE, help="Python module that trains")
     return parser.parse_args(arguments)
 
@@ -109,18 +104,12 @@ def _read(given: argparse.Namespace) -> tuple[JobPlace, RunManifest]:
         manifest = read_model(RunManifest, given.manifest)
     except (OSError, ValueError) as error:
         message = f"{given.manifest} cannot be used as a manifest: {one_line(error)}"
-        raise JobRefusedError(message, USAGE, "nsa-ops export writes one") from error
+        raise StartRefusedError(message, USAGE, "nsa-ops export writes one") from error
     run, num_nodes = RunDir(given.run_dir.resolve()), given.num_nodes
-    node = Node(
-        rank=given.node_rank, address=given.master_addr, port=given.master_port,
-        interface=given.interface,
-    )  # fmt: skip
+    node = Node(rank=given.node_rank, address=given.master_addr, port=given.master_port)
     if fault := find_fault(run, manifest.run_id, node, num_nodes):
-        raise JobRefusedError(fault, USAGE, "Compare with the script that nsa-ops export writes")
-    if num_nodes == 1:
-        node = Node()
-    place = JobPlace(run, node, num_nodes, given.wait_s)
-    return place, manifest
+        raise StartRefusedError(fault, USAGE, "Compare with the script that nsa-ops export writes")
+    return JobPlace(run, node if num_nodes > 1 else Node(), num_nodes), manifest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,12 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, _end_before_training)
     try:
         return run_node(*_read(given), given.module, early)
-    except JobRefusedError as refusal:
-        _say(f"error: {refusal}\nhint: {refusal.hint}")
+    except StartRefusedError as refusal:
+        _say(f"error: {refusal}" + (f"\nhint: {refusal.hint}" if refusal.hint else ""))
         return refusal.code
-    except (RunnerRefusedError, ManifestError) as error:
+    except ManifestError as error:
         _say(f"error: {error}")
-        return error.code if isinstance(error, RunnerRefusedError) else USAGE
+        return USAGE
     except ValidationError as error:
         _say(f"error: the manifest and these flags do not go together: {one_line(error)}")
         return USAGE

@@ -71,17 +71,16 @@ class RankTrace:
 
 
 @dataclass(frozen=True)
-class RanksVerdict:
-    """The end of an attempt: the exit code, one sentence, and the rank that it is about."""
+class JudgedEnd:
+    """The end of an attempt that its trainer has not recorded."""
 
     code: int
     reason: str
-    rank: int
 
 
 def judge_ranks(
     traces: Sequence[RankTrace], total: int, *, why_killed: str = "", hung: str = ""
-) -> RanksVerdict | None:
+) -> JudgedEnd | None:
     """Which rank failed first, with its code and its own words; None if no rank left a trace.
 
     Args:
@@ -95,18 +94,18 @@ def judge_ranks(
         return None
     ends = [one.end for one in known if one.end and not one.end.follows]
     if len(ends) == len(traces) and len({end.code for end in ends}) == 1:  # they had agreed
-        return RanksVerdict(ends[0].code, ends[0].reason, known[0].rank)
+        return JudgedEnd(ends[0].code, ends[0].reason)
     first = _find_first(known, is_hang=bool(hung))
     is_killed = first.code is None or first.code < 0
     if first.kind == "stuck" or (hung and first.kind == "lost" and is_killed):
-        return RanksVerdict(TrainerExit.HANG, _describe_stuck(first, total, hung), first.rank)
+        return JudgedEnd(TrainerExit.HANG, _describe_stuck(first, total, hung))
     if first.kind == "follows":
         return _judge_followers(known, first, total)
     if first.end is not None:
         code, what = first.end.code, f"failed at step {first.end.step}: {first.end.reason}"
     else:
         code, what = first.code or TrainerExit.CRASHED, _describe_lost(first, why_killed)
-    return RanksVerdict(code, f"rank {first.rank} of {total} {what}{_followed(total)}", first.rank)
+    return JudgedEnd(code, f"rank {first.rank} of {total} {what}{_followed(total)}")
 
 
 def _find_first(traces: Sequence[RankTrace], *, is_hang: bool) -> RankTrace:
@@ -119,7 +118,7 @@ def _find_first(traces: Sequence[RankTrace], *, is_hang: bool) -> RankTrace:
     return min(causes or stuck or followers, key=lambda one: one.at)
 
 
-def _judge_followers(known: Sequence[RankTrace], first: RankTrace, total: int) -> RanksVerdict:
+def _judge_followers(known: Sequence[RankTrace], first: RankTrace, total: int) -> JudgedEnd:
     """Nobody here is the cause: a rank of another pod, or collectives that do not fit together."""
     words = first.end.reason if first.end is not None else first.words
     code = first.end.code if first.end is not None else TrainerExit.CRASHED
@@ -130,7 +129,7 @@ def _judge_followers(known: Sequence[RankTrace], first: RankTrace, total: int) -
         what = ""  # it had to stop, and no step boundary came in time
     elif len(known) < total:
         what = f"{LOST_ELSEWHERE}; "
-    return RanksVerdict(code, f"{what}rank {first.rank} of {total}: {words}", first.rank)
+    return JudgedEnd(code, f"{what}rank {first.rank} of {total}: {words}")
 
 
 def _describe_stuck(stuck: RankTrace, total: int, hung: str) -> str:

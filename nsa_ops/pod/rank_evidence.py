@@ -162,11 +162,14 @@ def slowest_factor(own_s: Sequence[float]) -> float:
     return slowest / usual if usual > 0 else 1.0
 
 
-def name_ranks(ranks: Sequence[RankEvidence], *, most: int = _LISTED) -> str:
-    """`rank 2`, `ranks 1 and 3`, or how many there are if they are more than `most`."""
-    numbers = [str(rank.rank) for rank in ranks]
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    if len(numbers) > most:
-        return count_of(len(numbers), "rank")
-    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
+def name_ranks(ranks: Sequence[RankEvidence]) -> str:
+    """`rank 2`, `ranks 1 and 3`, or how many there are if they are many."""
+    if len(ranks) > _LISTED:
+        return count_of(len(ranks), "rank")
+    return list_ranks([rank.rank for rank in ranks])
+
+
+def list_ranks(ranks: Sequence[int]) -> str:
+    """`rank 2`, or `ranks 1, 2 and 3`, however many there are."""
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"

@@ -7,7 +7,7 @@ from nsa_core.rundir.bounded_json import JsonError, open_regular, read_last_reco
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.ranks import read_rank_end, read_rank_process
-from nsa_ops.pod.rank_ending import RankTrace, ReportedFailure, parse_failures, parse_words
+from nsa_ops.pod.rank_ending import RankTrace, parse_failures, parse_words
 from nsa_ops.pod.rank_watch import RankSightings
 
 _MOST_LOG_BYTES = 512 * 1024
@@ -26,34 +26,26 @@ def read_traces(
     """What is left of each of these ranks; training.log counts from the offset."""
     log = _read_log(run, log_offset)
     failures = parse_failures(log)
-    return [_trace(run, attempt, rank, seen, log, failures.get(rank)) for rank in ranks]
-
-
-def _trace(
-    run: RunDir,
-    attempt: int,
-    rank: int,
-    seen: RankSightings,
-    log: str,
-    failure: ReportedFailure | None,
-) -> RankTrace:
-    record = read_rank_process(run, rank, attempt)
-    beat = last_beat(run, rank, attempt)
-    pid = record.process.pid if record else None
-    if failure is not None and pid not in {None, failure.pid}:  # of an earlier attempt
-        failure = None
-    return RankTrace(
-        rank=rank,
-        pid=pid if pid is not None or failure is None else failure.pid,
-        end=read_rank_end(run, rank, attempt),
-        last_seen=seen.last_seen.get(rank),
-        code=failure.code if failure else None,
-        is_first=failure is not None and failure.is_first,
-        is_stuck=rank in seen.stuck,
-        step=beat.step if beat else 0,
-        phase=beat.phase if beat else "",
-        words=parse_words(log, rank),
-    )
+    traces = []
+    for rank in ranks:
+        record, beat = read_rank_process(run, rank, attempt), last_beat(run, rank, attempt)
+        pid, failure = record.process.pid if record else None, failures.get(rank)
+        if failure is not None and pid not in {None, failure.pid}:  # of an earlier attempt
+            failure = None
+        trace = RankTrace(
+            rank=rank,
+            pid=pid if pid is not None or failure is None else failure.pid,
+            end=read_rank_end(run, rank, attempt),
+            last_seen=seen.last_seen.get(rank),
+            code=failure.code if failure else None,
+            is_first=failure is not None and failure.is_first,
+            is_stuck=rank in seen.stuck,
+            step=beat.step if beat else 0,
+            phase=beat.phase if beat else "",
+            words=parse_words(log, rank),
+        )
+        traces.append(trace)
+    return traces
 
 
 def _read_log(run: RunDir, offset: int) -> str:

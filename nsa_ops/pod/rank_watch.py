@@ -5,9 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from nsa_core.rundir.process import identify, is_alive
+from nsa_core.rundir.process import is_alive
 from nsa_core.rundir.ranks import read_rank_end
-from nsa_ops.pod.processes import kill_session
 from nsa_ops.pod.trainer_group import TrainerGroup
 
 POLL_S = 0.1
@@ -93,9 +92,3 @@ class RankWatch:
 
 def _has_passed(since_s: float | None, limit_s: float, now_s: float) -> bool:
     return since_s is not None and now_s - since_s > limit_s
-
-
-def end_left_over(group: TrainerGroup, adopted: list[int]) -> list[int]:
-    """KILL what outlived torchrun, also ranks that this process has inherited; the pids."""
-    leaders = filter(None, map(identify, adopted))
-    return [*group.kill(), *(pid for leader in leaders for pid in kill_session(leader))]

@@ -122,7 +122,6 @@ class Listener:
         self._me = int(asked["me"])
         self._timeout_s = float(asked["timeout_s"])
         self._awaited = set(asked["callers"])
-        self._num_strangers = 0
         self._calls: list[threading.Thread] = []
         free = open_port(0)
         #: Picked by the kernel, as it picks those of collectives.
@@ -134,8 +133,8 @@ class Listener:
         except OSError as error:
             self.problem = os.strerror(error.errno or 0)
 
-    def serve(self, seconds: float) -> int:
-        """Answer until every caller has said goodbye or the time is over; number of strangers."""
+    def serve(self, seconds: float) -> None:
+        """Answer until every caller has said goodbye or the time is over."""
         end = time.monotonic() + seconds
         while self._awaited and time.monotonic() < end:
             ready, _, _ = select.select(self._ports, [], [], _LOOK_S)
@@ -145,7 +144,6 @@ class Listener:
                 self._begin(link)
         for port in self._ports:
             port.close()
-        return self._num_strangers
 
     def _begin(self, link: socket.socket) -> None:
         if len(self._calls) >= _MAX_CALLS_AT_ONCE:
@@ -156,12 +154,9 @@ class Listener:
         self._calls.append(call)
 
     def _answer(self, link: socket.socket) -> None:
-        with link:
+        with link, contextlib.suppress(OSError):  # it hung up, or was silent: nothing was proven
             link.settimeout(self._timeout_s)
-            try:
-                self._converse(link)
-            except OSError:  # it hung up, or was silent: nothing was proven
-                self._num_strangers += 1
+            self._converse(link)
 
     def _converse(self, link: socket.socket) -> None:
         nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -170,7 +165,6 @@ class Listener:
         head = greeting[_NONCE_BYTES:]
         proof = _receive(link, hashlib.sha256().digest_size)
         if not hmac.compare_digest(proof, _sign(self._token, b"call" + nonce + head)):
-            self._num_strangers += 1
             return
         source, num_bytes = _HEAD.unpack(head)
         answer = b"answer" + greeting[:_NONCE_BYTES] + bytes([self._me])
@@ -298,7 +292,7 @@ def main(asked: dict[str, Any]) -> None:
     else:
         listener = Listener(asked)
         _say({"free_port": listener.free_port, "port_problem": listener.problem})
-        _say({"num_strangers": listener.serve(float(asked["seconds"]))})
+        listener.serve(float(asked["seconds"]))
 
 
 def _say(document: dict[str, Any]) -> None:

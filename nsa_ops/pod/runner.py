@@ -17,12 +17,12 @@ from pathlib import Path
 
 from nsa_core.env import compiler_caches, trainer_environment
 from nsa_core.rundir import events
-from nsa_core.rundir.atomic import clear_obstacles
 from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.goodput import record_hang
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.process import children_of, identify
+from nsa_ops.pod.attempts import record_obstacles
 from nsa_ops.pod.ending import ProcessEnd, count_memory_kills, write_missing_exit
 from nsa_ops.pod.keep_watched import WatchdogKeeper
 from nsa_ops.pod.processes import (
@@ -30,12 +30,13 @@ from nsa_ops.pod.processes import (
     Restarter,
     RunProcesses,
     adopt_orphans,
+    kill_session,
     read_processes,
     take_lock,
     write_processes,
 )
-from nsa_ops.pod.rank_watch import RankSightings, RankWatch, end_left_over
-from nsa_ops.pod.torchrun import Ranks, find_missing_place, ranks_variables, trainer_command
+from nsa_ops.pod.rank_watch import RankSightings, RankWatch
+from nsa_ops.pod.torchrun import find_missing_place, ranks_variables, trainer_command
 from nsa_ops.pod.trainer_group import TrainerGroup, group_of, is_trainer_running
 from nsa_ops.quantities import count_of
 
@@ -46,28 +47,29 @@ LOCAL_RESOURCE = 11
 USAGE = 2
 
 
-class RunnerRefusedError(RuntimeError):
-    """The runner will not start a trainer; the code says why."""
+class StartRefusedError(RuntimeError):
+    """No trainer is started here; the code, which is final for an engine, says why."""
 
-    def __init__(self, message: str, code: int) -> None:
+    def __init__(self, message: str, code: int, hint: str = "") -> None:
         super().__init__(message)
         self.code = code
+        self.hint = hint
 
 
 def claim(run: RunDir) -> tuple[int, RunManifest]:
     """Take the lock of the run and read what is to be run.
 
     Raises:
-        RunnerRefusedError: If a trainer of this run lives, or the attempt has already ended.
+        StartRefusedError: If a trainer of this run lives, or the attempt has already ended.
     """
     try:
         manifest = read_manifest(run)
     except ManifestError as error:
-        raise RunnerRefusedError(str(error), NOT_A_RUN) from error
+        raise StartRefusedError(str(error), NOT_A_RUN) from error
     try:
         descriptor = take_lock(run.runner_lock)
     except LockHeldError as error:
-        raise RunnerRefusedError(_describe_holder(run), CONFLICT) from error
+        raise StartRefusedError(_describe_holder(run), CONFLICT) from error
     try:
         manifest = read_manifest(run)
         _refuse_if_used(run, manifest)
@@ -92,18 +94,18 @@ def _refuse_if_used(run: RunDir, manifest: RunManifest) -> None:
             f"run {run.run_id} attempt {ended.attempt} has ended (code {ended.code}: "
             f"{ended.reason}); begin the next one: nsa-ops resume {run.run_id}"
         )
-        raise RunnerRefusedError(message, CONFLICT)
+        raise StartRefusedError(message, CONFLICT)
     record = read_processes(run, manifest.attempt)
     if record is None:
         return
     if is_trainer_running(run, record):
-        raise RunnerRefusedError(_describe_holder(run), CONFLICT)
+        raise StartRefusedError(_describe_holder(run), CONFLICT)
     if record.trainer is not None:
         message = (
             f"run {run.run_id} attempt {manifest.attempt} was started before and left no exit "
             f"record; begin the next one: nsa-ops resume {run.run_id}"
         )
-        raise RunnerRefusedError(message, CONFLICT)
+        raise StartRefusedError(message, CONFLICT)
 
 
 def start_trainer(
@@ -117,13 +119,13 @@ def start_trainer(
     runner = identify(os.getpid())
     if runner is None:
         message = "/proc does not show this process; nsa-ops needs a Linux pod with /proc"
-        raise RunnerRefusedError(message, LOCAL_RESOURCE)
-    ranks = Ranks.of(manifest)
+        raise StartRefusedError(message, LOCAL_RESOURCE)
+    ranks = manifest.pod_ranks if manifest.config.num_ranks > 1 else range(0)
     record = RunProcesses(
         run_id=manifest.run_id, attempt=manifest.attempt, attempt_id=manifest.attempt_id,
         pod_id=manifest.pod_id, runner=runner, module=module, started_unix_s=time.time(),
         restarted_by=restarted_by,
-        first_rank=ranks.first, num_ranks=ranks.local if ranks.are_several else 0,
+        first_rank=manifest.pod_ranks.start, num_ranks=len(ranks),
     )  # fmt: skip
     write_processes(run, record)
 
@@ -193,9 +195,9 @@ def run_attempt(
     if missing := find_missing_place(manifest):
         os.close(lock)
         message = f"{run.manifest}: {missing}"
-        raise RunnerRefusedError(message, USAGE)
-    for line in (line for rank in manifest.pod_ranks for line in clear_obstacles(run, rank)):
-        events.record(run, kind="unreadable", by="runner", attempt=manifest.attempt, message=line)
+        raise StartRefusedError(message, USAGE)
+    for rank in manifest.pod_ranks:
+        record_obstacles(run, rank, attempt=manifest.attempt, by="runner")
     memory_kills = count_memory_kills()
     log_offset = run.log.stat().st_size if run.log.exists() else 0
     of_others = children_of(os.getpid())  # such as the watchdog of a node of a job
@@ -228,10 +230,8 @@ def run_attempt(
 
 
 def _describe_ranks(manifest: RunManifest) -> str:
-    ranks = Ranks.of(manifest)
-    if not ranks.are_several:
-        return ""
-    return f", ranks {ranks.first} to {ranks.numbers[-1]} of {ranks.total}"
+    ranks, total = manifest.pod_ranks, manifest.config.num_ranks
+    return f", ranks {ranks[0]} to {ranks[-1]} of {total}" if total > 1 else ""
 
 
 def _wait(
@@ -261,12 +261,14 @@ def _end_left_over(
 ) -> None:
     """KILL what the trainer left behind in its sessions: it would keep memory of the card.
 
-    Orphans of the trainer have become children of this process; `spared` are those that never were.
+    Orphans of torchrun have become children of this process; `spared` are those that never were.
     """
     if group is None:
         return
     adopted = [pid for pid in children_of(os.getpid()) if pid not in spared]
-    killed = end_left_over(group, adopted if group.has_ranks else [])
+    killed = group.kill()
+    for leader in filter(None, map(identify, adopted if group.has_ranks else [])):
+        killed += kill_session(leader)
     _record_killed(run, attempt, killed, "the trainer had left it behind")
 
 
@@ -292,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parse(arguments)
     try:
         code = run_attempt(RunDir(given.run_dir.resolve()), given.module)
-    except RunnerRefusedError as refusal:
+    except StartRefusedError as refusal:
         sys.stderr.write(f"error: {refusal}\n")
         return refusal.code
     except OSError as error:

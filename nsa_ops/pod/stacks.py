@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 
 from nsa_core.config.base import TolerantModel
@@ -78,12 +78,6 @@ class HangReport(TolerantModel):
     note: str = ""
 
 
-def parse_rank(path: Path) -> int:
-    """The rank in `stackdump_rank3.txt`."""
-    digits = re.search(r"(\d+)$", path.stem)
-    return int(digits[1]) if digits else 0
-
-
 def group_stacks(stacks: dict[int, str]) -> list[StackGroup]:
     """Ranks with the same text together, the smallest group first."""
     groups: dict[str, list[int]] = {}
@@ -128,22 +122,22 @@ def dump_stacks(group: TrainerGroup) -> tuple[dict[int, str], set[int]]:
     """By rank, the stacks that came within 2 s; and the ranks that were asked."""
     before = _sizes(group.run)
     asked = set(group.signal(signal.SIGUSR1))
-    awaited = {group.run.stack_dump(rank) for rank in asked}
+    awaited = {group.run.stack_dump(rank): rank for rank in asked}
     end = time.monotonic() + _DUMP_WAIT_S
     while time.monotonic() < end and not _have_grown(awaited, before, _sizes(group.run)):
         time.sleep(_DUMP_POLL_S)
     time.sleep(_DUMP_POLL_S)  # let the writers finish their last lines
     stacks = {}
-    for path in awaited & _sizes(group.run).keys():
+    for path in awaited.keys() & _sizes(group.run).keys():
         with path.open("rb") as file:
             file.seek(before.get(path, 0))
             text = file.read(_MOST_CHARACTERS).decode(errors="replace")
         if text:
-            stacks[parse_rank(path)] = text
+            stacks[awaited[path]] = text
     return stacks, asked
 
 
-def _have_grown(awaited: set[Path], before: dict[Path, int], now: dict[Path, int]) -> bool:
+def _have_grown(awaited: Iterable[Path], before: dict[Path, int], now: dict[Path, int]) -> bool:
     return all(now.get(path, 0) > before.get(path, 0) for path in awaited)
 
 
@@ -172,16 +166,10 @@ def list_flight_records(run: RunDir, since_unix_s: float) -> list[FlightRecord]:
     return found
 
 
-def report_hang(
-    group: TrainerGroup,
-    *,
-    rule: str,
-    sentence: str,
-    read_by: Callable[[ProcessIdentity], str] = read_by_debugger,
-) -> HangReport:
+def report_hang(group: TrainerGroup, *, rule: str, sentence: str) -> HangReport:
     """Dump the stacks of all ranks twice and write hang_report.json.
 
-    A process that writes none is looked at from outside, with `read_by`.
+    A process that writes none is looked at from outside.
     """
     first, _ = dump_stacks(group)
     second, asked = dump_stacks(group)
@@ -191,7 +179,7 @@ def report_hang(
         if rank not in newest:
             why = explain_silence(state_of(identity), catches_it=rank in asked)
             silent.append(SilentRank(rank=rank, why=why))
-            seen[rank] = read_by(identity)
+            seen[rank] = read_by_debugger(identity)
     newest |= {rank: text for rank, text in seen.items() if text}
     groups = group_stacks(newest)
     report = HangReport(

@@ -1,8 +1,6 @@
 """How a trainer is started: as one process, or with torchrun as several ranks that meet."""
 
 import sys
-from dataclasses import dataclass
-from typing import Self
 
 from nsa_core.config.run import RunConfig
 from nsa_core.env import MEETING_ON_ONE_POD, ranks_environment
@@ -13,47 +11,16 @@ from nsa_core.rundir.manifest import Node, RunManifest
 MONITOR_S = 0.2
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """The ranks of a run that this pod runs.
-
-    Attributes:
-        first: Number of the first of them.
-        local: How many there are.
-        total: How many the run has on all pods.
-    """
-
-    first: int
-    local: int
-    total: int
-
-    @classmethod
-    def of(cls, manifest: RunManifest) -> Self:
-        """Those of the pod that the manifest was written for."""
-        own = manifest.pod_ranks
-        return cls(own.start, len(own), manifest.config.num_ranks)
-
-    @property
-    def numbers(self) -> range:
-        """Those of this pod."""
-        return range(self.first, self.first + self.local)
-
-    @property
-    def are_several(self) -> bool:
-        """Whether torchrun starts them."""
-        return self.total > 1
-
-
 def trainer_command(run: RunDir, manifest: RunManifest, module: str) -> list[str]:
     """The command line of the trainer of an attempt."""
-    ranks, own = Ranks.of(manifest), [module, "--run-dir", str(run.root)]
-    if not ranks.are_several:
+    own = [module, "--run-dir", str(run.root)]
+    if manifest.config.num_ranks == 1:
         return [sys.executable, "-m", *own]
     return [
         sys.executable, "-m", "torch.distributed.run",
         *_meeting(manifest.node, manifest.config),
         "--rdzv-id", f"{manifest.run_id}-{manifest.attempt}",
-        "--nproc-per-node", str(ranks.local),
+        "--nproc-per-node", str(len(manifest.pod_ranks)),
         "--max-restarts", "0", "--monitor-interval", str(MONITOR_S),
         "--log-dir", str(run.torchrun / f"node{manifest.node.rank}"),
         "--module", *own,
@@ -88,11 +55,11 @@ def find_missing_place(manifest: RunManifest) -> str:
 
 def ranks_variables(run: RunDir, manifest: RunManifest) -> dict[str, str]:
     """Environment of the ranks besides that of any trainer; nothing where there is one."""
-    ranks, runtime = Ranks.of(manifest), manifest.config.runtime
-    if not ranks.are_several:
+    runtime = manifest.config.runtime
+    if manifest.config.num_ranks == 1:
         return {}
     return ranks_environment(
-        num_local=ranks.local,
+        num_local=len(manifest.pod_ranks),
         threads=runtime.threads,
         uses_cards=runtime.device != "cpu" and runtime.cpu_ranks == 1,
         interface=manifest.node.interface if runtime.num_pods > 1 else None,

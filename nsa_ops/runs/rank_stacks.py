@@ -8,7 +8,7 @@ from nsa_core.config.training import MAX_RANKS
 from nsa_core.rundir.layout import RunDir
 from nsa_ops.context import Operator, RunHandle
 from nsa_ops.errors import DeadlineError, NotFoundError, OpsError
-from nsa_ops.pod.rank_evidence import RankEvidence, name_ranks
+from nsa_ops.pod.rank_evidence import RankEvidence, list_ranks
 from nsa_ops.pod.stacks import StackGroup, group_stacks
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.choose import FoundRun
@@ -140,19 +140,12 @@ def stacks_of(run_id: str, texts: Mapping[int, str], ranks: Sequence[RankEvidenc
     if not ranks:
         return Stacks(run_id, "".join(texts.values()))
     groups = tuple(group_stacks(dict(texts)))
-    silent = [rank for rank in ranks[:MAX_RANKS] if rank.rank not in texts]
-    parts = [
-        f"=== {_name([RankEvidence(rank=rank) for rank in group.ranks])}\n{group.text}"
-        for group in groups
-    ]
+    silent = tuple(rank.rank for rank in ranks[:MAX_RANKS] if rank.rank not in texts)
+    parts = [f"=== {list_ranks(group.ranks)}\n{group.text}" for group in groups]
     if silent:
         parts.append(
-            f"=== {_name(silent)} wrote no stacks within {STACK_S:g} s: stopped, or in a call of "
-            "the kernel that no signal ends\n"
+            f"=== {list_ranks(silent)} wrote no stacks within {STACK_S:g} s: stopped, or in a call "
+            "of the kernel that no signal ends\n"
         )
     text = "\n".join(part.rstrip("\n") + "\n" for part in parts)
-    return Stacks(run_id, text, groups, tuple(rank.rank for rank in silent))
-
-
-def _name(ranks: Sequence[RankEvidence]) -> str:
-    return name_ranks(ranks, most=MAX_RANKS)
+    return Stacks(run_id, text, groups, silent)

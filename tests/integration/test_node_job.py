@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,16 +17,11 @@ from nsa_core.rundir.manifest import RunManifest, read_manifest
 from nsa_ops.pod.processes import read_processes
 from nsa_ops.pod.trainer_group import group_of
 from tests.integration.pod_runs import wait_for
+from tests.integration.ssh_server import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 SCRIPT = [["agree_at_term", 75], ["beat", 3], ["wait_for", "finish"], ["agree", 0]]
 BUSY_S = 90.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def begin(root: Path, rank: int, num_nodes: int) -> "subprocess.Popen[bytes]":

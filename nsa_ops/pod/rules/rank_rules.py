@@ -196,13 +196,11 @@ def _tell_all(ranks: Sequence[RankEvidence], worst: RankEvidence, limit: str) ->
 
 
 def straggler(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
-    """One rank that takes longer than the others, step after step: all others wait for it."""
-    return find_straggler(evidence.ranks, limits)
+    """One rank that takes longer than the others, step after step: all others wait for it.
 
-
-def find_straggler(ranks: Sequence[RankEvidence], limits: WatchdogLimits) -> Finding | None:
-    """The same rank is the slowest in each of the newest steps that all ranks have records of."""
-    known = {rank.rank: rank for rank in ranks if rank.recent and not rank.problem}
+    It is the slowest in each of the newest steps that all ranks have records of.
+    """
+    known = {rank.rank: rank for rank in evidence.ranks if rank.recent and not rank.problem}
     if len(known) < 2:
         return None
     own = {number: {one.step: one.own_s for one in r.recent} for number, r in known.items()}

@@ -51,7 +51,6 @@ def test_a_caller_with_the_token_is_answered_and_its_bytes_are_timed() -> None:
     assert (found["port_problem"], found["free_port_problem"]) == ("", "")
     assert found["from_address"] == "127.0.0.1"
     assert found["mb_per_s"] > 1
-    assert listener.serve(0) == 0  # no stranger
 
 
 def test_a_caller_without_the_token_counts_for_nothing() -> None:
@@ -63,7 +62,6 @@ def test_a_caller_without_the_token_counts_for_nothing() -> None:
         call(listener)
     assert stranger["port_problem"] == "it closed the connection"
     assert "mb_per_s" not in stranger
-    assert listener.serve(0) == 3  # the caller tried both ports
 
 
 def test_a_caller_that_announces_too_much_is_answered_after_what_a_listener_takes(
@@ -77,7 +75,8 @@ def test_a_caller_that_announces_too_much_is_answered_after_what_a_listener_take
             proof = hmac.digest(token, b"call" + nonce + head, "sha256")
             link.sendall(bytes(16) + head + proof + bytes(1024))
             answer = hmac.digest(token, b"answer" + bytes(16) + b"\1", "sha256")
-            assert link.recv(64, socket.MSG_WAITALL) == answer + b"\0"
+            with link.makefile("rb") as said:
+                assert said.read(33) == answer + b"\0"
         call(listener)
 
 
@@ -101,7 +100,7 @@ def test_a_port_in_use_is_a_problem_of_that_port_alone() -> None:
 
 def test_a_listener_ends_by_itself() -> None:
     listener = Listener({"token": TOKEN, "me": 0, "port": 0, "timeout_s": 1.0, "callers": [1]})
-    assert listener.serve(0.05) == 0
+    listener.serve(0.05)
     with pytest.raises(OSError, match="Connection refused"):
         socket.create_connection(("127.0.0.1", listener.free_port))
 

@@ -9,7 +9,7 @@ import pytest
 
 from nsa_core.rundir.atomic import append_line
 from nsa_core.rundir.events import Event, read_events
-from nsa_core.rundir.exit import ExitRecord, write_exit
+from nsa_core.rundir.exit import ExitRecord
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.manifest import read_manifest
 from nsa_core.rundir.process import identify
@@ -31,6 +31,7 @@ from nsa_ops.pod.processes import RunProcesses, write_processes
 from nsa_ops.pod.read_run import read_memory_fraction
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.pod.stacks import group_stacks
+from tests.ops.pod.ends import exit_record, write_end
 
 
 def event(kind: str, by: str = "watchdog", attempt: int = 1, **facts) -> Event:
@@ -38,12 +39,8 @@ def event(kind: str, by: str = "watchdog", attempt: int = 1, **facts) -> Event:
 
 
 def decided(code, *, stop_asked: str = "", steps_done: int = 5, without_progress: int = 0):
-    ended = ExitRecord(
-        run_id="r", attempt=1, code=code, reason="why", step=5, checkpoint_step=None, at=1.0,
-        by="trainer",
-    )  # fmt: skip
     return decide_restart(
-        ended,
+        exit_record(code),
         stop_asked=stop_asked,
         steps_done=steps_done,
         without_progress=without_progress,
@@ -151,11 +148,7 @@ def watch(run, doing: str = "watching", attempt: int = 1) -> None:
 
 
 def end(run, code=-9) -> None:
-    record = ExitRecord(
-        run_id="run-1", attempt=1, code=code, reason="why", step=5, checkpoint_step=None, at=2.0,
-        by="runner",
-    )  # fmt: skip
-    write_exit(run, record)
+    write_end(run, code, checkpoint_step=None, by="runner")
 
 
 def test_the_record_of_the_trainer_counts_whatever_ended_its_process(run) -> None:

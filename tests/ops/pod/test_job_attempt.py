@@ -11,7 +11,7 @@ import pytest
 
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.events import read_events
-from nsa_core.rundir.exit import ExitRecord, read_exit, write_exit
+from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import Node, RunManifest, read_manifest, write_manifest
 from nsa_core.rundir.process import ProcessIdentity, identify
@@ -19,7 +19,6 @@ from nsa_ops.pod import node_job
 from nsa_ops.pod.ending import RestartDecision, decide_after
 from nsa_ops.pod.job_attempt import (
     JobPlace,
-    JobRefusedError,
     begin_attempt,
     code_for_engine,
     find_fault,
@@ -29,6 +28,8 @@ from nsa_ops.pod.job_attempt import (
 )
 from nsa_ops.pod.processes import RunProcesses, write_processes
 from nsa_ops.pod.rank_ending import LOST_ELSEWHERE
+from nsa_ops.pod.runner import StartRefusedError
+from tests.ops.pod.ends import exit_record, write_end
 
 GONE = ProcessIdentity(pid=2**22 - 1, start_ticks=1, boot_id="another boot")
 AGAIN, FINAL = RestartDecision(restart=True, why="w"), RestartDecision(restart=False, why="w")
@@ -42,15 +43,6 @@ def manifest(**runtime) -> RunManifest:
 def place(root: Path, rank: int = 0, num_nodes: int = 2, port: int = 5) -> JobPlace:
     node = Node(rank=rank, address="127.0.0.1", port=port) if num_nodes > 1 else Node()
     return JobPlace(RunDir(root / f"node_{rank}" / "runs" / "run-1"), node, num_nodes, wait_s=0.5)
-
-
-def end(run: RunDir, code: int, attempt: int = 1) -> ExitRecord:
-    record = ExitRecord(
-        run_id="run-1", attempt=attempt, code=code, reason="why", step=5, checkpoint_step=5,
-        at=2.0, by="trainer",
-    )  # fmt: skip
-    write_exit(run, record)
-    return record
 
 
 def start(run: RunDir, trainer: ProcessIdentity | None = GONE, attempt: int = 1) -> None:
@@ -84,7 +76,7 @@ def test_an_ended_attempt_is_followed_by_the_next_one(tmp_path: Path, code: int,
     here = place(tmp_path)
     begin_attempt(here, manifest())
     start(here.run)
-    end(here.run, code)
+    write_end(here.run, code)
     new = begin_attempt(place(tmp_path, num_nodes=1), manifest())
     assert (new.attempt, new.resume, new.config.num_ranks) == (2, "auto", 1)
     assert [e.by for e in read_events(here.run) if e.kind == "resumed"] == [by]
@@ -105,7 +97,7 @@ def test_nothing_begins_beside_a_trainer_that_lives(tmp_path: Path) -> None:
     here = place(tmp_path)
     begin_attempt(here, manifest())
     start(here.run, identify(os.getpid()))
-    with pytest.raises(JobRefusedError, match="still runs on this node"):
+    with pytest.raises(StartRefusedError, match="still runs on this node"):
         begin_attempt(here, manifest())
 
 
@@ -113,7 +105,7 @@ def test_a_finished_run_is_left_alone_on_every_node(tmp_path: Path) -> None:
     first = place(tmp_path)
     begin_attempt(first, manifest())
     assert find_finished(first) is None
-    end(first.run, 0)
+    write_end(first.run, 0)
     assert find_finished(place(tmp_path, rank=1)) == read_exit(first.run)
 
 
@@ -139,7 +131,7 @@ def test_a_node_does_not_join_what_a_lost_job_has_left_behind(
     begin_attempt(first, manifest())
 
     def refused(one: JobPlace) -> None:
-        with pytest.raises(JobRefusedError, match="begun no attempt") as raised:
+        with pytest.raises(StartRefusedError, match="begun no attempt") as raised:
             join_first_node(one, lambda _: time.sleep(0.05))
         assert raised.value.code == 8
 
@@ -151,7 +143,7 @@ def test_a_node_does_not_join_what_a_lost_job_has_left_behind(
     start(second.run)
     refused(second)  # it was in that attempt
     write_manifest(second.run, manifest())
-    end(first.run, 1)
+    write_end(first.run, 1)
     refused(second)  # it has ended
 
 
@@ -170,14 +162,13 @@ def test_a_node_does_not_join_what_a_lost_job_has_left_behind(
         (75, FINAL, None, 1),
     ],
 )
-def test_the_engine_starts_again_only_what_may_be(tmp_path, first, decision, other, code) -> None:
-    others = [] if other is None else [end(RunDir(tmp_path), other)]
-    assert code_for_engine(end(RunDir(tmp_path), first), decision, others)[0] == code
+def test_the_engine_starts_again_only_what_may_be(first, decision, other, code) -> None:
+    others = [] if other is None else [exit_record(other)]
+    assert code_for_engine(exit_record(first), decision, others)[0] == code
 
 
-def test_the_cause_on_another_node_is_named_where_node_0_only_followed(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    killed = end(run, -9).model_copy(update={"reason": "rank 1 of 2 was killed by SIGKILL"})
+def test_the_cause_on_another_node_is_named_where_node_0_only_followed() -> None:
+    killed = exit_record(-9, reason="rank 1 of 2 was killed by SIGKILL")
     followed = killed.model_copy(update={"code": 1, "reason": f"{LOST_ELSEWHERE}; rank 0 of 2: x"})
     _, why = code_for_engine(followed, AGAIN, [followed, killed])
     assert why.endswith("; on another node: rank 1 of 2 was killed by SIGKILL")
@@ -188,7 +179,7 @@ def test_the_watchdog_leaves_the_restart_to_the_engine(tmp_path: Path) -> None:
     here = place(tmp_path, num_nodes=1)
     begun = begin_attempt(here, manifest())
     start(here.run)
-    ended = end(here.run, 75)
+    ended = write_end(here.run, 75)
     assert decide_after(here.run, begun, ended).why.startswith("its engine starts it again")
     assert judge_end(here, begun)[0] == 75
 

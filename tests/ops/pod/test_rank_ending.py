@@ -3,16 +3,14 @@
 import pytest
 
 from nsa_core.rundir.ranks import RankEnd
-from nsa_ops.pod.ending import decide_restart
 from nsa_ops.pod.rank_ending import (
-    RanksVerdict,
+    JudgedEnd,
     RankTrace,
     ReportedFailure,
     judge_ranks,
     parse_failures,
     parse_words,
 )
-from tests.ops.pod.ends import exit_record
 
 BY_HAND = "out of host memory, or by hand"
 
@@ -29,7 +27,7 @@ def lost(rank: int, last_seen: float | None, **fields) -> RankTrace:
     return RankTrace(rank, last_seen=last_seen, **found)
 
 
-def judged(*traces: RankTrace, total: int = 2, **given: str) -> RanksVerdict:
+def judged(*traces: RankTrace, total: int = 2, **given: str) -> JudgedEnd:
     found = judge_ranks(traces, total, **given)
     assert found is not None
     return found
@@ -37,36 +35,29 @@ def judged(*traces: RankTrace, total: int = 2, **given: str) -> RanksVerdict:
 
 def test_a_killed_rank_is_named_with_its_signal_and_the_one_that_lost_it_follows() -> None:
     found = judged(ended(0, 5.1, follows=True), lost(1, 5.0, code=-9), why_killed=BY_HAND)
-    assert found == RanksVerdict(
-        -9, f"rank 1 of 2 was killed by SIGKILL at step 12 ({BY_HAND}); the other rank followed", 1
+    assert found == JudgedEnd(
+        -9, f"rank 1 of 2 was killed by SIGKILL at step 12 ({BY_HAND}); the other rank followed"
     )
-
-
-def test_a_kill_for_memory_is_explained_by_the_kernels_count() -> None:
-    memory = "the pod's memory limit was reached (the kernel counted it)"
-    found = judged(ended(0, 5.1, follows=True), lost(1, 5.0, code=-9), why_killed=memory)
-    assert memory in found.reason
 
 
 def test_the_rank_that_failed_first_gives_its_own_code_and_words() -> None:
     traces = [ended(rank, 9.0, follows=True) for rank in (0, 1)]
     found = judged(*traces, ended(2, 8.0, code=14, reason="shard 3 is torn"), total=3)
-    assert (found.code, found.rank) == (14, 2)
-    assert found.reason == (
-        "rank 2 of 3 failed at step 12: shard 3 is torn; the other 2 ranks followed"
+    assert found == JudgedEnd(
+        14, "rank 2 of 3 failed at step 12: shard 3 is torn; the other 2 ranks followed"
     )
 
 
 def test_of_two_that_failed_the_earlier_one_is_the_cause() -> None:
-    assert judged(ended(0, 7.0, code=13), ended(1, 6.0, code=14)).rank == 1
+    assert judged(ended(0, 7.0, code=13), ended(1, 6.0, code=14)).code == 14
     assert judged(ended(0, 5.0, code=13), lost(1, 5.3, code=-6)).code == 13
     assert judged(ended(0, 5.5, code=1), lost(1, 5.3, code=-6)).code == -6
 
 
 def test_what_torchrun_ended_with_term_is_not_the_cause_even_if_both_were_missed_at_once() -> None:
-    assert judged(lost(0, 5.0, code=-15), lost(1, 5.0, code=-9)).rank == 1
+    assert judged(lost(0, 5.0, code=-15), lost(1, 5.0, code=-9)).reason.startswith("rank 1 ")
     first = judged(lost(0, 5.0, code=-9), lost(1, 5.0, code=-9, is_first=True))
-    assert first.rank == 1
+    assert first.reason.startswith("rank 1 ")
 
 
 def test_a_rank_that_left_nothing_is_described_by_its_last_heartbeat() -> None:
@@ -87,10 +78,10 @@ def test_a_rank_whose_collective_timed_out_only_waited_for_the_one_that_is_stuck
     waited = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
     stuck = lost(1, 30.0, code=-9, is_stuck=True)
     found = judged(lost(0, 4.0, code=-6, words=waited), stuck)
-    assert (found.code, found.rank) == (16, 1)
-    assert found.reason == (
+    assert found == JudgedEnd(
+        16,
         "rank 1 of 2 was stuck at step 12 in phase train, pid 101 and had to be killed "
-        "(the others had gone)"
+        "(the others had gone)",
     )
     both = judged(*(lost(rank, 4.0, code=-6, words=waited) for rank in (0, 1)))
     assert both.code == 16
@@ -101,16 +92,13 @@ def test_a_hang_that_the_watchdog_ended_names_the_rank_that_could_not_be_stopped
     hung = "watchdog: stall: rank 1 has made no step for 200 s"
     stuck = lost(1, 30.0, code=-9, is_stuck=True)
     found = judged(ended(0, 24.0, code=16, reason="hung"), stuck, hung=hung)
-    assert (found.code, found.rank) == (16, 1)
-    assert hung in found.reason
+    assert (found.code, found.reason[:7], hung in found.reason) == (16, "rank 1 ", True)
     assert judged(lost(0, 5.0, code=-9), lost(1, 5.1, code=-9), hung=hung).code == 16
 
 
 def test_ranks_that_all_follow_lost_a_rank_of_another_pod() -> None:
     found = judged(ended(2, 5.0, follows=True), ended(3, 5.1, follows=True), total=4)
-    assert found == RanksVerdict(
-        1, "the ranks of this pod lost one of another pod; rank 2 of 4: why", 2
-    )
+    assert found == JudgedEnd(1, "the ranks of this pod lost one of another pod; rank 2 of 4: why")
 
 
 def test_ranks_that_could_not_stop_in_time_say_so_and_may_be_resumed() -> None:
@@ -118,7 +106,7 @@ def test_ranks_that_could_not_stop_in_time_say_so_and_may_be_resumed() -> None:
         ended(rank, 24.0, code=75, follows=True, reason="no clean stop within 24 s of SIGTERM")
         for rank in (0, 1)
     ]
-    assert judged(*late) == RanksVerdict(75, "rank 0 of 2: no clean stop within 24 s of SIGTERM", 0)
+    assert judged(*late) == JudgedEnd(75, "rank 0 of 2: no clean stop within 24 s of SIGTERM")
 
 
 def test_an_end_that_all_agreed_on_stays_that_end_although_exit_json_could_not_be_written() -> None:
@@ -128,14 +116,6 @@ def test_an_end_that_all_agreed_on_stays_that_end_although_exit_json_could_not_b
 
 def test_ranks_that_never_began_say_nothing() -> None:
     assert judge_ranks([RankTrace(0), RankTrace(1)], 2) is None
-
-
-@pytest.mark.parametrize(("code", "restarts"), [(-9, True), (1, True), (75, True), (16, False)])
-def test_a_killed_rank_may_restart_and_a_hang_does_not(code: int, restarts: bool) -> None:
-    decision = decide_restart(
-        exit_record(code), stop_asked="", steps_done=5, without_progress=0, budget=3
-    )
-    assert decision.restart == restarts
 
 
 TORCHRUN = """\

@@ -10,7 +10,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.env import ranks_environment
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import Node, RunManifest
-from nsa_ops.pod.torchrun import Ranks, find_missing_place, ranks_variables, trainer_command
+from nsa_ops.pod.torchrun import find_missing_place, ranks_variables, trainer_command
 
 
 def manifest(node: Node | None = None, **runtime) -> RunManifest:
@@ -44,8 +44,7 @@ def test_ranks_of_several_pods_meet_on_pod_0() -> None:
     words = " ".join(trainer_command(RUN, second, "nsa_core.train"))
     assert "--nnodes 2 --node-rank 1 --rdzv-backend static" in words
     assert "--master-addr 10.0.0.1 --master-port 29500" in words
-    assert Ranks.of(second) == Ranks(first=2, local=2, total=4)
-    assert list(Ranks.of(second).numbers) == [2, 3]
+    assert (second.pod_ranks, second.config.num_ranks) == (range(2, 4), 4)
     assert find_missing_place(second) == ""
 
 

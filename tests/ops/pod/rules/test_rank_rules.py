@@ -6,7 +6,7 @@ import pytest
 
 from nsa_core.config.training import WatchdogLimits
 from nsa_ops.pod.rank_evidence import find_odd, rank_spread
-from nsa_ops.pod.rules.rank_rules import find_straggler
+from nsa_ops.pod.rules.rank_rules import straggler
 from nsa_ops.pod.rules.rulebook import judge
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, RunFacts, Tracker
@@ -302,11 +302,12 @@ def test_ranks_of_two_pods_are_judged_together() -> None:
     """A tuple of several pods is one: the odd rank and the straggler are found across them."""
     here = Ranks(2).wait(100).evidence(100).ranks
     there = Ranks(2, first=2).again(3, work_s=1.6).wait(100, r3={"phase": "data_wait"})
-    ranks = here + there.evidence(100).ranks
+    evidence = there.evidence(100)
+    ranks = here + evidence.ranks
     odd = find_odd(ranks, 60.0)
     assert [rank.rank for rank in odd.ranks] == [3]
     assert odd.by == "phase"
-    assert "Rank 3 takes 2.00 times" in find_straggler(ranks, LIMITS).sentence
+    assert "Rank 3 takes 2.00 times" in straggler(replace(evidence, ranks=ranks), LIMITS).sentence
     spread = rank_spread(ranks)
     assert (spread.fastest_s, spread.median_s, spread.slowest_s) == (0.8, 0.8, 1.6)
     assert (spread.slowest.rank, spread.factor) == (3, 2.0)
