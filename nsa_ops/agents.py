@@ -1,6 +1,7 @@
 """Ask the agents on the pod: one round trip each, JSON in, JSON out, errors in our words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -23,6 +24,10 @@ from nsa_ops.quantities import sentence_case
 from nsa_ops.remote.transport import QUICK_S
 
 _ModelT = TypeVar("_ModelT", bound=BaseModel)
+_AskedT = TypeVar("_AskedT")
+_AnswerT = TypeVar("_AnswerT")
+#: Pods that are asked at the same time.
+MAX_AT_ONCE = 32
 #: Hashing runs at a few hundred MiB a second; the largest checkpoints take minutes.
 VERIFY_S = 900.0
 
@@ -32,6 +37,14 @@ _ERRORS: Mapping[ReplyCode, type[OpsError]] = {
     ReplyCode.CONFLICT: StateConflictError,
     ReplyCode.LOCAL_RESOURCE: LocalResourceError,
 }
+
+
+def ask_each(asked: Sequence[_AskedT], ask: Callable[[_AskedT], _AnswerT]) -> list[_AnswerT]:
+    """Ask pods at once; the answers in their order, or the first error."""
+    if len(asked) == 1:  # in this thread, which Ctrl-C interrupts
+        return [ask(asked[0])]
+    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
+        return list(pool.map(ask, asked))
 
 
 def ask(run: RunHandle, action: BaseModel) -> Reply:

@@ -69,16 +69,14 @@ def _memory_rows(ranks: Sequence[RankEvidence]) -> list[ScreenLine]:
         ("reserved", [(rank.gpu_mem_reserved, rank.rank) for rank in ranks]),
         ("host", [(rank.host_rss_mib, rank.rank) for rank in ranks]),
     )
-    parts = [f"{name} {_range(values)}" for name, values in known if _has_any(values)]
+    parts = [f"{name} {text}" for name, values in known if (text := _range(values))]
     return [ScreenLine("memory", ", ".join(parts))] if parts else []
-
-
-def _has_any(values: Sequence[tuple[int | None, int]]) -> bool:
-    return any(value is not None for value, _ in values)
 
 
 def _range(values: Sequence[tuple[int | None, int]]) -> str:
     known = sorted((value, rank) for value, rank in values if value is not None)
+    if not known:
+        return ""
     (least, _), (most, rank) = known[0], known[-1]
     if least == most:
         return f"{most:,} MiB"

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nsa_core.rundir.heartbeat import Heartbeat
-    from nsa_ops.fleet.source import FleetResumeRequest
     from nsa_ops.report.prove import ProvenResume
     from nsa_ops.runs.halt import Halted
     from nsa_ops.runs.launch import Launched
+    from nsa_ops.runs.move import MoveRequest
     from nsa_ops.runs.resume import Resumed
     from nsa_ops.runs.watch import Frame
 
@@ -184,23 +184,32 @@ def resume(
     trainer: TrainerOption = "",
 ) -> None:
     """Resume a run from its newest verified checkpoint, on its pods or on others."""
+    from nsa_ops.fleet.source import FleetResumeRequest
+    from nsa_ops.preflight.guardrails import parse_overrides
     from nsa_ops.report.prove import await_replay, find_replay
     from nsa_ops.runs.choose import RESUMABLE, choose_record
-    from nsa_ops.runs.move import is_elsewhere
+    from nsa_ops.runs.lease import OLD_POD
+    from nsa_ops.runs.move import MoveRequest, is_elsewhere
     from nsa_ops.runs.resume import execute_resume, plan_resume
 
     refuse_both(pod, pods)
+    overrides, changed = parse_overrides(override or (), (OLD_POD,)), tuple(sets or ())
     record = choose_record(session.operator, run, among=RESUMABLE) if pods is None else None
     run = record.run_id if record is not None else run
     if record is None or record.others:
         names = pods if pods is not None else pod
-        request = _fleet_request(run, names, port, path, sets, override, trainer, afresh=afresh)
+        request = FleetResumeRequest(
+            run, tuple(names.split(",")) if names is not None else (), port, path, afresh,
+            changed, overrides, trainer,
+        )  # fmt: skip
         session.show(resume_on(session, request, prove=prove), draw_resumed)
         return
     refuse_port(port)
     if pod is not None and is_elsewhere(session.operator, run, pod):
-        is_plain = not (path or prove or afresh)
-        _move(session, run, pod, sets, override, trainer, is_plain=is_plain)
+        if path or prove or afresh:
+            message = "A resume on another pod begins at the newest verified backup"
+            raise ConfigurationError(message, hint="Leave out `--from`, `--prove` and `--afresh`")
+        _move(session, MoveRequest(run, pod, changed, overrides, trainer))
         return
     if afresh and (path or prove):
         message = "`--afresh` begins at the first step, but `--from` and `--prove` at a checkpoint"
@@ -209,11 +218,10 @@ def resume(
         message = "`--override` only works with `--pod`, for a resume on another pod"
         raise ConfigurationError(message, hint="Leave it out")
     if prove:
-        path = find_replay(session.operator, run, path=path, sets=sets or ())
+        path = find_replay(session.operator, run, path=path, sets=changed)
     planned = plan_resume(
-        session.operator, run, path=path, afresh=afresh, sets=tuple(sets or ()),
-        trainer_module=trainer,
-    )  # fmt: skip
+        session.operator, run, path=path, afresh=afresh, sets=changed, trainer_module=trainer
+    )
     session.agree(planned.plan)
     session.interrupt_note = "see `nsa-ops status` for whether it started"
     resumed = execute_resume(session.operator, planned)
@@ -223,45 +231,9 @@ def resume(
         session.show(resumed, draw_resumed)
 
 
-def _fleet_request(
-    run: str | None,
-    pods: str | None,
-    port: int | None,
-    path: str,
-    sets: list[str] | None,
-    override: list[str] | None,
-    trainer: str,
-    *,
-    afresh: bool,
-) -> "FleetResumeRequest":
-    from nsa_ops.fleet.source import FleetResumeRequest
-    from nsa_ops.preflight.guardrails import parse_overrides
-    from nsa_ops.runs.lease import OLD_POD
+def _move(session: Session, request: "MoveRequest") -> None:
+    from nsa_ops.runs.move import execute_move, plan_move
 
-    overrides = parse_overrides(override or (), (OLD_POD,))
-    names = tuple(pods.split(",")) if pods is not None else ()
-    return FleetResumeRequest(run, names, port, path, afresh, tuple(sets or ()), overrides, trainer)
-
-
-def _move(
-    session: Session,
-    run: str | None,
-    pod: str,
-    sets: list[str] | None,
-    override: list[str] | None,
-    trainer: str,
-    *,
-    is_plain: bool,
-) -> None:
-    from nsa_ops.preflight.guardrails import parse_overrides
-    from nsa_ops.runs.lease import OLD_POD
-    from nsa_ops.runs.move import MoveRequest, execute_move, plan_move
-
-    if not is_plain:
-        message = "A resume on another pod begins at the newest verified backup"
-        raise ConfigurationError(message, hint="Leave out `--from`, `--prove` and `--afresh`")
-    overrides = parse_overrides(override or (), (OLD_POD,))
-    request = MoveRequest(run, pod, tuple(sets or ()), overrides, trainer)
     planned = plan_move(session.operator, request)
     session.agree(planned.plan)
     session.interrupt_note = "repeat it to continue where it stopped; nothing is started twice"

@@ -1,12 +1,13 @@
 """Pods that train together are alike: one profile, one configuration, the same kernels; pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from nsa_core.config.recipe import leaves
+from nsa_core.config.run import RunConfig
 from nsa_ops.errors import ConfigurationError, RefusedError
 from nsa_ops.quantities import count_of
 from nsa_ops.runs.launch import LaunchRequest, ReadyPod
+from nsa_ops.runs.resume import differing_values
 
 #: More pods are the business of an engine.
 MAX_PODS = 16
@@ -39,30 +40,30 @@ def with_num_pods(launch: LaunchRequest, num_pods: int) -> LaunchRequest:
     return replace(launch, choice=replace(launch.choice, sets=sets))
 
 
-def require_alike(ready: Sequence[ReadyPod]) -> None:
-    """One profile, one configuration and the same kernels on every pod.
+def require_alike(pods: Mapping[str, tuple[str, RunConfig]], hint: str) -> None:
+    """One profile and one configuration on every pod.
+
+    Args:
+        pods: Profile and configuration of each, by its name.
+        hint: What to do where the profiles differ.
 
     Raises:
-        ConfigurationError: If profile or configuration differ; names the first value that does.
-        RefusedError: If the preflights proved different kernels.
+        ConfigurationError: Names the first value that differs.
     """
-    first = ready[0]
-    for one in ready[1:]:
-        pods = f"pod `{first.link.record.name}` and {{}} on pod `{one.link.record.name}`"
-        if one.resolved.profile != first.resolved.profile:
-            message = f"The profile is {first.resolved.profile} on " + pods.format(
-                one.resolved.profile
-            )
-            raise ConfigurationError(message, hint="Name one that all match: `--profile NAME`")
-        ours, theirs = leaves(first.resolved.config), leaves(one.resolved.config)
-        differing = next((key for key in ours if ours[key] != theirs[key]), None)
-        if differing is not None:
-            message = f"{differing} comes to {ours[differing]} on " + pods.format(theirs[differing])
-            raise ConfigurationError(message, hint=f"Set it for all: `--set {differing}=VALUE`")
-        _require_same_kernels(first, one)
+    (first, (profile, config)), *others = pods.items()
+    for name, (its_profile, its_config) in others:
+        on_pods = f"on pod `{first}` and {{}} on pod `{name}`"
+        if its_profile != profile:
+            message = f"The profile is {profile} {on_pods.format(its_profile)}"
+            raise ConfigurationError(message, hint=hint)
+        value = next(iter(differing_values(config, its_config)), None)
+        if value is not None:
+            message = f"{value.key} comes to {value.before} {on_pods.format(value.now)}"
+            raise ConfigurationError(message, hint=f"Set it for all: `--set {value.key}=VALUE`")
 
 
-def _require_same_kernels(first: ReadyPod, one: ReadyPod) -> None:
+def require_same_kernels(first: ReadyPod, one: ReadyPod) -> None:
+    """Raise RefusedError if the preflights of two pods proved different kernels."""
     ours = {branch: choice.name for branch, choice in first.proof.kernels.items()}
     theirs = {branch: choice.name for branch, choice in one.proof.kernels.items()}
     if ours == theirs:

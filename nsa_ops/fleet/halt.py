@@ -11,7 +11,7 @@ from nsa_ops.errors import OpsError, PartialError, StateConflictError
 from nsa_ops.fleet.start import stop_share
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import HaltAction
-from nsa_ops.runs.choose import LIVE, LIVING, FoundRun, handle_of, link_of
+from nsa_ops.runs.choose import LIVE, LIVING, handle_of, link_of
 from nsa_ops.runs.halt import GONE, GRACE_S, LADDER, Halted, outcome_of
 from nsa_ops.runs.members import MemberReport, ask_others, merge
 from nsa_ops.runs.wait import ENDED, POLL_S
@@ -41,12 +41,28 @@ class FleetHalt:
     record: RunRecord
     members: tuple[MemberReport, ...]
     reason: str
-    plan: Plan
 
     @property
     def is_over(self) -> bool:
         """Every pod answers, and its part has ended."""
         return all(one.state in ENDED for one in self.members)
+
+    @property
+    def plan(self) -> Plan:
+        """The same for people."""
+        ask = Step(
+            f"ask pod {self.record.pod}",
+            f"write a stop request, which all ranks agree on: {redact(self.reason)}",
+            is_done=self.members[0].state in ENDED,
+        )
+        wait = Step(
+            "wait",
+            "until it has saved and every pod has ended; a pod that does not follow gets TERM, "
+            "then KILL",
+            is_done=self.is_over,
+        )
+        shown = ", ".join(f"{one.pod} {one.state or 'does not answer'}" for one in self.members)
+        return plan_of(f"Halt {self.record.run_id} ({shown})", [ask, wait])
 
 
 def plan_fleet_halt(operator: Operator, record: RunRecord, reason: str) -> FleetHalt:
@@ -67,24 +83,7 @@ def plan_fleet_halt(operator: Operator, record: RunRecord, reason: str) -> Fleet
         message = f"Nothing of run `{record.run_id}` lives: {why}"
         hint = f"Start it with `nsa-ops resume {record.run_id}`"
         raise StateConflictError(message, hint=hint)
-    is_over = all(one.state in ENDED for one in members)
-    steps = [
-        Step(
-            f"ask pod {record.pod}",
-            f"write a stop request, which all ranks agree on: {redact(reason)}",
-            is_done=members[0].state in ENDED,
-        ),
-        Step(
-            "wait",
-            "until it has saved and every pod has ended; a pod that does not follow gets TERM, "
-            "then KILL",
-            is_done=is_over,
-        ),
-    ]
-    shown = ", ".join(f"{one.pod} {one.state or 'does not answer'}" for one in members)
-    return FleetHalt(
-        record, tuple(members), reason, plan_of(f"Halt {record.run_id} ({shown})", steps)
-    )
+    return FleetHalt(record, tuple(members), reason)
 
 
 def look_at_members(operator: Operator, record: RunRecord) -> list[MemberReport]:
@@ -97,9 +96,7 @@ def look_at_members(operator: Operator, record: RunRecord) -> list[MemberReport]
     return [first, *ask_others(operator, record)]
 
 
-def execute_fleet_halt(
-    operator: Operator, planned: FleetHalt, *, grace_s: float = GRACE_S
-) -> FleetHalted:
+def execute_fleet_halt(operator: Operator, planned: FleetHalt) -> FleetHalted:
     """Halt all pods and return when a verified checkpoint exists, or say that there is none.
 
     Raises:
@@ -115,7 +112,7 @@ def execute_fleet_halt(
         pods = [one.pod for one in record.members]
         with operator.store.intent("halt", record.run_id, pods=pods, **detail):
             if members[0].state in LIVE:
-                members = _ask_pod_0(operator, planned, grace_s)
+                members = _ask_pod_0(operator, planned)
             signals = _end_what_lives(operator, record, members, planned.reason)
             members = look_at_members(operator, record)
     silent = [one for one in members if one.report is None]
@@ -124,25 +121,25 @@ def execute_fleet_halt(
     if first is None:
         raise partial or AssertionError(members)
     report = merge(first, record.pod, members[1:])
-    found = FoundRun(record, link_of(operator, record), report)
+    run = handle_of(link_of(operator, record), record)
     halted = outcome_of(
-        operator, found, report, began_s, was_running=not planned.is_over, signals=signals
+        operator, run, report, began_s, was_running=not planned.is_over, signals=signals
     )
     return FleetHalted(halted, partial)
 
 
-def _ask_pod_0(operator: Operator, planned: FleetHalt, grace_s: float) -> list[MemberReport]:
-    """Write the request and wait until every pod that answers has ended, or the time is over."""
+def _ask_pod_0(operator: Operator, planned: FleetHalt) -> list[MemberReport]:
+    """Write the request and wait until nothing lives on any pod that answers, or time is over."""
     record = planned.record
     run = handle_of(link_of(operator, record), record)
-    action = HaltAction(run_dir=Path(run.run_dir), reason=planned.reason, grace_s=grace_s)
+    action = HaltAction(run_dir=Path(run.run_dir), reason=planned.reason, grace_s=GRACE_S)
     operator.tell(ask(run, action).message)
-    end_s = operator.clock.monotonic_s() + grace_s
+    end_s = operator.clock.monotonic_s() + GRACE_S
     with operator.work("waiting for the end on all pods"):
         while True:
             members = look_at_members(operator, record)
-            answering = [one for one in members if one.report is not None]
-            is_over = answering and all(one.state in ENDED for one in answering)
+            states = {one.state for one in members if one.report is not None}
+            is_over = states and not states & LIVING
             if is_over or operator.clock.monotonic_s() >= end_s:
                 return members
             operator.clock.sleep(POLL_S)

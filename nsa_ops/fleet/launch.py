@@ -4,29 +4,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nsa_core.rundir.manifest import Node, RunManifest
-from nsa_ops.agents import ask, read_run_manifest, require_run
+from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.agents import ask, read_run_manifest
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import NotFoundError, StateConflictError
-from nsa_ops.fleet.alike import check_pods, require_alike, with_num_pods
+from nsa_ops.fleet.alike import check_pods, require_alike, require_same_kernels, with_num_pods
 from nsa_ops.fleet.meeting import Meeting
 from nsa_ops.fleet.rank_map import meeting_notes, notes_of, rank_map
 from nsa_ops.fleet.reachability import DEFAULT_PORT, probe_meeting
-from nsa_ops.fleet.start import FleetStart, start_fleet
+from nsa_ops.fleet.start import start_fleet
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.pod.messages import JoinAttemptAction, PrepareRunAction
+from nsa_ops.pod.messages import JoinAttemptAction
 from nsa_ops.pods.known import choose_pod
 from nsa_ops.quantities import count_of
 from nsa_ops.remote.snapshot import Snapshot, has_code, take_snapshot
-from nsa_ops.runs.attempt import ship_to
-from nsa_ops.runs.checkpoints import with_parent, with_parent_as_planned
+from nsa_ops.runs.attempt import AttemptStart, ship_to
+from nsa_ops.runs.checkpoints import with_parent_as_planned
 from nsa_ops.runs.choose import record_of
 from nsa_ops.runs.launch import (
     Launched,
     LaunchRequest,
-    ReadyPod,
     check_request,
     launched_of,
+    make_run_directory,
     manifest_of,
     ready_pod,
 )
@@ -56,11 +56,6 @@ class FleetMember:
 
     run: RunHandle
     manifest: RunManifest
-
-    @property
-    def node(self) -> Node:
-        """Its place among the pods."""
-        return self.manifest.node
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,12 @@ def plan_fleet(operator: Operator, request: FleetRequest) -> FleetPlan:
     launch = with_num_pods(request.launch, len(names))
     snapshot = take_snapshot()
     ready = [ready_pod(operator, launch, link, snapshot) for link in links]
-    require_alike(ready)
+    require_alike(
+        {one.link.record.name: (one.resolved.profile, one.resolved.config) for one in ready},
+        "Name one that all match: `--profile NAME`",
+    )
+    for one in ready[1:]:
+        require_same_kernels(ready[0], one)
     manifest = manifest_of(operator, launch, ready[0], snapshot)
     there = read_places(links, manifest.run_id) if known is not None else None
     is_first_fixed = known is not None or bool(launch.resume_from)
@@ -115,7 +115,14 @@ def plan_fleet(operator: Operator, request: FleetRequest) -> FleetPlan:
     members = tuple(
         FleetMember(
             RunHandle(one.link, snapshot.code_id, manifest.run_id),
-            share_of(manifest, node, one.link, one),
+            manifest.model_copy(
+                update={
+                    "node": node,
+                    "pod_id": one.link.record.pod_id,
+                    "pod_facts": one.proof.pod_facts,
+                    "preflight_sha256": one.proof.sha256,
+                }
+            ),
         )
         for one, node in zip(ready, meeting.nodes, strict=True)
     )
@@ -150,17 +157,6 @@ def read_places(links: Sequence[PodLink], run_id: str) -> Meeting | None:
     return Meeting(order, tuple(nodes), addresses, ())
 
 
-def share_of(
-    manifest: RunManifest, node: Node, link: PodLink, ready: ReadyPod | None = None
-) -> RunManifest:
-    """The manifest of one pod: that of pod 0 with the place and the facts of this one."""
-    values: dict[str, object] = {"node": node, "pod_id": link.record.pod_id}
-    if ready is not None:
-        proof = ready.proof
-        values |= {"pod_facts": proof.pod_facts, "preflight_sha256": proof.sha256}
-    return manifest.model_copy(update=values)
-
-
 def _plan(
     members: Sequence[FleetMember], snapshot: Snapshot, module: str, notes: Sequence[str]
 ) -> Plan:
@@ -171,8 +167,8 @@ def _plan(
         steps.append(
             Step(f"ship code to {one.run.pod}", snapshot.size, files=(str(code),), is_done=is_there)
         )
-    for one in members:
-        what = "prepare run" if one.node.rank == 0 else "join"
+    for rank, one in enumerate(members):
+        what = "join" if rank else "prepare run"
         path = str(one.run.run_dir / "manifest.json")
         detail = f"configuration sha256 {one.manifest.config_sha256[:12]}"
         steps.append(Step(f"{what} on {one.run.pod}", detail, files=(path,)))
@@ -200,14 +196,11 @@ def execute_fleet(operator: Operator, planned: FleetPlan) -> Launched:
     def begin() -> None:
         for one in planned.members:
             ship_to(operator, one.run.link, planned.snapshot)
-        manifest = with_parent(first.run.link, first.manifest)
-        asked = PrepareRunAction(run_dir=Path(first.run.run_dir), manifest=manifest)
-        written = ask(first.run, asked).manifest or manifest
-        require_run(first.run.link, written, first.run.run_id)
+        written = make_run_directory(first.run, first.manifest)
         register(operator, record_of(first.run.link, written), planned.runs)
         join_all(planned.members, written)
 
-    start = FleetStart(
+    start = AttemptStart(
         act="launch",
         runs=planned.runs,
         module=planned.trainer_module,
@@ -229,11 +222,9 @@ def join_all(members: Sequence[FleetMember], first: RunManifest) -> None:
     """Have pods 1, 2 … take part in the attempt that pod 0 has; done before, it changes nothing."""
     for one in members[1:]:
         share = one.manifest
-        node = share.node.model_copy(
-            update={"address": first.node.address, "port": first.node.port}
-        )
+        place = {"address": first.node.address, "port": first.node.port}
         own = {
-            "node": node,
+            "node": share.node.model_copy(update=place),
             "pod_id": share.pod_id,
             "pod_facts": share.pod_facts,
             "preflight_sha256": share.preflight_sha256,

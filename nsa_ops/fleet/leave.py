@@ -1,28 +1,14 @@
 """Pods that a run continues on, and those that it leaves: nothing of it may live on any of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from nsa_ops.agents import probe_run
+from nsa_ops.agents import ask_each, probe_run
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import DeadlineError, NotFoundError, PodUnreachableError, StateConflictError
-from nsa_ops.fleet.reachability import each
 from nsa_ops.runs.choose import LIVING
-from nsa_ops.runs.lease import OldPod, Takeover, allow_leaving, look_at_old_pod
+from nsa_ops.runs.lease import Takeover, allow_leaving, look_at_old_pod
 from nsa_ops.store import RunRecord
-
-
-@dataclass(frozen=True)
-class LeftPod:
-    """A pod that the run leaves, and what to know about that."""
-
-    takeover: Takeover
-    notes: tuple[str, ...]
-
-    @property
-    def old(self) -> OldPod | None:
-        """What the pod shows."""
-        return self.takeover.old
 
 
 def refuse_living_shares(record: RunRecord, links: Sequence[PodLink]) -> None:
@@ -49,7 +35,7 @@ def refuse_living_shares(record: RunRecord, links: Sequence[PodLink]) -> None:
         is_living = report.state in LIVING
         return f"{report.state} on pod `{link.record.name}`: {report.why}" if is_living else ""
 
-    living = next(filter(None, each(kept, look) if kept else []), "")
+    living = next(filter(None, ask_each(kept, look)), "")
     if living:
         message = f"Run `{record.run_id}` is {living}"
         raise StateConflictError(message, hint=f"Stop it first with `nsa-ops halt {record.run_id}`")
@@ -63,7 +49,7 @@ def leave_pods(
     overrides: Mapping[str, str],
     *,
     more_steps: bool,
-) -> list[LeftPod]:
+) -> list[Takeover]:
     """Prove that nothing of the run lives on the pods that it leaves, as for a move.
 
     Args:
@@ -88,5 +74,5 @@ def leave_pods(
         notes = allow_leaving(
             old, record.run_id, step, overrides, more_steps=more_steps or rank > 0
         )
-        left.append(LeftPod(Takeover(there, old), tuple(notes)))
+        left.append(Takeover(there, old, tuple(notes)))
     return left

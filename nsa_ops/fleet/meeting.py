@@ -42,11 +42,6 @@ class PodNetwork(TolerantModel):
     first_port: int = Field(ge=1, le=_MAX_PORT)
     last_port: int = Field(ge=1, le=_MAX_PORT)
 
-    @property
-    def machine(self) -> tuple[str, int]:
-        """What two pods share that have one machine and one network."""
-        return self.boot_id, self.network_id
-
     def usable(self, *, with_loopback: bool) -> list[str]:
         """Addresses that another pod may try, IPv4 first, loopback last."""
         found = [ipaddress.ip_address(one.address) for one in self.addresses]
@@ -159,14 +154,10 @@ def _require_one_torch(pods: Sequence[PodCalls]) -> None:
         raise ConfigurationError(message, hint="Provision them alike: `nsa-ops provision POD`")
 
 
-def may_use_loopback(networks: Sequence[PodNetwork]) -> bool:
-    """Whether all pods are one machine with one network."""
-    return len({one.machine for one in networks}) == 1 and networks[0].boot_id != ""
-
-
 def addresses_of(pods: Sequence[PodNetwork], number: int) -> list[str]:
-    """Addresses of a pod that the others try."""
-    return pods[number].usable(with_loopback=may_use_loopback(pods))
+    """Addresses of a pod that the others try; loopback where all are one machine and network."""
+    is_one = len({(one.boot_id, one.network_id) for one in pods}) == 1 and pods[0].boot_id != ""
+    return pods[number].usable(with_loopback=is_one)
 
 
 def _address_for_all(pods: Sequence[PodCalls], first: int) -> str:
@@ -246,14 +237,13 @@ def _nobody_reached(pods: Sequence[PodCalls], port: int) -> RefusedError:
             message = f"Pod `{one.pod}` cannot reach pod `{first.pod}` on port {port}; tried "
             message += tried or "nothing, as it has no address beside loopback"
             return RefusedError(message, hint=hint)
-    reached = "; ".join(f"`{one.pod}` at {_reached_text(one)}" for one in pods[1:])
+    reached = "; ".join(
+        f"`{one.pod}` at "
+        + " and ".join(call.address for call in _calls_of(one, 0) if not call.port_problem)
+        for one in pods[1:]
+    )
     message = f"Pod `{first.pod}` has no address that all others reach on port {port}"
     return RefusedError(f"{message}: {reached}" if reached else message, hint=hint)
-
-
-def _reached_text(pod: PodCalls) -> str:
-    """Addresses of the first pod that a pod reaches."""
-    return " and ".join(call.address for call in _calls_of(pod, 0) if not call.port_problem)
 
 
 def _calls_of(pod: PodCalls, target: int) -> list[CalledAddress]:

@@ -3,10 +3,10 @@
 import json
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from pydantic import Field
 
 from nsa_core.config.base import TolerantModel, one_line
 from nsa_core.rundir.bounded_json import parse_model
+from nsa_ops.agents import ask_each
 from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import DeadlineError, VerificationError
 from nsa_ops.fleet.meeting import (
@@ -40,7 +41,6 @@ _BOOTSTRAP = (
     "exec(compile(source, 'reach.py', 'exec'), scope); scope['main'](asked)"
 )
 _Answer = TypeVar("_Answer", bound=TolerantModel)
-_Result = TypeVar("_Result")
 
 
 class OpenedPorts(TolerantModel):
@@ -73,15 +73,9 @@ def probe_meeting(
     """
     operator.tell(f"probing who reaches whom: {', '.join(one.record.name for one in links)}")
     with operator.work("probing the network between the pods"):
-        networks = each(links, lambda link: _ask(link, {"do": "describe"}, PodNetwork))
+        networks = ask_each(links, lambda link: _ask(link, {"do": "describe"}, PodNetwork))
         calls = _call_each_other(operator, links, networks, port)
     return choose_meeting(calls, port, is_first_fixed=is_first_fixed)
-
-
-def each(links: Sequence[PodLink], ask: Callable[[PodLink], _Result]) -> list[_Result]:
-    """Ask all pods at once; the answers in their order, or the first error."""
-    with ThreadPoolExecutor(len(links)) as pool:
-        return list(pool.map(ask, links))
 
 
 @dataclass
@@ -129,13 +123,10 @@ def _call_each_other(
             {**base, "me": i, "listeners": [one for one in targets if one["number"] != i]}
             for i in numbers
         ]
-        found = each(links, lambda link: _ask(link, asked[links.index(link)], CalledAddresses))
-    calls = [
-        PodCalls(link.record.name, network) for link, network in zip(links, networks, strict=True)
-    ]
+        found = ask_each(numbers, lambda i: _ask(links[i], asked[i], CalledAddresses))
     return [
-        replace(one, listen_problem=opened[i].port_problem, called=tuple(found[i].found))
-        for i, one in enumerate(calls)
+        PodCalls(link.record.name, networks[i], opened[i].port_problem, tuple(found[i].found))
+        for i, link in enumerate(links)
     ]
 
 

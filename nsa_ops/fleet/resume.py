@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import Node, RunManifest
 from nsa_ops.agents import ask, read_run_manifest
 from nsa_ops.backup.restore import restore_to_pod
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import ConfigurationError, NotFoundError
-from nsa_ops.fleet.alike import check_pods
+from nsa_ops.fleet.alike import check_pods, require_alike
 from nsa_ops.fleet.launch import FleetMember, join_all, register
-from nsa_ops.fleet.leave import LeftPod, leave_pods, refuse_living_shares
+from nsa_ops.fleet.leave import leave_pods, refuse_living_shares
 from nsa_ops.fleet.meeting import Meeting
 from nsa_ops.fleet.rank_map import meeting_notes, rank_map
 from nsa_ops.fleet.reachability import DEFAULT_PORT, probe_meeting
@@ -26,14 +25,14 @@ from nsa_ops.fleet.source import (
     find_on_pod,
     with_restore,
 )
-from nsa_ops.fleet.start import FleetStart, start_fleet
+from nsa_ops.fleet.start import start_fleet
 from nsa_ops.machine.host import read_host
 from nsa_ops.plan import Plan, Step, plan_of
-from nsa_ops.pod.messages import NextAttemptAction, SetAsideAction
+from nsa_ops.pod.messages import SetAsideAction
 from nsa_ops.pods.known import choose_pod
 from nsa_ops.preflight.proof import refuse_marked
 from nsa_ops.remote.snapshot import Snapshot
-from nsa_ops.runs.attempt import ship_to
+from nsa_ops.runs.attempt import AttemptStart, ship_to
 from nsa_ops.runs.choose import RESUMABLE, choose_record
 from nsa_ops.runs.lease import Takeover, holding, require_unmoved, unsettled_notes
 from nsa_ops.runs.move import choose_code, differences_of, next_manifest
@@ -43,6 +42,7 @@ from nsa_ops.runs.resume import (
     changed_config,
     differing_values,
     next_attempt_action,
+    resumed_of,
     with_config,
 )
 from nsa_ops.runs.windows import require_tmux, start_step
@@ -64,7 +64,7 @@ class FleetResumePlan:
     record: RunRecord
     source: Source
     members: tuple[FleetMember, ...]
-    left: tuple[LeftPod, ...]
+    left: tuple[Takeover, ...]
     snapshots: Mapping[str, Snapshot | None]
     notes: list[str]
 
@@ -142,9 +142,9 @@ def plan_fleet_resume(operator: Operator, request: FleetResumeRequest) -> FleetR
         source = find_on_pod(record, links[0], request)
     else:
         source = find_in_backup(operator, record, links, request)
-        links = source.first_link_first(links)
+        links.sort(key=lambda link: link.record.name != source.copy_on)
     port = request.port or source.old.node.port or DEFAULT_PORT
-    meeting = meet(operator, links, port, is_first_fixed=stays or source.has_copy)
+    meeting = meet(operator, links, port, is_first_fixed=stays or bool(source.copy_on))
     links = [links[i] for i in meeting.order]
     if not stays:
         source = with_restore(operator, source, links[0])
@@ -155,7 +155,7 @@ def plan_fleet_resume(operator: Operator, request: FleetResumeRequest) -> FleetR
     snapshots = choose_codes(links, source.old, may_change=not stays)
     members = plan_members(operator, record, source, links, meeting, snapshots, request)
     first = members[0].manifest
-    notes = [*unsettled_notes(operator.store, record.run_id)]
+    notes = unsettled_notes(operator.store, record.run_id)
     notes += [note for one in left for note in one.notes]
     if len(members) > 1:
         notes += rank_map({one.run.pod: one.manifest for one in members}, meeting)
@@ -227,8 +227,10 @@ def plan_members(
         }  # fmt: skip
         run = RunHandle(link, code.code_id if code else source.old.code_id, record.run_id)
         members.append(FleetMember(run, manifest.model_copy(update=own)))
-    for one in members[1:]:
-        _require_same(members[0], one)
+    require_alike(
+        {one.run.pod: (one.manifest.profile, one.manifest.config) for one in members},
+        "Continue on pods of one profile",
+    )
     return tuple(members)
 
 
@@ -257,48 +259,25 @@ def _manifest_there(link: PodLink, old: RunManifest) -> RunManifest:
         return old
 
 
-def _require_same(first: FleetMember, one: FleetMember) -> None:
-    ours, theirs = first.manifest, one.manifest
-    pods = f"on pod `{first.run.pod}` and {{}} on pod `{one.run.pod}`"
-    if ours.profile != theirs.profile:
-        message = f"The profile is {ours.profile} {pods.format(theirs.profile)}"
-        raise ConfigurationError(message, hint="Continue on pods of one profile")
-    differing = next(iter(differing_values(ours.config, theirs.config)), None)
-    if differing is not None:
-        message = f"{differing.key} comes to {differing.before} {pods.format(differing.now)}"
-        raise ConfigurationError(message, hint=f"Set it for all: `--set {differing.key}=VALUE`")
-
-
 def execute_fleet_resume(operator: Operator, planned: FleetResumePlan) -> Resumed:
     """Begin the next attempt on all its pods, or on none; the registry names them from then on."""
     source, first, record = planned.source, planned.members[0], planned.record
-    start = FleetStart(
+    start = AttemptStart(
         act="resume",
         runs=planned.runs,
         module=source.module,
         take=lambda: [
-            require_unmoved(operator, Takeover(record)), *(one.takeover for one in planned.left)
+            require_unmoved(operator, Takeover(record)), *planned.left
         ],
         begin=lambda: begin_on_pods(operator, planned),
         detail={"from_attempt": planned.attempt - 1},
         overrides=first.manifest.overrides,
     )  # fmt: skip
-    beat = start_fleet(operator, start)
-    folder = RunDir(Path(beat.report.run_dir)).checkpoint(source.step)
-    return Resumed(
-        run_id=record.run_id,
-        attempt=beat.report.manifest.attempt,
-        from_step=source.step,
-        checkpoint=str(folder) if source.checkpoint else "",
-        damaged=list(source.damaged),
-        differences=planned.differences,
-        state=beat.report.state,
-        why=beat.report.why,
-        first_beat_after_s=beat.after_s or 0.0,
-        pod=first.run.pod,
+    return resumed_of(
+        first.run, start_fleet(operator, start),
+        source.step, source.checkpoint, planned.differences, damaged=source.damaged,
         moved_from=record.pod if record.pod != first.run.pod else "",
-        pods=tuple(one.pod for one in beat.report.pods),
-    )
+    )  # fmt: skip
 
 
 def begin_on_pods(operator: Operator, planned: FleetResumePlan) -> None:
@@ -312,12 +291,9 @@ def begin_on_pods(operator: Operator, planned: FleetResumePlan) -> None:
     if source.restore is not None:
         restore_to_pod(first.run.link, source.restore, operator.tell)
     if not planned.is_begun:
-        operator.tell(ask(first.run, _next_attempt(planned)).message)
+        run_dir, old = Path(first.run.run_dir), source.old
+        begin = next_attempt_action(run_dir, old.attempt, old, first.manifest)
+        operator.tell(ask(first.run, begin).message)
     written = read_run_manifest(first.run.link, record.run_id)
     register(operator, holding(record, first.run.link, written), planned.runs)
     join_all(planned.members, written)
-
-
-def _next_attempt(planned: FleetResumePlan) -> NextAttemptAction:
-    first, old = planned.members[0], planned.source.old
-    return next_attempt_action(Path(first.run.run_dir), old.attempt, old, first.manifest)

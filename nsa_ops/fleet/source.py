@@ -66,15 +66,6 @@ class Source:
     restore: RestorePlan | None = None
     aside: tuple[RunHandle, ...] = ()
 
-    @property
-    def has_copy(self) -> bool:
-        """A new pod 0 has its copy already."""
-        return self.copy_on != ""
-
-    def first_link_first(self, links: Sequence[PodLink]) -> list[PodLink]:
-        """The pods, the one with a restored copy in front."""
-        return sorted(links, key=lambda link: link.record.name != self.copy_on)
-
 
 def find_on_pod(record: RunRecord, link: PodLink, wanted: FleetResumeRequest) -> Source:
     """What pod 0 has, its checkpoint hashed.
@@ -159,8 +150,8 @@ def with_restore(operator: Operator, source: Source, link: PodLink) -> Source:
     is_shared = any(run.pod == link.record.name for run in source.aside)
     planned = plan_restore(
         source.backup, link.runs, link=link, receipts=receipts, newest_only=True,
-        may_exist=is_shared or source.has_copy,
+        may_exist=is_shared or bool(source.copy_on),
     )  # fmt: skip
     folder = str(link.run_dir(planned.run_id) / "checkpoints" / f"step_{planned.step:06d}")
-    restore = None if source.has_copy else planned
+    restore = None if source.copy_on else planned
     return replace(source, step=planned.step, checkpoint=folder, restore=restore)

@@ -1,21 +1,25 @@
 """Start an attempt on several pods, all or none: if one fails, the others are stopped."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
 
-from nsa_ops.agents import ask, probe_run
+from nsa_ops.agents import ask, ask_each, probe_run
 from nsa_ops.context import Operator, RunHandle
 from nsa_ops.errors import DeadlineError, OpsError, PodUnreachableError
-from nsa_ops.fleet.reachability import each
 from nsa_ops.pod.messages import RunReport, SignalAction, SignalName
-from nsa_ops.runs.attempt import FIRST_BEAT_S, Arrival, FirstBeat, did_not_come_up
+from nsa_ops.runs.attempt import (
+    FIRST_BEAT_S,
+    Arrival,
+    AttemptStart,
+    FirstBeat,
+    begun,
+    did_not_come_up,
+    watch_again,
+)
 from nsa_ops.runs.choose import LIVING
-from nsa_ops.runs.lease import Takeover, lease_held, record_takeover
 from nsa_ops.runs.members import MemberReport, choose_culprit, merge
 from nsa_ops.runs.wait import ENDED, POLL_S, describe_progress
-from nsa_ops.runs.windows import start_session, start_watchdog
+from nsa_ops.runs.windows import start_session
 
 #: Signals to what must not go on alone, and how long each may take.
 LADDER: tuple[tuple[SignalName, float], ...] = (("TERM", 20.0), ("KILL", 15.0))
@@ -25,60 +29,29 @@ class LateStartError(DeadlineError):
     """The attempt did not come up on all pods in time."""
 
 
-@dataclass(frozen=True)
-class FleetStart:
-    """A planned attempt on several pods; launch and resume differ in nothing else.
-
-    Attributes:
-        runs: The run on each pod, by node rank.
-        take: Checks, under the lease, that the plan still holds; what it takes from other pods.
-        begin: Ships code, makes the run directories or their next attempts, and registers the run.
-        detail: What the intent remembers beside pods, code and module.
-        may_be_started: An earlier command may have started this attempt on some of the pods.
-    """
-
-    act: Literal["launch", "resume"]
-    runs: tuple[RunHandle, ...]
-    module: str
-    take: Callable[[], Sequence[Takeover]]
-    begin: Callable[[], None]
-    detail: Mapping[str, Any] = field(default_factory=dict)
-    overrides: Mapping[str, str] = field(default_factory=dict)
-    may_be_started: bool = False
-
-
-def start_fleet(operator: Operator, start: FleetStart) -> FirstBeat:
+def start_fleet(operator: Operator, start: AttemptStart) -> FirstBeat:
     """Start what was planned; repeated after a cut, it continues where it stopped.
 
     Raises:
         StateConflictError: If another command starts or moves the run, or did since the plan.
         OpsError: If a pod does not come up: it is named with its last words, and all are stopped.
     """
-    first, store = start.runs[0], operator.store
-    with lease_held(operator, first.run_id):
-        takeovers = start.take()
-        names = [run.pod for run in start.runs]
-        detail = {"pod": first.pod, "pods": names, "code_id": first.code_id, "module": start.module}
-        with store.intent(start.act, first.run_id, **detail, **start.detail):
-            for taken in takeovers:
-                record_takeover(operator, taken, start.overrides)
-            start.begin()
-            before = look_at_all(start.runs)
-            if start.may_be_started and _was_started(before):
-                return _started_before(operator, start, before)
-            started_s = operator.clock.monotonic_s()
-            try:
-                for run, report in zip(start.runs, before, strict=True):
-                    if report.state == "planned":
-                        start_session(run, start.module)
-                operator.tell(
-                    f"started {first.run_id} on {', '.join(names)}; waiting until all are up"
-                )
-                return _await_all(operator, start.runs, before, started_s)
-            except OpsError as error:
-                if not _is_lost_link(error):
-                    _stop_after(operator, start.runs, error)
-                raise
+    with begun(operator, start) as before:
+        if start.may_be_started and _was_started(before):
+            watch_again(operator, start, before)
+            return FirstBeat(_merged(start.runs, before), None)
+        started_s = operator.clock.monotonic_s()
+        try:
+            for run, report in zip(start.runs, before, strict=True):
+                if report.state == "planned":
+                    start_session(run, start.module)
+            names = ", ".join(run.pod for run in start.runs)
+            operator.tell(f"started {run.run_id} on {names}; waiting until all are up")
+            return _await_all(operator, start.runs, before, started_s)
+        except OpsError as error:
+            if not _is_lost_link(error):
+                _stop_after(operator, start.runs, error)
+            raise
 
 
 def _is_lost_link(error: OpsError) -> bool:
@@ -87,27 +60,10 @@ def _is_lost_link(error: OpsError) -> bool:
     return is_slow or isinstance(error, PodUnreachableError)
 
 
-def look_at_all(runs: Sequence[RunHandle]) -> list[RunReport]:
-    """What each pod shows of its part, all asked at once."""
-    by_pod = {run.pod: run for run in runs}
-    return each([run.link for run in runs], lambda link: probe_run(by_pod[link.record.name]))
-
-
 def _was_started(reports: Sequence[RunReport]) -> bool:
     """Nothing is left to start, or something has ended already."""
     states = [report.state for report in reports]
     return "planned" not in states or any(state in ENDED for state in states)
-
-
-def _started_before(
-    operator: Operator, start: FleetStart, reports: Sequence[RunReport]
-) -> FirstBeat:
-    operator.tell(f"{reports[0].run_id} was launched before")
-    for run, report in zip(start.runs, reports, strict=True):
-        if report.state in LIVING and not report.watchdog_alive:
-            start_watchdog(run, start.module)
-            operator.tell(f"its watchdog on pod {run.pod} was gone and is started again")
-    return FirstBeat(_merged(start.runs, reports), None)
 
 
 def _merged(runs: Sequence[RunHandle], reports: Sequence[RunReport]) -> RunReport:
@@ -131,7 +87,7 @@ def _await_all(
     arrivals = [Arrival(run, clock.monotonic_s()) for run in runs]
     with operator.work("waiting for the start on all pods") as work:
         while True:
-            reports = look_at_all(runs)
+            reports = ask_each(runs, probe_run)
             ended = [one for one in _members(runs, reports) if one.state in ENDED - {"finished"}]
             if ended:
                 raise _failed(operator, runs, before, choose_culprit(ended))
@@ -203,18 +159,14 @@ def stop_share(
     """
     signals: list[str] = []
     for name, wait_s in ladder:
-        if not _is_living(probe_run(run)):
+        if probe_run(run).state not in LIVING:
             return signals
         ask(run, SignalAction(run_dir=Path(str(run.run_dir)), signal=name, reason=reason))
         signals.append(name)
         end_s = operator.clock.monotonic_s() + wait_s
         while operator.clock.monotonic_s() < end_s:
-            if not _is_living(probe_run(run)):
+            if probe_run(run).state not in LIVING:
                 return signals
             operator.clock.sleep(POLL_S)
     message = f"Run `{run.run_id}` still lives on pod `{run.pod}` after {' and '.join(signals)}"
     raise DeadlineError(message, hint=f"See `nsa-ops status {run.run_id} --pod {run.pod}`")
-
-
-def _is_living(report: RunReport) -> bool:
-    return report.state in LIVING

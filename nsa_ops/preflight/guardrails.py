@@ -60,7 +60,7 @@ class Guardrail:
         name: Its id, as `--override` takes it.
         fix: What to do instead of overriding it.
         any_length: It holds for short runs too.
-        several_cards: It is only about runs on several cards of a pod.
+        several_cards: It is only about runs on several cards of a pod, short ones too.
         is_final: Nothing overrides it: what it refuses cannot work.
     """
 
@@ -165,7 +165,6 @@ GUARDRAILS: Mapping[str, Guardrail] = {
             "cards",
             lambda subject: judge_number(subject.config, subject.cards),
             "Set `runtime.num_gpus=auto`, or take a pod with more cards",
-            any_length=True,
             several_cards=True,
             is_final=True,
         ),
@@ -173,21 +172,18 @@ GUARDRAILS: Mapping[str, Guardrail] = {
             "busy-cards",
             lambda subject: judge_use(subject.config, subject.cards),
             "Wait for them, set `runtime.num_gpus=auto`",
-            any_length=True,
             several_cards=True,
         ),
         Guardrail(
             "card-kinds",
             lambda subject: judge_kinds(subject.config, subject.cards),
             "Lower `runtime.num_gpus` to the cards of one kind",
-            any_length=True,
             several_cards=True,
         ),
         Guardrail(
             "shared-memory",
             lambda subject: judge_shared_memory(subject.config, subject.shm_free_bytes),
             "Start the container with `--shm-size=1g`",
-            any_length=True,
             several_cards=True,
         ),
     )
@@ -207,7 +203,7 @@ def check_guardrails(subject: Subject) -> list[CheckResult]:
 
 def _check(rail: Guardrail, subject: Subject, *, is_long: bool) -> CheckResult:
     name = f"guardrail.{rail.name}"
-    if not (is_long or rail.any_length):
+    if not (is_long or rail.any_length or rail.several_cards):
         message = f"only for runs of at least {LONG_RUN_STEPS} steps"
         return CheckResult(name=name, status="skipped", message=message)
     against, message = rail.look(subject)

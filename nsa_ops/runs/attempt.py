@@ -1,17 +1,18 @@
 """Start an attempt of a run, and wait until it is up: the one way for launch, resume and move."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_ops.agents import probe_run
+from nsa_ops.agents import ask_each, probe_run
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import ConfigurationError, OpsError, VerificationError
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.remote.snapshot import Snapshot, ship
-from nsa_ops.runs.choose import LIVE
+from nsa_ops.runs.choose import LIVING
 from nsa_ops.runs.lease import Takeover, holding, lease_held, record_takeover
 from nsa_ops.runs.wait import ENDED, TELL_EVERY_S, poll
 from nsa_ops.runs.windows import TRAIN, list_windows, runner_ended, start_session, start_watchdog
@@ -31,25 +32,24 @@ _OPERATORS_FAULT = {TrainerExit.CONFIGURATION, TrainerExit.DATA, TrainerExit.CHE
 
 @dataclass(frozen=True)
 class AttemptStart:
-    """A planned attempt; launch, resume and move differ in nothing else.
+    """A planned attempt; launch, resume and move, on one pod or several, differ in nothing else.
 
     Attributes:
-        run: The run on the pod where it is to train, with the code that it will use.
-        take: Checks, under the lease, that the plan still holds; what it takes from another pod.
-        begin: Makes the run directory, or its next attempt; what was done before is left alone.
-        snapshot: Code to ship; None where the pod has it.
+        runs: The run on each pod where it is to train, by node rank, with the code that it uses.
+        take: Checks, under the lease, that the plan still holds; what it takes from other pods.
+        begin: Ships code, and makes the run directories or their next attempts; what was done
+            before is left alone.
         known: The run as the registry knows it; None where `begin` registers it.
-        detail: What the intent remembers beside pod, code and module.
-        may_be_started: An earlier command may have started this attempt; then only its watchdog is
-            started if it is gone.
+        detail: What the intent remembers beside pods, code and module.
+        may_be_started: An earlier command may have started this attempt; then only watchdogs are
+            started that are gone.
     """
 
     act: Literal["launch", "resume"]
-    run: RunHandle
+    runs: tuple[RunHandle, ...]
     module: str
-    take: Callable[[], Takeover]
+    take: Callable[[], Sequence[Takeover]]
     begin: Callable[[], None]
-    snapshot: Snapshot | None = None
     known: RunRecord | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, str] = field(default_factory=dict)
@@ -69,30 +69,43 @@ class FirstBeat:
 
 
 def start_attempt(operator: Operator, start: AttemptStart) -> FirstBeat:
-    """Start what was planned; repeated after a cut, it continues where it stopped.
+    """Start on one pod what was planned; repeated after a cut, it continues where it stopped.
 
     Raises:
         StateConflictError: If another command starts or moves the run, or did since the plan.
         OpsError: If a step fails or the run does not come up; see `await_first_beat`.
     """
-    run, store = start.run, operator.store
-    with lease_held(operator, run.run_id):
+    (run,) = start.runs
+    with begun(operator, start) as (before,):
+        if start.may_be_started and before.state != "planned":
+            watch_again(operator, start, [before])
+            return FirstBeat(before, None)
+        started_s = operator.clock.monotonic_s()
+        start_session(run, start.module)
+        operator.tell(f"started {run.run_id}; waiting until it has opened its data")
+        return await_first_beat(operator, run, started_s, before.log_bytes)
+
+
+@contextmanager
+def begun(operator: Operator, start: AttemptStart) -> Iterator[list[RunReport]]:
+    """Begin an attempt; under its lease and its intent, the block starts it.
+
+    What each pod shows of it then is the value of the block.
+    """
+    first, store = start.runs[0], operator.store
+    with lease_held(operator, first.run_id):
         taken = start.take()
-        detail = {"pod": run.pod, "code_id": run.code_id, "module": start.module, **start.detail}
-        detail |= {"moved_from": taken.left} if taken.left else {}
-        with store.intent(start.act, run.run_id, **detail):
-            record_takeover(operator, taken, start.overrides)
-            ship_to(operator, run.link, start.snapshot)
+        names = [run.pod for run in start.runs]
+        detail = {"pod": first.pod, "pods": names, "code_id": first.code_id, "module": start.module}
+        detail |= {"moved_from": taken[0].left} if taken[0].left else {}
+        with store.intent(start.act, first.run_id, **detail, **start.detail):
+            for one in taken:
+                record_takeover(operator, one, start.overrides)
             start.begin()
-            before = probe_run(run)
+            before = ask_each(start.runs, probe_run)
             if start.known is not None:
-                store.save_run(holding(start.known, run.link, before.manifest))
-            if start.may_be_started and before.state != "planned":
-                return _started_before(operator, start, before)
-            started_s = operator.clock.monotonic_s()
-            start_session(run, start.module)
-            operator.tell(f"started {run.run_id}; waiting until it has opened its data")
-            return await_first_beat(operator, run, started_s, before.log_bytes)
+                store.save_run(holding(start.known, first.link, before[0].manifest))
+            yield before
 
 
 def ship_to(operator: Operator, link: PodLink, snapshot: Snapshot | None) -> None:
@@ -103,12 +116,14 @@ def ship_to(operator: Operator, link: PodLink, snapshot: Snapshot | None) -> Non
         operator.tell(f"code {snapshot.code_id} shipped")
 
 
-def _started_before(operator: Operator, start: AttemptStart, report: RunReport) -> FirstBeat:
-    operator.tell(f"{report.run_id} was launched before")
-    if report.state in LIVE and not report.watchdog_alive:
-        start_watchdog(start.run, start.module)
-        operator.tell("its watchdog was gone and is started again")
-    return FirstBeat(report, None)
+def watch_again(operator: Operator, start: AttemptStart, reports: Sequence[RunReport]) -> None:
+    """Start the watchdogs that are gone of an attempt that an earlier command has started."""
+    operator.tell(f"{reports[0].run_id} was launched before")
+    for run, report in zip(start.runs, reports, strict=True):
+        if report.state in LIVING and not report.watchdog_alive:
+            start_watchdog(run, start.module)
+            where = f" on pod {run.pod}" if len(reports) > 1 else ""
+            operator.tell(f"its watchdog{where} was gone and is started again")
 
 
 def await_first_beat(
@@ -144,18 +159,20 @@ def await_first_beat(
 
 
 class Arrival:
-    """Watches one pod of a run until the attempt is up there."""
+    """Watches one pod of a run until the attempt is up there.
+
+    Attributes:
+        beat_s: When its first heartbeat was seen, in monotonic seconds; None before that.
+    """
 
     def __init__(self, run: RunHandle, now_s: float) -> None:
         """The runner was just started."""
+        self.beat_s: float | None = None
         self._run = run
-        self._runner = _Runner(now_s)
-        self._rise = _Rise()
-
-    @property
-    def beat_s(self) -> float | None:
-        """When the first heartbeat was seen, in monotonic seconds."""
-        return self._rise.beat_s
+        self._looked_s = now_s  # for the window of the runner
+        self._is_missing = False
+        self._staging_s: float | None = None
+        self._opened_s: float | None = None
 
     def look(self, report: RunReport, now_s: float) -> bool:
         """Whether the attempt is up, by the newest report.
@@ -163,68 +180,38 @@ class Arrival:
         Raises:
             VerificationError: If its runner has ended without recording itself.
         """
-        if self._runner.is_gone(self._run, report, now_s):
+        if report.state == "planned" and self._has_no_runner(now_s):
             raise runner_ended(self._run)
-        self._rise.look(report.last_beat, now_s)
-        return self._rise.has_settled(now_s) or _is_training(report)
+        if report.last_beat is not None:
+            self._note(report.last_beat, now_s)
+        return self._has_settled(now_s) or _is_training(report)
 
+    def _has_no_runner(self, now_s: float) -> bool:
+        """Whether its window was missing at the look before: it may have come and gone since."""
+        was_missing = self._is_missing
+        if not was_missing and now_s - self._looked_s >= TELL_EVERY_S:
+            self._looked_s = now_s
+            self._is_missing = TRAIN not in {window.name for window in list_windows(self._run)}
+        return was_missing
 
-@dataclass
-class _Runner:
-    """Whether the runner that was started is there, though it has not recorded itself.
+    def _note(self, beat: Heartbeat, now_s: float) -> None:
+        """Note when it first wrote a heartbeat, looked at its data, and had them.
 
-    Attributes:
-        looked_s: When its window was looked for last, in monotonic seconds.
-        is_missing: It was not there then; it may have come and gone since the report before.
-    """
-
-    looked_s: float
-    is_missing: bool = False
-
-    def is_gone(self, run: RunHandle, report: RunReport, now_s: float) -> bool:
-        """Whether it was missing at the last look and has recorded nothing since."""
-        if report.state != "planned":
-            return False
-        if self.is_missing:
-            return True
-        if now_s - self.looked_s >= TELL_EVERY_S:
-            self.looked_s = now_s
-            names = {window.name for window in list_windows(run)}
-            self.is_missing = TRAIN not in names
-        return False
-
-
-@dataclass
-class _Rise:
-    """When an attempt was first seen to come so far, in monotonic seconds; None before that.
-
-    Attributes:
-        beat_s: It wrote a heartbeat.
-        staging_s: It looked at its data.
-        opened_s: It had its data. A short data phase may fall between two looks; the phase `init`
-            alone therefore proves nothing, because it comes before the data as well as after.
-    """
-
-    beat_s: float | None = None
-    staging_s: float | None = None
-    opened_s: float | None = None
-
-    def look(self, beat: Heartbeat | None, now_s: float) -> None:
-        """Note what the newest heartbeat shows."""
-        if beat is None:
-            return
+        A short data phase may fall between two looks. The phase `init` alone proves nothing,
+        because it comes before the data as well as after.
+        """
         if self.beat_s is None:
             self.beat_s = now_s
         if beat.phase == "data":
-            self.staging_s = now_s if self.staging_s is None else self.staging_s
-        elif self.opened_s is None and (beat.phase != "init" or self.staging_s is not None):
-            self.opened_s = now_s
+            self._staging_s = now_s if self._staging_s is None else self._staging_s
+        elif self._opened_s is None and (beat.phase != "init" or self._staging_s is not None):
+            self._opened_s = now_s
 
-    def has_settled(self, now_s: float) -> bool:
+    def _has_settled(self, now_s: float) -> bool:
         """Whether it has lasted longer than bad data or a full card would have let it."""
-        if self.opened_s is not None:
-            return now_s - self.opened_s >= SETTLE_S
-        return self.staging_s is not None and now_s - self.staging_s >= STAGING_S
+        if self._opened_s is not None:
+            return now_s - self._opened_s >= SETTLE_S
+        return self._staging_s is not None and now_s - self._staging_s >= STAGING_S
 
 
 def _is_training(report: RunReport) -> bool:

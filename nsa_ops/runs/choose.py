@@ -1,18 +1,17 @@
 """Which run is meant: the named one, or the only one that fits."""
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from nsa_core.rundir.layout import check_run_id
 from nsa_core.rundir.manifest import RunManifest
-from nsa_ops.agents import probe, probe_run, read_run_manifest
+from nsa_ops.agents import ask_each, probe, probe_run, read_run_manifest
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.pods.known import choose_pod, how_to_add
 from nsa_ops.quantities import sentence_case
-from nsa_ops.runs.members import MAX_AT_ONCE, MemberReport, look_at_run, merge
+from nsa_ops.runs.members import MemberReport, look_at_run, merge
 from nsa_ops.store import PodRecord, RunRecord
 
 LIVE = frozenset({"planned", "staging", "starting", "running", "halting", "resuming"})
@@ -207,8 +206,7 @@ def look_at_pods(operator: Operator, runs: Sequence[RunRecord]) -> list[PodRuns]
         there = [run for run in runs if name in {one.pod for one in run.members}]
         return _look(operator, pod, there)
 
-    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
-        return list(pool.map(look, pods))
+    return ask_each(list(pods), look)
 
 
 def _look(operator: Operator, pod: PodRecord, runs: Sequence[RunRecord]) -> PodRuns:

@@ -78,9 +78,7 @@ def plan_halt(
     return found, plan_of(f"Halt {report.run_id} ({report.state}, {report.why})", steps)
 
 
-def execute_halt(
-    operator: Operator, found: FoundRun, reason: str, *, grace_s: float = GRACE_S
-) -> Halted:
+def execute_halt(operator: Operator, found: FoundRun, reason: str) -> Halted:
     """Halt a run and return when a verified checkpoint exists, or say that there is none.
 
     Raises:
@@ -89,25 +87,24 @@ def execute_halt(
     run, report = found.run, found.report
     began_s = operator.clock.monotonic_s()
     if report.state in ENDED:
-        return outcome_of(operator, found, report, began_s, was_running=False, signals=[])
+        return outcome_of(operator, run, report, began_s, was_running=False, signals=[])
     detail = {"reason": reason, "pod": run.pod, "code_id": run.code_id}
     with operator.store.intent("halt", run.run_id, **detail):
         run_dir = Path(report.run_dir)  # whichever attempt is current by then: the run is meant
-        action = HaltAction(run_dir=run_dir, reason=reason, grace_s=grace_s)
+        action = HaltAction(run_dir=run_dir, reason=reason, grace_s=GRACE_S)
         operator.tell(ask(run, action).message)
         # Pods 1, 2 … do not read the request: a signal to them is one that all ranks agree on.
-        wait_s = 0.0 if report.manifest.node_rank else grace_s
+        wait_s = 0.0 if report.manifest.node_rank else GRACE_S
         ended, signals = _await_or_signal(operator, found, wait_s)
-    return outcome_of(operator, found, ended, began_s, was_running=True, signals=signals)
+    return outcome_of(operator, run, ended, began_s, was_running=True, signals=signals)
 
 
 def _await_or_signal(
-    operator: Operator, found: FoundRun, grace_s: float
+    operator: Operator, found: FoundRun, wait_s: float
 ) -> tuple[RunReport, list[str]]:
     """Wait for the end; when it does not come, TERM, then KILL, to the recorded trainer."""
     run_dir = Path(found.report.run_dir)
     signals: list[str] = []
-    wait_s = grace_s
     for name, next_wait_s in LADDER:
         try:
             return _await_end(operator, found, wait_s), signals
@@ -126,7 +123,7 @@ def _await_end(operator: Operator, found: FoundRun, deadline_s: float) -> RunRep
 
 def outcome_of(
     operator: Operator,
-    found: FoundRun,
+    run: RunHandle,
     report: RunReport,
     began_s: float,
     *,
@@ -134,10 +131,9 @@ def outcome_of(
     signals: list[str],
 ) -> Halted:
     """What a halt came to: the end of the run, and its checkpoint hashed."""
-    verification = verify(found.run)
+    verification = verify(run)
     checkpoint = verification.whole
     step = report.exit.step if report.exit else None
-    known = checkpoint is not None and step is not None
     return Halted(
         run_id=report.run_id,
         attempt=report.manifest.attempt,
@@ -148,7 +144,7 @@ def outcome_of(
         step=step,
         checkpoint=checkpoint,
         damaged=verification.damaged,
-        lost_steps=max(0, step - checkpoint.step) if known and checkpoint and step else None,
+        lost_steps=max(0, step - checkpoint.step) if checkpoint and step else None,
         seconds=operator.clock.monotonic_s() - began_s,
         node_rank=report.manifest.node_rank,
     )

@@ -42,7 +42,7 @@ from nsa_ops.quantities import count_of
 from nsa_ops.remote.snapshot import Snapshot, has_code, take_snapshot
 from nsa_ops.remote.tmux import session_name
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.attempt import AttemptStart, FirstBeat, start_attempt
+from nsa_ops.runs.attempt import AttemptStart, FirstBeat, ship_to, start_attempt
 from nsa_ops.runs.checkpoints import with_parent, with_parent_as_planned
 from nsa_ops.runs.choose import record_of
 from nsa_ops.runs.lease import plan_takeover
@@ -321,26 +321,31 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
     run, overrides = planned.run, planned.manifest.overrides
 
     def begin() -> None:
-        manifest = with_parent(run.link, planned.manifest)
-        reply = ask(run, PrepareRunAction(run_dir=Path(run.run_dir), manifest=manifest))
-        written = reply.manifest or manifest
-        require_run(run.link, written, run.run_id)
-        operator.store.save_run(record_of(run.link, written))
+        ship_to(operator, run.link, planned.snapshot)
+        operator.store.save_run(record_of(run.link, make_run_directory(run, planned.manifest)))
 
     start = AttemptStart(
         act="launch",
-        run=run,
+        runs=(run,),
         module=planned.trainer_module,
         # It may have been started since the plan was shown, there or on a third pod.
-        take=lambda: plan_takeover(
-            operator, operator.store.find_run(run.run_id), run.link, overrides
-        ),
+        take=lambda: [
+            plan_takeover(operator, operator.store.find_run(run.run_id), run.link, overrides)
+        ],
         begin=begin,
-        snapshot=planned.snapshot,
         overrides=overrides,
         may_be_started=True,
     )
     return launched_of(run, start_attempt(operator, start))
+
+
+def make_run_directory(run: RunHandle, planned: RunManifest) -> RunManifest:
+    """Make the run directory on a pod, or find it there; the manifest that it has."""
+    manifest = with_parent(run.link, planned)
+    reply = ask(run, PrepareRunAction(run_dir=Path(run.run_dir), manifest=manifest))
+    written = reply.manifest or manifest
+    require_run(run.link, written, run.run_id)
+    return written
 
 
 def launched_of(run: RunHandle, beat: FirstBeat) -> Launched:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from nsa_core.rundir.status import State
-from nsa_ops.agents import probe_run
+from nsa_ops.agents import ask_each, probe_run
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import OpsError
 from nsa_ops.pod.messages import Offsets, PodShare, RunReport
@@ -15,8 +15,6 @@ from nsa_ops.pod.rules.verdict import SEVERITY, Verdict
 from nsa_ops.runs.wait import ENDED
 from nsa_ops.store import RunRecord
 
-#: Pods that are asked at the same time.
-MAX_AT_ONCE = 32
 #: The worst end first: that of a run is the worst of its pods.
 _WORST: tuple[State, ...] = ("failed", "lost", "preempted", "halted", "finished")
 
@@ -84,8 +82,7 @@ def ask_others(operator: Operator, record: RunRecord) -> list[MemberReport]:
             return MemberReport(pod, number + 1, None, error.message)
         return MemberReport(pod, number + 1, report)
 
-    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
-        return list(pool.map(ask, range(len(links))))
+    return ask_each(range(len(links)), ask)
 
 
 def merge(first: RunReport, pod: str, others: Sequence[MemberReport]) -> RunReport:

@@ -25,7 +25,7 @@ from nsa_ops.preflight.proof import find_proof, note_another_probed
 from nsa_ops.remote.snapshot import Snapshot, has_code, take_snapshot
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.adopt import read_backed_up
-from nsa_ops.runs.attempt import AttemptStart, start_attempt
+from nsa_ops.runs.attempt import AttemptStart, ship_to, start_attempt
 from nsa_ops.runs.choose import LIVE, choose_record
 from nsa_ops.runs.launch import read_startable_pod, require_data
 from nsa_ops.runs.lease import (
@@ -41,6 +41,7 @@ from nsa_ops.runs.resume import (
     Resumed,
     differing_values,
     next_attempt_action,
+    resumed_of,
     settled,
     with_config,
 )
@@ -222,6 +223,7 @@ def execute_move(operator: Operator, planned: MovePlan) -> Resumed:
     run, manifest = planned.target, planned.manifest
 
     def begin() -> None:
+        ship_to(operator, run.link, planned.snapshot)
         if planned.restore is not None:
             restore_to_pod(run.link, planned.restore, operator.tell)
         if planned.next_attempt is not None:
@@ -229,28 +231,18 @@ def execute_move(operator: Operator, planned: MovePlan) -> Resumed:
 
     start = AttemptStart(
         act="resume",
-        run=run,
+        runs=(run,),
         module=planned.trainer_module,
-        take=lambda: require_unmoved(operator, Takeover(planned.run, planned.old)),
+        take=lambda: [require_unmoved(operator, Takeover(planned.run, planned.old))],
         begin=begin,
-        snapshot=planned.snapshot,
         known=planned.run,
         detail={"from_attempt": manifest.attempt - 1},
         overrides=manifest.overrides,
     )
     beat = start_attempt(operator, start)
-    return Resumed(
-        run_id=run.run_id,
-        attempt=beat.report.manifest.attempt,
-        from_step=planned.step,
-        checkpoint=f"{RunDir(Path(beat.report.run_dir)).checkpoint(planned.step)}",
-        damaged=[],
-        differences=planned.differences,
-        state=beat.report.state,
-        why=beat.report.why,
-        first_beat_after_s=beat.after_s or 0.0,
-        pod=run.pod,
-        moved_from=planned.run.pod,
+    checkpoint = str(RunDir(Path(beat.report.run_dir)).checkpoint(planned.step))
+    return resumed_of(
+        run, beat, planned.step, checkpoint, planned.differences, moved_from=planned.run.pod
     )
 
 

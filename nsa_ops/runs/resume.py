@@ -1,5 +1,6 @@
 """Resume: the next attempt of a run, from its newest whole checkpoint or a named one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from nsa_core.rundir.manifest import AFRESH, AUTO, RunManifest
 from nsa_core.rundir.report import Report
 from nsa_ops.agents import ask, read_run_manifest, verify
 from nsa_ops.configure import ChangedConfig, RunChoice, load_hardware, overlay
-from nsa_ops.context import Operator, PodLink
+from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import ConfigurationError, NotFoundError, StateConflictError
 from nsa_ops.estimate import settle_sharding
 from nsa_ops.machine.hardware import read_cards
@@ -23,7 +24,7 @@ from nsa_ops.preflight.preflight import PodFacts, offered_cards, subject_of
 from nsa_ops.preflight.proof import refuse_marked, require_summed
 from nsa_ops.preflight.several_cards import num_cards, takes_several
 from nsa_ops.remote.snapshot import take_snapshot
-from nsa_ops.runs.attempt import AttemptStart, start_attempt
+from nsa_ops.runs.attempt import AttemptStart, FirstBeat, start_attempt
 from nsa_ops.runs.checkpoints import refuse_foreign, require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.lease import (
@@ -329,23 +330,42 @@ def execute_resume(operator: Operator, planned: ResumePlan) -> Resumed:
 
     start = AttemptStart(
         act="resume",
-        run=run,
+        runs=(run,),
         module=planned.trainer_module,
-        take=lambda: require_unmoved(operator, Takeover(found.record)),
+        take=lambda: [require_unmoved(operator, Takeover(found.record))],
         begin=begin,
         known=found.record,
         detail={"from_attempt": attempt - 1 if planned.is_begun else attempt},
     )
+    whole = planned.checkpoint
+    step, path = (whole.step, whole.path) if whole else (0, "")
     beat = start_attempt(operator, start)
+    return resumed_of(run, beat, step, path, planned.differences, damaged=planned.damaged)
+
+
+def resumed_of(
+    run: RunHandle,
+    beat: FirstBeat,
+    step: int,
+    checkpoint: str,
+    differences: list[ChangedValue],
+    *,
+    damaged: Sequence[str] = (),
+    moved_from: str = "",
+) -> Resumed:
+    """What a resume came to, here or on other pods."""
+    report = beat.report
     return Resumed(
         run_id=run.run_id,
-        attempt=beat.report.manifest.attempt,
-        from_step=planned.checkpoint.step if planned.checkpoint else 0,
-        checkpoint=planned.checkpoint.path if planned.checkpoint else "",
-        damaged=planned.damaged,
-        differences=planned.differences,
-        state=beat.report.state,
-        why=beat.report.why,
+        attempt=report.manifest.attempt,
+        from_step=step,
+        checkpoint=checkpoint,
+        damaged=list(damaged),
+        differences=differences,
+        state=report.state,
+        why=report.why,
         first_beat_after_s=beat.after_s or 0.0,
         pod=run.pod,
+        moved_from=moved_from,
+        pods=tuple(one.pod for one in report.pods),
     )

@@ -103,7 +103,6 @@ def read_log(
     *,
     offset: int = 0,
     follow: bool = False,
-    name: str = "training.log",
     pod: str | None = None,
 ) -> Iterator[Chunk]:
     """The log from an offset on; following it ends when the run has ended and all is read.
@@ -118,7 +117,7 @@ def read_log(
     position = offset if offset >= 0 else max(0, found.report.log_bytes + offset)
     has_ended = found.report.state in ENDED
     while True:
-        content = _read(found, name, position)
+        content = _read(found, position)
         if content:
             yield Chunk(content, position)
             position += len(content)
@@ -130,9 +129,9 @@ def read_log(
             has_ended = probe_run(found.run).state in ENDED
 
 
-def _read(found: FoundRun, name: str, position: int) -> bytes:
+def _read(found: FoundRun, position: int) -> bytes:
     """The next part; nothing while the file is not there yet."""
-    path = f"{found.report.run_dir}/{name}"
+    path = f"{found.report.run_dir}/training.log"
     try:
         return found.link.transport.tail(path, position, max_bytes=CHUNK_BYTES, timeout_s=QUICK_S)
     except NotFoundError:

@@ -38,9 +38,9 @@ class ScriptedPod:
 
     number: int
     name: str
-    torch: str = "2.9.0"
-    #: Pods that it cannot reach at all, by number.
+    #: Pods that it cannot reach at all, by number, and those that it cannot on the chosen port.
     blocked: set[int] = field(default_factory=set)
+    port_closed: set[int] = field(default_factory=set)
     #: What the n-th look at its run shows.
     script: Script = lambda _look: report("planned")
     actions: list[AnyAction] = field(default_factory=list)
@@ -76,7 +76,7 @@ class ScriptedPod:
         found: dict[str, Any]
         if asked["do"] == "describe":
             addresses = [{"interface": "eth0", "address": f"10.0.0.{self.number}"}]
-            found = {"addresses": addresses, "torch": self.torch, "boot_id": self.name,
+            found = {"addresses": addresses, "torch": "2.9.0", "boot_id": self.name,
                      "network_id": 1, "first_port": 32768, "last_port": 60999}  # fmt: skip
         elif asked["do"] == "listen":
             found = {"free_port": 40000, "port_problem": ""}
@@ -85,10 +85,11 @@ class ScriptedPod:
         return completed(json.dumps(found) + "\n")
 
     def _call(self, listener: dict[str, Any]) -> dict[str, Any]:
-        problem = "timed out" if listener["number"] in self.blocked else ""
-        return {"target": listener["number"], "address": listener["addresses"][0],
-                "from_address": f"10.0.0.{self.number}", "port_problem": problem,
-                "free_port_problem": problem, "mb_per_s": 100.0}  # fmt: skip
+        number = listener["number"]
+        return {"target": number, "address": listener["addresses"][0],
+                "from_address": f"10.0.0.{self.number}", "mb_per_s": 100.0,
+                "port_problem": "timed out" * (number in self.blocked | self.port_closed),
+                "free_port_problem": "timed out" * (number in self.blocked)}  # fmt: skip
 
     def probe(self, _words: tuple[str, ...], _stdin: bytes) -> Completed:
         found = self.script(self.num_looks)

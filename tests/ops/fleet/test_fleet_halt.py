@@ -10,7 +10,7 @@ from nsa_ops.errors import PartialError, PodUnreachableError, StateConflictError
 from nsa_ops.fleet.halt import FleetHalted, execute_fleet_halt, plan_fleet_halt
 from nsa_ops.pod.messages import HaltAction, RunReport, SignalAction
 from nsa_ops.pod.verify import HashedCheckpoints
-from nsa_ops.runs.halt import Halted
+from nsa_ops.runs.halt import GRACE_S, Halted
 from nsa_ops.store import MemberPod
 from tests.ops.fakes import completed
 from tests.ops.fleet.pods import ScriptedPod, make_pods, operator_of
@@ -34,7 +34,7 @@ def pods(desk: Desk) -> list[ScriptedPod]:
 
 def stop(desk: Desk, pods: list[ScriptedPod]) -> FleetHalted:
     operator = operator_of(desk, pods)
-    return execute_fleet_halt(operator, plan_fleet_halt(operator, RECORD, "enough"), grace_s=5.0)
+    return execute_fleet_halt(operator, plan_fleet_halt(operator, RECORD, "enough"))
 
 
 def halt(desk: Desk, pods: list[ScriptedPod]) -> Halted:
@@ -65,6 +65,16 @@ def test_pod_0_is_asked_and_all_end(desk: Desk, pods: list[ScriptedPod]) -> None
     assert [one.reason for one in pods[0].asked_for(HaltAction)] == ["enough"]
     assert pods[1].actions == []
     assert desk.store.open_intents() == []
+
+
+def test_a_pod_that_was_never_started_is_not_waited_for(
+    desk: Desk, pods: list[ScriptedPod]
+) -> None:
+    pods[0].script = partial(halts_with, pods)
+    pods[1].script = lambda _look: report("planned")
+    halted = halt(desk, pods)
+    assert (halted.state, halted.signals) == ("halted", [])
+    assert halted.seconds < GRACE_S
 
 
 def test_a_pod_that_does_not_follow_gets_term_then_kill(

@@ -94,6 +94,7 @@ def test_all_pods_continue_from_the_checkpoint_of_pod_0(
     start_when_begun(pods[:2])
     resumed = execute_fleet_resume(operator_of(desk, pods), planned)
     assert (resumed.attempt, resumed.from_step, resumed.pods) == (2, 7, ("a", "b"))
+    assert resumed.checkpoint == WHOLE.path
     (asked,) = pods[0].asked_for(NextAttemptAction)
     assert asked.from_attempt == 1
     (joined,) = pods[1].asked_for(JoinAttemptAction)
