@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -200,7 +201,7 @@ def write_tensors(folder: Path, snapshot: TrainingSnapshot) -> list[Path]:
     for rank, random in snapshot.random.items():
         tensors, words = folder / random_tensors_file(rank), folder / random_words_file(rank)
         save_file(random.tensors, tensors)
-        _write_json(words, random.words)
+        write_json(words, random.words)
         paths += [tensors, words]
     for path in paths:
         path.chmod(0o644)  # safetensors makes files that only their owner reads
@@ -211,14 +212,15 @@ def write_tensors(folder: Path, snapshot: TrainingSnapshot) -> list[Path]:
 def write_records(folder: Path, snapshot: TrainingSnapshot) -> list[Path]:
     """Write what is the same on every rank durably; returns the files."""
     state, config = folder / STATE_FILE, folder / CONFIG_FILE
-    _write_json(state, snapshot.state)
-    _write_json(config, snapshot.config)
+    write_json(state, snapshot.state)
+    write_json(config, snapshot.config)
     for path in (state, config):
         fsync_file(path)
     return [state, config]
 
 
-def _write_json(path: Path, record: FrozenModel) -> None:
+def write_json(path: Path, record: BaseModel) -> None:
+    """Write a record as one line."""
     path.write_text(record.model_dump_json() + "\n", encoding="utf-8")
     path.chmod(0o644)
 

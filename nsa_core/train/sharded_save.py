@@ -17,7 +17,7 @@ from typing import NoReturn
 from safetensors import SafetensorError
 
 from nsa_core.config.base import one_line
-from nsa_core.rundir.atomic import write_text
+from nsa_core.rundir.atomic import fsync_file, write_text
 from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.checkpoint import (
     SHARD_FILE,
@@ -47,6 +47,7 @@ from nsa_core.train.checkpoint_files import (
     describe_files,
     make_manifest,
     remove_folder,
+    write_json,
     write_records,
     write_tensors,
 )
@@ -126,7 +127,11 @@ def _write_part(
         files=own,
     )
     records = [] if layout.rank else describe_files(write_records(folder, snapshot))
-    write_text(folder / rank_file(SHARD_FILE, layout.rank), shard.model_dump_json() + "\n")
+    offered = folder / rank_file(SHARD_FILE, layout.rank)
+    hidden = offered.with_name(f".{offered.name}")
+    write_json(hidden, shard)
+    fsync_file(hidden)
+    hidden.rename(offered)  # rank 0 may name the checkpoint from here on, and syncs its folder
     return records
 
 

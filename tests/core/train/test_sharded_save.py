@@ -18,6 +18,7 @@ from nsa_core.config.run import RunConfig
 from nsa_core.env import RankEnvironment
 from nsa_core.model.stored_tensors import find_stored, read_stored
 from nsa_core.model.weights import model_tensors
+from nsa_core.rundir import atomic
 from nsa_core.rundir.checkpoint import (
     MODEL_FILE,
     OPTIMIZER_FILE,
@@ -29,6 +30,7 @@ from nsa_core.rundir.checkpoint_shards import CheckpointShard, TensorRows, find_
 from nsa_core.rundir.process import identify
 from nsa_core.rundir.ranks import RankProcess, write_rank_process
 from nsa_core.train import checkpoint_files as content
+from nsa_core.train import sharded_save
 from nsa_core.train.group import RankGroup
 from nsa_core.train.learner import Learner
 from nsa_core.train.random_state import read_random_state, seed_everything, spread_random
@@ -318,3 +320,26 @@ def test_a_description_of_another_step_is_refused(run, learner):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"step": 4}))
     with pytest.raises(ValueError, match=r"shard_rank1\.json is of step 4"):
         find_stored(checkpoint.path, checkpoint.manifest, MODEL_FILE)
+
+
+def test_a_part_is_written_though_the_checkpoint_is_named_before_its_rank_goes_on(
+    run, learner, monkeypatch
+):
+    """Rank 0 renames the folder as soon as it sees the last part."""
+    ranks, sync, write_tensors = {}, atomic.fsync_dir, sharded_save.write_tensors
+
+    def note_rank(folder, taken):
+        ranks[threading.get_ident()] = taken.rank
+        return write_tensors(folder, taken)
+
+    def sync_late(folder):
+        end = time.monotonic() + 5
+        if ranks.get(threading.get_ident()) == 1 and (folder / "shard_rank1.json").exists():
+            while folder.exists() and time.monotonic() < end:
+                time.sleep(0.01)
+        sync(folder)
+
+    monkeypatch.setattr(sharded_save, "write_tensors", note_rank)
+    monkeypatch.setattr(atomic, "fsync_dir", sync_late)
+    saved = save_together(run, parts(whole(learner), 2), ORIGIN, SAVE)
+    assert all(isinstance(one, Checkpoint) for one in saved), saved
