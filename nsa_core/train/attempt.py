@@ -201,6 +201,10 @@ class TrainerAttempt:
             hint = f"{disk_advice(error)}, then `nsa-ops resume`"
             raise DiskFullError(message, has_checkpoint=False, hint=hint) from error
 
+    def _release_reserve(self) -> None:
+        if self._place.is_leader:
+            self._telemetry.writes.attempt("the reserve", lambda: release_reserve(self._run))
+
     def _guarded(self, body: Callable[[], _End]) -> _End:
         try:
             return body()
@@ -274,6 +278,7 @@ class TrainerAttempt:
 
     def _end(self, end: _End) -> int:
         """Write the end; returns the exit code of the process."""
+        self._release_reserve()
         speaks = self._is_alone
         if end.is_shared and not self._is_alone:
             end, speaks = self._leave(end)
@@ -282,8 +287,6 @@ class TrainerAttempt:
         code = end.code
         self._beats.write("end", TrainerFigures(exit_code=int(code)))
         self._telemetry.close()
-        if self._place.is_leader:
-            self._telemetry.writes.attempt("the reserve", lambda: release_reserve(self._run))
         if speaks and self._place.is_leader:
             self._write_exit(code, end.reason)
             lost = self._telemetry.writes.num_lost
@@ -339,8 +342,7 @@ class TrainerAttempt:
     def _exit_now(self, why: str) -> None:
         """End from another thread while the loop may be blocked in C; nothing more is saved."""
         code, reason = self._forced_end(why)
-        if self._place.is_leader:
-            self._telemetry.writes.attempt("the reserve", lambda: release_reserve(self._run))
+        self._release_reserve()
         if self._is_alone:
             self._write_exit(code, reason)
             self._telemetry.event("ended", f"exit code {int(code)}: {reason}", code=int(code))

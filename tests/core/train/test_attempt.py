@@ -16,6 +16,7 @@ from nsa_core.rundir.process import identify
 from nsa_core.rundir.ranks import RankProcess, read_rank_end, write_rank_process
 from nsa_core.train import attempt, checkpoint_files
 from nsa_core.train.attempt import TrainerAttempt
+from nsa_core.train.disk import hold_reserve
 from nsa_core.train.failure import DiskFullError, RunIsTakenError
 from nsa_core.train.group import RankGroup
 
@@ -141,3 +142,20 @@ def test_a_second_start_leaves_the_records_of_running_ranks_alone(run, manifest)
         attempt.take_run(run, place)
     write_rank_process(run, record.model_copy(update={"attempt": 2}))
     assert attempt.take_run(run, place) == manifest
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_the_end_of_a_rank_finds_room_on_a_full_disk(run, manifest, monkeypatch, is_shared):
+    """Without its own record it would count as killed, and the run would be started again."""
+
+    def needs_room(run_dir, record):
+        assert not run.reserve.exists()
+        given(run_dir, record)
+
+    given = attempt.write_rank_end
+    monkeypatch.setattr(attempt, "write_rank_end", needs_room)
+    hold_reserve(run)
+    made = TrainerAttempt(
+        run, manifest, RankEnvironment(rank=0, local_rank=0, world_size=2, local_size=2)
+    )
+    made._end(attempt._End(TrainerExit.DO_NOT_RESTART, "the disk is full", is_shared=is_shared))
