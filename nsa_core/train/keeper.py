@@ -164,9 +164,10 @@ class CheckpointKeeper:
     def begin_at(self, step: int, last_anomaly_step: int | None, *, is_own: bool) -> None:
         """The run continues from this step of its own or of another run; 0 is a fresh start."""
         self.begin_step = step
-        self._saved_steps = [saved for saved in self._saved_steps if saved <= step]
-        if self._known_good is not None and self._known_good > step:
-            self._known_good = None  # set aside, with the future that was abandoned
+        kept = step if is_own else step - 1  # the rest is set aside, with the past that it is of
+        self._saved_steps = [saved for saved in self._saved_steps if saved <= kept]
+        if self._known_good is not None and self._known_good > kept:
+            self._known_good = None
         self.last_anomaly_step = last_anomaly_step
         self.whole_step = step if is_own else None
 

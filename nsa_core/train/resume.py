@@ -356,14 +356,15 @@ def note_beginning(
     step = point.state.step if point else 0
     continues = point is not None and point.is_own
     is_first = context.group.is_first
-    moved = set_aside_later(context.run, step, context.manifest.attempt) if is_first else []
+    kept = step if continues else step - 1  # its own of this step is of another past
+    moved = set_aside_later(context.run, kept, context.manifest.attempt) if is_first else []
     telemetry.continue_from(step)
     clock.lose_steps(point.state.step_seconds if point and continues else 0.0)
     last_anomaly = max(point.state.unusable_steps, default=None) if point else None
     keeper.begin_at(step, last_anomaly, is_own=continues)
     context.beats.advance(step=step)
     if moved:
-        telemetry.event("set_aside", f"checkpoints after step {step}: {', '.join(moved)}")
+        telemetry.event("set_aside", f"checkpoints from step {kept + 1} on: {', '.join(moved)}")
     if point is None:
         if context.manifest.attempt > 1:
             asked = context.manifest.resume == AFRESH

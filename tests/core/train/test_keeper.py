@@ -15,8 +15,10 @@ from nsa_core.train.keeper import (
     find_known_good,
     write_known_good,
 )
+from nsa_core.train.resume import note_beginning
 from nsa_core.train.timing import GoodputClock
-from tests.core.train.test_checkpoint import ORIGIN, snapshot
+from tests.core.train import sessions
+from tests.core.train.test_checkpoint import ORIGIN, snapshot, write
 from tests.core.train.thread_ranks import ThreadRank, run_both
 
 
@@ -215,3 +217,18 @@ def test_ranks_wait_for_a_slow_disk_of_the_first_one_longer_than_a_collective(
     config = CheckpointConfig(save_every=10, keep_last=2, background=background)
     assert run_both(act) == [None, None]
     assert [one.step for one in list_checkpoints(run)] == [20, 10]
+
+
+def test_a_checkpoint_of_the_same_step_from_another_past_makes_room_for_a_new_one(
+    run, manifest, telemetry
+):
+    """A run stopped before its first step, began afresh, and is stopped there again."""
+    write(run, 0)
+    clock = GoodputClock(0.0, {})
+    keeper = CheckpointKeeper(run, manifest.config.checkpoint, ORIGIN, telemetry, clock)
+    with sessions.attempt(run) as context:
+        note_beginning(context, clock, keeper, None)
+    assert keeper.find_good(first_bad_step=1) is None
+    keeper.save(lambda: snapshot(0), 0, wait=True)
+    assert [event.kind for event in read_events(run)] == ["set_aside", "saved"]
+    assert [one.step for one in list_checkpoints(run)] == [0]
