@@ -9,6 +9,7 @@ import torch
 
 from nsa_core.config.run import RunConfig
 from nsa_core.data.batch import TokenBatch
+from nsa_core.data.prefetch import STALL_HINT, LoaderStalled
 from nsa_core.data.reporting import DataError
 from nsa_core.evaluate.perplexity import measure_perplexity
 from nsa_core.model.statistics import AttentionStatistics
@@ -91,14 +92,23 @@ def _enter_training(session: TrainingSession) -> None:
 
 
 def _fetch(session: TrainingSession) -> tuple[list[TokenBatch], DataError | None]:
-    """All micro-batches of this rank in one step, or why it has none."""
+    """All micro-batches of this rank in one step, or why it has none.
+
+    Several ranks have one deadline for all of a step, after which the others give up.
+    """
     beats, deadline_s = session.context.beats, session.config.data.loader_timeout_s
-    num_calls = session.config.batch.accumulation // session.context.group.size
+    num_ranks, end = session.context.group.size, time.monotonic() + deadline_s
+    num_calls = session.config.batch.accumulation // num_ranks
+
+    def poll() -> None:
+        session.stop.check_alone()
+        if num_ranks > 1 and time.monotonic() > end:
+            message = f"the {num_calls} batches of a step were not read within {deadline_s:g} s"
+            raise LoaderStalled(message, STALL_HINT)
+
     with session.clock.within("data_wait"), beats.within("data_wait", deadline_s):
         try:
-            return [
-                session.loader.next_batch(session.stop.check_alone) for _ in range(num_calls)
-            ], None
+            return [session.loader.next_batch(poll) for _ in range(num_calls)], None
         except DataError as error:
             return [], error
 

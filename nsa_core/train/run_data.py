@@ -23,6 +23,9 @@ from nsa_core.train.telemetry import AttemptContext, Telemetry
 
 #: Seconds between two lines of the log about the progress of staging.
 _LOG_EVERY_S = 10.0
+#: Ranks that stage still meet those that are ready so often: nobody waits long in one collective,
+#: and a stop is noticed.
+_MEET_EVERY_S = 30.0
 
 
 def open_data(context: AttemptContext, stop: StopWatch, point: ResumePoint | None) -> StagedData:
@@ -42,6 +45,7 @@ def open_data(context: AttemptContext, stop: StopWatch, point: ResumePoint | Non
     staged = stage(
         config.data, context.run.pod_root, config.seed, _progress(context, stop), expected=expected
     )
+    _wait_for_others(context, stop)
     context.beats.enter("init")
     if staged.substituted_synthetic:
         telemetry.event(
@@ -81,11 +85,19 @@ def _own_place(point: ResumePoint | None) -> LoaderState | None:
     return read_place(point)
 
 
+def _wait_for_others(context: AttemptContext, stop: StopWatch) -> None:
+    """Wait until every rank has staged: each pod stages its own, which may take hours."""
+    context.beats.staging = BeatFigures(staging="waiting for the other ranks")
+    while context.group.add_up([0]) != [0]:
+        stop.check_staging()
+        context.beats.advance()
+
+
 def _progress(context: AttemptContext, stop: StopWatch) -> Callable[[StageProgress], None]:
-    last_doing, logged_s = "", 0.0
+    last_doing, logged_s, met_s = "", 0.0, time.monotonic()
 
     def progress(report: StageProgress) -> None:
-        nonlocal last_doing, logged_s
+        nonlocal last_doing, logged_s, met_s
         stop.check_staging()
         context.beats.advance()
         context.beats.staging = BeatFigures(staging=report.line(), staging_share=report.share)
@@ -95,6 +107,9 @@ def _progress(context: AttemptContext, stop: StopWatch) -> Callable[[StageProgre
             if context.group.place.is_leader:
                 context.telemetry.log.report(f"data: {report.line()}")
             context.beats.write("beat")
+        if now_s - met_s >= _MEET_EVERY_S:
+            met_s = now_s
+            context.group.add_up([1])
 
     return progress
 

@@ -2,25 +2,35 @@
 
 import json
 import shutil
+import threading
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from nsa_core.config.run import RunConfig
 from nsa_core.data.batch import LoaderState
+from nsa_core.data.prefetch import LoaderStalled
 from nsa_core.data.reporting import DataError
 from nsa_core.data.shards import read_manifest as read_staged
 from nsa_core.data.tokenizer import load_tokenizer
+from nsa_core.env import RankEnvironment
 from nsa_core.evaluate.run_model import WeightsFile, find_tokenizer
 from nsa_core.rundir.checkpoint import Checkpoint, CheckpointManifest
 from nsa_core.rundir.data_account import read_account
 from nsa_core.rundir.events import read_events
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import read_manifest
+from nsa_core.train import loop, run_data
 from nsa_core.train.checkpoint_files import TrainingState
+from nsa_core.train.group import RankGroup
 from nsa_core.train.resume_point import ResumePoint
 from nsa_core.train.run_data import open_data
 from nsa_core.train.stop import StopWatch
 from tests.core.train.sessions import attempt, new_run, write_texts
+from tests.core.train.thread_ranks import ThreadRank, run_both
 
 
 def opened(run, point=None):
@@ -99,3 +109,64 @@ def test_a_run_directory_holds_its_trained_tokenizer(tmp_path):
     backup = RunDir(tmp_path / "backup" / run.run_id)
     shutil.copytree(run.root, backup.root)
     assert find_tokenizer(backup, weights).fingerprint == fingerprint
+
+
+class SlowLoader:
+    """Each batch takes a while, less than its deadline."""
+
+    def next_batch(self, poll):
+        end = time.monotonic() + 0.2
+        while time.monotonic() < end:
+            poll()
+            time.sleep(0.02)
+        return "batch"
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_batches_of_a_step_have_one_deadline_where_other_ranks_wait_for_them(num_ranks):
+    config = RunConfig.model_validate(
+        {"batch": {"accumulation": 4 * num_ranks}, "data": {"loader_timeout_s": 0.3}}
+    )
+    group = RankGroup(RankEnvironment(world_size=num_ranks))
+    here = SimpleNamespace(
+        config=config,
+        context=SimpleNamespace(
+            group=group, beats=SimpleNamespace(within=lambda *_: nullcontext())
+        ),
+        clock=SimpleNamespace(within=lambda _: nullcontext()),
+        stop=SimpleNamespace(check_alone=lambda: None),
+        loader=SlowLoader(),
+    )
+    batches, fault = loop._fetch(here)
+    if num_ranks == 1:
+        assert (len(batches), fault) == (4, None)
+    else:
+        assert isinstance(fault, LoaderStalled)
+        assert "the 4 batches of a step were not read within 0.3 s" in fault.message
+
+
+def test_ranks_wait_for_one_that_stages_longer_than_a_collective(tmp_path, text, monkeypatch):
+    """Each pod stages its own data, one of them perhaps for hours."""
+
+    def stage_slowly(config, root, seed, progress, expected):
+        staged = stage(config, root, seed, expected=expected)
+        end = time.monotonic() + 2 * ThreadRank.timeout_s * ranks[threading.get_ident()]
+        while time.monotonic() < end:
+            progress(run_data.StageProgress("tokens"))
+            time.sleep(0.02)
+        return staged
+
+    def act(group):
+        ranks[threading.get_ident()] = group.place.rank
+        with attempt(run) as context:
+            here = replace(context, group=group)
+            stop = StopWatch(run, context.manifest, context.signals, pytest.fail, group)
+            return open_data(here, stop, None).manifest_sha256
+
+    ranks, stage = {}, run_data.stage
+    run = new_run(tmp_path, text)
+    monkeypatch.setattr(run_data, "stage", stage_slowly)
+    monkeypatch.setattr(run_data, "_MEET_EVERY_S", 0.1, raising=False)
+    first, second = run_both(lambda group: (act(group), group.add_up([1])))
+    assert first == second
+    assert first[1] == [2]
