@@ -66,6 +66,8 @@ def share_loss(
         device_ids=[device.index] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
     )
+    # they are constants, and a forward pass that waits for rank 0 would hide how slow that is
+    wrapped.broadcast_buffers = False
     if config.runtime.deterministic or device.type == "cpu":
         wrapped.register_comm_hook(group.size, _mean_in_order)
     return SharedLoss(wrapped, wrapped.no_sync)
@@ -103,9 +105,11 @@ def _share(own: dict[str, Tensor], device: torch.device, group: RankGroup) -> di
     for line in group.from_first(text.encode()).decode().splitlines():
         name, dtype, *shape = line.split()
         sizes = [int(size) for size in shape]
-        tensor = torch.empty(sizes, dtype=getattr(torch, dtype), device=device)
-        if group.is_first:
-            tensor.copy_(own[name])
+        tensor = (
+            own[name]
+            if group.is_first
+            else torch.empty(sizes, dtype=getattr(torch, dtype), device=device)
+        )
         group.copy_from_first(tensor)
         found[name] = tensor
     return found

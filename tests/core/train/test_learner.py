@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from nsa_core.config.run import RunConfig
@@ -16,6 +17,8 @@ from nsa_core.train.attempt import COMPILER_MODULES
 from nsa_core.train.failure import TrainerConfigurationError
 from nsa_core.train.group import RankGroup
 from nsa_core.train.learner import compile_blocks, make_learner, require_recorded
+from nsa_core.train.parallel import share_loss, share_state
+from tests.core.train.models import CPU, make_batches, make_model, make_steps, no_poll
 from tests.core.train.sessions import SMALL
 from tests.integration.trainer_runs import merge
 
@@ -115,3 +118,40 @@ def test_the_steps_of_several_ranks_hold_their_gradients_and_add_them_in_order(m
     assert steps.hold == steps.loss.no_sync
     assert steps.loss.hooks == [2]
     assert steps.group is group
+
+
+@pytest.fixture
+def alone():
+    """The process group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_the_forward_pass_waits_for_no_other_rank(alone):
+    """The work of a rank is timed up to its first wait: who waits for rank 0 looks as slow."""
+    group = RankGroup(RankEnvironment(world_size=2))
+    shared = share_loss(make_model(), RunConfig(), CPU, group)
+    assert list(shared.loss.buffers())
+    assert not shared.loss.will_sync_module_buffers()
+
+
+class Giving(RankGroup):
+    """Rank 0 of two, which notes what it gives."""
+
+    def __init__(self):
+        super().__init__(RankEnvironment(world_size=2))
+        self.given = []
+
+    def copy_from_first(self, tensor):
+        self.given.append(tensor.data_ptr())
+
+
+def test_rank_0_gives_the_state_that_it_keeps_and_no_copy():
+    model = make_model()
+    steps, group = make_steps(model), Giving()
+    steps.run(make_batches(1), no_poll)
+    kept = {tensor.data_ptr() for tensor in steps.optimizers.state_tensors().values()}
+    share_state(model, steps.optimizers, CPU, group)
+    assert kept <= set(group.given)
+    assert kept == {tensor.data_ptr() for tensor in steps.optimizers.state_tensors().values()}
