@@ -149,7 +149,8 @@ def measure_rank(folder: Path) -> RankTimes:
     except torch.OutOfMemoryError:
         return RankTimes(problem=OUT_OF_MEMORY)
     except (NoGoodStepError, TrainerError, RuntimeError) as error:
-        return RankTimes(problem=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        first_line, _, _ = str(error).partition("\n")
+        return RankTimes(problem=f"{type(error).__name__}: {first_line}")
 
 
 def main(argv: list[str]) -> int:

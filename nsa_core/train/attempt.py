@@ -158,7 +158,7 @@ class TrainerAttempt:
         signals.install(self._run, self._place.rank)  # first, because torch takes seconds to load
         if not self._is_alone:
             write_rank_process(self._run, self._describe())
-        self._telemetry.note_torn_line(self._place.rank)
+        self._telemetry.note_torn_line()
         last_alive = read_last_alive(self._run)
         self._beats.start(self._manifest.config.telemetry.beat_interval_s)
         # imported here because it loads torch, which takes seconds
@@ -289,9 +289,13 @@ class TrainerAttempt:
         self._telemetry.close()
         if speaks and self._place.is_leader:
             self._write_exit(code, end.reason)
-            lost = self._telemetry.writes.num_lost
-            facts = {"code": int(code), "step": self._beats.step, "telemetry_lines_lost": lost}
-            self._telemetry.event("ended", f"exit code {int(code)}: {end.reason}", **facts)
+            self._telemetry.event(
+                "ended",
+                f"exit code {int(code)}: {end.reason}",
+                code=int(code),
+                step=self._beats.step,
+                telemetry_lines_lost=self._telemetry.writes.num_lost,
+            )
         return 0 if speaks and not self._is_alone else int(code)
 
     def _leave(self, end: _End) -> tuple[_End, bool]:

@@ -238,7 +238,7 @@ def _make_host_copies(
 ) -> HostCopies:
     """Room for weights and moments, pinned now: the first save would wait for it."""
     telemetry = context.telemetry
-    host = HostCopies(device, lambda why: telemetry.event("not_pinned", why))
+    host = HostCopies(device, lambda why: telemetry.event("not_pinned", why, of_rank=True))
     if context.group.is_first or learner.shards is not None:  # who writes something
         weights = list(learner.weights().values())
         moments = list(learner.steps.optimizers.state_tensors().values())

@@ -193,11 +193,15 @@ class Telemetry:
         """Median rate of this attempt, compilation excluded."""
         return median(self._rates) if self._rates else None
 
-    def event(self, kind: str, message: str, **facts: Any) -> None:
-        """Record that something happened, and print it."""
-        if not self._place.is_leader:
+    def event(self, kind: str, message: str, *, of_rank: bool = False, **facts: Any) -> None:
+        """Record that something happened, and print it.
+
+        What happens to every rank the first one of the pod says; `of_rank` happened to this alone.
+        """
+        if not (self._place.is_leader or of_rank):
             return
         self.log.report(f"{kind}: {message}")
+        who = "" if self._place.is_leader else f"rank {self._place.rank}: "
         self.writes.attempt(
             "an event",
             lambda: record(
@@ -205,16 +209,17 @@ class Telemetry:
                 kind=kind,
                 by="trainer",
                 attempt=self._attempt,
-                message=message,
+                message=f"{who}{message}",
                 facts=facts,
             ),
         )
 
-    def note_torn_line(self, rank: int) -> None:
+    def note_torn_line(self) -> None:
         """Record a heartbeat line that a kill had cut, before the first line of this attempt."""
-        path = self._run.heartbeat(rank)
+        path = self._run.heartbeat(self._place.rank)
         if is_last_line_torn(path):
-            self.event("torn_line", f"the last line of {path.name} was cut and is skipped")
+            why = f"the last line of {path.name} was cut and is skipped"
+            self.event("torn_line", why, of_rank=True)
 
     def continue_from(self, step: int) -> None:
         """Repair the tables for a run that continues after `step`, and open TensorBoard there."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_core.bench import scale, scale_processes
+from nsa_core.bench import scale, scale_processes, scale_rank
 from nsa_core.bench.__main__ import main
 from nsa_core.bench.scale import (
     TABLE,
@@ -23,6 +23,8 @@ from nsa_core.bench.scale import (
 )
 from nsa_core.bench.scale_rank import OUT_OF_MEMORY, RankRequest, RankTimes
 from nsa_core.config.base import ConfigError
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.atomic import write_text
 
 TINY = [
     "model.dim=32", "model.num_layers=2", "model.num_heads=4", "model.num_kv_groups=2",
@@ -182,3 +184,15 @@ def test_one_and_two_real_ranks_train_and_are_compared(tmp_path: Path) -> None:
     # rank 0 sees the same batches alone and among two; another's are added to them
     assert one["first_loss"] == pytest.approx(two["first_loss"], rel=0.1)
     assert one["first_loss"] != two["first_loss"]
+
+
+def test_an_error_without_words_is_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(scale_rank, "choose_device", fail)
+    request = scale_rank.RankRequest(config=RunConfig(), warmup_steps=1, steps=1, runs=1)
+    write_text(tmp_path / scale_rank.REQUEST, request.model_dump_json())
+    assert scale_rank.measure_rank(tmp_path).problem == "RuntimeError: "

@@ -1,11 +1,18 @@
 """A snapshot's copies: into memory that is pinned once, and whole before the loop goes on."""
 
+from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from nsa_core.env import RankEnvironment
+from nsa_core.rundir.events import read_events
+from nsa_core.train import session
+from nsa_core.train.group import RankGroup
 from nsa_core.train.host_copies import HostCopies, plan_blocks
+from nsa_core.train.telemetry import Telemetry
 from tests.core.train.models import CPU, same
 
 
@@ -90,3 +97,22 @@ def test_blocks_are_filled_without_overlap_and_no_larger_than_needed():
         assert next_block > block or next_begin >= end
     assert max(end for *_, end in taken) <= 2**24
     assert len(plan.blocks) == 2
+
+
+def test_memory_that_another_rank_cannot_pin_is_an_event(run, manifest, monkeypatch):
+    """The first rank of a pod says what happens to all of them, and this happens to one alone."""
+    place = RankEnvironment(rank=1, local_rank=1, world_size=2, local_size=2)
+    context = SimpleNamespace(telemetry=Telemetry(run, manifest, place), group=RankGroup(place))
+    learner = SimpleNamespace(
+        shards=object(),
+        weights=lambda: {"w": torch.zeros(3)},
+        steps=SimpleNamespace(
+            optimizers=SimpleNamespace(state_tensors=dict, parameters=[torch.zeros(3)])
+        ),
+    )
+    refusing = partial(HostCopies, allocate=Pinned(limit=0))
+    monkeypatch.setattr(session, "HostCopies", refusing)
+    session._make_host_copies(context, learner, torch.device("cuda"))
+    (event,) = read_events(run)
+    assert event.kind == "not_pinned"
+    assert event.message.startswith("rank 1: ")
