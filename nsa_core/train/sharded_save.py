@@ -7,9 +7,9 @@ up, or for one whose process is gone; then there is no checkpoint, and the one b
 No collective is used, because this runs in a thread beside the training.
 """
 
+import math
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -19,13 +19,7 @@ from safetensors import SafetensorError
 from nsa_core.config.base import one_line
 from nsa_core.rundir.atomic import fsync_file, write_text
 from nsa_core.rundir.bounded_json import read_model
-from nsa_core.rundir.checkpoint import (
-    SHARD_FILE,
-    Checkpoint,
-    CheckpointFile,
-    rank_file,
-    read_checkpoint,
-)
+from nsa_core.rundir.checkpoint import SHARD_FILE, Checkpoint, rank_file, read_checkpoint
 from nsa_core.rundir.checkpoint_shards import (
     CheckpointShard,
     ShardFailure,
@@ -60,14 +54,12 @@ class SharedSave:
     """One save that all ranks take part in.
 
     Attributes:
-        number: Saves of this attempt before it, the same on every rank: no two share a folder.
+        number: Which one of this attempt it is, the same on every rank: no two share a folder.
         deadline_s: Longest wait for another rank, once this one has written its own part.
-        sleep: Takes seconds; waits between two looks.
     """
 
     number: int
     deadline_s: float
-    sleep: Callable[[float], object] = time.sleep
 
 
 def write_sharded(
@@ -78,152 +70,140 @@ def write_sharded(
     Raises:
         CheckpointWriteError: If the disk refuses, or another rank does not do its part in time.
     """
-    layout = snapshot.layout
-    if layout is None:
+    if snapshot.layout is None:
         message = "a snapshot of the whole state has no shards"
         raise ValueError(message)
-    step = snapshot.state.step
-    name = f"{TEMPORARY_PREFIX}{run.checkpoint(step).name}_attempt{origin.attempt}"
-    folder = run.checkpoints / f"{name}_save{save.number}"
-    try:
-        if layout.rank == 0:
-            _remove_earlier(run, folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        files = _write_part(folder, snapshot, layout, origin)
-        wait = _Wait(run, folder, layout, origin, step, save)
-        if layout.rank:
-            return wait.for_checkpoint()
-        shards = [wait.for_shard(rank) for rank in range(layout.num_ranks)]
-        return _commit_all(run, folder, snapshot, origin, shards, files)
-    except (OSError, SafetensorError) as error:
-        failure = describe_failure(step, error)
-        _give_up(folder, layout, failure)
-        raise failure from error
-    except CheckpointWriteError as error:
-        _give_up(folder, layout, error)
-        raise
+    return _Part(run, snapshot, snapshot.layout, origin, save).write()
 
 
-def _remove_earlier(run: RunDir, folder: Path) -> None:
-    """Remove what earlier saves that failed have left; only one save is under way at a time."""
-    for found in run.checkpoints.glob(f"{TEMPORARY_PREFIX}step_*"):
-        if found != folder:
-            remove_folder(found)
-
-
-def _write_part(
-    folder: Path, snapshot: TrainingSnapshot, layout: ShardLayout, origin: CheckpointOrigin
-) -> list[CheckpointFile]:
-    """Write this rank's files, then their description; rank 0 gets the records of all ranks."""
-    own = describe_files(write_tensors(folder, snapshot))
-    shard = CheckpointShard(
-        rank=layout.rank,
-        num_ranks=layout.num_ranks,
-        step=snapshot.state.step,
-        attempt=origin.attempt,
-        attempt_id=origin.attempt_id,
-        model=layout.model,
-        optimizer=layout.optimizer,
-        files=own,
-    )
-    records = [] if layout.rank else describe_files(write_records(folder, snapshot))
-    offered = folder / rank_file(SHARD_FILE, layout.rank)
-    hidden = offered.with_name(f".{offered.name}")
-    write_json(hidden, shard)
-    fsync_file(hidden)
-    hidden.rename(offered)  # rank 0 may name the checkpoint from here on, and syncs its folder
-    return records
-
-
-def _commit_all(
-    run: RunDir,
-    folder: Path,
-    snapshot: TrainingSnapshot,
-    origin: CheckpointOrigin,
-    shards: list[CheckpointShard],
-    records: list[CheckpointFile],
-) -> Checkpoint:
-    """One manifest of the files of all ranks, whose hashes they computed themselves."""
-    fault = find_shard_fault(shards)
-    if fault is not None:
-        message = f"checkpoint of step {snapshot.state.step} would not be whole: {fault}"
-        raise CheckpointWriteError(message, is_disk_full=False)
-    described = describe_files([folder / rank_file(SHARD_FILE, shard.rank) for shard in shards])
-    files = [*records, *described, *(file for shard in shards for file in shard.files)]
-    for file in files:
-        size = (folder / file.name).stat().st_size
-        if size != file.size:
-            message = f"{file.name} has {size} bytes, and its rank wrote {file.size}"
-            raise CheckpointWriteError(message, is_disk_full=False)
-    files.sort(key=lambda file: file.name)
-    return commit(run, folder, make_manifest(snapshot, origin, files))
-
-
-def _give_up(folder: Path, layout: ShardLayout, error: CheckpointWriteError) -> None:
-    """Say to the other ranks why there will be no checkpoint, and free the space.
-
-    A part that was offered stays until rank 0 removes it, which may be naming the checkpoint now.
-    """
-    if layout.rank and (folder / rank_file(SHARD_FILE, layout.rank)).exists():
-        return
-    ending = f"_rank{layout.rank}"
-    failure = ShardFailure(
-        rank=layout.rank,
-        message=str(error),
-        is_disk_full=error.is_disk_full,
-        advice=error.advice,
-    )
-    try:
-        for path in folder.iterdir():
-            if layout.rank == 0 or path.stem.endswith(ending):
-                path.unlink(missing_ok=True)
-        write_text(folder / failure_file(layout.rank), failure.model_dump_json() + "\n")
-    except OSError:  # a disk that takes not even this: without the folder nobody waits for it
-        if layout.rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-class _Wait:
-    """Waits of one rank for the others in one save."""
+class _Part:
+    """The part of one rank in a save, and its waits for the others."""
 
     def __init__(
         self,
         run: RunDir,
-        folder: Path,
+        snapshot: TrainingSnapshot,
         layout: ShardLayout,
         origin: CheckpointOrigin,
-        step: int,
         save: SharedSave,
     ) -> None:
         self._run = run
-        self._folder = folder
+        self._snapshot = snapshot
         self._layout = layout
         self._origin = origin
-        self._step = step
         self._save = save
-        self._until = time.monotonic() + save.deadline_s
+        self._step = snapshot.state.step
+        self._final = run.checkpoint(self._step)
+        name = f"{TEMPORARY_PREFIX}{self._final.name}_attempt{origin.attempt}_save{save.number}"
+        self._folder = run.checkpoints / name
+        self._until = math.inf
 
-    def for_shard(self, rank: int) -> CheckpointShard:
+    def write(self) -> Checkpoint:
+        """Write it; errors as of `write_sharded`."""
+        try:
+            if self._layout.rank == 0:
+                self._remove_earlier()
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._write_files()
+            self._until = time.monotonic() + self._save.deadline_s
+            return self._wait_for_checkpoint() if self._layout.rank else self._commit()
+        except (OSError, SafetensorError) as error:
+            failure = describe_failure(self._step, error)
+            self._give_up(failure)
+            raise failure from error
+        except CheckpointWriteError as error:
+            self._give_up(error)
+            raise
+
+    def _remove_earlier(self) -> None:
+        """Remove what earlier saves that failed have left; only one save is under way at a time."""
+        for found in self._run.checkpoints.glob(f"{TEMPORARY_PREFIX}step_*"):
+            if found != self._folder:
+                remove_folder(found)
+
+    def _write_files(self) -> None:
+        """Write this rank's files, then their description, which offers them to rank 0."""
+        layout, offered = self._layout, self._description(self._layout.rank)
+        shard = CheckpointShard(
+            rank=layout.rank,
+            num_ranks=layout.num_ranks,
+            step=self._step,
+            attempt=self._origin.attempt,
+            attempt_id=self._origin.attempt_id,
+            model=layout.model,
+            optimizer=layout.optimizer,
+            files=describe_files(write_tensors(self._folder, self._snapshot)),
+        )
+        hidden = offered.with_name(f".{offered.name}")
+        write_json(hidden, shard)
+        fsync_file(hidden)
+        hidden.rename(offered)  # rank 0 may name the checkpoint from here on, and syncs its folder
+
+    def _description(self, rank: int) -> Path:
+        return self._folder / rank_file(SHARD_FILE, rank)
+
+    def _commit(self) -> Checkpoint:
+        """One manifest of the files of all ranks, whose hashes they computed themselves."""
+        layout, folder = self._layout, self._folder
+        records = describe_files(write_records(folder, self._snapshot))
+        shards = [self._wait_for_shard(rank) for rank in range(layout.num_ranks)]
+        fault = find_shard_fault(shards)
+        if fault is not None:
+            message = f"checkpoint of step {self._step} would not be whole: {fault}"
+            raise CheckpointWriteError(message, is_disk_full=False)
+        described = describe_files([self._description(shard.rank) for shard in shards])
+        files = [*records, *described, *(file for shard in shards for file in shard.files)]
+        for file in files:
+            size = (folder / file.name).stat().st_size
+            if size != file.size:
+                message = f"{file.name} has {size} bytes, and its rank wrote {file.size}"
+                raise CheckpointWriteError(message, is_disk_full=False)
+        files.sort(key=lambda file: file.name)
+        return commit(self._run, folder, make_manifest(self._snapshot, self._origin, files))
+
+    def _give_up(self, error: CheckpointWriteError) -> None:
+        """Say to the other ranks why there will be no checkpoint, and free the space.
+
+        A part that was offered stays until rank 0 removes it, which may be naming the checkpoint.
+        """
+        rank = self._layout.rank
+        if rank and self._description(rank).exists():
+            return
+        failure = ShardFailure(
+            rank=rank,
+            message=str(error),
+            is_disk_full=error.is_disk_full,
+            advice=error.advice,
+        )
+        try:
+            for path in self._folder.iterdir():
+                if rank == 0 or path.stem.endswith(f"_rank{rank}"):
+                    path.unlink(missing_ok=True)
+            write_text(self._folder / failure_file(rank), failure.model_dump_json() + "\n")
+        except OSError:  # a disk that takes not even this: without the folder nobody waits for it
+            if rank == 0:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _wait_for_shard(self, rank: int) -> CheckpointShard:
         """The description of a rank, once it is there."""
-        name = rank_file(SHARD_FILE, rank)
-        while not (self._folder / name).exists():
+        path = self._description(rank)
+        while not path.exists():
             self._look(rank)
         try:
             shard = read_shard(self._folder, rank)
         except ValueError as error:
-            self._fail(f"{name} of rank {rank} is damaged: {one_line(error)}", error)
+            self._fail(f"{path.name} of rank {rank} is damaged: {one_line(error)}", error)
         expected = (self._step, self._origin.attempt, self._origin.attempt_id)
         if (shard.step, shard.attempt, shard.attempt_id) != expected:
-            self._fail(f"{name} of rank {rank} is of another save")
+            self._fail(f"{path.name} of rank {rank} is of another save")
         return shard
 
-    def for_checkpoint(self) -> Checkpoint:
+    def _wait_for_checkpoint(self) -> Checkpoint:
         """The checkpoint that rank 0 has made of all parts."""
-        final = self._run.checkpoint(self._step)
         self._until += self._save.deadline_s  # rank 0 decides first, for all
         while self._folder.exists():
             self._look(0)
-        made = read_checkpoint(final)
+        made = read_checkpoint(self._final)
         if made is None or made.manifest.attempt_id != self._origin.attempt_id:
             self._fail("rank 0 removed the parts")
         return made
@@ -239,7 +219,7 @@ class _Wait:
             self._fail(f"the process of rank {rank} is gone")
         if time.monotonic() > self._until:
             self._fail(f"rank {rank} did not do its part within {self._save.deadline_s:g} s")
-        self._save.sleep(_POLL_S)
+        time.sleep(_POLL_S)
 
     def _fail(self, why: str, cause: Exception | None = None) -> NoReturn:
         message = f"checkpoint of step {self._step} could not be written: {why}"
