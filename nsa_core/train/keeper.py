@@ -50,13 +50,6 @@ def find_known_good(
     return max(good, default=None)
 
 
-def read_known_good(run: RunDir) -> int | None:
-    """Step of the checkpoint that `known_good` names, if it is still there; errors as there."""
-    name = read_known_good_name(run)
-    found = [c.step for c in list_checkpoints(run) if c.path.name == name]
-    return found[0] if found else None
-
-
 def write_known_good(run: RunDir, step: int) -> None:
     """Name the last known good checkpoint, which a rollback goes to."""
     write_text(run.known_good, run.checkpoint(step).name + "\n")
@@ -97,7 +90,7 @@ class SaveResult:
     step: int
     outcome: Checkpoint | CheckpointWriteError
     write_s: float
-    removed: tuple[int, ...] = ()
+    removed: list[int]
 
 
 @dataclass
@@ -120,6 +113,7 @@ class CheckpointKeeper:
 
     Attributes:
         begin_step: The step that this attempt began at.
+        known_good: Step of the last known good checkpoint; None without one.
         whole_step: Newest step with a whole checkpoint of this run; None without one.
     """
 
@@ -145,8 +139,7 @@ class CheckpointKeeper:
         self._stall_s = 0.0
         self._num_begun = 0  # saves of this attempt; the same on every rank
         self._rank_deadline_s = rank_deadline_s
-        self._meet_s = rank_deadline_s / 4
-        self._known_good = self._read_known_good()
+        self.known_good = self._read_known_good()
         self.statistics = SaveStatistics()
         self._saved_steps = [checkpoint.step for checkpoint in list_checkpoints(run)]
         self.last_anomaly_step: int | None = None
@@ -155,19 +148,21 @@ class CheckpointKeeper:
 
     def _read_known_good(self) -> int | None:
         try:
-            return read_known_good(self._run)
+            name = read_known_good_name(self._run)
         except (OSError, ValueError) as error:
             why = f"known_good cannot be read: {one_line(error)}; clean steps will name one again"
             self._telemetry.event("unreadable", why)
             return None
+        found = [one.step for one in list_checkpoints(self._run) if one.path.name == name]
+        return found[0] if found else None
 
     def begin_at(self, step: int, last_anomaly_step: int | None, *, is_own: bool) -> None:
         """The run continues from this step of its own or of another run; 0 is a fresh start."""
         self.begin_step = step
         kept = step if is_own else step - 1  # the rest is set aside, with the past that it is of
         self._saved_steps = [saved for saved in self._saved_steps if saved <= kept]
-        if self._known_good is not None and self._known_good > kept:
-            self._known_good = None
+        if self.known_good is not None and self.known_good > kept:
+            self.known_good = None
         self.last_anomaly_step = last_anomaly_step
         self.whole_step = step if is_own else None
 
@@ -206,7 +201,8 @@ class CheckpointKeeper:
         """
         while True:
             if self._writing is not None:
-                wait_for([self._writing], timeout=self._meet_s if self._group.size > 1 else None)
+                meet_s = self._rank_deadline_s / 4 if self._group.size > 1 else None
+                wait_for([self._writing], timeout=meet_s)
             is_busy = self._writing is not None and not self._writing.done()
             if self._group.add_up([is_busy]) == [0]:
                 return
@@ -228,17 +224,21 @@ class CheckpointKeeper:
         if isinstance(outcome, Checkpoint) and self._group.is_first:
             self._telemetry.writes.attempt(
                 "retention",
-                lambda: removed.extend(apply_retention(self._run, self._config, self._known_good)),
+                lambda: removed.extend(apply_retention(self._run, self._config, self.known_good)),
             )
-        return SaveResult(snapshot.state.step, outcome, write_s, tuple(removed))
+        return SaveResult(snapshot.state.step, outcome, write_s, removed)
 
-    def _collect(self, *, is_waited_for: bool) -> SaveResult | None:
-        """The result of the last save, once; None while it is being written or without one."""
+    def _collect(self, *, is_waited_for: bool) -> tuple[int, CheckpointWriteError] | None:
+        """Take note of a save that has finished; of one that failed, the step and why, once."""
         writing = self._writing
         if writing is None or not (is_waited_for or writing.done()):
             return None
         self._writing = None
-        return writing.result()
+        result = writing.result()
+        if isinstance(result.outcome, CheckpointWriteError):
+            return result.step, result.outcome
+        self._note_saved(result, result.outcome)
+        return None
 
     def settle(self, *, wait: bool = False, is_last: bool = False) -> None:
         """Handle a finished write: retention and events, or whether the run may continue.
@@ -246,23 +246,15 @@ class CheckpointKeeper:
         Raises:
             DiskFullError: If the disk refused and the last whole checkpoint is too old.
         """
-        result = self._collect(is_waited_for=wait)
-        if result is None:
-            return
-        if isinstance(result.outcome, Checkpoint):
-            self._note_saved(result, result.outcome)
-        else:
-            self._judge_failure(result, result.outcome, is_last=is_last)
+        failed = self._collect(is_waited_for=wait)
+        if failed is not None:
+            self._judge_failure(*failed, is_last=is_last)
 
     def drain(self) -> None:
         """Wait for a write under way at the end of an attempt; its failure is an event only."""
-        result = self._collect(is_waited_for=True)
-        if result is None:
-            return
-        if isinstance(result.outcome, Checkpoint):
-            self._note_saved(result, result.outcome)
-        else:
-            self._telemetry.event("save_failed", str(result.outcome), step=result.step)
+        failed = self._collect(is_waited_for=True)
+        if failed is not None:
+            self._telemetry.event("save_failed", str(failed[1]), step=failed[0])
 
     def mark_known_good(self, step: int) -> None:
         """Remember the newest checkpoint that clean steps have proven.
@@ -272,14 +264,9 @@ class CheckpointKeeper:
         if self._writing is not None or not self._group.is_first:
             return
         good = find_known_good(self._saved_steps, step, self.last_anomaly_step)
-        if good is not None and good != self._known_good:
-            self._known_good = good
+        if good is not None and good != self.known_good:
+            self.known_good = good
             self._telemetry.writes.attempt("known_good", lambda: write_known_good(self._run, good))
-
-    @property
-    def known_good(self) -> int | None:
-        """Step of the last known good checkpoint."""
-        return self._known_good
 
     def find_good(self, first_bad_step: int) -> int | None:
         """The newest checkpoint that a bad step cannot have spoiled; None if there is none.
@@ -287,7 +274,7 @@ class CheckpointKeeper:
         That is the last known good one, or a later one from before the first bad step: one that
         was saved after a skipped step holds whatever led to it.
         """
-        proven = [] if self._known_good is None else [self._known_good]
+        proven = [] if self.known_good is None else [self.known_good]
         before = [saved for saved in self._saved_steps if saved < first_bad_step]
         return max([*proven, *before], default=None)
 
@@ -310,16 +297,14 @@ class CheckpointKeeper:
             bytes=size,
             stall_s=round(self._stall_s, 4),
             write_s=round(result.write_s, 4),
-            removed=list(result.removed),
+            removed=result.removed,
         )
         self._telemetry.beats.write("checkpoint", TrainerFigures(checkpoint_step=result.step))
 
-    def _judge_failure(
-        self, result: SaveResult, error: CheckpointWriteError, *, is_last: bool
-    ) -> None:
+    def _judge_failure(self, step: int, error: CheckpointWriteError, *, is_last: bool) -> None:
         self.statistics.num_failed += 1
         base = self.begin_step if self.whole_step is None else self.whole_step
-        age = result.step - base
+        age = step - base
         limit = YOUNG_INTERVALS * self._config.save_every
         # of several ranks the first one ends the run, unless all are at this place
         may_continue = not is_last and (age <= limit or not self._group.is_first)
@@ -332,7 +317,7 @@ class CheckpointKeeper:
                 if may_continue
                 else "the run stops"
             ),
-            step=result.step,
+            step=step,
             is_disk_full=error.is_disk_full,
         )
         if not may_continue:
