@@ -4,7 +4,7 @@ import errno
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,16 +35,8 @@ from nsa_core.train.random_state import HostRandomState, RandomState
 
 STATE_FILE = "state.json"
 TEMPORARY_PREFIX = ".writing_"
-
-
-def random_tensors_file(rank: int) -> str:
-    """File with one rank's torch generators."""
-    return rank_file("random.safetensors", rank)
-
-
-def random_words_file(rank: int) -> str:
-    """File with one rank's Python and numpy generators."""
-    return rank_file("random.json", rank)
+#: Generators of a rank: those of torch, and those of Python and numpy.
+RANDOM_TENSORS, RANDOM_WORDS = "random.safetensors", "random.json"
 
 
 class TrainingState(FrozenModel):
@@ -199,7 +191,7 @@ def write_tensors(folder: Path, snapshot: TrainingSnapshot) -> list[Path]:
     save_file(snapshot.optimizer, optimizer)
     paths = [model, optimizer]
     for rank, random in snapshot.random.items():
-        tensors, words = folder / random_tensors_file(rank), folder / random_words_file(rank)
+        tensors, words = (folder / rank_file(name, rank) for name in (RANDOM_TENSORS, RANDOM_WORDS))
         save_file(random.tensors, tensors)
         write_json(words, random.words)
         paths += [tensors, words]
@@ -294,22 +286,11 @@ def read_random(folder: Path, manifest: CheckpointManifest) -> list[RandomState]
     """The generators of every rank that wrote it; ValueError if a file does not hold them."""
     listed = {file.name for file in manifest.files}
     found: list[RandomState] = []
-    while random_words_file(len(found)) in listed:
-        content = (folder / random_words_file(len(found))).read_bytes()
-        words = HostRandomState.model_validate_json(content)
-        found.append(RandomState(words, read_tensors(folder, random_tensors_file(len(found)))))
+    while (name := rank_file(RANDOM_WORDS, len(found))) in listed:
+        words = HostRandomState.model_validate_json((folder / name).read_bytes())
+        tensors = load_file(folder / rank_file(RANDOM_TENSORS, len(found)))
+        found.append(RandomState(words, tensors))
     if not found:
-        message = f"it does not list {random_words_file(0)}"
+        message = f"it does not list {name}"
         raise ValueError(message)
     return found
-
-
-def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    """All tensors of one file, in host memory."""
-    return load_file(folder / name)
-
-
-def missing_names(names: Iterable[str], manifest: CheckpointManifest) -> list[str]:
-    """Files of `names` that a checkpoint's manifest does not list."""
-    listed = {file.name for file in manifest.files}
-    return [name for name in names if name not in listed]

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
 from nsa_core.config.base import one_line
+from nsa_core.config.recipe import leaves
 from nsa_core.config.run import RunConfig
 from nsa_core.data.tokenizer import Tokenizer
 from nsa_core.model.stored_tensors import find_stored, read_stored
@@ -182,9 +182,10 @@ def _verify(folder: Path, run: RunDir, manifest: RunManifest) -> ResumePoint | s
     if foreign is not None:
         return foreign
     needed = (*found.manifest.tensor_files, content.STATE_FILE, CONFIG_FILE)
-    missing = content.missing_names(needed, found.manifest)
-    if missing:
-        return f"checkpoint.json does not list {missing[0]}"
+    listed = {file.name for file in found.manifest.files}
+    missing = next((name for name in needed if name not in listed), None)
+    if missing is not None:
+        return f"checkpoint.json does not list {missing}"
     damage = seen.damage or inspect_checkpoint(folder).damage
     return damage or _open(found, is_own=folder.parent == run.checkpoints)
 
@@ -214,7 +215,9 @@ def _open(found: Checkpoint, *, is_own: bool) -> ResumePoint | str:
         return f"its content cannot be read: {one_line(error)}"
     if state.step != found.step:
         return f"checkpoint.json says step {found.step}, its state is step {state.step}"
-    return ResumePoint(found, state, config, is_own)
+    return ResumePoint(
+        path=found.path, manifest=found.manifest, state=state, config=config, is_own=is_own
+    )
 
 
 def set_aside_later(run: RunDir, step: int, attempt: int) -> list[str]:
@@ -236,27 +239,17 @@ def set_aside_later(run: RunDir, step: int, attempt: int) -> list[str]:
 
 def find_differences(before: RunConfig, now: RunConfig) -> list[str]:
     """Dotted keys whose values differ, each as `key: old -> new`; pure."""
-    old, new = _flatten(before.model_dump(mode="json")), _flatten(now.model_dump(mode="json"))
+    old, new = leaves(before), leaves(now)
     return [
-        f"{key}: {old.get(key)} -> {new.get(key)}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
+        f"{key}: {value} -> {new[key]}" for key, value in sorted(old.items()) if value != new[key]
     ]
-
-
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        flat |= _flatten(value, f"{path}.") if isinstance(value, dict) else {path: value}
-    return flat
 
 
 def require_same_model(point: ResumePoint, config: RunConfig) -> None:
     """Raise CheckpointError if a field of `model` differs; the first is named."""
     differences = [d for d in find_differences(point.config, config) if d.startswith("model.")]
     if differences:
-        message = f"{point.checkpoint.path.name} is of another model: {differences[0]}"
+        message = f"{point.path.name} is of another model: {differences[0]}"
         raise CheckpointError(
             message, hint="Resume with the configuration that the checkpoint was trained with"
         )
@@ -298,7 +291,7 @@ def restore(
     Raises:
         CheckpointError: If it is of another tokenizer, or does not fit this model.
     """
-    folder, manifest = point.checkpoint.path, point.checkpoint.manifest
+    folder, manifest = point.path, point.manifest
     if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
         message = f"{folder.name} was trained with another tokenizer than {tokenizer.name}"
         raise CheckpointError(message, hint="Resume with the tokenizer of the checkpoint")
@@ -317,7 +310,7 @@ def restore(
 
 def _load(point: ResumePoint, learner: Learner) -> list[RandomState]:
     """Load weights and optimizer state; the random generators of every rank that wrote it."""
-    folder, manifest = point.checkpoint.path, point.checkpoint.manifest
+    folder, manifest = point.path, point.manifest
     try:
         shards = learner.shards
         stored = find_stored(folder, manifest, MODEL_FILE)
@@ -375,9 +368,9 @@ def note_beginning(
     changed = f"; changed: {'; '.join(differences)}" if differences else ""
     telemetry.event(
         "resumed",
-        f"from step {step} of {point.checkpoint.path}{changed}",
+        f"from step {step} of {point.path}{changed}",
         step=step,
-        path=str(point.checkpoint.path),
-        run_id=point.checkpoint.manifest.run_id,
+        path=str(point.path),
+        run_id=point.manifest.run_id,
         differences=differences,
     )

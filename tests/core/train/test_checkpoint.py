@@ -4,6 +4,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from nsa_core.config.run import RunConfig
 from nsa_core.model.weights import load_model_tensors, model_tensors
@@ -56,8 +57,7 @@ def test_nothing_in_a_checkpoint_is_a_pickle(run):
 def test_weights_come_back_bit_for_bit(run):
     model, other = make_model(seed=3), make_model(seed=4)
     content.write_checkpoint(run, snapshot(1, model), ORIGIN)
-    tensors = content.read_tensors(run.checkpoint(1), MODEL_FILE)
-    load_model_tensors(other, tensors)
+    load_model_tensors(other, load_file(run.checkpoint(1) / MODEL_FILE))
     assert same(weights(model), weights(other))
 
 

@@ -77,7 +77,7 @@ def test_a_resume_continues_with_the_loss_scale(run, manifest):
     scale = {**torch.amp.GradScaler("cpu", init_scale=64.0).state_dict(), "_growth_tracker": 7}
     state = point.state.model_copy(update={"loss_scaler": scale})
     learner = with_scaler(make_model(), 1.0)
-    restore(replace(point, state=state), learner, TOKENIZER, CPU, RankGroup())
+    restore(point.model_copy(update={"state": state}), learner, TOKENIZER, CPU, RankGroup())
     found = learner.steps.scaler.state_dict()
     assert (found["scale"], found["_growth_tracker"]) == (64.0, 7)
 

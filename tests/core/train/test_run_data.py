@@ -18,7 +18,7 @@ from nsa_core.data.shards import read_manifest as read_staged
 from nsa_core.data.tokenizer import load_tokenizer
 from nsa_core.env import RankEnvironment
 from nsa_core.evaluate.run_model import WeightsFile, find_tokenizer
-from nsa_core.rundir.checkpoint import Checkpoint, CheckpointManifest
+from nsa_core.rundir.checkpoint import CheckpointManifest
 from nsa_core.rundir.data_account import read_account
 from nsa_core.rundir.events import read_events
 from nsa_core.rundir.layout import RunDir
@@ -49,9 +49,10 @@ def point_of(run, staged):
         config_sha256="0" * 64, tokenizer_fingerprint="", files=[],
     )  # fmt: skip
     return ResumePoint(
-        Checkpoint(run.checkpoint(1), manifest),
-        TrainingState(step=1, tokens_seen=1, loader=state.model_dump()),
-        RunConfig(),
+        path=run.checkpoint(1),
+        manifest=manifest,
+        state=TrainingState(step=1, tokens_seen=1, loader=state.model_dump()),
+        config=RunConfig(),
         is_own=True,
     )
 
