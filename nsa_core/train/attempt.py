@@ -5,7 +5,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from nsa_core.config.base import disk_advice, one_line
@@ -26,6 +26,7 @@ from nsa_core.rundir.ranks import (
 )
 from nsa_core.train.disk import RunLog, hold_reserve, release_reserve
 from nsa_core.train.failure import (
+    AttemptEnd,
     DiskFullError,
     RunIsTakenError,
     TrainerConfigurationError,
@@ -102,21 +103,6 @@ def _line(error: TrainerError) -> str:
     return f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else "")
 
 
-@dataclass(frozen=True)
-class _End:
-    """How this rank ends.
-
-    Attributes:
-        is_shared: All ranks end so after the same step.
-        follows: Another rank is the cause.
-    """
-
-    code: TrainerExit
-    reason: str
-    is_shared: bool = False
-    follows: bool = False
-
-
 class TrainerAttempt:
     """One attempt in this process; its end is written exactly once.
 
@@ -150,7 +136,7 @@ class TrainerAttempt:
         signals.disarm()
         return self._end(end)
 
-    def _train(self, signals: SignalWatch) -> _End:
+    def _train(self, signals: SignalWatch) -> AttemptEnd:
         if self._place.is_leader:
             for line in clear_obstacles(self._run, self._place.rank):
                 self._telemetry.event("unreadable", line)
@@ -167,8 +153,7 @@ class TrainerAttempt:
 
         self._group = join_group(self._manifest.config, self._place)
         context = AttemptContext(self._run, self._manifest, self._group, self._telemetry, signals)
-        end = run_training(context, last_alive)
-        return _End(end.code, end.reason, is_shared=self._group.has_agreed)
+        return replace(run_training(context, last_alive), is_shared=self._group.has_agreed)
 
     def _describe(self) -> RankProcess:
         identity = identify(os.getpid())
@@ -205,12 +190,12 @@ class TrainerAttempt:
         if self._place.is_leader:
             self._telemetry.writes.attempt("the reserve", lambda: release_reserve(self._run))
 
-    def _guarded(self, body: Callable[[], _End]) -> _End:
+    def _guarded(self, body: Callable[[], AttemptEnd]) -> AttemptEnd:
         try:
             return body()
         except TrainerError as error:
             self._report(error)
-            return _End(error.code, str(error), error.is_shared, error.follows)
+            return AttemptEnd(error.code, str(error), error.is_shared, error.follows)
         except Exception as error:  # noqa: BLE001 - the outermost edge: every end has a code
             return self._classify(error)
 
@@ -219,7 +204,7 @@ class TrainerAttempt:
         if self._place.is_leader or not error.is_shared:
             self._log.report(_line(error))
 
-    def _classify(self, error: Exception) -> _End:
+    def _classify(self, error: Exception) -> AttemptEnd:
         from nsa_core.data.reporting import DataError
         from nsa_core.train.checkpoint_files import is_disk_full
         from nsa_core.train.joined_group import is_lost_rank, lost_rank
@@ -228,16 +213,16 @@ class TrainerAttempt:
         if not self._is_alone and is_lost_rank(error):
             lost = lost_rank(error)
             self._report(lost)
-            return _End(lost.code, str(lost), follows=True)
+            return AttemptEnd(lost.code, str(lost), follows=True)
         if isinstance(error, DataError):
             if self._place.is_leader or not self._group.has_agreed:
                 self._log.report(f"error: {error.message}\nhint: {error.hint}")
-            return _End(TrainerExit.DATA, error.message, self._group.has_agreed)
+            return AttemptEnd(TrainerExit.DATA, error.message, self._group.has_agreed)
         if isinstance(error, OSError) and is_disk_full(error):
             has_checkpoint = bool(list_checkpoints(self._run))
             full = DiskFullError(str(error), has_checkpoint=has_checkpoint, hint="Free space")
             self._report(full)
-            return _End(full.code, str(full))
+            return AttemptEnd(full.code, str(full))
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         self._log.keep("".join(traceback.format_exception(error)))
         if is_out_of_memory(error):
@@ -247,15 +232,15 @@ class TrainerAttempt:
                 f"error: torch.compile failed here: {reason}\n"
                 f"hint: Set runtime.compile=false; its output is in {self._run.log}"
             )
-            return _End(TrainerExit.CONFIGURATION, f"torch.compile failed here: {reason}")
+            return AttemptEnd(TrainerExit.CONFIGURATION, f"torch.compile failed here: {reason}")
         if isinstance(error, OSError) and error.errno is not None:
             hint = f"{disk_advice(error)}; the traceback is in {self._run.log}"
             self._log.report(f"error: the system failed: {one_line(error)}\nhint: {hint}")
-            return _End(TrainerExit.CRASHED, f"the system failed: {one_line(error)}")
+            return AttemptEnd(TrainerExit.CRASHED, f"the system failed: {one_line(error)}")
         self._log.report(f"error: a bug: {reason}\nhint: The traceback is in {self._run.log}")
-        return _End(TrainerExit.CRASHED, reason)
+        return AttemptEnd(TrainerExit.CRASHED, reason)
 
-    def _end_without_memory(self, reason: str) -> _End:
+    def _end_without_memory(self, reason: str) -> AttemptEnd:
         """Leave what filled the memory, and say which setting to change."""
         from nsa_core.train.memory_report import make_memory_report, write_memory_report
 
@@ -274,9 +259,9 @@ class TrainerAttempt:
         self._log.report(
             f"error: out of memory: {reason}\nhint: {report.advice[0]}; {where} has the rest"
         )
-        return _End(TrainerExit.OUT_OF_MEMORY, f"out of memory: {reason}")
+        return AttemptEnd(TrainerExit.OUT_OF_MEMORY, f"out of memory: {reason}")
 
-    def _end(self, end: _End) -> int:
+    def _end(self, end: AttemptEnd) -> int:
         """Write the end; returns the exit code of the process."""
         self._release_reserve()
         speaks = self._is_alone
@@ -298,7 +283,7 @@ class TrainerAttempt:
             )
         return 0 if speaks and not self._is_alone else int(code)
 
-    def _leave(self, end: _End) -> tuple[_End, bool]:
+    def _leave(self, end: AttemptEnd) -> tuple[AttemptEnd, bool]:
         """The end that was agreed on, if all ranks come to it; until then the cause is elsewhere.
 
         One of them may still fail: rank 0 writes the last checkpoint and the final model alone.
@@ -307,14 +292,14 @@ class TrainerAttempt:
         if self._group.leave(end.code, self._wait_for_others):
             return end, True
         reason = f"another rank failed while the run ended ({end.reason})"
-        return _End(TrainerExit.CRASHED, reason, follows=True), False
+        return AttemptEnd(TrainerExit.CRASHED, reason, follows=True), False
 
     def _wait_for_others(self) -> bool:
         """Whether ranks that have not ended yet may still do so."""
         self._beats.advance()
         return not self._find_lost()
 
-    def _write_rank_end(self, end: _End) -> None:
+    def _write_rank_end(self, end: AttemptEnd) -> None:
         record = RankEnd(
             run_id=self._manifest.run_id,
             attempt=self._manifest.attempt,
@@ -351,7 +336,7 @@ class TrainerAttempt:
             self._write_exit(code, reason)
             self._telemetry.event("ended", f"exit code {int(code)}: {reason}", code=int(code))
         else:
-            self._write_rank_end(_End(code, reason, follows=True))
+            self._write_rank_end(AttemptEnd(code, reason, follows=True))
         os._exit(code)
 
     def _forced_end(self, why: str) -> tuple[TrainerExit, str]:

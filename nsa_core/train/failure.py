@@ -1,6 +1,23 @@
-"""Errors that end a run, each with its own exit code."""
+"""How a rank ends, and the errors that end it, each with its own exit code."""
+
+from dataclasses import dataclass
 
 from nsa_core.rundir.exit import TrainerExit
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """How a rank ends.
+
+    Attributes:
+        is_shared: All ranks end so after the same step.
+        follows: Another rank is the cause.
+    """
+
+    code: TrainerExit
+    reason: str
+    is_shared: bool = False
+    follows: bool = False
 
 
 class TrainerError(Exception):

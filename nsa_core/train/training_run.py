@@ -1,7 +1,5 @@
 """One attempt from the first line to the last, once torch may be loaded."""
 
-from dataclasses import dataclass
-
 import torch
 
 from nsa_core.model.stored_tensors import read_weights
@@ -11,6 +9,7 @@ from nsa_core.recall.by_depth import measure_recall
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.goodput import read_goodput
+from nsa_core.train.failure import AttemptEnd
 from nsa_core.train.loop import train
 from nsa_core.train.run_files import (
     write_environment,
@@ -22,14 +21,6 @@ from nsa_core.train.session import TrainingSession, prepare
 from nsa_core.train.stop import StopAskedError, StopRequest, StopWatch
 from nsa_core.train.telemetry import AttemptContext, TrainerFigures
 from nsa_core.train.timing import start_clock
-
-
-@dataclass(frozen=True)
-class AttemptEnd:
-    """How an attempt ended in good order."""
-
-    code: TrainerExit
-    reason: str
 
 
 def run_training(context: AttemptContext, last_alive_unix_s: float | None) -> AttemptEnd:

@@ -15,12 +15,13 @@ from nsa_core.model.stored_tensors import find_stored, read_stored
 from nsa_core.rundir.checkpoint import MODEL_FILE, OPTIMIZER_FILE, read_checkpoint
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, read_manifest, write_manifest
+from nsa_core.train.failure import AttemptEnd
 from nsa_core.train.group import RankGroup
 from nsa_core.train.session import TrainingSession, prepare
 from nsa_core.train.stop import SignalWatch, StopWatch
 from nsa_core.train.telemetry import AttemptContext, Telemetry
 from nsa_core.train.timing import start_clock
-from nsa_core.train.training_run import AttemptEnd, run_training
+from nsa_core.train.training_run import run_training
 from tests.integration.trainer_runs import merge
 
 #: Long enough documents for choices that are free (more than 4 blocks of 4), several in a row.

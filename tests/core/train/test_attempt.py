@@ -17,7 +17,7 @@ from nsa_core.rundir.ranks import RankProcess, read_rank_end, write_rank_process
 from nsa_core.train import attempt, checkpoint_files
 from nsa_core.train.attempt import TrainerAttempt
 from nsa_core.train.disk import hold_reserve
-from nsa_core.train.failure import DiskFullError, RunIsTakenError
+from nsa_core.train.failure import AttemptEnd, DiskFullError, RunIsTakenError
 from nsa_core.train.group import RankGroup
 
 
@@ -123,7 +123,7 @@ def test_an_agreed_end_counts_once_every_rank_has_come_to_it(run, manifest, come
     place = RankEnvironment(rank=1, local_rank=1, world_size=2, local_size=2)
     made = TrainerAttempt(run, manifest, place)
     made._group = group = Leaving(run, place, come=come)
-    code = made._end(attempt._End(TrainerExit.FINISHED, "finished 6 steps", is_shared=True))
+    code = made._end(AttemptEnd(TrainerExit.FINISHED, "finished 6 steps", is_shared=True))
     ended = read_rank_end(run, 1, 1)
     assert group.seen.follows
     assert (code, ended.code) == ((0, 0) if come else (1, 1))
@@ -158,4 +158,4 @@ def test_the_end_of_a_rank_finds_room_on_a_full_disk(run, manifest, monkeypatch,
     made = TrainerAttempt(
         run, manifest, RankEnvironment(rank=0, local_rank=0, world_size=2, local_size=2)
     )
-    made._end(attempt._End(TrainerExit.DO_NOT_RESTART, "the disk is full", is_shared=is_shared))
+    made._end(AttemptEnd(TrainerExit.DO_NOT_RESTART, "the disk is full", is_shared=is_shared))
