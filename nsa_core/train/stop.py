@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from nsa_core.rundir.halt import HaltRequest, describe_halt_file, read_halt
 from nsa_core.rundir.layout import RunDir
@@ -28,16 +27,17 @@ class StopRequest:
     """Why the run should stop now.
 
     Attributes:
-        kind: `halt` for a stop request in the run directory, `signal` for TERM or INT.
         reason: One line.
-        save_checkpoint: Save before stopping.
-        halt: The request behind `halt`.
+        halt: The stop request in the run directory; None for TERM or INT.
     """
 
-    kind: Literal["halt", "signal"]
     reason: str
-    save_checkpoint: bool = True
     halt: HaltRequest | None = None
+
+    @property
+    def save_checkpoint(self) -> bool:
+        """Save before stopping."""
+        return self.halt is None or self.halt.save_checkpoint
 
     def to_bytes(self) -> bytes:
         """The request as it goes to the other ranks."""
@@ -47,10 +47,8 @@ class StopRequest:
 
 def _request_from(content: bytes) -> StopRequest:
     found = json.loads(content)
-    if found["halt"] is None:
-        return StopRequest("signal", found["reason"])
-    halt = HaltRequest.model_validate(found["halt"])
-    return StopRequest("halt", halt.reason, halt.save_checkpoint, halt)
+    halt = found["halt"] and HaltRequest.model_validate(found["halt"])
+    return StopRequest(found["reason"], halt)
 
 
 class StopAskedError(Exception):
@@ -168,7 +166,7 @@ class StopWatch:
         """The stop that is asked for now, if any; a file, which has a reason, before a signal."""
         asked = self._poll_file()
         if asked is None and self._signals.stop_signal is not None:
-            return StopRequest("signal", f"received {self._signals.stop_signal}")
+            return StopRequest(f"received {self._signals.stop_signal}")
         return asked
 
     def check(self) -> None:
@@ -233,7 +231,7 @@ class StopWatch:
             self._seen_stale = mark
             self._report_stale(describe_halt_file(self._run) or "removed meanwhile")
             return None
-        return StopRequest("halt", request.reason, request.save_checkpoint, request)
+        return StopRequest(request.reason, request)
 
     def _read_mark(self) -> tuple[int, int] | None:
         """What tells one `.HALT` from another; None without one."""
