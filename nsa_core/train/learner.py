@@ -18,7 +18,7 @@ from nsa_core.rundir.manifest import RunManifest
 from nsa_core.train.failure import TrainerConfigurationError
 from nsa_core.train.group import RankGroup
 from nsa_core.train.optimizer import OptimizerSet
-from nsa_core.train.parallel import SharedLoss, share_loss
+from nsa_core.train.parallel import share_loss
 from nsa_core.train.random_state import seed_everything
 from nsa_core.train.sharded_model import ShardedModel
 from nsa_core.train.step import StepRunner
@@ -121,20 +121,21 @@ def make_learner(
         config.model, backends or choose_kernels(config, device), seed=config.seed
     )
     if config.runtime.compile:
-        compile_forward_passes(model) if is_sharded else compile_blocks(model)
+        compile_blocks(model, with_hooks=not is_sharded)
     model.loss_kernel = choose_loss_kernel(config, device)
     model.activation_checkpointing = config.runtime.activation_checkpointing
-    if is_sharded:  # block by block on its way to the card, which need not hold it whole
-        shards = ShardedModel(model, device, group)
-        parameters, shared = shards.parameter_infos(model), SharedLoss(model.loss, shards.hold)
-    else:
-        shards, shared = None, share_loss(model.to(device), config, device, group)
+    shards = None
+    if not is_sharded:
+        loss, hold = share_loss(model.to(device), config, device, group)
         parameters = model.parameter_infos()
+    else:  # block by block on its way to the card, which need not hold it whole
+        shards = ShardedModel(model, device, group)
+        loss, hold, parameters = model.loss, shards.hold, shards.parameter_infos(model)
     return Learner(
         model,
         StepRunner(
-            loss=shared.loss,
-            hold=shared.hold,
+            loss=loss,
+            hold=hold,
             group=group,
             clip=shards.clip if shards is not None else None,
             optimizers=OptimizerSet(parameters, config.optimizer, device),
@@ -154,8 +155,8 @@ def choose_loss_kernel(config: RunConfig, device: torch.device) -> LossKernel:
     return "triton" if is_wanted and refusal("triton", "compressed", facts) is None else "torch"
 
 
-def compile_blocks(model: LanguageModel) -> None:
-    """Compile each block in place, not the loss around them.
+def compile_blocks(model: LanguageModel, *, with_hooks: bool = True) -> None:
+    """Compile each block in place, not the loss around them, and its hooks only `with_hooks`.
 
     What cannot be compiled is an error, never run as written in silence: neither a part of a
     block that the tracer cannot follow, nor a block that came in too many shapes.
@@ -166,14 +167,10 @@ def compile_blocks(model: LanguageModel) -> None:
     """
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     for block in model.blocks:
-        block.compile(fullgraph=True)
-
-
-def compile_forward_passes(model: LanguageModel) -> None:
-    """As `compile_blocks`, without the hooks around a block, which will gather its weights."""
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
-    for block in model.blocks:
-        block.forward = torch.compile(block.forward, fullgraph=True)
+        if with_hooks:
+            block.compile(fullgraph=True)
+        else:
+            block.forward = torch.compile(block.forward, fullgraph=True)
 
 
 def require_recorded(manifest: RunManifest, choices: Sequence[BackendChoice]) -> None:

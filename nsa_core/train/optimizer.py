@@ -43,6 +43,10 @@ class OptimizerSet:
     State is read and written by parameter name, so that a checkpoint does not depend on the order
     in which a model declares its layers.
 
+    Attributes:
+        parameters: What they update.
+        torch_optimizers: AdamW, and Muon where it applies.
+
     Raises:
         ValueError: If a parameter is narrower than float32.
     """
@@ -56,10 +60,10 @@ class OptimizerSet:
         rest = [info for info in parameters if info.name not in taken]
         ordered = sorted(rest, key=lambda info: not info.is_decayed)
         self.parameters = [info.parameter for info in parameters]
-        self._optimizers: list[torch.optim.Optimizer] = [_adamw(ordered, config, device)]
+        self.torch_optimizers: list[torch.optim.Optimizer] = [_adamw(ordered, config, device)]
         self._names = [[info.name for info in ordered]]
         if matrices:
-            self._optimizers.append(
+            self.torch_optimizers.append(
                 torch.optim.Muon(
                     [info.parameter for info in matrices],
                     lr=config.muon_learning_rate,
@@ -68,17 +72,12 @@ class OptimizerSet:
             )
             self._names.append([info.name for info in matrices])
         self._peaks: list[list[float]] = [
-            [group["lr"] for group in o.param_groups] for o in self._optimizers
+            [group["lr"] for group in o.param_groups] for o in self.torch_optimizers
         ]
-
-    @property
-    def torch_optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers, for a gradient scaler."""
-        return self._optimizers
 
     def set_scale(self, scale: float) -> float:
         """Set every learning rate to its peak times `scale`; returns the first group's rate."""
-        for optimizer, peaks in zip(self._optimizers, self._peaks, strict=True):
+        for optimizer, peaks in zip(self.torch_optimizers, self._peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * scale
         return self._peaks[0][0] * scale
@@ -86,7 +85,7 @@ class OptimizerSet:
     @property
     def can_hold_back(self) -> bool:
         """Whether a number on the device can keep `step` from changing anything."""
-        return all(group.get("fused") for o in self._optimizers for group in o.param_groups)
+        return all(group.get("fused") for o in self.torch_optimizers for group in o.param_groups)
 
     def step(self, hold_back: Tensor | None = None) -> None:
         """Update the weights.
@@ -96,19 +95,19 @@ class OptimizerSet:
                 torch's fused optimizers read it as the overflow flag of its gradient scaler. None
                 always updates.
         """
-        for optimizer in self._optimizers:
+        for optimizer in self.torch_optimizers:
             optimizer.found_inf = hold_back  # type: ignore[attr-defined]  # torch's own protocol
             optimizer.step()
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
-        for optimizer in self._optimizers:
+        for optimizer in self.torch_optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Every state tensor under `parameter/key`; empty before the first step."""
         tensors = {}
-        for optimizer, names in zip(self._optimizers, self._names, strict=True):
+        for optimizer, names in zip(self.torch_optimizers, self._names, strict=True):
             for index, entries in optimizer.state_dict()["state"].items():
                 for key, value in entries.items():
                     tensors[f"{names[index]}/{key}"] = torch.as_tensor(value)
@@ -128,7 +127,7 @@ class OptimizerSet:
         if unknown:
             message = f"optimizer state of `{min(unknown)}` belongs to no parameter of this run"
             raise ValueError(message)
-        for optimizer, names in zip(self._optimizers, self._names, strict=True):
+        for optimizer, names in zip(self.torch_optimizers, self._names, strict=True):
             _require_fitting(optimizer, names, by_name)
             state = optimizer.state_dict()
             state["state"] = {i: by_name[name] for i, name in enumerate(names) if name in by_name}

@@ -5,9 +5,8 @@ rank is divided by the valid targets of the whole step over the number of ranks,
 that it takes over the ranks is the gradient of the mean over all valid targets.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+import json
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -23,7 +22,7 @@ from nsa_core.model.transformer import LanguageModel
 from nsa_core.model.weights import model_tensors
 from nsa_core.train.group import RankGroup
 from nsa_core.train.optimizer import OptimizerSet
-from nsa_core.train.step import LossFunction
+from nsa_core.train.step import Hold, LossFunction
 
 
 class _Loss(nn.Module):
@@ -37,22 +36,12 @@ class _Loss(nn.Module):
         return self.model.loss(tokens_BT, targets_BT, packing)
 
 
-@dataclass(frozen=True)
-class SharedLoss:
-    """The loss of a model whose gradients are summed over the ranks.
-
-    Attributes:
-        hold: While it is entered, forward and backward keep their gradients to themselves.
-    """
-
-    loss: LossFunction
-    hold: Callable[[], AbstractContextManager[None]]
-
-
 def share_loss(
     model: LanguageModel, config: RunConfig, device: torch.device, group: RankGroup
-) -> SharedLoss:
+) -> tuple[LossFunction, Hold]:
     """The loss of a model that is the same on every rank, with the weights of rank 0.
+
+    While the second is entered, forward and backward keep their gradients to themselves.
 
     Where repeats have to be equal bit for bit, gradients are summed in the order of the ranks. A
     ring sums each part of a bucket in an order of its own, and the buckets of the first step of an
@@ -60,7 +49,7 @@ def share_loss(
     differ in the last bits.
     """
     if group.size == 1:
-        return SharedLoss(model.loss, nullcontext)
+        return model.loss, nullcontext
     wrapped = DistributedDataParallel(
         _Loss(model),
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -70,7 +59,7 @@ def share_loss(
     wrapped.broadcast_buffers = False
     if config.runtime.deterministic or device.type == "cpu":
         wrapped.register_comm_hook(group.size, _mean_in_order)
-    return SharedLoss(wrapped, wrapped.no_sync)
+    return wrapped, wrapped.no_sync
 
 
 def _mean_in_order(num_ranks: int, bucket: GradBucket) -> Future[Tensor]:
@@ -97,19 +86,17 @@ def share_state(
 
 
 def _share(own: dict[str, Tensor], device: torch.device, group: RankGroup) -> dict[str, Tensor]:
-    text = "\n".join(
-        f"{name} {str(tensor.dtype).removeprefix('torch.')} {' '.join(map(str, tensor.shape))}"
+    """The state of rank 0: `own` there, and on another rank in new memory."""
+    kinds = {
+        name: (str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
         for name, tensor in own.items()
-    )
-    found = {}
-    for line in group.from_first(text.encode()).decode().splitlines():
-        name, dtype, *shape = line.split()
-        sizes = [int(size) for size in shape]
-        tensor = (
-            own[name]
-            if group.is_first
-            else torch.empty(sizes, dtype=getattr(torch, dtype), device=device)
-        )
+    }
+    given = group.from_first(json.dumps(kinds).encode())
+    if not group.is_first:
+        own = {
+            name: torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            for name, (dtype, shape) in json.loads(given).items()
+        }
+    for tensor in own.values():
         group.copy_from_first(tensor)
-        found[name] = tensor
-    return found
+    return own

@@ -63,6 +63,8 @@ def find_breach(
 
 
 LossFunction = Callable[[Tensor, Tensor, Packing], LossSum]
+#: While it is entered, forward and backward keep their gradients from the other ranks.
+Hold = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,6 @@ class StepRunner:
         device: Where the model lives.
         scaler: fp16 gradient scaler; None in other precisions.
         group: The ranks that share a step.
-        hold: While it is entered, a backward pass keeps its gradients from the other ranks.
         clip: Clips to a norm and returns the norm before; by default that of the gradients here.
     """
 
@@ -110,7 +111,7 @@ class StepRunner:
     device: torch.device
     scaler: torch.amp.GradScaler | None = None
     group: RankGroup = field(default_factory=RankGroup)
-    hold: Callable[[], AbstractContextManager[None]] = nullcontext
+    hold: Hold = nullcontext
     clip: Callable[[float], Tensor] | None = None
 
     def run(

@@ -131,9 +131,9 @@ def alone():
 def test_the_forward_pass_waits_for_no_other_rank(alone):
     """The work of a rank is timed up to its first wait: who waits for rank 0 looks as slow."""
     group = RankGroup(RankEnvironment(world_size=2))
-    shared = share_loss(make_model(), RunConfig(), CPU, group)
-    assert list(shared.loss.buffers())
-    assert not shared.loss.will_sync_module_buffers()
+    loss, _ = share_loss(make_model(), RunConfig(), CPU, group)
+    assert list(loss.buffers())
+    assert not loss.will_sync_module_buffers()
 
 
 class Giving(RankGroup):

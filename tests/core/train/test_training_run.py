@@ -52,7 +52,7 @@ def test_a_compiled_run_records_its_gates_once_before_it_is_timed(tmp_path, monk
         evaluation={"eval_every": 0, "sample_tokens": 0},
         runtime={"compile": True},
     )
-    monkeypatch.setattr(learner, "compile_blocks", lambda model: None)
+    monkeypatch.setattr(learner, "compile_blocks", lambda model, **_: None)
     wanted, records_gates, limits = [], loop._records_gates, []
     monkeypatch.setattr(
         RankGroup, "tighten", lambda group, limit_s: limits.append((len(wanted), limit_s))
