@@ -204,7 +204,7 @@ def compose_row(
         ranks=ranks,
         sharding=runtime.sharding if ranks > 1 else "none",
         tokens=request.tokens,
-        estimated_gib=estimate_gib(config),
+        estimated_gib=estimate_step(config).total / MIB_PER_GIB,
     )
     known = [one for one in times if one is not None and not one.problem]
     if problem or len(known) < ranks:
@@ -240,13 +240,6 @@ def _why(times: Sequence[RankTimes | None], problem: str) -> str:
         return f"rank {rank}: {words}"
     missing = [str(rank) for rank, one in enumerate(times) if one is None]
     return problem or f"no answer from rank {', '.join(missing)}"
-
-
-def estimate_gib(config: RunConfig) -> float:
-    """Memory of one card by the estimate that a launch is held against."""
-    sharding = config.runtime.sharding
-    known = "ddp" if sharding == "auto" else sharding
-    return estimate_step(config, known).total / MIB_PER_GIB
 
 
 TABLE = Table(

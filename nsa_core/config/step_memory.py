@@ -9,8 +9,12 @@ MEMORY_SHARE = 0.85
 MIB_PER_GIB = 1024
 
 
-def estimate_step(config: RunConfig, sharding: Sharding) -> MemoryEstimate:
-    """MiB on one card of the run by part, if its ranks keep the state like that."""
+def estimate_step(config: RunConfig, sharding: Sharding | None = None) -> MemoryEstimate:
+    """MiB on one card of the run by part, if its ranks keep the state like that.
+
+    By default they keep it as configured; `auto` that was not settled is `ddp`.
+    """
+    configured = config.runtime.sharding
     return estimate_memory(
         config.model,
         config.optimizer,
@@ -21,7 +25,7 @@ def estimate_step(config: RunConfig, sharding: Sharding) -> MemoryEstimate:
             activation_checkpointing=config.runtime.activation_checkpointing,
             is_compiled=config.runtime.compile,
             num_ranks=config.num_ranks,
-            sharding=sharding,
+            sharding=sharding or ("ddp" if configured == "auto" else configured),
         ),
     )
 

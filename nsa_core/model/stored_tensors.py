@@ -52,8 +52,7 @@ def find_in_file(path: Path) -> dict[str, StoredTensor]:
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - no dictionary: it cannot be iterated
             shape = tuple(file.get_slice(name).get_shape())
-            rows = TensorRows(begin=0, end=shape[0] if shape else 1, shape=shape)
-            found[name] = StoredTensor(shape, ((path, rows),))
+            found[name] = StoredTensor(shape, ((path, TensorRows.whole(shape)),))
     return found
 
 
@@ -102,8 +101,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def _rows_wanted(
     name: str, stored: StoredTensor, wanted: Mapping[str, TensorRows] | None
 ) -> TensorRows:
-    whole = stored.shape[0] if stored.shape else 1
-    rows = (wanted or {}).get(name) or TensorRows(begin=0, end=whole, shape=stored.shape)
+    rows = (wanted or {}).get(name) or TensorRows.whole(stored.shape)
     if rows.shape != stored.shape:
         message = (
             f"tensor `{name}` has shape {list(stored.shape)} in the checkpoint "

@@ -38,6 +38,11 @@ class TensorRows(FrozenModel):
             raise ValueError(message)
         return self
 
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Self:
+        """All rows of a tensor."""
+        return cls(begin=0, end=shape[0] if shape else 1, shape=shape)
+
     @property
     def num_rows(self) -> int:
         """Rows of the whole tensor."""

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from nsa_core.config.base import FrozenModel
-from nsa_core.config.counts import MemoryEstimate
 from nsa_core.config.run import RunConfig, find_sharding_obstacle
 from nsa_core.config.step_memory import estimate_step
 from nsa_core.rundir.atomic import write_text
@@ -108,7 +107,7 @@ def read_card_memory() -> CardMemory | None:
 def advise_memory(config: RunConfig, card: CardMemory | None) -> list[str]:
     """What to change so that a step fits, the most promising first; pure."""
     found = _of_the_card(config, card) if card is not None else []
-    part = estimate_own_step(config)
+    part = estimate_step(config)
     grows = part.activations + part.logits
     knobs = [*_of_the_batch(config), *_of_the_activations(config)]
     state = _of_the_state(config)
@@ -158,11 +157,6 @@ def _of_the_state(config: RunConfig) -> list[str]:
     return ["Use several cards with runtime.num_gpus and runtime.sharding=fsdp"]
 
 
-def estimate_own_step(config: RunConfig) -> MemoryEstimate:
-    """MiB of a step by part, with the state kept as the run keeps it."""
-    return estimate_step(config, "fsdp" if config.runtime.sharding == "fsdp" else "ddp")
-
-
 def make_memory_report(
     config: RunConfig, *, attempt: int, rank: int, step: int, phase: str, error: str
 ) -> MemoryReport:
@@ -176,7 +170,7 @@ def make_memory_report(
         phase=phase,
         error=error[:2000],
         card=card,
-        estimate={name: round(mib, 1) for name, mib in vars(estimate_own_step(config)).items()},
+        estimate={name: round(mib, 1) for name, mib in vars(estimate_step(config)).items()},
         advice=advise_memory(config, card),
     )
 

@@ -22,7 +22,7 @@ from nsa_core.train.checkpoint_files import ShardLayout
 from nsa_core.train.group import RankGroup
 
 #: Rows of a counter, which every rank has and rank 0 writes.
-_COUNTER = TensorRows(begin=0, end=1, shape=())
+_COUNTER = TensorRows.whole(())
 
 
 class ShardedModel:
