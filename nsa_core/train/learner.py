@@ -47,12 +47,15 @@ def choose_device(config: RunConfig, place: RankEnvironment | None = None) -> to
     Raises:
         TrainerConfigurationError: If there is no card where one is asked for, or fewer than ranks.
     """
-    wanted = config.runtime.device
+    wanted, cards = config.runtime.device, config.runtime.num_gpus
     has_card = torch.cuda.is_available()
-    if wanted == "cuda" and not has_card:
-        message = "runtime.device is cuda, and torch sees no CUDA card here"
+    if not has_card and (wanted == "cuda" or cards not in ("auto", 0, 1)):
+        message = (
+            f"runtime.device is {wanted} and runtime.num_gpus is {cards}, and torch sees no CUDA "
+            "card here"
+        )
         raise TrainerConfigurationError(
-            message, hint="Look at `nvidia-smi`, or set runtime.device=cpu"
+            message, hint="Look at `nvidia-smi`, or set runtime.device=cpu and runtime.num_gpus=1"
         )
     device = torch.device("cuda" if has_card and wanted != "cpu" else "cpu")
     if config.runtime.precision == "fp16" and device.type != "cuda":

@@ -16,7 +16,12 @@ from nsa_core.train import parallel
 from nsa_core.train.attempt import COMPILER_MODULES
 from nsa_core.train.failure import TrainerConfigurationError
 from nsa_core.train.group import RankGroup
-from nsa_core.train.learner import compile_blocks, make_learner, require_recorded
+from nsa_core.train.learner import (
+    choose_device,
+    compile_blocks,
+    make_learner,
+    require_recorded,
+)
 from nsa_core.train.parallel import share_loss, share_state
 from tests.core.train.models import CPU, make_batches, make_model, make_steps, no_poll
 from tests.core.train.sessions import SMALL
@@ -48,6 +53,13 @@ def test_a_manifest_of_an_earlier_version_has_no_record(run, manifest):
     text = run.manifest.read_text().replace('"kernels"', '"something_else"')
     run.manifest.write_text(text)
     assert read_manifest(run).kernels == {}
+
+
+def test_several_cards_that_are_gone_are_not_replaced_by_the_processor(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = RunConfig.model_validate({"runtime": {"num_gpus": 2}, "batch": {"accumulation": 2}})
+    with pytest.raises(TrainerConfigurationError, match=r"num_gpus is 2, and torch sees no CUDA"):
+        choose_device(config, RankEnvironment(world_size=2))
 
 
 class BrokenBlock(nn.Module):
