@@ -306,17 +306,15 @@ class CheckpointKeeper:
         base = self.begin_step if self.whole_step is None else self.whole_step
         age = step - base
         limit = YOUNG_INTERVALS * self._config.save_every
+        is_young = age <= limit or not limit  # without a schedule only a signal asked for this save
         # of several ranks the first one ends the run, unless all are at this place
-        may_continue = not is_last and (age <= limit or not self._group.is_first)
+        may_continue = not is_last and (is_young or not self._group.is_first)
         have = "none" if self.whole_step is None else f"step {self.whole_step}"
         self._telemetry.event(
             "save_failed",
-            f"{error}; last whole checkpoint: {have}; "
-            + (
-                f"the run continues until it is {limit} steps old"
-                if may_continue
-                else "the run stops"
-            ),
+            f"{error}; last whole checkpoint: {have}; the run "
+            + ("continues" if may_continue else "stops")
+            + (f" until it is {limit} steps old" if may_continue and limit else ""),
             step=step,
             is_disk_full=error.is_disk_full,
         )

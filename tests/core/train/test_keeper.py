@@ -141,6 +141,18 @@ def test_a_last_checkpoint_that_is_too_old_halts_the_run(keeper, disk):
     assert "step 10" in str(ended.value)
 
 
+def test_a_save_that_a_signal_asked_for_may_fail_where_none_is_due(run, telemetry, disk):
+    """The run would lose all that it has done so far; its end saves in any case."""
+    config = CheckpointConfig(save_every=0, background=False)
+    keeper = CheckpointKeeper(run, config, ORIGIN, telemetry, GoodputClock(0.0, {}))
+    disk.has_room = False
+    save(keeper, 500, wait=False)
+    keeper.settle(wait=True)
+    assert read_events(run)[-1].message.endswith("last whole checkpoint: none; the run continues")
+    with pytest.raises(DiskFullError):
+        save(keeper, 900)
+
+
 def test_the_last_save_of_a_run_may_not_fail_silently(keeper, disk):
     disk.has_room = False
     with pytest.raises(DiskFullError) as ended:
