@@ -187,8 +187,8 @@ class TrainerAttempt:
             raise DiskFullError(message, has_checkpoint=False, hint=hint) from error
 
     def _release_reserve(self) -> None:
-        if self._place.is_leader:
-            self._telemetry.writes.attempt("the reserve", lambda: release_reserve(self._run))
+        """Make room for the records of an end: where one rank ends, its pod's others do as well."""
+        self._telemetry.writes.attempt("the reserve", lambda: release_reserve(self._run))
 
     def _guarded(self, body: Callable[[], AttemptEnd]) -> AttemptEnd:
         try:

@@ -144,8 +144,9 @@ def test_a_second_start_leaves_the_records_of_running_ranks_alone(run, manifest)
     assert attempt.take_run(run, place) == manifest
 
 
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_the_end_of_a_rank_finds_room_on_a_full_disk(run, manifest, monkeypatch, is_shared):
+def test_the_end_of_a_rank_finds_room_on_a_full_disk(run, manifest, monkeypatch, is_shared, rank):
     """Without its own record it would count as killed, and the run would be started again."""
 
     def needs_room(run_dir, record):
@@ -156,6 +157,6 @@ def test_the_end_of_a_rank_finds_room_on_a_full_disk(run, manifest, monkeypatch,
     monkeypatch.setattr(attempt, "write_rank_end", needs_room)
     hold_reserve(run)
     made = TrainerAttempt(
-        run, manifest, RankEnvironment(rank=0, local_rank=0, world_size=2, local_size=2)
+        run, manifest, RankEnvironment(rank=rank, local_rank=rank, world_size=2, local_size=2)
     )
     made._end(AttemptEnd(TrainerExit.DO_NOT_RESTART, "the disk is full", is_shared=is_shared))
