@@ -20,7 +20,7 @@ from nsa_core.train.run_files import write_summary
 from nsa_core.train.session import TrainingSession
 from nsa_core.train.step import StepResult, find_breach, recent
 from nsa_core.train.stop import StopAskedError, StopRequest
-from nsa_core.train.telemetry import TrainerFigures, ValidationRecord
+from nsa_core.train.telemetry import TrainerFigures
 from nsa_core.train.timing import Rate
 
 #: Good steps after which a loss scale has found its place: from then on it may not fall for long.
@@ -329,16 +329,7 @@ def _evaluate_if_due(session: TrainingSession) -> None:
             poll,
             session.context.group.sum_in_place,
         )
-    session.telemetry.validation(
-        ValidationRecord(
-            step=step,
-            val_loss=found.loss,
-            bits_per_byte=found.bits_per_byte,
-            ppl=found.perplexity,
-            tokens=found.num_tokens,
-            bytes=found.num_bytes,
-        )
-    )
+    session.telemetry.validation(step, found)
 
 
 def _save_if_due(session: TrainingSession) -> None:

@@ -5,11 +5,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsa_core.env import RankEnvironment
 from nsa_core.rundir.atomic import append_line, write_text
@@ -22,6 +22,9 @@ from nsa_core.train.disk import LossyWrites, RunLog
 from nsa_core.train.group import RankGroup
 from nsa_core.train.stop import SignalWatch
 from nsa_core.train.tables import TRAINING_COLUMNS, VALIDATION_COLUMNS, CsvLog, TensorBoardLog
+
+if TYPE_CHECKING:  # it takes seconds to load
+    from nsa_core.evaluate.perplexity import Perplexity
 
 
 class TrainerFigures(BeatFigures):
@@ -149,18 +152,6 @@ def read_last_alive(run: RunDir) -> float | None:
     return beats[-1].ts if beats else None
 
 
-@dataclass(frozen=True)
-class ValidationRecord:
-    """One validation; names as in val.csv."""
-
-    step: int
-    val_loss: float
-    bits_per_byte: float
-    ppl: float
-    tokens: int
-    bytes: int
-
-
 class Telemetry:
     """All that one rank of an attempt reports; a full disk costs it lines, not the run.
 
@@ -272,22 +263,20 @@ class Telemetry:
         """Put the rule that ends the run into `.anomaly_type`."""
         self.writes.attempt(".anomaly_type", lambda: write_text(self._run.anomaly, rule + "\n"))
 
-    def validation(self, row: ValidationRecord) -> None:
-        """One validation."""
+    def validation(self, step: int, found: "Perplexity") -> None:
+        """One validation: a row of val.csv, a heartbeat, a point of each curve."""
         if not self._place.is_first:
             return
-        self.validated_steps.add(row.step)
-        cells = asdict(row) | {"attempt": self._attempt}
+        self.validated_steps.add(step)
+        loss, bits = found.loss, found.bits_per_byte
+        cells = {
+            "step": step, "val_loss": loss, "bits_per_byte": bits, "ppl": found.perplexity,
+            "tokens": found.num_tokens, "bytes": found.num_bytes, "attempt": self._attempt,
+        }  # fmt: skip
         self.writes.attempt("val.csv", lambda: self._validation.append(cells))
-        self.beats.write(
-            "eval", BeatFigures(val_loss=row.val_loss, bits_per_byte=row.bits_per_byte)
-        )
-        points = {"loss": row.val_loss, "bits_per_byte": row.bits_per_byte}
-        self._board.scalars("val", points, row.step)
-        self.log.report(
-            f"validation at step {row.step}: loss {row.val_loss:.4f}, "
-            f"{row.bits_per_byte:.4f} bits per byte"
-        )
+        self.beats.write("eval", BeatFigures(val_loss=loss, bits_per_byte=bits))
+        self._board.scalars("val", {"loss": loss, "bits_per_byte": bits}, step)
+        self.log.report(f"validation at step {step}: loss {loss:.4f}, {bits:.4f} bits per byte")
 
     def close(self) -> None:
         """Flush TensorBoard and end the heartbeat thread."""

@@ -5,12 +5,13 @@ import math
 
 import pytest
 
+from nsa_core.evaluate.perplexity import Perplexity
 from nsa_core.rundir.bounded_json import read_records
 from nsa_core.rundir.events import read_events
 from nsa_core.rundir.heartbeat import BeatFigures, Heartbeat
 from nsa_core.train.disk import RESERVE_BYTES, LossyWrites, RunLog, hold_reserve, release_reserve
 from nsa_core.train.tables import TensorBoardLog
-from nsa_core.train.telemetry import TrainerFigures, ValidationRecord
+from nsa_core.train.telemetry import TrainerFigures
 from tests.core.train.sessions import new_run, opened, write_texts
 
 
@@ -67,7 +68,7 @@ def test_only_beats_of_the_data_phase_have_the_progress_of_staging(telemetry, ru
 
 
 def test_a_validation_of_a_step_is_remembered_across_attempts(telemetry, run):
-    telemetry.validation(ValidationRecord(8, 2.0, 3.0, 7.4, 100, 90))
+    telemetry.validation(8, Perplexity(loss=2.0, num_tokens=100, num_bytes=90))
     telemetry.continue_from(8)
     assert telemetry.validated_steps == {8}
 
