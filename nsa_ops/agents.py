@@ -18,7 +18,15 @@ from nsa_ops.errors import (
     StateConflictError,
     VerificationError,
 )
-from nsa_ops.pod.messages import OFFSETS, Offsets, ProbeDocument, Reply, ReplyCode, RunReport
+from nsa_ops.pod.messages import (
+    OFFSETS,
+    Offsets,
+    ProbeDocument,
+    Reply,
+    ReplyCode,
+    RunReport,
+    keep_own,
+)
 from nsa_ops.pod.verify import HashedCheckpoints
 from nsa_ops.quantities import sentence_case
 from nsa_ops.remote.transport import QUICK_S
@@ -78,7 +86,14 @@ def probe(
     for run_id in run_ids:
         words += ["--run-id", run_id]
     argv = link.module(code_id, "nsa_ops.pod.probe", *words)
-    return _call(link, argv, ProbeDocument, stdin=OFFSETS.dump_json(dict(offsets or {})))
+    document = _call(link, argv, ProbeDocument, stdin=OFFSETS.dump_json(dict(offsets or {})))
+    return document.model_copy(update={"runs": [_as_said(one) for one in document.runs]})
+
+
+def _as_said(report: RunReport) -> RunReport:
+    """A report without what a pod cannot know: its name, other pods, and ranks of theirs."""
+    manifest = report.manifest
+    return keep_own(report, manifest.node_rank, manifest.ranks_per_pod or len(report.ranks))
 
 
 def probe_run(run: RunHandle, offsets: Offsets | None = None) -> RunReport:
@@ -152,7 +167,8 @@ def _call(
     try:
         return parse_model(kind, done.stdout)
     except ValueError as error:
-        pod, said = link.record, done.last_error_line or "nothing"
+        pod = link.record
+        said = done.last_error_line or (one_line(error) if done.stdout.strip() else "nothing")
         message = (
             f"The agent on pod `{pod.name}` gave no answer (exit code {done.exit_code}): {said}"
         )

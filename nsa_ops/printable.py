@@ -15,6 +15,18 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
+#: No sentence that we write is longer; what a pod says may have megabytes.
+MOST_CHARACTERS = 4000
+
+
+def printable_brief(text: str) -> str:
+    """`printable`, cut where nobody would read on; `--json` has all of it."""
+    left_out = len(text) - MOST_CHARACTERS
+    if left_out <= 0:
+        return printable(text)
+    return f"{printable(text[:MOST_CHARACTERS])}… ({left_out:,} more characters)"
+
+
 def printable_lines(text: str) -> str:
     """The same with newlines and tabs kept; a carriage return ends a line, as a newline does."""
     whole = text.replace("\r\n", "\n").replace("\r", "\n")

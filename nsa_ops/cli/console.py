@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from nsa_ops.errors import OpsError
-from nsa_ops.printable import printable
+from nsa_ops.printable import printable_brief
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +49,7 @@ def envelope(command: str, data: object, error: OpsError | None = None) -> str:
         "data": jsonable(data),
         "errors": errors,
     }
-    return json.dumps(document)
+    return json.dumps(document, allow_nan=False)
 
 
 def jsonable(value: object) -> Any:
@@ -59,7 +59,7 @@ def jsonable(value: object) -> Any:
         return {name: jsonable(getattr(value, name)) for name in names}
     dump = getattr(value, "model_dump", None)
     if dump is not None:
-        return dump(mode="json")
+        return jsonable(dump(mode="json"))  # fields that no type here knows may hold anything
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -102,7 +102,7 @@ def cell(value: object) -> str:
     """A value for a cell of a table: its text as it is, neither markup nor control characters."""
     from rich.markup import escape
 
-    return escape(printable(cell_text(value)))
+    return escape(printable_brief(cell_text(value)))
 
 
 def cell_text(value: object) -> str:
@@ -128,7 +128,7 @@ def facts(console: "Console", pairs: Sequence[tuple[str, object]]) -> None:
 
 def line(console: "Console", text: str) -> None:
     """One line of text without markup; control characters are shown as escapes."""
-    console.print(printable(text), markup=False, soft_wrap=True)
+    console.print(printable_brief(text), markup=False, soft_wrap=True)
 
 
 def plan_lines(plan: "Plan", *, brief: bool = False) -> list[str]:
@@ -209,12 +209,12 @@ def close_stdout() -> None:
 def warn(line: str) -> None:
     """One line on stderr that `-q` does not silence."""
     with suppress(OSError):  # where stderr takes nothing, nobody can be warned
-        typer.echo(f"warning: {printable(line)}", err=True)
+        typer.echo(f"warning: {printable_brief(line)}", err=True)
 
 
 def complain(error: OpsError) -> None:
     """What failed and what to do next, on stderr; what people typed is shown, never obeyed."""
     with suppress(OSError):  # where stderr takes nothing, the exit code still tells
-        typer.echo(f"error: {printable(error.message)}", err=True)
+        typer.echo(f"error: {printable_brief(error.message)}", err=True)
         if error.hint:
-            typer.echo(f"\nhint: {printable(error.hint)}", err=True)
+            typer.echo(f"\nhint: {printable_brief(error.hint)}", err=True)

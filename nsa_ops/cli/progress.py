@@ -107,7 +107,7 @@ class Display:
     def _draw(self, text: str) -> None:
         with self._lock:
             room = shutil.get_terminal_size().columns - 1
-            self._write(_CLEAR + printable(text)[:room])
+            self._write(_CLEAR + printable(text[:room])[:room])
             self._has_bar = True
 
     def _clear(self) -> None:

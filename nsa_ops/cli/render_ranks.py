@@ -58,7 +58,7 @@ def _spread_text(ranks: Sequence[RankEvidence]) -> str:
     return (
         f"{count}, own time of a step {fastest} to {slowest}, "
         f"median {format_seconds(spread.median_s)};"
-        f" slowest is rank {spread.slowest.rank} ({spread.factor:.2f} times the others)"
+        f" slowest is {name_ranks([spread.slowest])} ({spread.factor:.2f} times the others)"
     )
 
 

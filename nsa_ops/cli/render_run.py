@@ -72,7 +72,7 @@ def pod_rows(report: RunReport) -> list[ScreenLine]:
 def figure_rows(report: RunReport, encoding: str) -> list[ScreenLine]:
     """Progress, loss, speed, kernels, gates, memory and phase; what is unknown is left out."""
     figures = report.figures
-    record = figures.record or _with_loss(report.last_beat)
+    record = _with_loss(figures.record) or _with_loss(report.last_beat)
     rows = [progress_row(report, encoding)]
     if report.state == "staging" and report.last_beat is not None:
         rows += _staging_rows(report.last_beat, encoding)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from nsa_ops.printable import printable
+from nsa_ops.printable import printable_brief
 
 _LABEL_WIDTH = 12
 
@@ -32,7 +32,7 @@ def draw_rows(console: Console, rows: list[ScreenLine]) -> None:
 
 def styled(row: ScreenLine) -> Text:
     """A line in its colours; a control character is shown, never obeyed."""
-    text = printable(row.text)
+    text = printable_brief(row.text)
     start = _LABEL_WIDTH if row.label else 0
     shown = Text(text)
     shown.stylize(row.style, start)

@@ -11,7 +11,7 @@ import typer
 from nsa_ops.cli.console import complain, envelope, warn
 from nsa_ops.cli.progress import Display
 from nsa_ops.errors import ConfigurationError, OpsError
-from nsa_ops.printable import printable
+from nsa_ops.printable import printable_brief
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +38,7 @@ class Options:
 
 
 def _print_line(line: str) -> None:
-    typer.echo(printable(line), err=True)
+    typer.echo(printable_brief(line), err=True)
 
 
 class Session:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, TypeAdapter
 
 from nsa_core.config.base import FrozenModel, TolerantModel
+from nsa_core.config.training import MAX_RANKS
 from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.events import Beginning, Event
 from nsa_core.rundir.heartbeat import Heartbeat, Phase
@@ -17,7 +18,9 @@ from nsa_core.rundir.redaction import FreeText
 from nsa_core.rundir.status import RunEvidence, State
 from nsa_ops.pod.processes import RunProcesses
 from nsa_ops.pod.rank_evidence import RankEvidence
+from nsa_ops.pod.rank_figures import MOST_COUNT, Age, KnownAge
 from nsa_ops.pod.rules.verdict import Verdict
+from nsa_ops.quantities import count_of
 
 SignalName = Literal["USR1", "USR2", "TERM", "KILL"]
 Doing = Literal["watching", "halting", "restarting", "done"]
@@ -182,7 +185,11 @@ OFFSETS: TypeAdapter[dict[str, Offsets]] = TypeAdapter(dict[str, Offsets])
 
 
 class ManifestSummary(TolerantModel):
-    """What a list of runs shows of a manifest."""
+    """What a list of runs shows of a manifest.
+
+    Attributes:
+        ranks_per_pod: 0 in the answer of an older version.
+    """
 
     run_id: str
     attempt: int
@@ -198,8 +205,9 @@ class ManifestSummary(TolerantModel):
     created_unix_s: float
     parent: Parent | None = None
     pod_id: str = ""
-    node_rank: int = 0
-    num_pods: int = 1
+    node_rank: int = Field(0, ge=0, le=MOST_COUNT)
+    num_pods: int = Field(1, ge=1, le=MOST_COUNT)
+    ranks_per_pod: int = Field(0, ge=0, le=MAX_RANKS)
 
 
 class CheckpointFact(TolerantModel):
@@ -255,10 +263,10 @@ class PhaseUse(TolerantModel):
     """
 
     phase: Phase
-    still_s: float
-    limit_s: float | None = None
-    warn_s: float
-    rank: int | None = None
+    still_s: KnownAge
+    limit_s: Age = None
+    warn_s: KnownAge
+    rank: int | None = Field(None, ge=0, le=MOST_COUNT)
 
 
 class RunFigures(TolerantModel):
@@ -344,8 +352,32 @@ class RunReport(RunEvidence, RunNews):
     figures: RunFigures = RunFigures()
     data: DataAccount | None = None
     beginnings: list[Beginning] = []
-    ranks: tuple[RankEvidence, ...] = ()
+    ranks: tuple[RankEvidence, ...] = Field((), max_length=MAX_RANKS)
     pods: list[PodShare] = []
+
+
+def keep_own(report: RunReport, node_rank: int, ranks_per_pod: int) -> RunReport:
+    """What a pod says of its own ranks, each once and in order; what it says of others is a flag.
+
+    Only the laptop knows how the pods are called and which there are, so a pod cannot say it.
+    """
+    first = node_rank * ranks_per_pod
+    own = {
+        rank.rank: rank.model_copy(update={"pod": ""})
+        for rank in report.ranks
+        if first <= rank.rank < first + ranks_per_pod
+    }
+    left_out = len(report.ranks) - len(own)
+    has = f"ranks {first} to {first + ranks_per_pod - 1}"
+    flag = (
+        f"it has {has}, and {count_of(left_out, 'rank')} that it shows beside them count for none"
+    )
+    values = {
+        "pods": [],
+        "ranks": tuple(own[number] for number in sorted(own)),
+        "flags": [*report.flags, *([flag] if left_out else [])],
+    }
+    return report.model_copy(update=values)
 
 
 class RunProblem(TolerantModel):

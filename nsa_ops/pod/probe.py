@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from nsa_core.config.training import WatchdogLimits
+from nsa_core.config.training import MAX_RANKS, WatchdogLimits
 from nsa_core.rundir.bounded_json import (
     JsonError,
     JsonLines,
@@ -94,6 +94,7 @@ def summarize(manifest: RunManifest) -> ManifestSummary:
         pod_id=manifest.pod_id,
         node_rank=manifest.node.rank,
         num_pods=config.runtime.num_pods,
+        ranks_per_pod=min(config.ranks_per_pod, MAX_RANKS),
     )
 
 

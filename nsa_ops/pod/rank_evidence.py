@@ -3,17 +3,36 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
 
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.heartbeat import Message, Phase
 from nsa_ops.gpu.throttling import name_throttling
+from nsa_ops.pod.rank_figures import (
+    MOST_COUNT,
+    MOST_S,
+    Age,
+    Celsius,
+    Count,
+    KnownAge,
+    Mebibytes,
+    Percent,
+    Seconds,
+    Sentence,
+    Word,
+)
 from nsa_ops.quantities import count_of
 
 #: Where ranks wait for each other: one that hangs in another phase is what they wait for.
 _WAITING: Phase = "train"
 #: More ranks than this are counted in a sentence, and not listed.
 _LISTED = 4
+#: Records of a rank that its figures are taken from.
+KEPT_STEPS = 20
+#: A time that no clock of a trainer tells from 0: nothing is so many times as long.
+_LEAST_S = 1e-6
 
 
 class OwnTime(TolerantModel):
@@ -22,8 +41,12 @@ class OwnTime(TolerantModel):
     What follows is time in which it waits for the other ranks.
     """
 
-    step: int
-    own_s: float
+    step: int = Field(ge=0, le=MOST_COUNT)
+    own_s: float = Field(ge=0, le=MOST_S)
+
+
+def _newest(recent: tuple[OwnTime, ...]) -> tuple[OwnTime, ...]:
+    return recent[-KEPT_STEPS:]
 
 
 class RankEvidence(TolerantModel):
@@ -42,29 +65,29 @@ class RankEvidence(TolerantModel):
         problem: Why its heartbeats cannot be used; empty if they can.
     """
 
-    rank: int
-    pod: str = ""
+    rank: int = Field(ge=0, le=MOST_COUNT)
+    pod: Word = ""
     msg: Message | None = None
     phase: Phase | None = None
-    phase_deadline_s: float | None = None
-    phase_before_s: float = 0.0
-    step: int = 0
-    micro_step: int = 0
-    beat_age_s: float | None = None
-    still_s: float | None = None
-    step_s: float | None = None
-    work_s: float | None = None
-    sync_s: float | None = None
-    data_s: float | None = None
-    own_s: float | None = None
-    recent: tuple[OwnTime, ...] = ()
-    gpu_mem_peak: int | None = None
-    gpu_mem_reserved: int | None = None
-    host_rss_mib: int | None = None
-    gpu_util: float | None = None
-    temp_c: float | None = None
-    throttle: str | None = None
-    problem: str = ""
+    phase_deadline_s: Age = None
+    phase_before_s: KnownAge = 0.0
+    step: Count = 0
+    micro_step: Count = 0
+    beat_age_s: Age = None
+    still_s: Age = None
+    step_s: Seconds = None
+    work_s: Seconds = None
+    sync_s: Seconds = None
+    data_s: Seconds = None
+    own_s: Seconds = None
+    recent: Annotated[tuple[OwnTime, ...], AfterValidator(_newest)] = ()
+    gpu_mem_peak: Mebibytes = None
+    gpu_mem_reserved: Mebibytes = None
+    host_rss_mib: Mebibytes = None
+    gpu_util: Percent = None
+    temp_c: Celsius = None
+    throttle: Word | None = None
+    problem: Sentence = ""
 
     @property
     def held_back_by(self) -> str:
@@ -156,17 +179,22 @@ def rank_spread(ranks: Sequence[RankEvidence]) -> RankSpread | None:
 
 
 def slowest_factor(own_s: Sequence[float]) -> float:
-    """The largest of two or more against the median of the others; 1 where those are 0."""
+    """The largest of two or more against the median of the others; 1 where those took no time."""
     *others, slowest = sorted(own_s)
     usual = median(others)
-    return slowest / usual if usual > 0 else 1.0
+    return slowest / usual if usual > _LEAST_S else 1.0
 
 
 def name_ranks(ranks: Sequence[RankEvidence]) -> str:
-    """`rank 2`, `ranks 1 and 3`, or how many there are if they are many."""
+    """`rank 2`, `ranks 1 and 3`, or how many there are if they are many.
+
+    Where pods are shown together, the one that has all of these ranks is named behind them.
+    """
+    pods = {rank.pod for rank in ranks}
+    where = f" on pod `{ranks[0].pod}`" if len(pods) == 1 and ranks[0].pod else ""
     if len(ranks) > _LISTED:
-        return count_of(len(ranks), "rank")
-    return list_ranks([rank.rank for rank in ranks])
+        return count_of(len(ranks), "rank") + where
+    return list_ranks([rank.rank for rank in ranks]) + where
 
 
 def list_ranks(ranks: Sequence[int]) -> str:

@@ -2,21 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isfinite
 
 from nsa_core.config.training import MAX_RANKS
 from nsa_core.rundir.bounded_json import JsonLines, read_last_records, read_records
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.pod.rank_figures import has_counts
 from nsa_ops.quantities import count_of
 
 #: Of all these files together so much of the past is read, and of each at most so much.
 _HISTORY_BYTES, _HISTORY_OF_EACH = 2 * 2**20, 128 * 1024
 #: What one look reads of the new lines of each.
 _CHUNK_BYTES = 256 * 1024
-#: Counts beyond this are no counts: a float does not hold them exactly.
-_MOST = 2**53
 
 
 @dataclass(frozen=True)
@@ -82,6 +80,4 @@ class RankFiles:
 
 def is_of_rank(beat: Heartbeat, rank: int, run_id: str) -> bool:
     """Whether a line was written by this rank of this run, with numbers that can be counts."""
-    counts = (beat.step, beat.micro_step, beat.alive_seq, beat.progress_seq)
-    is_own = beat.rank == rank and beat.run_id == run_id
-    return is_own and isfinite(beat.ts) and all(0 <= count <= _MOST for count in counts)
+    return beat.rank == rank and beat.run_id == run_id and has_counts(beat)

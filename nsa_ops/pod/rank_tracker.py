@@ -4,17 +4,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TypeVar
 
 from nsa_core.rundir.heartbeat import Heartbeat, Phase
-from nsa_ops.pod.rank_evidence import OwnTime, RankEvidence
-
-#: Records of a rank that its figures are taken from.
-KEPT_STEPS = 20
-#: A figure beyond these is no measurement: seconds of a step, MiB of memory, degrees Celsius.
-MOST_S, MOST_MIB, MOST_C = 1e6, 1e9, 1e3
-_MOST_CHARACTERS = 80
-NumberT = TypeVar("NumberT", int, float)
+from nsa_ops.pod.rank_evidence import KEPT_STEPS, OwnTime, RankEvidence
+from nsa_ops.pod.rank_figures import MOST_S, measured
 
 
 @dataclass
@@ -84,12 +77,12 @@ class RankTracker:
             data_s=_median([beat.data_s for beat in records]),
             own_s=_median([seconds for _, seconds in own]),
             recent=tuple(OwnTime(step=step, own_s=s) for step, s in own if s is not None),
-            gpu_mem_peak=measured(newest.gpu_mem_peak, MOST_MIB),
-            gpu_mem_reserved=measured(newest.gpu_mem_reserved, MOST_MIB),
-            host_rss_mib=measured(newest.host_rss_mib, MOST_MIB),
-            gpu_util=measured(newest.gpu_util, 100.0),
-            temp_c=measured(newest.temp_c, MOST_C),
-            throttle=newest.throttle[:_MOST_CHARACTERS] if newest.throttle else None,
+            gpu_mem_peak=newest.gpu_mem_peak,
+            gpu_mem_reserved=newest.gpu_mem_reserved,
+            host_rss_mib=newest.host_rss_mib,
+            gpu_util=newest.gpu_util,
+            temp_c=newest.temp_c,
+            throttle=newest.throttle,
             problem=self.problem,
         )
 
@@ -100,12 +93,7 @@ def own_time_s(record: Heartbeat) -> float | None:
     None where it does not say how long it worked.
     """
     work_s, data_s = measured(record.work_s, MOST_S), measured(record.data_s, MOST_S)
-    return None if work_s is None else work_s + (data_s or 0.0)
-
-
-def measured(value: NumberT | None, most: float) -> NumberT | None:
-    """The value, if it can be a measurement; NaN cannot, and neither can an integer of any size."""
-    return value if value is not None and 0 <= value <= most else None
+    return None if work_s is None else measured(work_s + (data_s or 0.0), MOST_S)
 
 
 def _median(values: Sequence[float | None]) -> float | None:

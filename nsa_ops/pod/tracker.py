@@ -18,6 +18,7 @@ from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.pod.card_watch import CardEvidence
 from nsa_ops.pod.leak import Causality
 from nsa_ops.pod.rank_evidence import RankEvidence
+from nsa_ops.pod.rank_figures import has_counts
 from nsa_ops.pod.rank_tracker import RankTracker
 
 KEPT_RECORDS = 256
@@ -193,11 +194,11 @@ class Tracker:
         self._lead = next(iter(self._ranks.values()))
 
     def feed(self, beats: Iterable[Heartbeat], at_s: float | None = None) -> None:
-        """Take in beats of the leading rank, oldest first.
+        """Take in beats of the leading rank, oldest first; those with impossible counts are not.
 
         `at_s`: when they were seen by the watcher's clock; None takes each beat's own time.
         """
-        for beat in beats:
+        for beat in filter(has_counts, beats):
             if beat.attempt == self.attempt:
                 self._take(beat, beat.ts if at_s is None else at_s)
             elif beat.attempt < self.attempt and beat.tokens_per_s is not None:

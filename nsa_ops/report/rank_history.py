@@ -11,8 +11,9 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.gpu.throttling import name_throttling
 from nsa_ops.pod.rank_evidence import slowest_factor
+from nsa_ops.pod.rank_figures import MOST_C, MOST_MIB, MOST_S, measured
 from nsa_ops.pod.rank_files import is_of_rank
-from nsa_ops.pod.rank_tracker import MOST_C, MOST_MIB, MOST_S, measured, own_time_s
+from nsa_ops.pod.rank_tracker import own_time_s
 from nsa_ops.quantities import count_of, format_bytes, format_seconds
 
 #: The most that is read of the heartbeats of a rank that is not the first: 25,000 lines.

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nsa_core.rundir.status import State
 from nsa_ops.agents import ask_each, probe_run
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import OpsError
-from nsa_ops.pod.messages import Offsets, PodShare, RunReport
+from nsa_ops.pod.messages import Offsets, PodShare, RunReport, keep_own
 from nsa_ops.pod.rank_ending import LOST_ELSEWHERE
 from nsa_ops.pod.rank_evidence import RankEvidence
 from nsa_ops.pod.rules.verdict import SEVERITY, Verdict
@@ -87,15 +87,19 @@ def ask_others(operator: Operator, record: RunRecord) -> list[MemberReport]:
 
 def merge(first: RunReport, pod: str, others: Sequence[MemberReport]) -> RunReport:
     """The report of pod 0 with the state of the whole run, and what its other pods add; pure."""
-    members = [MemberReport(pod, 0, first), *(_of_attempt(one, first) for one in others)]
+    per_pod = first.manifest.ranks_per_pod or len(first.ranks)
+    members = [
+        _with_own_ranks(one, per_pod)
+        for one in (MemberReport(pod, 0, first), *(_of_attempt(one, first) for one in others))
+    ]
     state, why = derive_state(members)
     flags = [f"pod `{one.pod}` says nothing: {one.problem}" for one in members if not one.report]
     for one in members[1:]:
-        flags += [f"pod `{one.pod}`: {flag}" for flag in (one.report.flags if one.report else ())]
+        flags += [f"pod `{one.pod}`: {flag}" for flag in _flags(one)]
     values = {
         "state": state,
         "why": why,
-        "flags": [*first.flags, *flags],
+        "flags": [*_flags(members[0]), *flags],
         "verdict": worst_verdict(members),
         "pods": [_share(one) for one in members],
         "ranks": tuple(_ranks(members)),
@@ -110,12 +114,29 @@ def _ranks(members: Sequence[MemberReport]) -> Iterator[RankEvidence]:
             yield rank.model_copy(update={"pod": one.pod})
 
 
+def _with_own_ranks(one: MemberReport, per_pod: int) -> MemberReport:
+    """The same with the ranks that the place of this pod gives it, as pod 0 counts them."""
+    if one.report is None:
+        return one
+    return replace(one, report=keep_own(one.report, one.node_rank, per_pod))
+
+
+def _flags(one: MemberReport) -> list[str]:
+    return one.report.flags if one.report is not None else []
+
+
 def _of_attempt(one: MemberReport, first: RunReport) -> MemberReport:
     """A pod that is at another attempt says nothing about this one."""
-    if one.report is None or one.report.manifest.attempt == first.manifest.attempt:
+    if one.report is None:
         return one
-    attempts = f"attempt {one.report.manifest.attempt}, and pod 0 at {first.manifest.attempt}"
-    return MemberReport(one.pod, one.node_rank, None, f"it is at {attempts}")
+    its, ours = one.report.manifest, first.manifest
+    if its.attempt != ours.attempt:
+        problem = f"it is at attempt {its.attempt}, and pod 0 at {ours.attempt}"
+    elif its.attempt_id and ours.attempt_id and its.attempt_id != ours.attempt_id:
+        problem = f"its attempt {its.attempt} is another one than that of pod 0"
+    else:
+        return one
+    return MemberReport(one.pod, one.node_rank, None, problem)
 
 
 def _share(one: MemberReport) -> PodShare:

@@ -1,13 +1,13 @@
 """Have a trainer write the stacks of all its threads, every rank of it, and read them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_core.config.training import MAX_RANKS
 from nsa_core.rundir.layout import RunDir
 from nsa_ops.context import Operator, RunHandle
-from nsa_ops.errors import DeadlineError, NotFoundError, OpsError
+from nsa_ops.errors import DeadlineError, NotFoundError, OpsError, VerificationError
 from nsa_ops.pod.rank_evidence import RankEvidence, list_ranks
 from nsa_ops.pod.stacks import StackGroup, group_stacks
 from nsa_ops.remote.transport import QUICK_S
@@ -16,9 +16,11 @@ from nsa_ops.runs.halt import find_live, send_signal
 
 STACK_S = 10.0
 _POLL_S = 0.2
-_MAX_BYTES = 2**20
-#: A file of stacks is passed over in so many pieces of that size at most.
-_MOST_PIECES = 256
+_PIECE_BYTES = 2**20
+#: So many pieces of older stacks are passed over on a pod, and for so long.
+_MOST_PIECES, _PAST_S = 256, 60.0
+#: New stacks of all ranks together, and what each may have of them in any case.
+_MOST_BYTES, _BYTES_OF_EACH = 16 * 2**20, 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -46,22 +48,12 @@ class _StackFile:
     rank: int
     offset: int = 0
 
-    def read(self, offset: int) -> bytes:
+    def read(self, offset: int, max_bytes: int = _PIECE_BYTES) -> bytes:
         transport = self.run.link.transport
         try:
-            return transport.tail(self.path, offset, max_bytes=_MAX_BYTES, timeout_s=QUICK_S)
+            return transport.tail(self.path, offset, max_bytes=max_bytes, timeout_s=QUICK_S)
         except NotFoundError:
             return b""
-
-    def at_end(self) -> "_StackFile":
-        """The same file, whose new stacks begin at its end."""
-        offset = self.offset
-        for _ in range(_MOST_PIECES):
-            content = self.read(offset)
-            offset += len(content)
-            if len(content) < _MAX_BYTES:
-                break
-        return replace(self, offset=offset)
 
 
 def dump_stacks(operator: Operator, run_id: str | None) -> Stacks:
@@ -106,7 +98,7 @@ def _ask(operator: Operator, found: FoundRun, files: list[_StackFile]) -> list[_
     is_first = run.pod == found.run.pod
     place = {} if is_first else {"run_dir": str(run.run_dir)}
     try:
-        begun = [file.at_end() for file in files]
+        begun = _pass_over(operator, files)
         report = found.report.model_copy(update=place)
         operator.tell(send_signal(run, report, "USR1", "stacks"))
     except OpsError as error:
@@ -117,22 +109,61 @@ def _ask(operator: Operator, found: FoundRun, files: list[_StackFile]) -> list[_
     return begun
 
 
+def _pass_over(operator: Operator, files: Sequence[_StackFile]) -> list[_StackFile]:
+    """The same files, whose new stacks begin at their ends.
+
+    Raises:
+        VerificationError: If a pod has more than anybody reads, or takes too long to give it.
+    """
+    deadline_s = operator.clock.monotonic_s() + _PAST_S
+    begun, num_pieces = [], 0
+    for file in files:
+        offset, size = 0, _PIECE_BYTES
+        while size == _PIECE_BYTES:
+            if num_pieces >= _MOST_PIECES or operator.clock.monotonic_s() > deadline_s:
+                message = (
+                    f"`{file.path}` on pod `{file.run.pod}` is too long to look for new stacks"
+                )
+                raise VerificationError(message, hint="Move it away there, then repeat this")
+            size = len(file.read(offset))
+            offset += size
+            num_pieces += size == _PIECE_BYTES
+        begun.append(replace(file, offset=offset))
+    return begun
+
+
 def _await_stacks(operator: Operator, files: Sequence[_StackFile]) -> dict[int, str]:
     """By rank, what was written until it did not grow between two looks, or time was up."""
     deadline_s = operator.clock.monotonic_s() + operator.deadline_s(STACK_S)
+    max_bytes = max(_BYTES_OF_EACH, min(_PIECE_BYTES, _MOST_BYTES // max(1, len(files))))
     texts: dict[int, bytes] = {}
     waiting = list(files)
     while waiting and operator.clock.monotonic_s() < deadline_s:
         operator.clock.sleep(_POLL_S)
         growing = []
-        for file in waiting:
-            latest = file.read(file.offset)
+        for file, latest in _read_new(operator, waiting, max_bytes, deadline_s):
             if not latest or latest != texts.get(file.rank):
                 growing.append(file)
             if latest:
                 texts[file.rank] = latest
         waiting = growing
     return {rank: text.decode(errors="replace") for rank, text in sorted(texts.items())}
+
+
+def _read_new(
+    operator: Operator, files: Sequence[_StackFile], max_bytes: int, deadline_s: float
+) -> Iterator[tuple[_StackFile, bytes]]:
+    """What each file has now; those of a pod that fails are left out, and it is told of."""
+    lost = set()
+    for file in files:
+        is_late = operator.clock.monotonic_s() > deadline_s + QUICK_S  # it gives a little at a time
+        if is_late or file.run.pod in lost:
+            continue
+        try:
+            yield file, file.read(file.offset, max_bytes)
+        except OpsError as error:
+            lost.add(file.run.pod)
+            operator.tell(f"pod `{file.run.pod}`: {error.message}")
 
 
 def stacks_of(run_id: str, texts: Mapping[int, str], ranks: Sequence[RankEvidence]) -> Stacks:

@@ -10,7 +10,7 @@ from rich.console import Console
 from nsa_ops.cli.console import envelope
 from nsa_ops.cli.render_ranks import rank_rows, rank_table
 from nsa_ops.cli.render_run import draw_health, draw_status, frame_rows, frame_view
-from nsa_ops.pod.messages import PhaseUse, RunFigures
+from nsa_ops.pod.messages import PhaseUse, RunFigures, RunReport
 from nsa_ops.pod.rank_evidence import RankEvidence
 from nsa_ops.runs.status import RunStatusLine
 from nsa_ops.runs.watch import Frame
@@ -30,12 +30,17 @@ def ranks(count: int, **changes) -> tuple[RankEvidence, ...]:
     return tuple(found)
 
 
+def of_all_pods(shown: tuple[RankEvidence, ...], state: str) -> RunReport:
+    """A report with these ranks, which may be more than one pod has."""
+    return report(state).model_copy(update={"ranks": shown})
+
+
 def rows(shown: tuple[RankEvidence, ...], state: str = "running") -> dict[str, str]:
-    return {row.label: row.value for row in rank_rows(report(state, ranks=shown))}
+    return {row.label: row.value for row in rank_rows(of_all_pods(shown, state))}
 
 
 def table(shown: tuple[RankEvidence, ...], state: str = "running") -> list[str]:
-    return [row.text for row in rank_table(report(state, ranks=shown))]
+    return [row.text for row in rank_table(of_all_pods(shown, state))]
 
 
 def screens(**fields) -> list[str]:

@@ -4,10 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import Field
+
 from nsa_core.config.base import TolerantModel
 
 Level = Literal["healthy", "warn", "halt"]
 SEVERITY: dict[str, int] = {"healthy": 0, "warn": 1, "halt": 2}
+#: More findings than rules: those of all pods of a run go together.
+MAX_FINDINGS = 64
 #: A rule that keeps finding the same is summed up after so long, then after twice as long, up to
 #: the longest: 9 lines in 24 hours. One that found nothing for so long is reported at once again.
 FIRST_SUMMARY_S = 600.0
@@ -39,11 +43,11 @@ class Verdict(TolerantModel):
     rule: str = ""
     sentence: str = "no rule found anything"
     facts: dict[str, Any] = {}
-    findings: list[Finding] = []
+    findings: list[Finding] = Field([], max_length=MAX_FINDINGS)
 
 
 def conclude(findings: list[Finding]) -> Verdict:
-    """The verdict over findings; of equals the first one."""
+    """The verdict over findings; of equals the first one, and of very many the worst."""
     if not findings:
         return Verdict(level="healthy")
     ordered = sorted(findings, key=lambda finding: -SEVERITY[finding.level])
@@ -53,7 +57,7 @@ def conclude(findings: list[Finding]) -> Verdict:
         rule=worst.rule,
         sentence=worst.sentence,
         facts=worst.facts,
-        findings=ordered,
+        findings=ordered[:MAX_FINDINGS],
     )
 
 

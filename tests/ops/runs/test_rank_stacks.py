@@ -2,13 +2,14 @@
 
 import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from nsa_ops.cli.inspection import draw_stacks
-from nsa_ops.errors import DeadlineError, PodUnreachableError
+from nsa_ops.errors import DeadlineError, PodUnreachableError, VerificationError
 from nsa_ops.pod.messages import Reply, ReplyCode
 from nsa_ops.pod.rank_evidence import RankEvidence
 from nsa_ops.runs.rank_stacks import Stacks, dump_stacks
@@ -102,7 +103,8 @@ def several_pods(desk: Desk, *, is_answering: bool) -> Ranks:
     desk.transport.files[pod.path(1)] = OLD.encode()
     desk.store.save_run(RUN.with_others([MemberPod("b", "pod-2")]))
     first = report("running", ranks=(RankEvidence(rank=0),))
-    second = report("running", ranks=(RankEvidence(rank=1),))
+    manifest = first.manifest.model_copy(update={"node_rank": 1, "num_pods": 2})
+    second = report("running", ranks=(RankEvidence(rank=1),), manifest=manifest)
     desk.transport.answers["pod.probe"] = lambda words, _: answer(
         second if any("/other" in word for word in words) else first
     )
@@ -116,6 +118,72 @@ def several_pods(desk: Desk, *, is_answering: bool) -> Ranks:
 
     desk.transport.answers["pod.act"] = answer_or_not
     return pod
+
+
+def give(desk: Desk, content: Callable[[str, int, int], bytes]) -> list[int]:
+    """Let the pod give other bytes for its files of stacks; how many it has given each time."""
+    given: list[int] = []
+
+    def tail(path: str, offset: int, *, max_bytes: int, timeout_s: float) -> bytes:
+        piece = content(path, offset, max_bytes)
+        given.append(len(piece))
+        return piece
+
+    desk.transport.tail = tail  # type: ignore[method-assign]
+    return given
+
+
+def test_a_file_of_stacks_without_end_is_refused_and_not_read_for_ever(desk: Desk) -> None:
+    Ranks(desk, {}, num_ranks=4)
+    given = give(desk, lambda _path, _offset, max_bytes: b"x" * max_bytes)
+    with pytest.raises(VerificationError, match="is too long to look for new stacks"):
+        dump_stacks(desk.operator, "r1")
+    assert sum(given) <= 257 * 2**20
+
+
+def test_a_pod_that_gives_a_little_at_a_time_is_not_waited_for_rank_by_rank(desk: Desk) -> None:
+    Ranks(desk, {}, num_ranks=64)
+    began_s = desk.clock.now_s
+
+    def drip(_path: str, _offset: int, _max_bytes: int) -> bytes:
+        desk.clock.now_s += 29.0
+        return b""
+
+    give(desk, drip)
+    with pytest.raises(VerificationError):
+        dump_stacks(desk.operator, "r1")
+    assert desk.clock.now_s - began_s < 120
+
+
+def test_the_new_stacks_of_all_ranks_together_are_bounded(desk: Desk) -> None:
+    Ranks(desk, {}, num_ranks=64)
+    num_asked = dict.fromkeys(range(64), 0)
+
+    def fill(path: str, _offset: int, max_bytes: int) -> bytes:
+        rank = int(path.removesuffix(".txt").rpartition("rank")[2])
+        num_asked[rank] += 1
+        return b"" if num_asked[rank] == 1 else b"x" * max_bytes
+
+    give(desk, fill)
+    assert len(dump_stacks(desk.operator, "r1").text) < 17 * 2**20
+
+
+def test_a_second_pod_that_is_lost_while_its_stacks_are_awaited_costs_its_ranks_alone(
+    desk: Desk,
+) -> None:
+    pod = several_pods(desk, is_answering=True)
+    files = desk.transport.files
+
+    def lose(path: str, offset: int, max_bytes: int) -> bytes:
+        if path.startswith("/other") and pod.signals:
+            message = "pod `b` does not answer"
+            raise PodUnreachableError(message)
+        return files[path][offset : offset + max_bytes]
+
+    give(desk, lose)
+    stacks = dump_stacks(desk.operator, "r1")
+    assert (stacks.groups[0].ranks, stacks.silent) == ([0], (1,))
+    assert sum("does not answer" in line for line in desk.story) == 1
 
 
 def test_each_pod_of_a_run_is_asked_for_the_stacks_of_its_ranks(desk: Desk) -> None:
