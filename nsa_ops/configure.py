@@ -230,8 +230,7 @@ def overlay(
         settled = settle_ranks(
             values,
             is_named=bool(BATCH_KEYS & changed.keys()),
-            allowed=hardware.max_gpus if hardware else None,
-            profile=hardware.name if hardware else "",
+            hardware=hardware,
             offered=offered,
         )
         return ChangedConfig(RunConfig.model_validate(nest(values | settled.values)), settled.notes)

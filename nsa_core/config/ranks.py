@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nsa_core.config.profile import HardwareProfile
+
 _CARDS, _PODS, _PROCESSES = "runtime.num_gpus", "runtime.num_pods", "runtime.cpu_ranks"
 _ROWS, _ACCUMULATION = "batch.micro_batch", "batch.accumulation"
 #: Values that stay as they are where the operator names one of them.
@@ -61,8 +63,7 @@ def settle_ranks(
     given: Mapping[str, Any],
     *,
     is_named: bool,
-    allowed: int | None = None,
-    profile: str = "",
+    hardware: HardwareProfile | None = None,
     offered: OfferedCards | None = None,
 ) -> SharedRows:
     """Settle the number of cards where it is `auto` and the pod is known, then share the rows.
@@ -73,8 +74,7 @@ def settle_ranks(
     Args:
         given: Cards, pods, processes, micro-batch and accumulation by dotted key.
         is_named: The operator named the micro-batch or the accumulation, so both stay.
-        allowed: Cards that the profile allows; None for any number.
-        profile: Its name, for the note.
+        hardware: Profile, which may allow a number of cards.
         offered: What the pod has; None if no pod was asked, and `auto` stays.
     """
     counts = [given[key] for key in (_PODS, _PROCESSES, _ROWS, _ACCUMULATION)]
@@ -90,10 +90,17 @@ def settle_ranks(
         return share_rows(rows, accumulation, ranks)
 
     if cards == "auto" and offered is not None:
+        allowed = hardware.max_gpus if hardware else None
         limit = offered.count if allowed is None else min(allowed, offered.count)
-        cards = next((one for one in range(limit, 1, -1) if shared(one)), _fewest(allowed))
+        fewest = 1 if allowed is None else min(1, allowed)
+        cards = next((one for one in range(limit, 1, -1) if shared(one)), fewest)
+        reasons = [offered.why]
+        if hardware and allowed is not None:
+            reasons.append(f"profile {hardware.name} allows {allowed}")
+        if cards < limit:
+            reasons.append(f"the rows of a step do not divide among {limit}")
         found.values[_CARDS] = cards
-        found.notes.append(_choice(cards, limit, allowed, profile, offered))
+        found.notes.append(f"{_CARDS} auto is {cards}: {', '.join(reasons)}")
     if not isinstance(cards, int):
         return found
     batch = shared(cards)
@@ -105,20 +112,3 @@ def settle_ranks(
             f"share the {rows * accumulation} rows of a step: {batch[0]} x {batch[1]}"
         )
     return found
-
-
-def _fewest(allowed: int | None) -> int:
-    """What a run takes where no larger number can be had."""
-    return 1 if allowed is None else min(1, allowed)
-
-
-def _choice(
-    cards: int, limit: int, allowed: int | None, profile: str, offered: OfferedCards
-) -> str:
-    """Why `auto` is this number."""
-    reasons = [offered.why]
-    if allowed is not None:
-        reasons.append(f"profile {profile} allows {allowed}")
-    if cards < limit:
-        reasons.append(f"the rows of a step do not divide among {limit}")
-    return f"{_CARDS} auto is {cards}: {', '.join(reasons)}"

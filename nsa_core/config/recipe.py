@@ -20,7 +20,7 @@ from nsa_core.config.base import (
 from nsa_core.config.environment import read_variables
 from nsa_core.config.model import PAPER_SYMBOLS
 from nsa_core.config.profile import HardwareProfile, load_profile
-from nsa_core.config.ranks import BATCH_KEYS, OfferedCards, SharedRows, settle_ranks
+from nsa_core.config.ranks import BATCH_KEYS, OfferedCards, settle_ranks
 from nsa_core.config.run import RunConfig
 from nsa_core.config.step_memory import fit_batch
 
@@ -167,7 +167,9 @@ def resolve(
             merged[key] = value
             origins[key] = origin or variables.origins[key]
     is_named = bool(BATCH_KEYS & (variables.values | flags).keys())
-    settled = _settle(merged, hardware, offered, is_named=is_named)
+    settled = settle_ranks(
+        _DEFAULTS | merged, is_named=is_named, hardware=hardware, offered=offered
+    )
     config = _validate(merged | settled.values, origins)
     notes = [*variables.notes, *settled.notes]
     if hardware:
@@ -181,20 +183,6 @@ def resolve(
         sha256=config_sha256(config),
         profile=hardware.name if hardware else "none",
         notes=notes,
-    )
-
-
-def _settle(
-    merged: Mapping[str, Any],
-    hardware: HardwareProfile | None,
-    offered: OfferedCards | None,
-    *,
-    is_named: bool,
-) -> SharedRows:
-    """Cards and batch of the ranks that share a step."""
-    allowed, name = (hardware.max_gpus, hardware.name) if hardware else (None, "")
-    return settle_ranks(
-        {**_DEFAULTS, **merged}, is_named=is_named, allowed=allowed, profile=name, offered=offered
     )
 
 
