@@ -37,6 +37,9 @@ class RankEnvironment(FrozenModel):
         return range(first, first + self.local_size)
 
 
+_RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"})
+
+
 def read_rank(environment: Mapping[str, str] | None = None) -> RankEnvironment:
     """RANK, LOCAL_RANK and WORLD_SIZE as torchrun sets them."""
     found = os.environ if environment is None else environment
@@ -59,12 +62,15 @@ def set_before_torch(name: str, value: str) -> None:
 def trainer_environment(allocator: str, caches: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment a trainer is started with: this process's own and what a run needs.
 
+    Ranks that an engine has given to its machines are not those of the run: torchrun sets its own.
+
     `allocator` is the value of PYTORCH_CUDA_ALLOC_CONF; empty leaves what is set.
     """
     needed = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
     if allocator:
         needed["PYTORCH_CUDA_ALLOC_CONF"] = allocator
-    return {**os.environ, **needed, **(caches or {})}
+    own = {name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES}
+    return {**own, **needed, **(caches or {})}
 
 
 #: How torchrun lets the ranks of one pod meet: at a port that is free, and no name is looked up.

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from nsa_core.env import COMPILER_CACHES, compiler_caches, trainer_environment
+from nsa_core.env import (
+    COMPILER_CACHES,
+    RankEnvironment,
+    compiler_caches,
+    read_rank,
+    trainer_environment,
+)
 
 ROOT = Path("/pod")
 
@@ -40,3 +46,12 @@ def test_a_trainer_is_started_with_them(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TRITON_CACHE_DIR", "/pod/caches/triton")
     caches = compiler_caches(ROOT, "c0de")
     assert trainer_environment("", caches)["TRITON_CACHE_DIR"] == "/pod/caches/triton/c0de"
+
+
+def test_a_trainer_takes_no_rank_from_the_engine_that_its_pod_belongs_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some engines number the machines of a job with the variables of torchrun."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "3")
+    assert read_rank(trainer_environment("")) == RankEnvironment()
