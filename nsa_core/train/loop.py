@@ -333,10 +333,13 @@ def _evaluate_if_due(session: TrainingSession) -> None:
 
 
 def _save_if_due(session: TrainingSession) -> None:
-    """Save on schedule or on USR2, and take note of a write that has finished meanwhile."""
+    """Save on schedule or on USR2, and take note of a write that has finished meanwhile.
+
+    What is asked for before the first step of the attempt comes after it: nothing is new before.
+    """
     session.keeper.settle()
-    asked = session.stop.take_save_request()
-    if session.step > session.keeper.begin_step and (asked or session.keeper.is_due(session.step)):
+    has_moved = session.step > session.keeper.begin_step
+    if has_moved and (session.stop.take_save_request() or session.keeper.is_due(session.step)):
         session.keeper.save(session.snapshot, session.step)
         write_summary(session)
     session.keeper.mark_known_good(session.step)

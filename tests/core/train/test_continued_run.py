@@ -14,7 +14,7 @@ from nsa_core.train.checkpoint_files import read_state
 from nsa_core.train.loop import train
 from tests.core.train.models import same, weights
 from tests.core.train.sessions import new_run, opened, run_here, saved
-from tests.integration.trainer_runs import losses, next_attempt, rows
+from tests.integration.trainer_runs import events, losses, next_attempt, rows
 
 STEPS = 5
 
@@ -133,3 +133,12 @@ def write_checkpoint_file(run, step, name, content):
             file["size"] = len(content)
             file["sha256"] = hashlib.sha256(content.encode()).hexdigest()
     (folder / "checkpoint.json").write_text(json.dumps(manifest))
+
+
+def test_a_save_that_was_asked_for_before_the_first_step_comes_after_it(text, tmp_path):
+    run = new_run(tmp_path, text, checkpoint={"save_every": 0}, schedule={"steps": 2})
+    with opened(run) as session:
+        session.context.signals.save_asked = True
+        assert train(session) is None
+        session.keeper.drain()
+    assert [event.facts["step"] for event in events(run, "saved")] == [1, 2]
