@@ -246,6 +246,8 @@ class WatchdogLimits(FrozenModel):
     skipped_in_row: int = Field(5, ge=1)
     #: Growth of the memory in use after the first records.
     memory_creep_fraction: float = Field(0.1, gt=0)
+    #: Share of a card's memory that tensors had at their peak; above it the next step may not fit.
+    card_memory_fraction: float = Field(0.98, gt=0, le=1)
     #: Free disk in checkpoints of the size of the largest.
     disk_checkpoints: float = Field(2.0, ge=0)
     host_memory_fraction: float = Field(0.9, gt=0, le=1)  # share of the pod's memory in use

@@ -63,6 +63,7 @@ class BeatFigures(TolerantModel):
     gpu_mem_alloc: int | None = None
     gpu_mem_reserved: int | None = None
     gpu_mem_peak: int | None = None
+    gpu_mem_total: int | None = None
     gpu_util: float | None = None
     power_w: float | None = None
     temp_c: float | None = None

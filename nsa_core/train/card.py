@@ -36,11 +36,16 @@ def peak_flops_per_s(device: torch.device, precision: str) -> float | None:
 
 @dataclass(frozen=True)
 class MemoryMib:
-    """Memory in MiB (base 2), as nvidia-smi prints it; None without a card."""
+    """Memory in MiB (base 2), as nvidia-smi prints it; None without a card.
+
+    Attributes:
+        gpu_mem_total: What the card has, for whomever.
+    """
 
     gpu_mem_alloc: int | None
     gpu_mem_reserved: int | None
     gpu_mem_peak: int | None
+    gpu_mem_total: int | None
     host_rss_mib: int
 
 
@@ -49,11 +54,12 @@ def read_memory(device: torch.device) -> MemoryMib:
     resident_pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     host = resident_pages * 4096 // _MIB
     if device.type != "cuda":
-        return MemoryMib(None, None, None, host)
+        return MemoryMib(None, None, None, None, host)
     return MemoryMib(
         torch.cuda.memory_allocated(device) // _MIB,
         torch.cuda.memory_reserved(device) // _MIB,
         torch.cuda.max_memory_allocated(device) // _MIB,
+        torch.cuda.get_device_properties(device).total_memory // _MIB,
         host,
     )
 

@@ -15,9 +15,10 @@ from nsa_ops.errors import (
 from nsa_ops.health.foreign_logs import parse_log
 from nsa_ops.health.foreign_reader import ForeignLog
 from nsa_ops.local_files import read_named
+from nsa_ops.pod.rank_tracker import is_record
 from nsa_ops.pod.rules.rulebook import judge
 from nsa_ops.pod.rules.verdict import Finding, Level
-from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, Tracker, is_record
+from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, Tracker
 from nsa_ops.quantities import count_of
 
 

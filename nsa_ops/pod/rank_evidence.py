@@ -12,15 +12,18 @@ from nsa_core.rundir.heartbeat import Message, Phase
 from nsa_ops.gpu.throttling import name_throttling
 from nsa_ops.pod.rank_figures import (
     MOST_COUNT,
+    MOST_MIB,
     MOST_S,
     Age,
     Celsius,
     Count,
     KnownAge,
     Mebibytes,
+    Milliseconds,
     Percent,
     Seconds,
     Sentence,
+    Share,
     Word,
 )
 from nsa_ops.quantities import count_of
@@ -31,6 +34,8 @@ _WAITING: Phase = "train"
 _LISTED = 4
 #: Records of a rank that its figures are taken from.
 KEPT_STEPS = 20
+#: Records that must agree that batches come late.
+KEPT_DATA = 3
 #: A time that no clock of a trainer tells from 0: nothing is so many times as long.
 _LEAST_S = 1e-6
 
@@ -45,8 +50,35 @@ class OwnTime(TolerantModel):
     own_s: float = Field(ge=0, le=MOST_S)
 
 
+class MemoryGrowth(TolerantModel):
+    """Memory of a rank in MiB: medians of its first records, of the newest, and of those before."""
+
+    first_mib: float = Field(ge=0, le=MOST_MIB)
+    earlier_mib: float = Field(ge=0, le=MOST_MIB)
+    now_mib: float = Field(ge=0, le=MOST_MIB)
+
+
+class DataTimes(TolerantModel):
+    """What one record of a rank says of its data.
+
+    Attributes:
+        fetch_s: The last batch alone took so long.
+        p95_ms: 95th percentile over the newest batches.
+        share: Part of the step in which it waited for its batch.
+    """
+
+    step: Count = 0
+    fetch_s: Seconds = None
+    p95_ms: Milliseconds = None
+    share: Share = None
+
+
 def _newest(recent: tuple[OwnTime, ...]) -> tuple[OwnTime, ...]:
     return recent[-KEPT_STEPS:]
+
+
+def _newest_data(records: tuple[DataTimes, ...]) -> tuple[DataTimes, ...]:
+    return records[-KEPT_DATA:]
 
 
 class RankEvidence(TolerantModel):
@@ -61,6 +93,8 @@ class RankEvidence(TolerantModel):
         step_s: Median of its newest records, like `work_s`, `sync_s` and `data_s`.
         own_s: Median of its `work_s` and `data_s` together, by which ranks are compared.
         recent: Its own time in its newest records, oldest first.
+        data: Of its newest records that say something about data, oldest first.
+        gpu_growth: Of the tensors on its card; None while there are few records, like the host's.
         gpu_mem_peak: Of its newest record in MiB, like what follows.
         problem: Why its heartbeats cannot be used; empty if they can.
     """
@@ -81,7 +115,11 @@ class RankEvidence(TolerantModel):
     data_s: Seconds = None
     own_s: Seconds = None
     recent: Annotated[tuple[OwnTime, ...], AfterValidator(_newest)] = ()
+    data: Annotated[tuple[DataTimes, ...], AfterValidator(_newest_data)] = ()
+    gpu_growth: MemoryGrowth | None = None
+    host_growth: MemoryGrowth | None = None
     gpu_mem_peak: Mebibytes = None
+    gpu_mem_total: Mebibytes = None
     gpu_mem_reserved: Mebibytes = None
     host_rss_mib: Mebibytes = None
     gpu_util: Percent = None

@@ -44,6 +44,8 @@ def _cut(text: str, most: int) -> str:
 
 
 Seconds = Annotated[float | None, AfterValidator(partial(measured, most=MOST_S))]
+Milliseconds = Annotated[float | None, AfterValidator(partial(measured, most=1e3 * MOST_S))]
+Share = Annotated[float | None, AfterValidator(partial(measured, most=1.0))]
 #: How long ago something was, or how long it may take.
 Age = Annotated[float | None, AfterValidator(partial(measured, most=MOST_AGE_S))]
 #: The same where it is always known; 0 in the place of what can be none.

@@ -19,11 +19,10 @@ from nsa_ops.pod.card_watch import CardEvidence
 from nsa_ops.pod.leak import Causality
 from nsa_ops.pod.rank_evidence import RankEvidence
 from nsa_ops.pod.rank_figures import has_counts
-from nsa_ops.pod.rank_tracker import RankTracker
+from nsa_ops.pod.rank_tracker import MEDIAN_RECORDS, RankTracker, is_new, is_record
 
 KEPT_RECORDS = 256
 KEPT_VALIDATIONS = 64
-MEDIAN_RECORDS = 20
 #: Records whose median is the level of a plateau: the lowest of many medians of 20 is a lucky one
 #: (docs/watchdog.md has what was measured).
 LEVEL_RECORDS = 50
@@ -109,15 +108,12 @@ class Reference:
             that is higher, so that a long slow time does not become what is normal; with fewer
             records, the median of all but the newest. What earlier attempts reached counts too.
         is_from_before: It was reached before the records that are known, as by an earlier attempt.
-        gpu_memory_mib: Memory in use after the first records.
         best_loss: Lowest median of up to `LEVEL_RECORDS` losses; None before there are 20.
     """
 
     first_loss: float | None = None
     tokens_per_s: float | None = None
     is_from_before: bool = False
-    gpu_memory_mib: float | None = None
-    host_memory_mib: float | None = None
     best_loss: float | None = None
     best_step: int = 0
     had_learning_rate: bool = False
@@ -140,6 +136,7 @@ class HealthEvidence:
         still_s: Seconds since `progress_seq` moved or the phase changed.
         phase_durations_s: How long the last finished phase of each kind took.
         records: Newest progress lines and skipped steps, oldest first.
+        lead: The first rank as a rank; where it is alone, only what the fields above do not have.
         validations: Newest validation losses, oldest first.
         ranks: Every rank of this pod, where the run has several; else empty. All fields above are
             those of the first one.
@@ -154,8 +151,14 @@ class HealthEvidence:
     phase_durations_s: dict[Phase, float]
     records: tuple[Heartbeat, ...]
     reference: Reference
+    lead: RankEvidence
     validations: tuple[Validation, ...] = ()
     ranks: tuple[RankEvidence, ...] = ()
+
+    @property
+    def every_rank(self) -> tuple[RankEvidence, ...]:
+        """All ranks of this pod whose heartbeats can be used; the only one, where it is alone."""
+        return tuple(rank for rank in self.ranks or (self.lead,) if not rank.problem)
 
 
 @dataclass
@@ -176,14 +179,11 @@ class Tracker:
     _ranks: dict[int, RankTracker] = field(init=False)
     _lead: RankTracker = field(init=False)
     _records: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
-    _num_records: int = 0
     _losses: deque[float] = field(default_factory=lambda: deque(maxlen=LEVEL_RECORDS))
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_RECORDS))
     _rates_before: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_RECORDS))
     _best_rate: float | None = None
     _validations: deque[Validation] = field(default_factory=lambda: deque(maxlen=KEPT_VALIDATIONS))
-    _gpu_mib: list[float] = field(default_factory=list)
-    _host_mib: list[float] = field(default_factory=list)
     _first_loss: float | None = None
     _best: tuple[float, int] | None = None
     _had_learning_rate: bool = False
@@ -234,14 +234,11 @@ class Tracker:
 
     def _take_record(self, record: Heartbeat) -> None:
         self._records.append(record)
-        self._num_records += 1
         self._had_learning_rate = self._had_learning_rate or bool(record.lr)
         if record.loss is not None and record.finite is not False:
             self._take_loss(record.loss, record.step)
         if record.tokens_per_s is not None:
             self._best_rate = _best_median(self._rates, record.tokens_per_s, self._best_rate)
-        _collect(self._gpu_mib, record.gpu_mem_alloc)
-        _collect(self._host_mib, record.host_rss_mib)
 
     def _take_loss(self, loss: float, step: int) -> None:
         if self._first_loss is None:
@@ -256,6 +253,7 @@ class Tracker:
         self, now_s: float, process: ProcessEvidence, machine: MachineEvidence
     ) -> HealthEvidence:
         """What is known now, by the same clock as `feed`."""
+        ranks = self._rank_evidence(now_s)
         return HealthEvidence(
             facts=self.facts,
             process=process,
@@ -267,7 +265,8 @@ class Tracker:
             records=tuple(self._records),
             reference=self._reference(),
             validations=tuple(self._validations),
-            ranks=self._rank_evidence(now_s),
+            ranks=ranks,
+            lead=ranks[0] if ranks else self._lead.brief(),
         )
 
     def _rank_evidence(self, now_s: float) -> tuple[RankEvidence, ...]:
@@ -280,13 +279,10 @@ class Tracker:
         few = list(self._rates)[:-1] or list(self._rates)
         own = self._best_rate or (median(few) if few else None)
         is_earlier = self.earlier_rate is not None and (own or 0.0) < self.earlier_rate
-        full = self._num_records > MEDIAN_RECORDS
         return Reference(
             first_loss=self._first_loss,
             tokens_per_s=self.earlier_rate if is_earlier else own,
             is_from_before=is_earlier,
-            gpu_memory_mib=median(self._gpu_mib) if full and self._gpu_mib else None,
-            host_memory_mib=median(self._host_mib) if full and self._host_mib else None,
             best_loss=self._best[0] if self._best else None,
             best_step=self._best[1] if self._best else 0,
             had_learning_rate=self._had_learning_rate,
@@ -300,25 +296,9 @@ def tracker_of(manifest: RunManifest, earlier_rate: float | None) -> Tracker:
     return Tracker(facts, manifest.attempt, earlier_rate, ranks)
 
 
-def is_record(beat: Heartbeat) -> bool:
-    """Whether a beat records training steps: progress, or a step that was skipped."""
-    return beat.msg == "progress" or (beat.msg == "anomaly" and beat.finite is False)
-
-
-def is_new(beat: Heartbeat, last: Heartbeat) -> bool:
-    """Whether a record is not a repetition of the last one."""
-    return (beat.progress_seq, beat.step, beat.msg) != (last.progress_seq, last.step, last.msg)
-
-
 def _best_median(rates: deque[float], rate: float, best: float | None) -> float | None:
     """Take in a rate; the best median of the first few rates and of every full window since."""
     rates.append(rate)
     if len(rates) in {_FIRST_RATES, MEDIAN_RECORDS}:
         return max(best or 0.0, median(rates))
     return best
-
-
-def _collect(values: list[float], value: float | None) -> None:
-    """Keep the first values."""
-    if value is not None and len(values) < MEDIAN_RECORDS:
-        values.append(value)

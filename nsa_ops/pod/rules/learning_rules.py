@@ -7,9 +7,10 @@ from statistics import median
 
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.pod.rank_tracker import MEDIAN_RECORDS
 from nsa_ops.pod.rules.loss_rules import last_good_checkpoint, scaler_skips
 from nsa_ops.pod.rules.verdict import Finding
-from nsa_ops.pod.tracker import MEDIAN_RECORDS, HealthEvidence
+from nsa_ops.pod.tracker import HealthEvidence
 
 #: A run that shows this first is a language model with random weights (ln 257 is 5.5 nats).
 _UNTRAINED_NATS = 5.0

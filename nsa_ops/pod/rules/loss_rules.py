@@ -7,8 +7,9 @@ from statistics import median
 
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.pod.rank_tracker import MEDIAN_RECORDS
 from nsa_ops.pod.rules.verdict import Finding
-from nsa_ops.pod.tracker import MEDIAN_RECORDS, HealthEvidence
+from nsa_ops.pod.tracker import HealthEvidence
 from nsa_ops.quantities import count_of
 
 #: A jump that has not come back by half of its height after so many records will not.

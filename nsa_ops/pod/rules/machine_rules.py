@@ -1,20 +1,23 @@
-"""Rules about speed, data, cards, and what the machine has left."""
+"""Rules about speed, data, cards, and what the machine has left.
+
+What each rank has of its own, its data, memory and clocks, is judged for every rank of the pod.
+"""
 
 from collections.abc import Sequence
 from statistics import median
 
 from nsa_core.config.training import WatchdogLimits
 from nsa_core.rundir.heartbeat import Heartbeat
-from nsa_ops.gpu.throttling import name_throttling
 from nsa_ops.gpu.xids import explain_xid
+from nsa_ops.pod.rank_evidence import KEPT_DATA, DataTimes, MemoryGrowth, RankEvidence, name_ranks
+from nsa_ops.pod.rank_tracker import MEDIAN_RECORDS
 from nsa_ops.pod.rules.loss_rules import last_good_checkpoint
 from nsa_ops.pod.rules.verdict import Finding
-from nsa_ops.pod.tracker import MEDIAN_RECORDS, HealthEvidence
+from nsa_ops.pod.tracker import HealthEvidence
 from nsa_ops.quantities import count_of, format_bytes
 
 #: Growth below this many MiB is no creep: caches fill.
 _CREEP_MIN_MIB = 512
-_CONSISTENT_RECORDS = 3
 #: A data share of the step time above this explains a slow run.
 _DATA_SHARE = 0.3
 _ANOTHER_POD = "; continue on another pod: `nsa-ops resume --pod OTHER`"
@@ -38,26 +41,26 @@ def throughput_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
                 rule="throughput_low",
                 level="warn",
                 sentence=f"The throughput is {share:.0%} of the run's own median{before} "
-                f"({usual:.4g} tokens/s), for {slow_s / 60:.0f} min; {_cause(records[-1])}",
+                f"({usual:.4g} tokens/s), for {slow_s / 60:.0f} min; {_cause(evidence)}",
                 facts={"share": share, "slow_s": slow_s, "median": usual},
                 stage=stage,
             )
-    return _below_expected(usual, records, limits)
+    return _below_expected(usual, len(records), evidence, limits)
 
 
 def _below_expected(
-    usual: float, records: Sequence[Heartbeat], limits: WatchdogLimits
+    usual: float, num_records: int, evidence: HealthEvidence, limits: WatchdogLimits
 ) -> Finding | None:
     """The run's own median is below what its profile expects of its recipe."""
     expected = limits.expected_tokens_per_s
-    if len(records) < MEDIAN_RECORDS or usual >= limits.expected_fraction * expected:
+    if num_records < MEDIAN_RECORDS or usual >= limits.expected_fraction * expected:
         return None
     share = usual / expected
     return Finding(
         rule="throughput_low",
         level="warn",
         sentence=f"The run's own median of {usual:.4g} tokens/s is {share:.0%} of the "
-        f"{expected:.4g} that its profile expects of this recipe; {_cause(records[-1])}",
+        f"{expected:.4g} that its profile expects of this recipe; {_cause(evidence)}",
         facts={"share": share, "median": usual, "expected": expected},
         subject="profile",
     )
@@ -71,67 +74,143 @@ def _slow_for_s(records: Sequence[Heartbeat], limit: float) -> float:
     return records[-1].ts - records[start - 1].ts
 
 
-def _cause(record: Heartbeat) -> str:
-    if record.data_s is not None and record.step_s:
-        share = record.data_s / record.step_s
-        if share > _DATA_SHARE:
-            return f"waiting for data is {share:.0%} of a step: look at the loader and its disk"
-    if reasons := name_throttling(record.throttle):
-        return f"the clocks are throttled ({reasons}): look at power and temperature"
-    known = record.data_s is not None or record.dt_fetch_s is not None
+def _cause(evidence: HealthEvidence) -> str:
+    """What slows the run down: the data of a rank, or clocks; each rank waits for the slowest."""
+    ranks = evidence.every_rank
+    late = max(ranks, key=_data_share, default=None)
+    if late is not None and _data_share(late) > _DATA_SHARE:
+        who, share = _of(evidence, [late]), _data_share(late)
+        return f"waiting for data{who} is {share:.0%} of a step: look at the loader and its disk"
+    throttled = [rank for rank in ranks if rank.held_back_by]
+    if throttled:
+        reasons = ", ".join(dict.fromkeys(rank.held_back_by for rank in throttled))
+        who = _of(evidence, throttled)
+        return f"the clocks{who} are throttled ({reasons}): look at power and temperature"
     return (
         "the data loader is not the cause: look for another process on the card, and at the clocks"
-        if known
+        if any(rank.data for rank in ranks)
         else "the records do not show whether data, clocks or another process is the cause"
     )
 
 
+def _data_share(rank: RankEvidence) -> float:
+    """Part of the newest step in which a rank waited for its batch; 0 if unknown."""
+    return rank.data[-1].share or 0.0 if rank.data else 0.0
+
+
+def _of(evidence: HealthEvidence, ranks: Sequence[RankEvidence]) -> str:
+    """` of rank 3`; empty where the run has one rank."""
+    return f" of {name_ranks(ranks)}" if evidence.ranks else ""
+
+
+def _likewise(ranks: Sequence[RankEvidence], named: RankEvidence) -> str:
+    """The ranks beside the one that is named, to end a sentence with."""
+    others = [rank for rank in ranks if rank is not named]
+    return f"; likewise on {name_ranks(others)}" if others else ""
+
+
 def data_slow(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
-    """Batches that come late again and again, or one that came very late."""
-    known = [r for r in evidence.records if r.dt_fetch_s is not None or r.fetch_p95_ms is not None]
-    newest = known[-_CONSISTENT_RECORDS:]
-    if not newest:
+    """Batches that come late again and again, or one that came very late, on any rank."""
+    late = [
+        (words, rank)
+        for rank in evidence.every_rank
+        if (words := _describe_late_data(rank.data, limits))
+    ]
+    if not late:
         return None
-    fetch_s = [record.dt_fetch_s or 0.0 for record in newest]
-    p95_ms = [record.fetch_p95_ms or 0.0 for record in newest]
-    full = len(newest) == _CONSISTENT_RECORDS
-    if fetch_s[-1] > limits.data_wait_warn_s:
-        words = f"one batch took {fetch_s[-1]:.0f} s (limit {limits.data_wait_warn_s:g} s)"
-    elif full and min(fetch_s) > limits.fetch_warn_s:
-        words = f"batches take {median(fetch_s):.1f} s (limit {limits.fetch_warn_s:g} s)"
-    elif full and min(p95_ms) > limits.fetch_p95_warn_ms:
-        words = f"the fetch p95 is {p95_ms[-1]:.0f} ms (limit {limits.fetch_p95_warn_ms:g} ms)"
-    else:
-        return None
+    words, worst = max(late, key=lambda found: found[1].data[-1].fetch_s or 0.0)
+    newest = worst.data[-1]
+    also = _likewise([rank for _, rank in late], worst)
     return Finding(
         rule="data_slow",
         level="warn",
-        sentence=f"Batches arrive slowly at step {newest[-1].step}: {words}",
-        facts={"step": newest[-1].step, "dt_fetch_s": fetch_s[-1], "fetch_p95_ms": p95_ms[-1]},
-    )
+        sentence=f"Batches{_of(evidence, [worst])} arrive slowly at step {newest.step}: {words}"
+        + also,
+        facts={
+            "step": newest.step, "dt_fetch_s": newest.fetch_s or 0.0,
+            "fetch_p95_ms": newest.p95_ms or 0.0, "ranks": [rank.rank for _, rank in late],
+        },
+    )  # fmt: skip
+
+
+def _describe_late_data(records: Sequence[DataTimes], limits: WatchdogLimits) -> str:
+    """What is late about the data of a rank; empty if nothing is."""
+    if not records:
+        return ""
+    fetch_s = [record.fetch_s or 0.0 for record in records]
+    p95_ms = [record.p95_ms or 0.0 for record in records]
+    is_full = len(records) == KEPT_DATA
+    if fetch_s[-1] > limits.data_wait_warn_s:
+        return f"one batch took {fetch_s[-1]:.0f} s (limit {limits.data_wait_warn_s:g} s)"
+    if is_full and min(fetch_s) > limits.fetch_warn_s:
+        return f"batches take {median(fetch_s):.1f} s (limit {limits.fetch_warn_s:g} s)"
+    if is_full and min(p95_ms) > limits.fetch_p95_warn_ms:
+        return f"the fetch p95 is {p95_ms[-1]:.0f} ms (limit {limits.fetch_p95_warn_ms:g} ms)"
+    return ""
 
 
 def memory_creep(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
-    """Memory in use that has grown since the first records and still grows."""
-    for name, label, usual in (
-        ("gpu_mem_alloc", "GPU memory", evidence.reference.gpu_memory_mib),
-        ("host_rss_mib", "host memory of the trainer", evidence.reference.host_memory_mib),
-    ):
-        values = [v for r in evidence.records if (v := getattr(r, name)) is not None]
-        if usual is None or len(values) < 2 * MEDIAN_RECORDS:
-            continue
-        now = median(values[-MEDIAN_RECORDS:])
-        earlier = median(values[-2 * MEDIAN_RECORDS : -MEDIAN_RECORDS])
-        grown = now - usual
-        if grown > max(_CREEP_MIN_MIB, limits.memory_creep_fraction * usual) and now > earlier:
-            return Finding(
-                rule="memory_creep",
-                level="warn",
-                sentence=f"The {label} has grown from {usual:.0f} to {now:.0f} MiB and still grows",
-                facts={"name": name, "first_mib": usual, "now_mib": now},
-                subject=name,
-            )
+    """Memory in use that has grown since the first records and still grows, on any rank."""
+    for name, label in (("gpu_growth", "GPU memory"), ("host_growth", "host memory")):
+        growing = [
+            (growth, rank)
+            for rank in evidence.every_rank
+            if (growth := getattr(rank, name)) is not None and _is_creeping(growth, limits)
+        ]
+        if growing:
+            return _tell_creep(evidence, name, label, growing)
     return None
+
+
+def _is_creeping(growth: MemoryGrowth, limits: WatchdogLimits) -> bool:
+    least = max(_CREEP_MIN_MIB, limits.memory_creep_fraction * growth.first_mib)
+    return growth.now_mib - growth.first_mib > least and growth.now_mib > growth.earlier_mib
+
+
+def _tell_creep(
+    evidence: HealthEvidence,
+    name: str,
+    label: str,
+    growing: Sequence[tuple[MemoryGrowth, RankEvidence]],
+) -> Finding:
+    most, worst = max(growing, key=lambda found: found[0].now_mib - found[0].first_mib)
+    also = _likewise([rank for _, rank in growing], worst)
+    who = _of(evidence, [worst]) or " of the trainer"
+    return Finding(
+        rule="memory_creep",
+        level="warn",
+        sentence=f"The {label}{who} has grown from {most.first_mib:.0f} to {most.now_mib:.0f} MiB "
+        f"and still grows{also}",
+        facts={
+            "name": name, "first_mib": most.first_mib, "now_mib": most.now_mib,
+            "ranks": [rank.rank for _, rank in growing],
+        },
+        subject=f"{name}{_of(evidence, [worst])}",
+    )  # fmt: skip
+
+
+def card_memory_high(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:
+    """A card whose tensors have filled it nearly once: a longer batch runs out of memory."""
+    known = [
+        (rank.gpu_mem_peak / rank.gpu_mem_total, rank)
+        for rank in evidence.every_rank
+        if rank.gpu_mem_peak is not None and rank.gpu_mem_total
+    ]
+    full = [(share, rank) for share, rank in known if share > limits.card_memory_fraction]
+    if not full:
+        return None
+    share, worst = max(full, key=lambda found: found[0])
+    also = _likewise([rank for _, rank in full], worst)
+    card = f"The card{_of(evidence, [worst])}"
+    return Finding(
+        rule="card_memory_high",
+        level="warn",
+        sentence=f"{card} had {worst.gpu_mem_peak:,} of {worst.gpu_mem_total:,} MiB in tensors at "
+        f"its peak ({share:.1%}, limit {limits.card_memory_fraction:.0%}): a step that needs more "
+        f"runs out of memory{also}",
+        facts={"share": share, "ranks": [rank.rank for _, rank in full]},
+        subject=",".join(str(rank.rank) for _, rank in full) if evidence.ranks else "",
+    )
 
 
 def disk_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | None:

@@ -55,6 +55,7 @@ RULES: tuple[Rule, ...] = (
     Rule("warn", learning_rules.grad_spike),
     Rule("warn", learning_rules.loss_plateau),
     Rule("warn", machine_rules.memory_creep),
+    Rule("warn", machine_rules.card_memory_high),
     Rule("warn", machine_rules.disk_low),
     Rule("warn", machine_rules.host_memory_high),
 )

@@ -62,8 +62,8 @@ def test_each_progress_line_has_the_figures_of_its_row(run, beats):
 
 #: What only a card can tell, or a run in fp16.
 OF_A_CARD = {
-    "mfu", "loss_scale", "gpu_mem_alloc", "gpu_mem_reserved", "gpu_mem_peak", "gpu_util", "power_w",
-    "temp_c", "throttle",
+    "mfu", "loss_scale", "gpu_mem_alloc", "gpu_mem_reserved", "gpu_mem_peak", "gpu_mem_total",
+    "gpu_util", "power_w", "temp_c", "throttle",
 }  # fmt: skip
 
 

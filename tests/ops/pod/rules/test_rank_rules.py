@@ -313,6 +313,85 @@ def test_ranks_of_two_pods_are_judged_together() -> None:
     assert (spread.slowest.rank, spread.factor) == (3, 2.0)
 
 
+def test_the_memory_of_every_rank_is_judged_and_the_rank_is_named() -> None:
+    def growing(**slopes: int) -> Verdict:
+        ranks = Ranks(4)
+        for rank in ranks.numbers:
+            slope = slopes.get(f"r{rank}", 0)
+            ranks.beats[rank] = [
+                ranks._record(rank, step, gpu_mem_alloc=20_000 + slope * step)
+                for step in range(1, 60)
+            ]
+        return ranks.judged(450.0)
+
+    assert "memory_creep" not in found(growing())
+    one = next(f for f in growing(r3=100).findings if f.rule == "memory_creep")
+    assert one.sentence == (
+        "The GPU memory of rank 3 has grown from 21050 to 24950 MiB and still grows"
+    )
+    two = next(f for f in growing(r1=60, r3=100).findings if f.rule == "memory_creep")
+    assert two.sentence.endswith("and still grows; likewise on rank 1")
+    assert two.facts["ranks"] == [1, 3]
+
+
+def test_a_card_near_its_limit_is_warned_of_on_any_rank() -> None:
+    full = {"gpu_mem_peak": 80_500, "gpu_mem_total": 81_559}
+    some = {"gpu_mem_peak": 60_000, "gpu_mem_total": 81_559}
+    ranks = Ranks(4)
+    for rank in ranks.numbers:
+        ranks.again(rank, **(full if rank == 3 else some))
+    verdict = ranks.judged(5.0)
+    assert found(verdict) == {"card_memory_high": "warn"}
+    assert verdict.sentence == (
+        "The card of rank 3 had 80,500 of 81,559 MiB in tensors at its peak (98.7%, limit 98%): a "
+        "step that needs more runs out of memory"
+    )
+    assert found(ranks.judged(5.0, limits=WatchdogLimits(card_memory_fraction=0.99))) == {}
+    ranks.again(1, **full)
+    assert ranks.judged(5.0).sentence.endswith("; likewise on rank 3")
+    alone = Tracker(FACTS, 1)
+    alone.feed(Ranks(1).again(0, **full).beats[0])
+    verdict = judge(alone.evidence(END_S, ALIVE, MachineEvidence()), LIMITS)
+    assert verdict.sentence.startswith("The card had 80,500 of 81,559 MiB")
+
+
+def test_late_batches_of_any_rank_are_reported_with_the_rank() -> None:
+    verdict = Ranks(4).again(2, dt_fetch_s=3.0).judged(5.0)
+    assert found(verdict) == {"data_slow": "warn"}
+    assert verdict.sentence == (
+        "Batches of rank 2 arrive slowly at step 20: batches take 3.0 s (limit 2 s)"
+    )
+    both = Ranks(4).again(2, fetch_p95_ms=150.0).again(0, fetch_p95_ms=200.0).judged(5.0)
+    assert (both.facts["ranks"], "likewise on rank 2" in both.sentence) == ([0, 2], True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({"data_s": 0.8}, "waiting for data of rank 2 is 80% of a step: look at the loader"),
+        (
+            {"data_s": 0.0, "throttle": "0x0000000000000020"},
+            "the clocks of rank 2 are throttled (sw_thermal_slowdown): look at power",
+        ),
+        ({"data_s": 0.0}, "the data loader is not the cause"),
+    ],
+)
+def test_what_slows_a_run_down_is_looked_for_on_every_rank(
+    fields: dict[str, object], cause: str
+) -> None:
+    ranks = Ranks(4)
+    expecting = WatchdogLimits(expected_tokens_per_s=1000.0, straggler_factor=9.0)
+    ranks.again(0, tokens_per_s=500.0).again(2, **fields)
+    (low,) = ranks.judged(5.0, limits=expecting).findings
+    assert low.rule == "throughput_low"
+    assert cause in low.sentence
+
+
+def test_a_rank_whose_file_cannot_be_used_is_judged_by_no_rule_of_its_machine() -> None:
+    ranks = Ranks(2, skip=(1,))
+    assert found(ranks.judged(5.0, r1="it is no regular file")) == {}
+
+
 def test_figures_that_are_no_measurements_are_not_shown() -> None:
     ranks = Ranks(2).again(
         1, work_s=-1.0, step_s=float("nan"), gpu_mem_peak=10**30, temp_c=float("inf"),
