@@ -36,7 +36,8 @@ def rank_rows(report: RunReport) -> list[ScreenLine]:
     """
     if not report.ranks:
         return []
-    rows = [ScreenLine("ranks", _spread_text(report.ranks))]
+    is_slow = any(one.rule == "straggler" for one in report.verdict.findings)
+    rows = [ScreenLine("ranks", _spread_text(report.ranks), "yellow" if is_slow else "")]
     rows += _memory_rows(report.ranks) + _card_rows(report.ranks)
     if report.state not in LIVE:
         return rows

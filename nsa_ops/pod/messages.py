@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, TypeAdapter
 
 from nsa_core.config.base import FrozenModel, TolerantModel
-from nsa_core.config.training import MAX_RANKS
+from nsa_core.config.training import MAX_RANKS, WatchdogLimits
 from nsa_core.rundir.data_account import DataAccount
 from nsa_core.rundir.events import Beginning, Event
 from nsa_core.rundir.heartbeat import Heartbeat, Phase
@@ -17,12 +17,14 @@ from nsa_core.rundir.process import ProcessIdentity
 from nsa_core.rundir.redaction import FreeText
 from nsa_core.rundir.status import RunEvidence, State
 from nsa_ops.pod.processes import RunProcesses
-from nsa_ops.pod.rank_evidence import RankEvidence
+from nsa_ops.pod.rank_evidence import KEPT_STEPS, RankEvidence
 from nsa_ops.pod.rank_figures import MOST_COUNT, Age, KnownAge
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.quantities import count_of
 
 SignalName = Literal["USR1", "USR2", "TERM", "KILL"]
+#: What an agent of an older version does not say.
+_LIMITS = WatchdogLimits()
 Doing = Literal["watching", "halting", "restarting", "done"]
 Outcome = Literal["done", "already", "refused", "conflict", "not_found"]
 
@@ -189,6 +191,7 @@ class ManifestSummary(TolerantModel):
 
     Attributes:
         ranks_per_pod: 0 in the answer of an older version.
+        straggler_factor: As in `WatchdogLimits`, like what follows; for ranks of several pods.
     """
 
     run_id: str
@@ -208,6 +211,8 @@ class ManifestSummary(TolerantModel):
     node_rank: int = Field(0, ge=0, le=MOST_COUNT)
     num_pods: int = Field(1, ge=1, le=MOST_COUNT)
     ranks_per_pod: int = Field(0, ge=0, le=MAX_RANKS)
+    straggler_factor: float = Field(_LIMITS.straggler_factor, gt=1, allow_inf_nan=False)
+    straggler_records: int = Field(_LIMITS.straggler_records, ge=1, le=KEPT_STEPS)
 
 
 class CheckpointFact(TolerantModel):

@@ -95,6 +95,8 @@ def summarize(manifest: RunManifest) -> ManifestSummary:
         node_rank=manifest.node.rank,
         num_pods=config.runtime.num_pods,
         ranks_per_pod=min(config.ranks_per_pod, MAX_RANKS),
+        straggler_factor=config.watchdog.straggler_factor,
+        straggler_records=config.watchdog.straggler_records,
     )
 
 

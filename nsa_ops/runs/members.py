@@ -11,10 +11,14 @@ from nsa_ops.errors import OpsError
 from nsa_ops.pod.messages import Offsets, PodShare, RunReport, keep_own
 from nsa_ops.pod.rank_ending import LOST_ELSEWHERE
 from nsa_ops.pod.rank_evidence import RankEvidence
-from nsa_ops.pod.rules.verdict import SEVERITY, Verdict
+from nsa_ops.pod.rules.rulebook import RULES
+from nsa_ops.pod.rules.verdict import Finding, Verdict, conclude
+from nsa_ops.runs.slow_pod import find_slow_pod
 from nsa_ops.runs.wait import ENDED
 from nsa_ops.store import RunRecord
 
+#: Of findings of one level, that of the first rule becomes the verdict, as on a pod.
+_ORDER = {rule.id: place for place, rule in enumerate(RULES)}
 #: The worst end first: that of a run is the worst of its pods.
 _WORST: tuple[State, ...] = ("failed", "lost", "preempted", "halted", "finished")
 
@@ -93,6 +97,7 @@ def merge(first: RunReport, pod: str, others: Sequence[MemberReport]) -> RunRepo
         for one in (MemberReport(pod, 0, first), *(_of_attempt(one, first) for one in others))
     ]
     state, why = derive_state(members)
+    ranks = tuple(_ranks(members))
     flags = [f"pod `{one.pod}` says nothing: {one.problem}" for one in members if not one.report]
     for one in members[1:]:
         flags += [f"pod `{one.pod}`: {flag}" for flag in _flags(one)]
@@ -100,9 +105,9 @@ def merge(first: RunReport, pod: str, others: Sequence[MemberReport]) -> RunRepo
         "state": state,
         "why": why,
         "flags": [*_flags(members[0]), *flags],
-        "verdict": worst_verdict(members),
+        "verdict": judge_together(members, ranks),
         "pods": [_share(one) for one in members],
-        "ranks": tuple(_ranks(members)),
+        "ranks": ranks,
     }
     return first.model_copy(update=values)
 
@@ -186,10 +191,35 @@ def _describe(one: MemberReport) -> str:
     return f"pod `{one.pod}` is {one.state}: {one.report.why if one.report else one.problem}"
 
 
-def worst_verdict(members: Sequence[MemberReport]) -> Verdict:
-    """The worst verdict of all watchdogs' rules; that of pod 0 if none is worse."""
-    known = [(one, one.report.verdict) for one in members if one.report is not None]
-    worst, verdict = max(known, key=lambda pair: (SEVERITY[pair[1].level], -pair[0].node_rank))
-    if worst.node_rank == 0:
-        return verdict
-    return verdict.model_copy(update={"sentence": f"pod `{worst.pod}`: {verdict.sentence}"})
+def judge_together(members: Sequence[MemberReport], ranks: Sequence[RankEvidence]) -> Verdict:
+    """What the rules found on all pods, and what only all pods together show, in the rules' order.
+
+    That of pod 0 if nothing was found.
+    """
+    known = [one for one in members if one.report is not None]
+    first = known[0].report
+    limits = first.manifest if first is not None else None
+    found = [finding for one in known for finding in _findings(one)]
+    slow = limits and find_slow_pod(ranks, limits.straggler_factor, limits.straggler_records)
+    if slow:
+        is_same = (slow.rule, slow.subject)
+        found = [one for one in found if (one.rule, one.subject) != is_same] + [slow]
+    if found or first is None:
+        return conclude(sorted(found, key=lambda one: _ORDER.get(one.rule, len(_ORDER))))
+    return first.verdict
+
+
+def _findings(one: MemberReport) -> list[Finding]:
+    """What the rules found on a pod, which is named where it is not pod 0."""
+    verdict = one.report.verdict if one.report is not None else None
+    if verdict is None or verdict.level == "healthy":
+        return []
+    alone = Finding(
+        rule=verdict.rule, level=verdict.level, sentence=verdict.sentence, facts=verdict.facts
+    )
+    found = verdict.findings or [alone]
+    if one.node_rank == 0:
+        return found
+    return [
+        each.model_copy(update={"sentence": f"pod `{one.pod}`: {each.sentence}"}) for each in found
+    ]

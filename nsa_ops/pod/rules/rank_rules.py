@@ -226,7 +226,7 @@ def _tell_straggler(
         sentence=f"Rank {slow.rank} takes {factor:.2f} times as long for a step as the median of "
         f"the other ranks ({own_s:.3g} s, not {usual_s:.3g} s), in each of the last "
         f"{count_of(len(steps), 'record')} up to step {steps[-1]}: all wait for it"
-        + _cause(slow, others, own_s - usual_s),
+        + explain_slowness(slow, others, own_s - usual_s),
         facts={
             "rank": slow.rank, "factor": round(factor, 3), "own_s": own_s, "median_s": usual_s,
             "temp_c": slow.temp_c, "throttle": slow.throttle,
@@ -235,8 +235,14 @@ def _tell_straggler(
     )  # fmt: skip
 
 
-def _cause(slow: RankEvidence, others: list[RankEvidence], longer_s: float) -> str:
-    """What is known of its data and its card, to end a sentence with."""
+def explain_slowness(slow: RankEvidence, others: Sequence[RankEvidence], longer_s: float) -> str:
+    """What is known of the data and the card of a slow rank, to end a sentence with.
+
+    Args:
+        slow: The rank.
+        others: Those that it is compared with.
+        longer_s: So much longer it takes.
+    """
     data_s = slow.data_s or 0.0
     usual_data_s = median(other.data_s or 0.0 for other in others)
     if data_s - usual_data_s > _DATA_SHARE * longer_s > 0:

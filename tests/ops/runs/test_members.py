@@ -8,7 +8,7 @@ import pytest
 from nsa_ops.errors import PodUnreachableError
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.pod.rank_ending import LOST_ELSEWHERE
-from nsa_ops.pod.rules.verdict import Verdict
+from nsa_ops.pod.rules.verdict import Finding, Verdict, conclude
 from nsa_ops.runs.choose import find_run
 from nsa_ops.runs.members import MemberReport, merge
 from nsa_ops.runs.status import list_runs
@@ -85,6 +85,21 @@ def test_the_worst_verdict_counts_and_says_on_which_pod() -> None:
     found = merged("running", "running", verdict=bad)
     assert (found.verdict.level, found.verdict.sentence) == ("halt", "pod `b`: rank 1 is stuck")
     assert merged("running", "running").verdict.sentence == report().verdict.sentence
+
+
+def test_what_the_rules_found_on_all_pods_is_shown_the_worst_first() -> None:
+    here = Verdict(level="warn", rule="data_slow", sentence="batches are slow")
+    there = conclude(
+        [
+            Finding(rule="disk_low", level="warn", sentence="the disk is full"),
+            Finding(rule="stall", level="halt", sentence="rank 3 is stuck"),
+        ]
+    )
+    found = merge(report(verdict=here), "a", [MemberReport("b", 1, report(verdict=there))]).verdict
+    assert (found.level, found.rule) == ("halt", "stall")
+    assert [one.sentence for one in found.findings] == [
+        "pod `b`: rank 3 is stuck", "batches are slow", "pod `b`: the disk is full",
+    ]  # fmt: skip
 
 
 @pytest.fixture
