@@ -18,6 +18,8 @@ NOT_BY_FLASH = {
 _MOST_WAIT_S = 30 * 86_400.0
 #: Of one machine, which has fewer cards; of a pod that claims more, the first ones are followed.
 MAX_RANKS = 256
+#: No cluster of one run has more machines.
+MAX_PODS = 4096
 
 
 class DataConfig(FrozenModel):
@@ -130,10 +132,10 @@ class EvaluationConfig(FrozenModel):
 
 
 def _check_num_gpus(value: object) -> object:
-    """A number of cards from 0, or `auto`: one message for what is neither."""
-    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if not is_number and value != "auto":
-        message = "it must be a number of cards from 0, or auto"
+    """A number of cards that one machine can have, or `auto`: one message for what is neither."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if value != "auto" and not (is_whole and value in range(MAX_RANKS + 1)):
+        message = f"it must be a number of cards from 0 to {MAX_RANKS}, or auto"
         raise ValueError(message)
     return value
 
@@ -162,7 +164,9 @@ class RuntimeConfig(FrozenModel):
     threads: int = Field(0, ge=0)  # CPU threads of torch; 0 leaves its own choice
     #: Cards of a pod that train together; `auto` is all that the profile allows and the pod has.
     num_gpus: Annotated[int | Literal["auto"], BeforeValidator(_check_num_gpus)] = 1
-    num_pods: int = Field(1, ge=1)  # pods that train together, each with `num_gpus` cards
+    num_pods: int = Field(
+        1, ge=1, le=MAX_PODS
+    )  # pods that train together, each with `num_gpus` cards
     #: Processes of a run without cards, to try out several ranks.
     cpu_ranks: int = Field(1, ge=1, le=MAX_RANKS)
     #: `ddp` keeps the whole state on every card, `fsdp` a part of it on each; `auto` is `fsdp`

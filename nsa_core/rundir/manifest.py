@@ -7,6 +7,7 @@ from pydantic import Field
 
 from nsa_core.config.base import FrozenModel, TolerantModel, one_line
 from nsa_core.config.run import RunConfig
+from nsa_core.config.training import MAX_PODS
 from nsa_core.rundir.atomic import fsync_dir, write_text
 from nsa_core.rundir.bounded_json import read_model
 from nsa_core.rundir.exit import keep_exit
@@ -41,7 +42,7 @@ class Node(FrozenModel):
         interface: Network interface of this pod that leads there; empty lets the libraries choose.
     """
 
-    rank: int = Field(0, ge=0)
+    rank: int = Field(0, ge=0, lt=MAX_PODS)
     address: str = ""
     port: int = Field(0, ge=0, le=65_535)
     interface: str = ""

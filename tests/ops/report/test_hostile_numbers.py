@@ -93,3 +93,15 @@ def test_a_number_of_a_document_costs_that_document_at_most(
         changed = document | {"buckets": inner | {key: NUMBERS[number]}}
         path.write_text(json.dumps(changed))
         assert "Throughput" in report(run)
+
+
+@pytest.mark.parametrize("number", [10**30, 10**4000])
+def test_a_manifest_of_more_cards_and_pods_than_there_are_costs_the_manifest(
+    run: RunDir, number: int
+) -> None:
+    document = json.loads(run.manifest.read_bytes())
+    document["node"]["rank"] = number
+    document["config"]["runtime"]["num_gpus"] = number
+    document["config"]["batch"]["accumulation"] = number
+    run.manifest.write_text(json.dumps(document))
+    assert "Throughput" in report(run)
