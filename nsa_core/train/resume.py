@@ -187,7 +187,12 @@ def _verify(folder: Path, run: RunDir, manifest: RunManifest) -> ResumePoint | s
     if missing is not None:
         return f"checkpoint.json does not list {missing}"
     damage = seen.damage or inspect_checkpoint(folder).damage
-    return damage or _open(found, is_own=folder.parent == run.checkpoints)
+    return damage or _open(found, is_own=_is_in(run, folder))
+
+
+def _is_in(run: RunDir, folder: Path) -> bool:
+    """Whether a checkpoint is one of the run directory's, whichever path names it."""
+    return folder.parent.resolve() == run.checkpoints.resolve()
 
 
 def _find_foreign(found: Checkpoint, run: RunDir, manifest: RunManifest) -> str | None:
@@ -196,7 +201,7 @@ def _find_foreign(found: Checkpoint, run: RunDir, manifest: RunManifest) -> str 
     A manifest may name the checkpoint of another run and no parent. The manifest of the directory
     that holds it then says whether it is what it claims to be.
     """
-    if found.path.parent == run.checkpoints:
+    if _is_in(run, found.path):
         return find_not_own(found.manifest, manifest)
     foreign = find_foreign(found.manifest, manifest)
     if foreign is None or manifest.parent is not None:

@@ -82,6 +82,15 @@ def test_a_named_foreign_checkpoint_is_refused_with_15(run, own):
     assert int(refused.value.code) == 15
 
 
+def test_its_own_checkpoint_stays_its_own_whichever_path_names_it(run, own, tmp_path):
+    """Of one that is not its own, neither the data nor the step have to be the run's."""
+    write(run, 10)
+    (tmp_path / "link").symlink_to(run.root)
+    named = next_attempt(run, resume=str(tmp_path / "link" / "checkpoints" / "step_000010"))
+    point = find_resume_point(run, named, lambda folder, why: pytest.fail(why))
+    assert point.is_own
+
+
 def test_a_checkpoint_of_an_older_version_is_accepted_where_nothing_contradicts(run, manifest):
     write_manifest(run, manifest.model_copy(update={"attempt_id": ""}))
     write(run, 5, attempt_id="")
