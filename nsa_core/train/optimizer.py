@@ -113,6 +113,16 @@ class OptimizerSet:
                     tensors[f"{names[index]}/{key}"] = torch.as_tensor(value)
         return tensors
 
+    def expected_moments(self) -> list[Tensor]:
+        """Tensors as large as those that the state holds after a step, apart from counters."""
+        return [
+            parameter
+            for optimizer in self.torch_optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            for _ in range(2 if isinstance(optimizer, torch.optim.AdamW) else 1)
+        ]
+
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Replace the state by what `state_tensors` gave.
 

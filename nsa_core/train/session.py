@@ -240,9 +240,8 @@ def _make_host_copies(
     telemetry = context.telemetry
     host = HostCopies(device, lambda why: telemetry.event("not_pinned", why, of_rank=True))
     if context.group.is_first or learner.shards is not None:  # who writes something
-        weights = list(learner.weights().values())
-        moments = list(learner.steps.optimizers.state_tensors().values())
-        host.reserve([*weights, *(moments or 2 * learner.steps.optimizers.parameters)])
+        moments = learner.steps.optimizers.expected_moments()
+        host.reserve([*learner.weights().values(), *moments])
     return host
 
 

@@ -107,7 +107,7 @@ def test_memory_that_another_rank_cannot_pin_is_an_event(run, manifest, monkeypa
         shards=object(),
         weights=lambda: {"w": torch.zeros(3)},
         steps=SimpleNamespace(
-            optimizers=SimpleNamespace(state_tensors=dict, parameters=[torch.zeros(3)])
+            optimizers=SimpleNamespace(expected_moments=lambda: [torch.zeros(3)])
         ),
     )
     refusing = partial(HostCopies, allocate=Pinned(limit=0))

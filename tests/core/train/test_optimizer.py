@@ -184,3 +184,13 @@ def test_muon_takes_the_matrices_of_the_blocks_alone():
 
 def test_a_plain_run_has_no_muon():
     assert len(groups(kind="adamw")) == 2
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_room_for_moments_is_known_before_the_first_step(kind):
+    model = make_model()
+    steps = make_steps(model, kind=kind)
+    expected = steps.optimizers.expected_moments()
+    steps.run(make_batches(1), no_poll)
+    held = [one for one in steps.optimizers.state_tensors().values() if one.ndim]
+    assert sorted(one.nbytes for one in expected) == sorted(one.nbytes for one in held)
