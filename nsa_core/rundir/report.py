@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from nsa_core.config.base import TolerantModel
 from nsa_core.rundir.data_account import DataAccount
 
@@ -111,14 +113,14 @@ class AllReduceSpeed(TolerantModel):
 
     num_gpus: int
     size_mib: int
-    bus_gb_s: float
+    bus_gb_s: float = Field(gt=0)
 
 
 class DiskSpeed(TolerantModel):
     """MiB written to the pod's root and forced to the disk, and the time that took."""
 
-    written_mib: int
-    seconds: float
+    written_mib: int = Field(gt=0, le=10**9)
+    seconds: float = Field(ge=0, le=1e6)
 
 
 class FirstBatch(TolerantModel):

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import pairwise
 
 from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_ops.pod.rank_figures import MOST_MIB, measured
 from nsa_ops.quantities import format_count
 from nsa_ops.report.axes import running_median
 from nsa_ops.report.record import LoggedStep, RecordedRun, join_attempts
@@ -124,7 +125,8 @@ def _memory(beats: Sequence[Heartbeat]) -> Chart:
 
 
 def _gib(mib: float | None) -> float | None:
-    return None if mib is None else mib / 1024
+    known = measured(mib, MOST_MIB)
+    return None if known is None else known / 1024
 
 
 def _share(beat: Heartbeat, branch: int) -> float | None:

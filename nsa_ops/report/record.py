@@ -21,6 +21,7 @@ from nsa_core.rundir.exit import ExitRecord, read_exit
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
+from nsa_ops.pod.rank_figures import has_counts
 from nsa_ops.quantities import format_bytes
 from nsa_ops.report.rank_history import RankHistory, read_rank_history
 
@@ -217,7 +218,8 @@ class RecordedRun:
 def read_record(run: RunDir) -> RecordedRun:
     """Read a run directory; what is missing or damaged is named in the record, not an error."""
     missing: list[str] = []
-    beats = read_last_records(run.heartbeat(), Heartbeat, MAX_HISTORY_BYTES).records
+    read = read_last_records(run.heartbeat(), Heartbeat, MAX_HISTORY_BYTES).records
+    beats = [beat for beat in read if has_counts(beat)]
     missing += [
         f"{path.name} is longer than {format_bytes(MAX_HISTORY_BYTES)}: its beginning was not read"
         for path in (run.heartbeat(), run.events)

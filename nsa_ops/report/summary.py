@@ -11,6 +11,7 @@ from typing import Any, Literal
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.exit import ExitRecord, TrainerExit
 from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.pod.rank_figures import MOST_MIB, measured
 from nsa_ops.quantities import count_of, format_bytes, format_count, format_duration, format_time
 from nsa_ops.report.record import RecordedRun
 
@@ -138,8 +139,9 @@ def _expected(record: RecordedRun, speeds: Sequence[float]) -> str:
 
 
 def _memory(record: RecordedRun) -> Iterator[Fact]:
-    peaks = [beat.gpu_mem_peak for beat in record.beats if beat.gpu_mem_peak]
-    resident = [beat.host_rss_mib for beat in record.beats if beat.host_rss_mib]
+    beats = record.beats
+    peaks = [mib for beat in beats if (mib := measured(beat.gpu_mem_peak, MOST_MIB))]
+    resident = [mib for beat in beats if (mib := measured(beat.host_rss_mib, MOST_MIB))]
     if peaks:
         yield Fact("peak GPU memory", format_bytes(max(peaks) * 2**20), "allocated")
     elif resident:

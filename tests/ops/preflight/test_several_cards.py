@@ -1,6 +1,7 @@
 """What a run on several cards is held against before it is launched, on a pod with fake cards."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -263,6 +264,21 @@ def test_a_preflight_that_summed_over_fewer_cards_does_not_allow_them(
     assert refused.value.hint == (
         "Run `nsa-ops preflight a100-1 --profile a100 --recipe m7c-125m --set runtime.num_gpus=4`"
     )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"all_reduce": {"num_gpus": 4, "size_mib": 256, "bus_gb_s": 0}},
+        {"disk": {"written_mib": 0, "seconds": 1.0}},
+        {"disk": {"written_mib": 10**400, "seconds": 1.0}},
+        {"disk": {"written_mib": 1, "seconds": math.inf}},
+    ],
+)
+def test_a_speed_that_is_none_is_no_measurement(pod: Desk, said: dict[str, object]) -> None:
+    pod.transport.answers["nsa_core.checks.machine"] = completed(json.dumps(said))
+    choice = RunChoice("m7c-125m", "", ("runtime.num_gpus=4",))
+    assert "machine.speed" in run_preflight(pod.operator, None, choice, {}).blocking
 
 
 def resume(pod: Desk, launched: LaunchPlan, *sets: str) -> ResumePlan:

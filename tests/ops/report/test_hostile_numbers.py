@@ -57,7 +57,7 @@ def test_a_table_longer_than_any_run_is_one_torn_line(run: RunDir) -> None:
 
 NUMBERS: dict[str, Any] = {
     "largest": 1e308, "smallest": -1e308, "80-bits": 2**80, "minus-80-bits": -(2**80),
-    "text": "x" * 1000, "list": [1e308, -1e308, 1e308],
+    "400-digits": 10**400, "text": "x" * 1000, "list": [1e308, -1e308, 1e308],
 }  # fmt: skip
 
 
