@@ -133,6 +133,14 @@ def read_run_manifest(link: PodLink, run_id: str) -> RunManifest:
     return manifest
 
 
+def find_run_manifest(link: PodLink, run_id: str) -> RunManifest | None:
+    """As `read_run_manifest`; None if the pod has no such run."""
+    try:
+        return read_run_manifest(link, run_id)
+    except NotFoundError:
+        return None
+
+
 def parse_run_manifest(content: bytes, path: str, pod: str = "the pod") -> RunManifest:
     """A run's manifest from the bytes of its file on a pod."""
     try:

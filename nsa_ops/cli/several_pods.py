@@ -33,7 +33,7 @@ def launch_on(
 ) -> "Launched":
     """Launch on the pods of `--pods`, each provisioned first if that is asked for."""
     from nsa_ops.fleet.alike import check_pods
-    from nsa_ops.fleet.launch import FleetRequest, execute_fleet, plan_fleet
+    from nsa_ops.fleet.launch import execute_fleet, plan_fleet
     from nsa_ops.runs.launch import make_ready
 
     refuse_both(request.pod, pods)
@@ -42,7 +42,7 @@ def launch_on(
         session.interrupt_note = "repeat it to continue where it stopped"
         for name in names:
             make_ready(session.operator, replace(request, pod=name), session.agree)
-    planned = plan_fleet(session.operator, FleetRequest(request, names, port))
+    planned = plan_fleet(session.operator, request, names, port)
     session.agree(planned.plan)
     run_id = planned.members[0].run.run_id
     session.interrupt_note = f"see `nsa-ops status {run_id}` for whether it started"

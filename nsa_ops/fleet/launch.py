@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_core.rundir.manifest import RunManifest
-from nsa_ops.agents import ask, read_run_manifest
+from nsa_ops.agents import ask, find_run_manifest
 from nsa_ops.context import Operator, PodLink, RunHandle
-from nsa_ops.errors import NotFoundError, StateConflictError
+from nsa_ops.errors import StateConflictError
 from nsa_ops.fleet.alike import check_pods, require_alike, require_same_kernels, with_num_pods
-from nsa_ops.fleet.meeting import Meeting
-from nsa_ops.fleet.rank_map import meeting_notes, notes_of, rank_map
+from nsa_ops.fleet.meeting import Meeting, meeting_notes, notes_of, rank_map
 from nsa_ops.fleet.reachability import DEFAULT_PORT, probe_meeting
 from nsa_ops.fleet.start import start_fleet
 from nsa_ops.plan import Plan, Step, plan_of
@@ -24,30 +23,15 @@ from nsa_ops.runs.choose import record_of
 from nsa_ops.runs.launch import (
     Launched,
     LaunchRequest,
-    check_request,
     launched_of,
     make_run_directory,
     manifest_of,
     ready_pod,
+    require_run_id,
 )
 from nsa_ops.runs.lease import Takeover, require_unmoved
 from nsa_ops.runs.windows import start_step
 from nsa_ops.store import MemberPod, RunRecord
-
-
-@dataclass(frozen=True)
-class FleetRequest:
-    """What the operator asked for.
-
-    Attributes:
-        launch: The same as for one pod; its `pod` is not used.
-        pods: Names, in the order of their node ranks as far as the network allows.
-        port: Where the ranks are to meet on pod 0; None for the usual one.
-    """
-
-    launch: LaunchRequest
-    pods: tuple[str, ...]
-    port: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,8 +63,16 @@ class FleetPlan:
         return tuple(one.run for one in self.members)
 
 
-def plan_fleet(operator: Operator, request: FleetRequest) -> FleetPlan:
+def plan_fleet(
+    operator: Operator, request: LaunchRequest, pods: Sequence[str], port: int | None = None
+) -> FleetPlan:
     """Everything that can be refused is refused here, before anything changes.
+
+    Args:
+        operator: Who asks.
+        request: The same as for one pod; its `pod` is not used.
+        pods: Names, in the order of their node ranks as far as the network allows.
+        port: Where the ranks are to meet on pod 0; None for the usual one.
 
     Raises:
         ConfigurationError: If the configuration cannot be used, or is another one on each pod.
@@ -88,14 +80,14 @@ def plan_fleet(operator: Operator, request: FleetRequest) -> FleetPlan:
         StateConflictError: If the run is known on other pods.
         OpsError: As `plan_launch`, for each pod.
     """
-    check_request(request.launch)
-    names = check_pods(request.pods)
-    known = operator.store.find_run(request.launch.run_id)
+    require_run_id(request.run_id)
+    names = check_pods(pods)
+    known = operator.store.find_run(request.run_id)
     _refuse_other_pods(known, names)
     if known is not None:  # its places among the pods stay
         names = tuple(one.pod for one in known.members)
     links = [operator.link(choose_pod(operator.store, name)) for name in names]
-    launch = with_num_pods(request.launch, len(names))
+    launch = with_num_pods(request, len(names))
     snapshot = take_snapshot()
     ready = [ready_pod(operator, launch, link, snapshot) for link in links]
     require_alike(
@@ -108,7 +100,7 @@ def plan_fleet(operator: Operator, request: FleetRequest) -> FleetPlan:
     there = read_places(links, manifest.run_id) if known is not None else None
     is_first_fixed = known is not None or bool(launch.resume_from)
     meeting = there or probe_meeting(
-        operator, links, request.port or DEFAULT_PORT, is_first_fixed=is_first_fixed
+        operator, links, port or DEFAULT_PORT, is_first_fixed=is_first_fixed
     )
     ready = [ready[i] for i in meeting.order]
     manifest = with_parent_as_planned(ready[0].link, manifest)
@@ -146,12 +138,10 @@ def _refuse_other_pods(known: RunRecord | None, names: Sequence[str]) -> None:
 
 def read_places(links: Sequence[PodLink], run_id: str) -> Meeting | None:
     """Where a run that was launched before meets; None where a pod does not have it yet."""
-    nodes = []
-    for link in links:
-        try:
-            nodes.append(read_run_manifest(link, run_id).node)
-        except NotFoundError:
-            return None
+    found = [find_run_manifest(link, run_id) for link in links]
+    nodes = [one.node for one in found if one is not None]
+    if len(nodes) < len(links):
+        return None
     order = tuple(range(len(links)))
     addresses = (nodes[0].address, *("" for _ in nodes[1:]))  # each pod knows that of pod 0 alone
     return Meeting(order, tuple(nodes), addresses, ())

@@ -1,4 +1,4 @@
-"""Where the ranks of several pods meet: chosen from what each pod reaches; pure."""
+"""Where the ranks of several pods meet, by what each pod reaches, and what a plan says; pure."""
 
 import ipaddress
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from pydantic import Field, field_validator
 
 from nsa_core.config.base import TolerantModel
-from nsa_core.rundir.manifest import Node
+from nsa_core.config.counts import count_parameters
+from nsa_core.rundir.manifest import Node, RunManifest
 from nsa_ops.errors import ConfigurationError, RefusedError
+from nsa_ops.quantities import format_bytes
 
 _MAX_PORT = 65_535
 #: The rest of a pod's addresses is left out: each is called from every other pod.
 MAX_ADDRESSES = 8
 #: The first address is taken unless another is so many times as fast.
 _FASTER = 2.0
+_GRADIENT_BYTES = 4
+_MICRO = 1e6
 
 
 class PodAddress(TolerantModel):
@@ -98,8 +102,10 @@ class PodPath:
 
     source: str
     target: str
-    address: str
     mb_per_s: float
+
+    def __str__(self) -> str:
+        return f"{self.source} reaches {self.target} with {self.mb_per_s:,.0f} MB/s"
 
 
 @dataclass(frozen=True)
@@ -207,7 +213,7 @@ def _require_mesh(
             call = pods[i].at(j, addresses[j])
             if call is None or call.free_port_problem:
                 raise _blocked(pods[i], pods[j], addresses[j], call)
-            paths.append(PodPath(pods[i].pod, pods[j].pod, addresses[j], call.mb_per_s))
+            paths.append(PodPath(pods[i].pod, pods[j].pod, call.mb_per_s))
     return tuple(paths)
 
 
@@ -252,3 +258,41 @@ def _calls_of(pod: PodCalls, target: int) -> list[CalledAddress]:
 
 def _how_to_open(ports: str) -> str:
     return f"Open {ports} between the pods, or let an engine run it: see docs/scale.md"
+
+
+def rank_map(shares: Mapping[str, RunManifest], meeting: Meeting) -> list[str]:
+    """Which ranks are on which pod, and where they meet, one line a pod.
+
+    `shares`: manifests of the pods by name, in the order of their node ranks.
+    """
+    lines = []
+    for (pod, manifest), address in zip(shares.items(), meeting.addresses, strict=True):
+        ranks, node = manifest.pod_ranks, manifest.node
+        name = f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}"
+        inside = f"({node.interface})" if address else node.interface
+        where = " ".join(filter(None, (address, inside)))
+        meets = f", all meet there on port {node.port}" if node.rank == 0 and node.port else ""
+        lines.append(f"node {node.rank}: pod {pod}, {name}, {where}{meets}")
+    return lines
+
+
+def notes_of(notes: Mapping[str, Sequence[str]]) -> list[str]:
+    """Notes of the pods by name; what holds for all of them once."""
+    lists = list(notes.values())
+    shared = [note for note in lists[0] if all(note in one for one in lists)]
+    own = [f"pod {pod}: {note}" for pod, one in notes.items() for note in one if note not in shared]
+    return [*shared, *own]
+
+
+def meeting_notes(manifest: RunManifest, meeting: Meeting) -> list[str]:
+    """What the network gives, what a step sends over it, and what the pods must agree on."""
+    data = "every pod stages its own data; the ranks compare its manifest before the first step"
+    slowest = meeting.slowest
+    if slowest is None:
+        return [data] * (len(meeting.nodes) > 1)
+    paths = ", ".join(map(str, meeting.paths))
+    num_pods = len(meeting.nodes)
+    size = count_parameters(manifest.config.model).total * _GRADIENT_BYTES
+    seconds = 2 * (num_pods - 1) / num_pods * size / _MICRO / max(slowest.mb_per_s, 1 / _MICRO)
+    share = f"a step sends {format_bytes(size)} of gradients through it: about {seconds:.2g} s"
+    return [paths, f"slowest path: {slowest}; {share}", data]

@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_core.rundir.manifest import Node, RunManifest
-from nsa_ops.agents import ask, read_run_manifest
+from nsa_ops.agents import ask, find_run_manifest, read_run_manifest
 from nsa_ops.backup.restore import restore_to_pod
 from nsa_ops.context import Operator, PodLink, RunHandle
-from nsa_ops.errors import ConfigurationError, NotFoundError
+from nsa_ops.errors import ConfigurationError
 from nsa_ops.fleet.alike import check_pods, require_alike
 from nsa_ops.fleet.launch import FleetMember, join_all, register
 from nsa_ops.fleet.leave import leave_pods, refuse_living_shares
-from nsa_ops.fleet.meeting import Meeting
-from nsa_ops.fleet.rank_map import meeting_notes, rank_map
+from nsa_ops.fleet.meeting import Meeting, meeting_notes, rank_map
 from nsa_ops.fleet.reachability import DEFAULT_PORT, probe_meeting
 from nsa_ops.fleet.source import (
     FleetResumeRequest,
@@ -242,21 +241,13 @@ def _kept_share(
     host = read_host(link.transport, pod.python, pod.root)
     require_tmux(link, host)
     refuse_marked(link, {})
-    there = _manifest_there(link, old)
+    there = find_run_manifest(link, old.run_id) or old  # that of pod 0 where it has none yet
     config = changed_config(operator, link, host, old, sets).config
     changed = {one.key for one in differing_values(old.config, config)}
     facts = {"pod_facts": there.pod_facts, "preflight_sha256": there.preflight_sha256}
     if changed <= {_NUM_PODS}:  # what the kernels were proven for is the same
         facts["kernels"] = old.kernels
     return with_config(old, config).model_copy(update=facts)
-
-
-def _manifest_there(link: PodLink, old: RunManifest) -> RunManifest:
-    """The manifest of a pod's share; that of pod 0 where it has none yet."""
-    try:
-        return read_run_manifest(link, old.run_id)
-    except NotFoundError:
-        return old
 
 
 def execute_fleet_resume(operator: Operator, planned: FleetResumePlan) -> Resumed:

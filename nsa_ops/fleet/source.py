@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nsa_core.rundir.manifest import AFRESH, AUTO, RunManifest
-from nsa_ops.agents import probe_run, read_run_manifest
+from nsa_ops.agents import find_run_manifest, probe_run, read_run_manifest
 from nsa_ops.backup.folder import BackupFolder
 from nsa_ops.backup.restore import RestorePlan, plan_restore
 from nsa_ops.context import Operator, PodLink, RunHandle
-from nsa_ops.errors import ConfigurationError, NotFoundError, StateConflictError
+from nsa_ops.errors import ConfigurationError, StateConflictError
 from nsa_ops.runs.adopt import read_backed_up
 from nsa_ops.runs.checkpoints import refuse_foreign
 from nsa_ops.runs.choose import FoundRun, handle_of
@@ -113,9 +113,8 @@ def find_in_backup(
     old = read_backed_up(folder)
     aside, copy_on, begun = [], "", None
     for link in links:
-        try:
-            there = read_run_manifest(link, record.run_id)
-        except NotFoundError:
+        there = find_run_manifest(link, record.run_id)
+        if there is None:
             continue
         run = RunHandle(link, record.code_id, record.run_id)
         if there.node.rank > 0:

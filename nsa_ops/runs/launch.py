@@ -118,7 +118,7 @@ def plan_launch(operator: Operator, request: LaunchRequest) -> LaunchPlan:
         StateConflictError: If the run is known on another pod, and may run there.
         VerificationError: If the checkpoint is not whole; known only where the pod has the code.
     """
-    check_request(request)
+    require_run_id(request.run_id)
     link = operator.link(meant_pod(operator, request.pod))
     known = operator.store.find_run(request.run_id)
     taken = plan_takeover(operator, known, link, request.overrides)
@@ -256,16 +256,11 @@ def new_manifest(
     )
 
 
-def check_request(request: LaunchRequest) -> None:
-    """Refuse what no pod has to be asked about, before one is asked, prepared or probed."""
-    if request.run_id:
-        require_run_id(request.run_id)
-
-
 def require_run_id(run_id: str) -> None:
-    """Raise ConfigurationError if it cannot be the id of a run."""
+    """Raise ConfigurationError if it cannot be the id of a run; an empty one is not chosen yet."""
     try:
-        check_run_id(run_id)
+        if run_id:
+            check_run_id(run_id)
     except ValueError as error:
         message = f"Run id `{printable(run_id)}` cannot be used"
         raise ConfigurationError(message, hint=str(error)) from error
@@ -370,7 +365,7 @@ def make_ready(operator: Operator, request: LaunchRequest, agree: Callable[[Plan
 
     `agree` shows a plan that changes something; it raises unless the operator agrees.
     """
-    check_request(request)
+    require_run_id(request.run_id)
     planned = plan_provision(operator, request.pod, request.choice.profile)
     if planned.plan.changes:
         agree(planned.plan)

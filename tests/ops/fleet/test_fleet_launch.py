@@ -16,7 +16,7 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.fleet.alike import require_same_kernels
-from nsa_ops.fleet.launch import FleetPlan, FleetRequest, execute_fleet, plan_fleet
+from nsa_ops.fleet.launch import FleetPlan, execute_fleet, plan_fleet
 from nsa_ops.pod.messages import JoinAttemptAction, PrepareRunAction, RunReport, SignalAction
 from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.runs.launch import LaunchRequest, ReadyPod, ready_pod
@@ -29,23 +29,25 @@ CHOICE = RunChoice("tiny-cpu", "cpu", ("batch.accumulation=6",))
 LAUNCH = LaunchRequest(CHOICE, run_id="r1", overrides={"preflight": "trial"})
 
 
-def request(pods: str, launch: LaunchRequest = LAUNCH, port: int | None = None) -> FleetRequest:
-    return FleetRequest(launch, tuple(pods.split(",")), port)
-
-
 @pytest.fixture
 def pods(desk: Desk) -> list[ScriptedPod]:
     return make_pods(desk, "a", "b", "c")
 
 
-def plan(desk: Desk, pods: list[ScriptedPod], asked: FleetRequest) -> FleetPlan:
-    return plan_fleet(operator_of(desk, pods), asked)
+def plan(
+    desk: Desk,
+    pods: list[ScriptedPod],
+    names: str,
+    launch: LaunchRequest = LAUNCH,
+    port: int | None = None,
+) -> FleetPlan:
+    return plan_fleet(operator_of(desk, pods), launch, names.split(","), port)
 
 
 def test_the_plan_shows_the_rank_map_and_changes_nothing(
     desk: Desk, pods: list[ScriptedPod]
 ) -> None:
-    planned = plan(desk, pods, request("a,b", port=31000))
+    planned = plan(desk, pods, "a,b", port=31000)
     notes = planned.plan.notes
     assert notes[:2] == (
         "node 0: pod a, rank 0, 10.0.0.0 (eth0), all meet there on port 31000",
@@ -63,7 +65,7 @@ def test_the_plan_shows_the_rank_map_and_changes_nothing(
 
 def test_a_pod_that_others_do_not_reach_is_not_node_0(desk: Desk, pods: list[ScriptedPod]) -> None:
     pods[1].port_closed = {0}
-    planned = plan(desk, pods, request("a,b"))
+    planned = plan(desk, pods, "a,b")
     assert [one.run.pod for one in planned.members] == ["b", "a"]
     assert planned.members[1].manifest.node.address == "10.0.0.1"
 
@@ -74,24 +76,24 @@ def test_a_checkpoint_of_the_first_pod_makes_that_one_node_0(
     pods[1].port_closed = {0}
     launch = replace(LAUNCH, resume_from="step_000140")
     with pytest.raises(RefusedError, match="`b` cannot reach pod `a`"):
-        plan(desk, pods, request("a,b", launch))
+        plan(desk, pods, "a,b", launch)
 
 
 def test_what_does_not_fit_together_is_refused_before_a_pod_is_asked(
     desk: Desk, pods: list[ScriptedPod]
 ) -> None:
     with pytest.raises(ConfigurationError, match="names 17 pods, and at most 16"):
-        plan(desk, pods, request(",".join(f"p{i}" for i in range(17))))
+        plan(desk, pods, ",".join(f"p{i}" for i in range(17)))
     sets = replace(LAUNCH, choice=replace(CHOICE, sets=(*CHOICE.sets, "runtime.num_pods=3")))
     with pytest.raises(ConfigurationError, match="contradicts `--pods`, which names 2 pods"):
-        plan(desk, pods, request("a,b", sets))
+        plan(desk, pods, "a,b", sets)
     assert not any(pod.transport.asked for pod in pods)
 
 
 def test_a_batch_that_does_not_divide_is_refused(desk: Desk, pods: list[ScriptedPod]) -> None:
     odd = replace(LAUNCH, choice=replace(CHOICE, sets=("batch.accumulation=5",)))
     with pytest.raises(ConfigurationError, match="5 does not divide among 2 ranks"):
-        plan(desk, pods, request("a,b", odd))
+        plan(desk, pods, "a,b", odd)
 
 
 def test_pods_with_other_proven_kernels_are_refused(desk: Desk, pods: list[ScriptedPod]) -> None:
@@ -114,7 +116,7 @@ def test_pods_with_other_proven_kernels_are_refused(desk: Desk, pods: list[Scrip
 def test_an_unreachable_pair_is_refused(desk: Desk, pods: list[ScriptedPod]) -> None:
     pods[1].blocked, pods[0].blocked = {0}, {1}
     with pytest.raises(RefusedError, match=r"Pod `b` cannot reach pod `a` on port 29500; tried"):
-        plan(desk, pods, request("a,b"))
+        plan(desk, pods, "a,b")
 
 
 def test_a_run_that_is_on_other_pods_is_continued_by_resume(
@@ -122,7 +124,7 @@ def test_a_run_that_is_on_other_pods_is_continued_by_resume(
 ) -> None:
     desk.store.save_run(replace(RUN, pod="a").with_others([MemberPod("b", "id-b")]))
     with pytest.raises(StateConflictError, match="is on pod `a`, `b`") as caught:
-        plan(desk, pods, request("a,c"))
+        plan(desk, pods, "a,c")
     assert "nsa-ops resume r1 --pods a,c" in caught.value.hint
 
 
@@ -134,7 +136,7 @@ def running(look: int) -> RunReport:
 
 def test_all_pods_are_prepared_started_and_registered(desk: Desk, pods: list[ScriptedPod]) -> None:
     operator = operator_of(desk, pods)
-    planned = plan(desk, pods, request("a,b,c"))
+    planned = plan(desk, pods, "a,b,c")
     for pod in pods:
         pod.script = running
     launched = execute_fleet(operator, planned)
@@ -171,7 +173,7 @@ def test_if_one_pod_fails_the_others_are_stopped_and_it_is_named(
     desk: Desk, pods: list[ScriptedPod]
 ) -> None:
     operator = operator_of(desk, pods)
-    planned = plan(desk, pods, request("a,b,c"))
+    planned = plan(desk, pods, "a,b,c")
     pods[0].script, pods[2].script = partial(stoppable, pods[0]), partial(stoppable, pods[2])
     pods[1].script = failing
     with pytest.raises(ConfigurationError) as caught:
@@ -188,7 +190,7 @@ def test_a_pod_whose_runner_never_came_stops_the_others(
     desk: Desk, pods: list[ScriptedPod]
 ) -> None:
     operator = operator_of(desk, pods)
-    planned = plan(desk, pods, request("a,b"))
+    planned = plan(desk, pods, "a,b")
     pods[0].script = partial(stoppable, pods[0])
     with pytest.raises(VerificationError, match="ended as soon as it was started"):
         execute_fleet(operator, planned)
@@ -199,7 +201,7 @@ def test_a_lost_link_stops_nothing_and_a_repeat_starts_the_rest(
     desk: Desk, pods: list[ScriptedPod]
 ) -> None:
     operator = operator_of(desk, pods)
-    planned = plan(desk, pods, request("a,b"))
+    planned = plan(desk, pods, "a,b")
     pods[0].script = running
     pods[1].transport.answers["tmux"] = PodUnreachableError("b does not answer")
     with pytest.raises(PodUnreachableError):
@@ -210,7 +212,7 @@ def test_a_lost_link_stops_nothing_and_a_repeat_starts_the_rest(
     pods[1].transport.answers["tmux"] = pods[0].transport.answers["tmux"]
     pods[1].script, pods[1].num_looks = running, 0
     num_sessions = len(pods[0].transport.asked)
-    again = plan(desk, pods, request("a,b"))
+    again = plan(desk, pods, "a,b")
     assert again.plan.notes[1] == "node 1: pod b, rank 1, eth0"  # no address was probed for it
     assert execute_fleet(operator, again).state == "running"
     assert not any("new-session" in words for words in pods[0].transport.asked[num_sessions:])
@@ -219,7 +221,7 @@ def test_a_lost_link_stops_nothing_and_a_repeat_starts_the_rest(
 
 def test_a_refused_join_leaves_nothing_running(desk: Desk, pods: list[ScriptedPod]) -> None:
     operator = operator_of(desk, pods)
-    planned = plan(desk, pods, request("a,b"))
+    planned = plan(desk, pods, "a,b")
     pods[1].transport.answers["nsa_ops.pod.act"] = StateConflictError("another run is there")
     with pytest.raises(OpsError, match="another run is there"):
         execute_fleet(operator, planned)
