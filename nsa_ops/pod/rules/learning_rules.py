@@ -234,7 +234,7 @@ def grad_spike(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding | No
     if len(norms) < 3 or evidence.records[-1].grad_norm != norms[-1]:
         return None
     usual = median(norms[-_NORM_RECORDS:-1])
-    if norms[-1] <= limits.grad_spike_factor * usual:
+    if usual <= 0 or norms[-1] <= limits.grad_spike_factor * usual:
         return None
     return Finding(
         rule="grad_spike",

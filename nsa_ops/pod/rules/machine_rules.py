@@ -53,7 +53,7 @@ def _below_expected(
 ) -> Finding | None:
     """The run's own median is below what its profile expects of its recipe."""
     expected = limits.expected_tokens_per_s
-    if num_records < MEDIAN_RECORDS or usual >= limits.expected_fraction * expected:
+    if num_records < MEDIAN_RECORDS or not 0 <= usual < limits.expected_fraction * expected:
         return None
     share = usual / expected
     return Finding(

@@ -4,6 +4,7 @@ import pytest
 
 from nsa_core.config.run import RunConfig
 from nsa_core.config.training import WatchdogLimits
+from nsa_ops.pod.probe import figures_of
 from nsa_ops.pod.rules.rulebook import RULES, judge
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, RunFacts, Tracker, facts_of
@@ -465,3 +466,26 @@ def test_a_rate_that_five_records_showed_stays_the_reference() -> None:
 def test_a_learning_rate_of_0_for_longer_than_is_kept_is_still_a_schedule_that_ended() -> None:
     ended = [*beats(20), *beats(300, first=21, lr=0.0)]
     assert "not_learning" not in found(judged(ended, facts=RunFacts()))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"gpu_mem_alloc": 10**400, "host_rss_mib": 10**400}, {"progress_seq": 10**400},
+        {"step": 10**400}, {"ts": math.inf}, {"tokens_per_s": -1.0}, {"tokens_per_s": math.nan},
+    ],
+)  # fmt: skip
+def test_figures_that_are_none_end_no_judgement(fields: dict[str, float]) -> None:
+    records = [beat(step).model_copy(update=fields) for step in range(1, 61)]
+    tracker = Tracker(FACTS, 1)
+    tracker.feed(records)
+    evidence = tracker.evidence(600.0, ALIVE, MachineEvidence())
+    assert judge(evidence, LIMITS).level != "halt"
+    newest = figures_of(evidence, LIMITS).record
+    assert newest is None or newest.step <= 60
+
+
+def test_gradient_norms_whose_median_is_0_are_no_spike() -> None:
+    assert "grad_spike" not in found(
+        judged([beat(n, grad_norm=g) for n, g in enumerate((-1, 1, 5), 1)])
+    )
