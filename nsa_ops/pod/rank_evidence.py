@@ -208,7 +208,8 @@ class RankSpread:
 
 def rank_spread(ranks: Sequence[RankEvidence]) -> RankSpread | None:
     """The spread over the ranks that say how long they work; None if fewer than two do."""
-    known = sorted((r for r in ranks if r.own_s is not None), key=lambda r: r.own_s or 0.0)
+    usable = [rank for rank in ranks if rank.own_s is not None and not rank.problem]
+    known = sorted(usable, key=lambda rank: rank.own_s or 0.0)
     if len(known) < 2:
         return None
     seconds = [rank.own_s or 0.0 for rank in known]

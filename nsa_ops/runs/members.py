@@ -93,7 +93,7 @@ def merge(first: RunReport, pod: str, others: Sequence[MemberReport]) -> RunRepo
     """The report of pod 0 with the state of the whole run, and what its other pods add; pure."""
     per_pod = first.manifest.ranks_per_pod or len(first.ranks)
     members = [
-        _with_own_ranks(one, per_pod)
+        _with_own_ranks(one, per_pod, first.manifest.steps)
         for one in (MemberReport(pod, 0, first), *(_of_attempt(one, first) for one in others))
     ]
     state, why = derive_state(members)
@@ -119,11 +119,21 @@ def _ranks(members: Sequence[MemberReport]) -> Iterator[RankEvidence]:
             yield rank.model_copy(update={"pod": one.pod})
 
 
-def _with_own_ranks(one: MemberReport, per_pod: int) -> MemberReport:
-    """The same with the ranks that the place of this pod gives it, as pod 0 counts them."""
+def _with_own_ranks(one: MemberReport, per_pod: int, steps: int) -> MemberReport:
+    """The same with the ranks that the place of this pod gives it, as pod 0 counts them.
+
+    One that claims a step which the run does not have would make all others look late.
+    """
     if one.report is None:
         return one
-    return replace(one, report=keep_own(one.report, one.node_rank, per_pod))
+    report = keep_own(one.report, one.node_rank, per_pod)
+    ranks = tuple(
+        rank.model_copy(update={"problem": f"it claims step {rank.step:,} of {steps:,}"})
+        if rank.step > steps
+        else rank
+        for rank in report.ranks
+    )
+    return replace(one, report=report.model_copy(update={"ranks": ranks}))
 
 
 def _flags(one: MemberReport) -> list[str]:

@@ -233,6 +233,21 @@ def test_a_pod_of_a_run_of_one_says_nothing_of_other_pods(desk: Desk) -> None:
     assert "b" not in {one.pod for one in seen.pods}
 
 
+def test_a_rank_that_claims_a_step_beyond_the_last_makes_no_other_rank_late() -> None:
+    still = {"still_s": 900.0, "beat_age_s": 3.0}
+    last = share(0).manifest.steps
+    lying = share(1, ranks=ranks(2, step=last + 1, own_s=0.001, **still))
+    seen = merge(share(0, ranks=ranks(0, **still)), "a", [MemberReport("b", 1, lying)])
+    assert [rank.problem != "" for rank in seen.ranks] == [False, False, True, True]
+    text = screens(seen)
+    assert "waiting" not in text
+    assert "slowest is rank 1 on pod `a` (1.00 times" in text
+    honest = share(1, ranks=ranks(2, step=last, **still))
+    seen = merge(share(0, ranks=ranks(0, **still)), "a", [MemberReport("b", 1, honest)])
+    named = "for ranks 0 and 1 on pod `a` in train at step 100"
+    assert f"ranks 2 and 3 on pod `b` in train at step {last} {named}" in screens(seen)
+
+
 def test_another_attempt_of_the_same_number_says_nothing_about_this_one() -> None:
     other = share(1).manifest.model_copy(update={"attempt_id": "b" * 32})
     seen = merge(share(0), "a", [MemberReport("b", 1, share(1, "failed", manifest=other))])
