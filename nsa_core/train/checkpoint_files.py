@@ -148,7 +148,7 @@ def _as_os_error(error: OSError | SafetensorError) -> OSError:
 def write_checkpoint(
     run: RunDir, snapshot: TrainingSnapshot, origin: CheckpointOrigin
 ) -> Checkpoint:
-    """Write a folder beside its final name, fsync it, rename it, then replace `latest`.
+    """Write a folder beside its final name, fsync it, and rename it.
 
     Raises:
         CheckpointWriteError: If the disk refuses; the temporary folder is gone then.
@@ -246,13 +246,17 @@ def make_manifest(
 
 
 def commit(run: RunDir, temporary: Path, manifest: CheckpointManifest) -> Checkpoint:
-    """Put the manifest into a folder of durable files, give it its name, and replace `latest`."""
+    """Put the manifest into a folder of durable files, and give that its name."""
     final = run.checkpoint(manifest.step)
     write_text(temporary / MANIFEST_NAME, manifest.model_dump_json(indent=2) + "\n")
     temporary.rename(final)
     fsync_dir(run.checkpoints)
-    write_text(run.latest, final.name + "\n")
     return Checkpoint(final, manifest)
+
+
+def name_latest(run: RunDir, final: Path) -> None:
+    """Replace `latest`; the checkpoint that it names is whole without it."""
+    write_text(run.latest, final.name + "\n")
 
 
 def remove_leftovers(run: RunDir) -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ from nsa_core.train.checkpoint_files import (
     CheckpointOrigin,
     CheckpointWriteError,
     TrainingSnapshot,
+    name_latest,
     write_checkpoint,
 )
 from nsa_core.train.failure import DiskFullError
@@ -222,7 +223,9 @@ class CheckpointKeeper:
         removed: list[int] = []
         # removed in this thread, because to unlink large files takes a disk a while
         if isinstance(outcome, Checkpoint) and self._group.is_first:
-            self._telemetry.writes.attempt(
+            writes, final = self._telemetry.writes, outcome.path
+            writes.attempt("latest", lambda: name_latest(self._run, final))
+            writes.attempt(
                 "retention",
                 lambda: removed.extend(apply_retention(self._run, self._config, self.known_good)),
             )

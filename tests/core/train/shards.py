@@ -14,6 +14,7 @@ from nsa_core.train.checkpoint_files import (
     CheckpointWriteError,
     ShardLayout,
     TrainingSnapshot,
+    name_latest,
 )
 from nsa_core.train.sharded_save import SharedSave, write_sharded
 
@@ -68,7 +69,10 @@ def save_together(
 
     def write(snapshot: TrainingSnapshot) -> Checkpoint | CheckpointWriteError:
         try:
-            return write_sharded(run, snapshot, origin, save)
+            made = write_sharded(run, snapshot, origin, save)
+            if snapshot.rank == 0:
+                name_latest(run, made.path)
+            return made
         except CheckpointWriteError as error:
             return error
 

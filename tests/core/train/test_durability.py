@@ -31,7 +31,9 @@ def save(run, manifest, step):
         optimizer={},
         random={0: read_random_state(CPU)},
     )
-    return content.write_checkpoint(run, snapshot, ORIGIN)
+    written = content.write_checkpoint(run, snapshot, ORIGIN)
+    content.name_latest(run, written.path)
+    return written
 
 
 def test_a_save_makes_each_part_durable_before_the_next_names_it(run, manifest, trace):

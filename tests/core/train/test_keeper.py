@@ -160,6 +160,14 @@ def test_the_last_save_of_a_run_may_not_fail_silently(keeper, disk):
     assert ended.value.code == 93
 
 
+def test_a_whole_checkpoint_counts_though_latest_cannot_name_it(keeper, run):
+    """On a full disk the last file that is written may be the one without room."""
+    run.latest.mkdir(parents=True)
+    save(keeper, 10)
+    assert kinds(run) == ["saved"]
+    assert (keeper.whole_step, keeper.statistics.num_failed) == (10, 0)
+
+
 def test_a_disk_with_room_again_is_used_again(keeper, disk, run):
     disk.has_room = False
     save(keeper, 10, wait=False)
