@@ -52,13 +52,8 @@ def leave_pods(
 ) -> list[Takeover]:
     """Prove that nothing of the run lives on the pods that it leaves, as for a move.
 
-    Args:
-        operator: Who asks.
-        record: Run as the registry knows it.
-        names: Pods that it continues on.
-        step: Step that it continues from.
-        overrides: Reasons by name; only `old-pod` counts.
-        more_steps: The configuration changes, so that a finished run may continue.
+    It continues on the pods `names` from `step`, also if it finished where its configuration
+    changes (`more_steps`). Of the overrides only `old-pod` counts.
 
     Raises:
         StateConflictError: If something lives there, or may.

@@ -59,13 +59,7 @@ class CalledAddresses(TolerantModel):
 def probe_meeting(
     operator: Operator, links: Sequence[PodLink], port: int, *, is_first_fixed: bool = False
 ) -> Meeting:
-    """Have the pods call each other, and choose where their ranks meet.
-
-    Args:
-        operator: Who asks.
-        links: Pods, in the order that was asked for.
-        port: Where they are to meet.
-        is_first_fixed: Only the first may be node 0.
+    """Have the pods call each other, and choose where their ranks meet, as `choose_meeting`.
 
     Raises:
         RefusedError, ConfigurationError: As `choose_meeting`.

@@ -91,13 +91,6 @@ def _explain_kill(asked: Event | None, memory_kills: int) -> str:
     return f"{asked.by} asked ({asked.message})" if asked is not None else ""
 
 
-def _code_of(code: int, asked: Event | None) -> int:
-    """The code for the record: a hang has its own, and 0 without a record is a crash."""
-    if code < 0 and asked is not None and asked.facts.get("rule") in HANG_RULES:
-        return TrainerExit.HANG
-    return code if code else TrainerExit.CRASHED
-
-
 @dataclass(frozen=True)
 class ProcessEnd:
     """What the runner knows of the end of its trainer.
@@ -134,13 +127,8 @@ def missing_exit(
 
     A trainer that ends with 0 without having written a record has not finished: code 1. One that
     the watchdog had to end because nothing moved gets the code of a hang; its reason names the
-    signal. Of several ranks it is the record of the one that failed first.
-
-    Args:
-        run: Run directory.
-        manifest: Manifest of the attempt.
-        process: None where the runner is gone too, so that the watchdog writes and the code is
-            unknown.
+    signal. Of several ranks it is the record of the one that failed first. `process` is None where
+    the runner is gone too, so that the watchdog writes and the code is unknown.
     """
     checkpoints = list_checkpoints(run)
     asked = asked_to_stop(find_events(run, *STOP_KINDS), manifest.attempt)
@@ -159,10 +147,13 @@ def missing_exit(
 
 def _judge_process(process: ProcessEnd | None, asked: Event | None) -> JudgedEnd:
     """The end of a trainer that is one process, or of torchrun where no rank has left a trace."""
-    reason = "the trainer and its runner are gone; the exit code is unknown"
-    if process is not None:
-        reason = explain_code(process.code, asked=asked, memory_kills=process.memory_kills)
-    return JudgedEnd(_code_of(process.code if process else 0, asked), reason)
+    if process is None:
+        why = "the trainer and its runner are gone; the exit code is unknown"
+        return JudgedEnd(TrainerExit.CRASHED, why)
+    reason = explain_code(process.code, asked=asked, memory_kills=process.memory_kills)
+    if process.code < 0 and asked is not None and asked.facts.get("rule") in HANG_RULES:
+        return JudgedEnd(TrainerExit.HANG, reason)
+    return JudgedEnd(process.code or TrainerExit.CRASHED, reason)
 
 
 def _judge_ranks(

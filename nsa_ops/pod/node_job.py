@@ -29,13 +29,8 @@ from nsa_ops.pod.job_attempt import (
     judge_end,
 )
 from nsa_ops.pod.keep_watched import start_watchdog
-from nsa_ops.pod.runner import (
-    LOCAL_RESOURCE,
-    TRAINER_MODULE,
-    USAGE,
-    StartRefusedError,
-    run_attempt,
-)
+from nsa_ops.pod.messages import ReplyCode
+from nsa_ops.pod.runner import TRAINER_MODULE, StartRefusedError, run_attempt
 
 #: A watchdog that looks at a run every few seconds has seen its end by then.
 WATCHDOG_S = 30.0
@@ -104,11 +99,13 @@ def _read(given: argparse.Namespace) -> tuple[JobPlace, RunManifest]:
         manifest = read_model(RunManifest, given.manifest)
     except (OSError, ValueError) as error:
         message = f"{given.manifest} cannot be used as a manifest: {one_line(error)}"
-        raise StartRefusedError(message, USAGE, "nsa-ops export writes one") from error
+        raise StartRefusedError(message, ReplyCode.USAGE, "nsa-ops export writes one") from error
     run, num_nodes = RunDir(given.run_dir.resolve()), given.num_nodes
     node = Node(rank=given.node_rank, address=given.master_addr, port=given.master_port)
     if fault := find_fault(run, manifest.run_id, node, num_nodes):
-        raise StartRefusedError(fault, USAGE, "Compare with the script that nsa-ops export writes")
+        raise StartRefusedError(
+            fault, ReplyCode.USAGE, "Compare with the script that nsa-ops export writes"
+        )
     return JobPlace(run, node if num_nodes > 1 else Node(), num_nodes), manifest
 
 
@@ -126,13 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return refusal.code
     except ManifestError as error:
         _say(f"error: {error}")
-        return USAGE
+        return ReplyCode.USAGE
     except ValidationError as error:
         _say(f"error: the manifest and these flags do not go together: {one_line(error)}")
-        return USAGE
+        return ReplyCode.USAGE
     except OSError as error:
         _say(f"error: {error.filename or given.run_dir}: {error.strerror or error}")
-        return LOCAL_RESOURCE
+        return ReplyCode.LOCAL_RESOURCE
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from nsa_core.rundir.process import children_of, identify
 from nsa_ops.pod.attempts import record_obstacles
 from nsa_ops.pod.ending import ProcessEnd, count_memory_kills, write_missing_exit
 from nsa_ops.pod.keep_watched import WatchdogKeeper
+from nsa_ops.pod.messages import ReplyCode
 from nsa_ops.pod.processes import (
     LockHeldError,
     Restarter,
@@ -41,10 +42,6 @@ from nsa_ops.pod.trainer_group import TrainerGroup, group_of, is_trainer_running
 from nsa_ops.quantities import count_of
 
 TRAINER_MODULE = "nsa_core.train"
-CONFLICT = 7
-NOT_A_RUN = 6
-LOCAL_RESOURCE = 11
-USAGE = 2
 
 
 class StartRefusedError(RuntimeError):
@@ -65,11 +62,11 @@ def claim(run: RunDir) -> tuple[int, RunManifest]:
     try:
         manifest = read_manifest(run)
     except ManifestError as error:
-        raise StartRefusedError(str(error), NOT_A_RUN) from error
+        raise StartRefusedError(str(error), ReplyCode.NOT_FOUND) from error
     try:
         descriptor = take_lock(run.runner_lock)
     except LockHeldError as error:
-        raise StartRefusedError(_describe_holder(run), CONFLICT) from error
+        raise StartRefusedError(_describe_holder(run), ReplyCode.CONFLICT) from error
     try:
         manifest = read_manifest(run)
         _refuse_if_used(run, manifest)
@@ -94,18 +91,18 @@ def _refuse_if_used(run: RunDir, manifest: RunManifest) -> None:
             f"run {run.run_id} attempt {ended.attempt} has ended (code {ended.code}: "
             f"{ended.reason}); begin the next one: nsa-ops resume {run.run_id}"
         )
-        raise StartRefusedError(message, CONFLICT)
+        raise StartRefusedError(message, ReplyCode.CONFLICT)
     record = read_processes(run, manifest.attempt)
     if record is None:
         return
     if is_trainer_running(run, record):
-        raise StartRefusedError(_describe_holder(run), CONFLICT)
+        raise StartRefusedError(_describe_holder(run), ReplyCode.CONFLICT)
     if record.trainer is not None:
         message = (
             f"run {run.run_id} attempt {manifest.attempt} was started before and left no exit "
             f"record; begin the next one: nsa-ops resume {run.run_id}"
         )
-        raise StartRefusedError(message, CONFLICT)
+        raise StartRefusedError(message, ReplyCode.CONFLICT)
 
 
 def start_trainer(
@@ -119,7 +116,7 @@ def start_trainer(
     runner = identify(os.getpid())
     if runner is None:
         message = "/proc does not show this process; nsa-ops needs a Linux pod with /proc"
-        raise StartRefusedError(message, LOCAL_RESOURCE)
+        raise StartRefusedError(message, ReplyCode.LOCAL_RESOURCE)
     ranks = manifest.pod_ranks if manifest.config.num_ranks > 1 else range(0)
     record = RunProcesses(
         run_id=manifest.run_id, attempt=manifest.attempt, attempt_id=manifest.attempt_id,
@@ -195,7 +192,7 @@ def run_attempt(
     if missing := find_missing_place(manifest):
         os.close(lock)
         message = f"{run.manifest}: {missing}"
-        raise StartRefusedError(message, USAGE)
+        raise StartRefusedError(message, ReplyCode.USAGE)
     for rank in manifest.pod_ranks:
         record_obstacles(run, rank, attempt=manifest.attempt, by="runner")
     memory_kills = count_memory_kills()
@@ -299,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return refusal.code
     except OSError as error:
         sys.stderr.write(f"error: {error.filename or given.run_dir}: {error.strerror or error}\n")
-        return LOCAL_RESOURCE
+        return ReplyCode.LOCAL_RESOURCE
     return code if code >= 0 else 128 - code
 
 

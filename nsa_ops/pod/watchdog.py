@@ -52,7 +52,7 @@ from nsa_ops.pod.read_run import (
 )
 from nsa_ops.pod.rules.rulebook import judge
 from nsa_ops.pod.rules.verdict import ReportedFindings, Verdict
-from nsa_ops.pod.runner import CONFLICT, NOT_A_RUN, TRAINER_MODULE
+from nsa_ops.pod.runner import TRAINER_MODULE
 from nsa_ops.pod.tracker import HealthEvidence, tracker_of
 from nsa_ops.pod.trainer_group import group_of, is_trainer_running
 
@@ -350,17 +350,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lock = take_watch(run)
     except ManifestError as error:
         sys.stderr.write(f"error: {error}\n")
-        return NOT_A_RUN
+        return ReplyCode.NOT_FOUND
     except LockHeldError:
         sys.stderr.write(f"error: run {run.run_id} already has a watchdog\n")
-        return CONFLICT
+        return ReplyCode.CONFLICT
     try:
         watchdog = Watchdog(run, given.module, given.checks)
         signal.signal(signal.SIGTERM, watchdog.end_by_signal)
         watchdog.watch()
     except ManifestError as error:  # somebody has removed the run
         sys.stderr.write(f"error: {error}\n")
-        return NOT_A_RUN
+        return ReplyCode.NOT_FOUND
     finally:
         os.close(lock)
     return 0

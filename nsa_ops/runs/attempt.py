@@ -132,13 +132,8 @@ def await_first_beat(
     """Wait until the current attempt trains, or has its data and settled, or stages for a while.
 
     The first heartbeat alone proves little: it comes before torch is loaded, which takes from
-    seconds to minutes, and before anybody has looked at the data.
-
-    Args:
-        operator: Who waits.
-        run: Run.
-        started_s: Monotonic time of the start.
-        log_offset: Where the log of this attempt begins.
+    seconds to minutes, and before anybody has looked at the data. The log of this attempt begins
+    at `log_offset`.
 
     Raises:
         ConfigurationError: If the trainer ended because of its configuration, data or checkpoint.

@@ -20,15 +20,9 @@ def patience_of(
 ) -> tuple[float, float | None]:
     """Seconds without movement that warn and that halt.
 
-    A deadline that the trainer gives for its phase extends the limit. Staging data has no limit of
-    its own: it takes hours for a large data set, so without a deadline it only warns.
-
-    Args:
-        phase: The phase that the process is in.
-        deadline_s: What the trainer gives it; 0 if nothing.
-        before_s: How long the last phase of the kind took; 0 if there was none.
-        step_s: What a step takes, as of `usual_step_s`.
-        limits: Of the run.
+    A deadline that the trainer gives for its phase (0: none) extends the limit. Staging data has no
+    limit of its own: it takes hours for a large data set, so without a deadline it only warns.
+    `before_s` is how long the last phase of the kind took (0: there was none).
     """
     if phase == "data_wait":
         return limits.data_wait_warn_s, max(limits.data_wait_halt_s, deadline_s)

@@ -27,11 +27,10 @@ from nsa_ops.pod.ending import (
 from nsa_ops.pod.journal import Journal
 from nsa_ops.pod.messages import HaltAction, NextAttemptAction, Reply
 from nsa_ops.pod.probe import probe
-from nsa_ops.pod.processes import RunProcesses, write_processes
 from nsa_ops.pod.read_run import read_memory_fraction
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.pod.stacks import group_stacks
-from tests.ops.pod.ends import exit_record, write_end
+from tests.ops.pod.ends import exit_record, record_process, write_end
 
 
 def event(kind: str, by: str = "watchdog", attempt: int = 1, **facts) -> Event:
@@ -162,10 +161,7 @@ def lose_processes(run) -> None:
     gone = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     identity = identify(gone.pid)
     gone.communicate()
-    record = RunProcesses(
-        run_id="run-1", attempt=1, runner=identity, trainer=identity, started_unix_s=1.0
-    )
-    write_processes(run, record)
+    record_process(run, identity)
 
 
 def do(action: HaltAction | NextAttemptAction) -> Reply:

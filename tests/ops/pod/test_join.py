@@ -12,8 +12,8 @@ from nsa_core.rundir.process import identify
 from nsa_ops.pod.act import act
 from nsa_ops.pod.ending import decide_restart
 from nsa_ops.pod.messages import JoinAttemptAction, Reply, ReplyCode, SetAsideAction
-from nsa_ops.pod.processes import RunProcesses, hold_lock, write_processes
-from tests.ops.pod.ends import exit_record, write_end
+from nsa_ops.pod.processes import hold_lock
+from tests.ops.pod.ends import exit_record, record_process, write_end
 
 FIRST = RunManifest(
     run_id="r1", attempt_id=new_attempt_id(), config=RunConfig(), config_sha256="0" * 64,
@@ -46,9 +46,7 @@ def start(run: RunDir, *, is_alive: bool = True) -> None:
     here = identify(os.getpid())
     assert here is not None
     it = here if is_alive else here.model_copy(update={"boot_id": "an earlier one"})
-    write_processes(
-        run, RunProcesses(run_id="r1", attempt=1, runner=it, trainer=it, started_unix_s=1.0)
-    )
+    record_process(run, it)
 
 
 def test_a_pod_joins_once(share: RunDir) -> None:

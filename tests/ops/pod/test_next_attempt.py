@@ -20,8 +20,7 @@ from nsa_core.rundir.process import ProcessIdentity, boot_id
 from nsa_ops.pod.act import act
 from nsa_ops.pod.messages import NextAttemptAction, Reply
 from nsa_ops.pod.probe import report_run
-from nsa_ops.pod.processes import RunProcesses, write_processes
-from tests.ops.pod.ends import write_end
+from tests.ops.pod.ends import record_process, write_end
 
 CHANGES = ("mkdir", "replace", "unlink", "fsync")
 #: Three files are replaced, each with an fsync of itself and of its folder; two folders are made
@@ -37,12 +36,7 @@ class KilledError(BaseException):
 def run(run):
     """Attempt 1 was halted; its processes are gone."""
     gone = ProcessIdentity(pid=2**22, start_ticks=1, boot_id=boot_id())
-    write_processes(
-        run,
-        RunProcesses(
-            run_id="run-1", attempt=1, runner=gone, trainer=gone, module="m", started_unix_s=1.0
-        ),
-    )
+    record_process(run, gone)
     write_end(run)
     assert state(run) == "halted"
     return run

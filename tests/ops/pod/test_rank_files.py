@@ -12,11 +12,11 @@ from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import write_manifest
 from nsa_core.rundir.process import identify
 from nsa_ops.pod.probe import probe
-from nsa_ops.pod.processes import RunProcesses, write_processes
 from nsa_ops.pod.rank_files import RankFiles
 from nsa_ops.pod.rules.rulebook import judge
 from nsa_ops.pod.tracker import MachineEvidence, ProcessEvidence, tracker_of
 from tests.ops.pod.conftest import begin_ranks
+from tests.ops.pod.ends import record_process
 from tests.ops.pod.health import LIMITS
 
 MIB = 2**20
@@ -87,11 +87,7 @@ HOSTILE = {
 def test_a_hostile_file_of_a_rank_changes_nothing_but_a_flag(run: RunDir, make) -> None:
     begin_ranks(run, 2)
     write(run, 0, 1, 2, 3)
-    process = RunProcesses(
-        run_id="run-1", attempt=1, runner=identify(os.getpid()), trainer=identify(os.getpid()),
-        started_unix_s=1.0,
-    )  # fmt: skip
-    write_processes(run, process)
+    record_process(run, identify(os.getpid()))
     write(run, 1, 1, 2, 3)
     good = look(run)
     run.heartbeat(1).unlink()

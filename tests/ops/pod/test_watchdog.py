@@ -16,11 +16,10 @@ from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.keep_watched import MAX_STARTS, WatchdogKeeper, start_watchdog
 from nsa_ops.pod.messages import WatchdogRecord
 from nsa_ops.pod.probe import probe
-from nsa_ops.pod.processes import RunProcesses, write_processes
 from nsa_ops.pod.rules.verdict import Verdict
 from nsa_ops.pod.watchdog import Watchdog
 from tests.ops.pod.conftest import begin, begin_ranks
-from tests.ops.pod.ends import write_end
+from tests.ops.pod.ends import record_process, write_end
 from tests.ops.pod.health import beat
 
 DEAD = ProcessIdentity(pid=2**22 - 1, start_ticks=1, boot_id="another boot")
@@ -106,9 +105,7 @@ def watched_ranks(run: RunDir, **second) -> list[tuple[str, str]]:
     """What the watchdog of a run with two ranks notes at its first looks; `second` is of rank 1."""
     begin_ranks(run, 2)
     me = identify(os.getpid())
-    write_processes(
-        run, RunProcesses(run_id="run-1", attempt=1, runner=me, trainer=me, started_unix_s=1.0)
-    )
+    record_process(run, me)
     watchdog = Watchdog(run)
     for step in range(1, 9):  # after its start: it follows both files
         for rank, fields in ((0, {}), (1, {"loss": None, **second})):
