@@ -5,7 +5,7 @@ What is small goes through gloo on the hosts, so that no card is waited for; not
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -112,7 +112,8 @@ class JoinedGroup(RankGroup):
         except RuntimeError:  # the store went with the process that holds it
             return False
         self._let_others_read(wait)
-        dist.destroy_process_group()
+        with suppress(RuntimeError):  # all have agreed, and the links end with the process
+            dist.destroy_process_group()
         return True
 
     def _let_others_read(self, wait: Callable[[], bool]) -> None:

@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 from safetensors import SafetensorError
 
 from nsa_core.env import RankEnvironment
@@ -19,6 +20,7 @@ from nsa_core.train.attempt import TrainerAttempt
 from nsa_core.train.disk import hold_reserve
 from nsa_core.train.failure import AttemptEnd, DiskFullError, RunIsTakenError
 from nsa_core.train.group import RankGroup
+from nsa_core.train.joined_group import JoinedGroup
 
 
 class EndedError(Exception):
@@ -160,3 +162,17 @@ def test_the_end_of_a_rank_finds_room_on_a_full_disk(run, manifest, monkeypatch,
         run, manifest, RankEnvironment(rank=rank, local_rank=rank, world_size=2, local_size=2)
     )
     made._end(AttemptEnd(TrainerExit.DO_NOT_RESTART, "the disk is full", is_shared=is_shared))
+
+
+def test_an_agreed_end_stands_though_the_links_cannot_be_closed(monkeypatch):
+    """Every other rank has ended so by then, and this one would leave no record."""
+
+    def fail():
+        message = "NCCL communicator was aborted"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(dist, "destroy_process_group", fail)
+    group = JoinedGroup.__new__(JoinedGroup)
+    RankGroup.__init__(group)
+    group._store = dist.HashStore()
+    assert group.leave(0, lambda: True)
