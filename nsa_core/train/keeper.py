@@ -3,7 +3,7 @@
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
@@ -56,20 +56,23 @@ def write_known_good(run: RunDir, step: int) -> None:
     write_text(run.known_good, run.checkpoint(step).name + "\n")
 
 
-def apply_retention(run: RunDir, config: CheckpointConfig, known_good: int | None) -> list[int]:
-    """Remove what `plan_removal` names; renamed first, so that none is ever half whole."""
+def apply_retention(run: RunDir, config: CheckpointConfig, known_good: int | None) -> Iterator[int]:
+    """Remove what `plan_removal` names; renamed first, so that none is ever half whole.
+
+    Yields:
+        The step of each one that has lost its name.
+    """
     steps = [checkpoint.step for checkpoint in list_checkpoints(run)]
     protected = () if known_good is None else (known_good,)
-    removed = plan_removal(
+    for step in plan_removal(
         steps, keep_last=config.keep_last, keep_every=config.keep_every, protected=protected
-    )
-    for step in removed:
+    ):
         folder = run.checkpoint(step)
         doomed = folder.with_name(f".writing_removed_{folder.name}")
         folder.rename(doomed)
+        yield step
         shutil.rmtree(doomed)
     _remove_aside(run, known_good)
-    return removed
 
 
 def _remove_aside(run: RunDir, known_good: int | None) -> None:

@@ -39,7 +39,7 @@ def test_the_newest_every_mth_and_the_last_known_good_are_kept(run, config, know
             config_sha256="", files=[],
         )  # fmt: skip
         write_text(folder / "checkpoint.json", manifest.model_dump_json())
-    assert apply_retention(run, config, known_good) == removed
+    assert list(apply_retention(run, config, known_good)) == removed
     assert {one.step for one in list_checkpoints(run)} == {10, 20, 30, 40} - set(removed)
 
 
@@ -58,9 +58,9 @@ def test_an_abandoned_future_goes_once_a_known_good_checkpoint_has_passed_it(run
     for name in ("aside_attempt2_step_000040", "aside_attempt2_step_000040_again",
                  "aside_attempt2_step_000060", "aside_of_mine"):  # fmt: skip
         (run.checkpoints / name).mkdir(parents=True)
-    apply_retention(run, CheckpointConfig(keep_last=1), 30)
+    assert list(apply_retention(run, CheckpointConfig(keep_last=1), 30)) == []
     assert len(list(run.checkpoints.iterdir())) == 4
-    apply_retention(run, CheckpointConfig(keep_last=1), 50)
+    assert list(apply_retention(run, CheckpointConfig(keep_last=1), 50)) == []
     left = sorted(folder.name for folder in run.checkpoints.iterdir())
     assert left == ["aside_attempt2_step_000060", "aside_of_mine"]
 
@@ -117,6 +117,21 @@ def test_older_ones_go_after_a_newer_one_is_whole(keeper, run):
     for step in (10, 20, 30):
         save(keeper, step)
     assert [c.step for c in list_checkpoints(run)] == [30, 20]
+
+
+def test_an_older_one_that_has_lost_its_name_is_no_good_one_though_its_files_stay(
+    run, telemetry, monkeypatch
+):
+    def refuse(folder):
+        raise OSError(5, "Input/output error", str(folder))
+
+    monkeypatch.setattr(keeper_module.shutil, "rmtree", refuse)
+    config = CheckpointConfig(save_every=10, keep_last=1, background=False)
+    keeper = CheckpointKeeper(run, config, ORIGIN, telemetry, GoodputClock(0.0, {}))
+    for step in (10, 20):
+        save(keeper, step)
+    assert [c.step for c in list_checkpoints(run)] == [20]
+    assert keeper.find_good(first_bad_step=15) is None
 
 
 def test_a_failed_save_is_an_event_and_the_run_continues_while_the_last_one_is_young(
