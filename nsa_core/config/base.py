@@ -56,6 +56,12 @@ class FrozenModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
+class ConfigSection(FrozenModel):
+    """A part of a configuration; each number is finite, because JSON knows no other."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
 class TolerantModel(BaseModel):
     """A frozen record from a file that a newer version may have written: unknown keys are kept."""
 

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from nsa_core.config.base import FrozenModel
+from nsa_core.config.base import ConfigSection
 
 #: The paper's symbols (arXiv 2502.11089) and the names they have here; used to answer `nsa.l`.
 PAPER_SYMBOLS = {
@@ -37,7 +37,7 @@ def check_block_sizes(compress_block: int, compress_stride: int, select_block: i
         raise ValueError(message)
 
 
-class NSAConfig(FrozenModel):
+class NSAConfig(ConfigSection):
     """Sizes in tokens of the three branches; the defaults are the paper's section 4.1."""
 
     compress_block: int = Field(32, ge=1)  # tokens pooled into one compressed key (paper: l)
@@ -63,7 +63,7 @@ class NSAConfig(FrozenModel):
         return (num_tokens - self.compress_block) // self.compress_stride + 1
 
 
-class GateConfig(FrozenModel):
+class GateConfig(ConfigSection):
     """How the three branches are mixed (paper Eq. 5)."""
 
     #: `linear` is sigmoid(W x + b); `mlp` puts one hidden layer before it; `softmax` makes the
@@ -92,15 +92,15 @@ class GateConfig(FrozenModel):
         return self
 
 
-class RopeConfig(FrozenModel):
+class RopeConfig(ConfigSection):
     """Rotary position embedding: base frequency and how it is stretched for longer contexts."""
 
     #: Base of the geometric series of wavelengths.
-    base: float = Field(10_000.0, gt=1, allow_inf_nan=False)
+    base: float = Field(10_000.0, gt=1)
     #: `none`, `linear` (positions divided by `scale`) or `yarn` (arXiv 2309.00071).
     scaling: Literal["none", "linear", "yarn"] = "none"
     #: Target context over trained context; 1 changes nothing, more needs a `scaling`.
-    scale: float = Field(1.0, ge=1, allow_inf_nan=False)
+    scale: float = Field(1.0, ge=1)
     trained_context: int = Field(2048, ge=1)  # tokens the model was trained with; `yarn` needs it
 
     @model_validator(mode="after")
@@ -114,7 +114,7 @@ class RopeConfig(FrozenModel):
         return self
 
 
-class ModelConfig(FrozenModel):
+class ModelConfig(ConfigSection):
     """A decoder-only language model with NSA or, as the control, dense causal attention."""
 
     attention: Literal["nsa", "dense"] = "nsa"
@@ -128,7 +128,7 @@ class ModelConfig(FrozenModel):
     mlp_width: int = Field(2048, ge=1)
     activation: Literal["swiglu", "silu"] = "swiglu"
     tie_embeddings: bool = True
-    norm_eps: float = Field(1e-6, gt=0, allow_inf_nan=False)
+    norm_eps: float = Field(1e-6, gt=0)
     gate: GateConfig = GateConfig()
     rope: RopeConfig = RopeConfig()
     nsa: NSAConfig = NSAConfig()

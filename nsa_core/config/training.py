@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from nsa_core.config.base import FrozenModel
+from nsa_core.config.base import ConfigSection
 
 Precision = Literal["bf16", "fp16", "fp32"]
 BackendName = Literal["auto", "sdpa", "triton", "flash"]
@@ -22,7 +22,7 @@ MAX_RANKS = 256
 MAX_PODS = 4096
 
 
-class DataConfig(FrozenModel):
+class DataConfig(ConfigSection):
     """Where the text comes from and how it becomes batches."""
 
     #: `stdlib` is the text of the machine's Python library; `synthetic` is for smoke runs.
@@ -64,7 +64,7 @@ class DataConfig(FrozenModel):
         return self
 
 
-class BatchConfig(FrozenModel):
+class BatchConfig(ConfigSection):
     """Tokens of one optimizer step on all ranks together: micro_batch x accumulation x seq_len."""
 
     seq_len: int = Field(2048, ge=2)
@@ -78,7 +78,7 @@ class BatchConfig(FrozenModel):
         return self.seq_len * self.micro_batch * self.accumulation
 
 
-class ScheduleConfig(FrozenModel):
+class ScheduleConfig(ConfigSection):
     """Learning rate as a pure function of the optimizer step."""
 
     steps: int = Field(50_000, ge=1)  # optimizer steps of the whole run; the schedule ends there
@@ -89,7 +89,7 @@ class ScheduleConfig(FrozenModel):
     min_ratio: float = Field(0.1, ge=0, le=1)  # final learning rate over the peak
 
 
-class OptimizerConfig(FrozenModel):
+class OptimizerConfig(ConfigSection):
     """AdamW, optionally with Muon for the matrices of the blocks."""
 
     kind: Literal["adamw", "muon"] = "adamw"
@@ -102,7 +102,7 @@ class OptimizerConfig(FrozenModel):
     muon_learning_rate: float = Field(0.02, gt=0)
 
 
-class CheckpointConfig(FrozenModel):
+class CheckpointConfig(ConfigSection):
     """When a checkpoint is saved and which ones are kept."""
 
     #: Optimizer steps between checkpoints; 0 saves only at the end or at a stop.
@@ -113,7 +113,7 @@ class CheckpointConfig(FrozenModel):
     background: bool = True  # write from a snapshot in a thread instead of stalling the loop
 
 
-class TelemetryConfig(FrozenModel):
+class TelemetryConfig(ConfigSection):
     """How often the run says something, and to whom."""
 
     log_every: int = Field(10, ge=1)
@@ -122,7 +122,7 @@ class TelemetryConfig(FrozenModel):
     gate_every: int = Field(10, ge=1)
 
 
-class EvaluationConfig(FrozenModel):
+class EvaluationConfig(ConfigSection):
     """Validation on held-out documents, and what is tried at the end of a run."""
 
     eval_every: int = Field(1000, ge=0)
@@ -140,7 +140,7 @@ def _check_num_gpus(value: object) -> object:
     return value
 
 
-class RuntimeConfig(FrozenModel):
+class RuntimeConfig(ConfigSection):
     """Which device, precision and kernels the run uses; speed only, never the mathematics."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"  # `auto` is CUDA where there is a card
@@ -176,7 +176,7 @@ class RuntimeConfig(FrozenModel):
     collective_timeout_s: float = Field(120.0, gt=0, le=_MOST_WAIT_S)
 
 
-class WatchdogLimits(FrozenModel):
+class WatchdogLimits(ConfigSection):
     """When the watchdog warns and halts; a profile may override each (spec: rules and defaults).
 
     Losses are in nats per token, shares and fractions are 0 to 1. A record is one progress line of

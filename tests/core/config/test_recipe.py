@@ -68,6 +68,13 @@ def test_a_bad_flag_is_one_line_that_names_the_nearest_key_or_both_values(
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["watchdog.straggler_factor", "optimizer.learning_rate"])
+@pytest.mark.parametrize("value", [".inf", "1e999", ".nan"])
+def test_a_number_that_no_manifest_can_hold_is_refused_in_one_line(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^[^\n]*{key}[^\n]*finite[^\n]*$"):
+        resolve("tiny-cpu", "cpu", [f"{key}={value}"])
+
+
 def test_a_scale_with_its_scaling_is_taken_and_a_scaling_may_wait_for_its_scale() -> None:
     sets = ["model.rope.scale=4", "model.rope.scaling=linear"]
     rope = resolve("tiny-cpu", "cpu", sets).config.model.rope
