@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,13 @@ import pytest
 
 #: How an interpreter that is older than its numpy ends, for every kernel.
 NOT_BY_NUMPY = "only 0-dimensional arrays can be converted to Python scalars"
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """The first test of a module waits for all of its cases: minutes on a busy machine."""
+    for item in items:
+        if "interpreted" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(1200))
 
 
 def wanted_cases(request: pytest.FixtureRequest) -> list[str]:
@@ -24,11 +30,10 @@ def wanted_cases(request: pytest.FixtureRequest) -> list[str]:
 @pytest.fixture(scope="module")
 def interpreted(request: pytest.FixtureRequest, repository: Path) -> Any:
     """What the module named by `INTERPRETED` of a test module printed as JSON."""
-    module = f"tests.core.kernels_triton.{request.module.INTERPRETED}"
+    runner = f"{__package__}.interpret"
     done = subprocess.run(
-        [sys.executable, "-m", module, *wanted_cases(request)],
+        [sys.executable, "-m", runner, request.module.INTERPRETED, *wanted_cases(request)],
         cwd=repository,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         check=False,

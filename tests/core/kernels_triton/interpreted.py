@@ -1,7 +1,4 @@
-"""Run every Triton kernel under the interpreter and print its errors against the oracle as JSON.
-
-A process of its own, because TRITON_INTERPRET has to be set before the kernels are imported.
-"""
+"""Run every Triton kernel under the interpreter and print its errors against the oracle as JSON."""
 
 import copy
 import json

@@ -1,7 +1,4 @@
-"""Run the probe of the decode kernels on the kernels themselves, under the interpreter, as JSON.
-
-A process of its own, because TRITON_INTERPRET has to be set before the kernels are imported.
-"""
+"""Run the probe of the decode kernels on the kernels themselves, under the interpreter, as JSON."""
 
 import json
 import sys

@@ -1,7 +1,4 @@
-"""Run the decode kernels under the interpreter beside plain PyTorch in float64; errors as JSON.
-
-A process of its own, because TRITON_INTERPRET has to be set before the kernels are imported.
-"""
+"""Run the decode kernels under the interpreter beside plain PyTorch in float64; errors as JSON."""
 
 import json
 import sys

@@ -1,7 +1,4 @@
-"""Run the cross-entropy kernel under the interpreter and print what it got wrong as JSON.
-
-A process of its own, because TRITON_INTERPRET has to be set before the kernel is imported.
-"""
+"""Run the cross-entropy kernel under the interpreter and print what it got wrong as JSON."""
 
 import json
 import sys

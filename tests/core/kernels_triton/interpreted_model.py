@@ -1,7 +1,4 @@
-"""Run a whole model on the Triton kernels under the interpreter and print what was found as JSON.
-
-A process of its own, because TRITON_INTERPRET has to be set before the kernels are imported.
-"""
+"""Run a whole model on the Triton kernels under the interpreter; what was found as JSON."""
 
 import dataclasses
 import json

@@ -1,7 +1,6 @@
 """Hold every registered operator against torch's own checks under the interpreter, as JSON.
 
-Its schema must not lie about what it changes, and its fake must say what the real one returns. A
-process of its own, because TRITON_INTERPRET has to be set before the kernels are imported.
+Its schema must not lie about what it changes, and its fake must say what the real one returns.
 """
 
 import json
