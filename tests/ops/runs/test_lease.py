@@ -13,6 +13,7 @@ import pytest
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import RunManifest, read_manifest
 from nsa_ops.configure import RunChoice
+from nsa_ops.context import RunHandle
 from nsa_ops.errors import (
     ConfigurationError,
     NotFoundError,
@@ -21,6 +22,7 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.pod.processes import take_lock
+from nsa_ops.runs.attempt import AttemptStart, begun
 from nsa_ops.runs.choose import find_run
 from nsa_ops.runs.launch import LaunchRequest, plan_launch
 from nsa_ops.runs.lease import (
@@ -198,6 +200,16 @@ def test_a_pod_that_was_left_with_proof_is_not_kept_in_mind(two: Desk) -> None:
     record_takeover(two.operator, taken, {})
     assert taken.left == "a100-1"
     assert left_pods(two.store, "r1") == []
+
+
+def test_the_intent_of_an_attempt_names_the_pod_that_the_run_left(two: Desk) -> None:
+    two.transport.answers["nsa_ops.pod.probe"] = answer(report("halted"))
+    taken = plan_takeover(two.operator, RUN, two.operator.link(OTHER), {})
+    run = RunHandle(two.operator.link(OTHER), "code-9", "r1")
+    start = AttemptStart("resume", (run,), "module", lambda: [taken], begin=lambda: None)
+    with begun(two.operator, start):
+        (intent,) = two.store.open_intents()
+    assert intent.details["moved_from"] == "a100-1"
 
 
 def manifest_bytes(**fields: Any) -> bytes:

@@ -255,6 +255,12 @@ def test_another_attempt_of_the_same_number_says_nothing_about_this_one() -> Non
     assert "its attempt 1 is another one than that of pod 0" in seen.flags[0]
 
 
+def test_an_agent_that_does_not_name_its_attempt_is_counted() -> None:
+    older = share(1).manifest.model_copy(update={"attempt_id": ""})
+    seen = merge(share(0), "a", [MemberReport("b", 1, share(1, "failed", manifest=older))])
+    assert (seen.state, seen.pods[1].state) == ("halting", "failed")
+
+
 def test_a_time_that_no_clock_measures_makes_no_other_rank_slow() -> None:
     assert slowest_factor([5e-324, 0.8]) == slowest_factor([0.0, 0.8]) == 1.0
     spread = rank_spread((*ranks(0), *ranks(2, own_s=5e-324)))
