@@ -113,14 +113,22 @@ def _pass_over(operator: Operator, files: Sequence[_StackFile]) -> list[_StackFi
     """The same files, whose new stacks begin at their ends.
 
     Raises:
-        VerificationError: If a pod has more than anybody reads, or takes too long to give it.
+        VerificationError: If a pod has more than anybody reads.
+        DeadlineError: If it takes too long to give what it has.
     """
     deadline_s = operator.clock.monotonic_s() + _PAST_S
     begun, num_pieces = [], 0
     for file in files:
         offset, size = 0, _PIECE_BYTES
         while size == _PIECE_BYTES:
-            if num_pieces >= _MOST_PIECES or operator.clock.monotonic_s() > deadline_s:
+            if operator.clock.monotonic_s() > deadline_s:
+                message = (
+                    f"Pod `{file.run.pod}` did not give the older stacks of its ranks within "
+                    f"{_PAST_S:g} s: `{file.path}` is next"
+                )
+                hint = f"The link may be slow: `nsa-ops status {file.run.run_id}`, then repeat this"
+                raise DeadlineError(message, hint=hint)
+            if num_pieces >= _MOST_PIECES:
                 message = (
                     f"`{file.path}` on pod `{file.run.pod}` is too long to look for new stacks"
                 )
