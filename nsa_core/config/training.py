@@ -164,9 +164,8 @@ class RuntimeConfig(ConfigSection):
     threads: int = Field(0, ge=0)  # CPU threads of torch; 0 leaves its own choice
     #: Cards of a pod that train together; `auto` is all that the profile allows and the pod has.
     num_gpus: Annotated[int | Literal["auto"], BeforeValidator(_check_num_gpus)] = 1
-    num_pods: int = Field(
-        1, ge=1, le=MAX_PODS
-    )  # pods that train together, each with `num_gpus` cards
+    #: Pods that train together, each with `num_gpus` cards.
+    num_pods: int = Field(1, ge=1, le=MAX_PODS)
     #: Processes of a run without cards, to try out several ranks.
     cpu_ranks: int = Field(1, ge=1, le=MAX_RANKS)
     #: `ddp` keeps the whole state on every card, `fsdp` a part of it on each; `auto` is `fsdp`

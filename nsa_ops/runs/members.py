@@ -15,7 +15,7 @@ from nsa_ops.pod.rules.rulebook import RULES
 from nsa_ops.pod.rules.verdict import Finding, Verdict, conclude
 from nsa_ops.runs.slow_pod import find_slow_pod
 from nsa_ops.runs.wait import ENDED
-from nsa_ops.store import RunRecord
+from nsa_ops.store import MemberPod, RunRecord
 
 #: Of findings of one level, that of the first rule becomes the verdict, as on a pod.
 _ORDER = {rule.id: place for place, rule in enumerate(RULES)}
@@ -69,24 +69,28 @@ def look_at_run(
 
 def ask_others(operator: Operator, record: RunRecord) -> list[MemberReport]:
     """What pods 1, 2 … of a run show, all asked at once; a pod that fails says so."""
-    links = []
-    for one in record.others:
-        pod = operator.store.find_pod(one.pod)
-        is_same = pod is not None and one.pod_id in {"", pod.pod_id}
-        links.append(operator.link(pod) if pod is not None and is_same else None)
+    runs = [run_on(operator, record, one) for one in record.others]
 
     def ask(number: int) -> MemberReport:
-        link, pod = links[number], record.others[number].pod
-        if link is None:
+        run, pod = runs[number], record.others[number].pod
+        if run is None:
             problem = "no longer known, or another machine by now"
             return MemberReport(pod, number + 1, None, problem)
         try:
-            report = probe_run(RunHandle(link, record.code_id, record.run_id))
+            report = probe_run(run)
         except OpsError as error:
             return MemberReport(pod, number + 1, None, error.message)
         return MemberReport(pod, number + 1, report)
 
-    return ask_each(range(len(links)), ask)
+    return ask_each(range(len(runs)), ask)
+
+
+def run_on(operator: Operator, record: RunRecord, member: MemberPod) -> RunHandle | None:
+    """A run on one of its pods; None if that is no longer known, or another machine by now."""
+    pod = operator.store.find_pod(member.pod)
+    if pod is None or member.pod_id not in {"", pod.pod_id}:
+        return None
+    return RunHandle(operator.link(pod), record.code_id, record.run_id)
 
 
 def merge(first: RunReport, pod: str, others: Sequence[MemberReport]) -> RunReport:
