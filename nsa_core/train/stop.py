@@ -91,13 +91,14 @@ class SignalWatch:
 
     def install(self, run: RunDir, rank: int = 0) -> None:
         """Take over USR1, USR2, TERM and INT; main thread only."""
-        self._dump = run.stack_dump(rank).open("a", encoding="utf-8")
-        faulthandler.register(signal.SIGUSR1, file=self._dump, all_threads=True, chain=False)
         self._read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, _seen)
+        # Last: whoever sees the file of the stacks may rely on the handlers of the others.
+        self._dump = run.stack_dump(rank).open("a", encoding="utf-8")
+        faulthandler.register(signal.SIGUSR1, file=self._dump, all_threads=True, chain=False)
         threading.Thread(target=self._watch, name="signal-watch", daemon=True).start()
 
     def disarm(self) -> None:
