@@ -3,8 +3,9 @@
 import json
 import shlex
 
-from nsa_ops.export.exported import MASTER_PORT, STOP_S, ExportedRun, indented
+from nsa_ops.export.exported import STOP_S, ExportedRun, indented
 from nsa_ops.export.node_script import node_script
+from nsa_ops.fleet.meeting import DEFAULT_PORT
 
 _TASK = """\
 {about}type: task
@@ -85,5 +86,5 @@ def render_dstack(run: ExportedRun, file: str) -> str:
         cards=cards,
         disk_gib=disk,
         stop_s=STOP_S,
-        script=indented(node_script(run, _HEAD.format(archive=run.archive, port=MASTER_PORT)), 4),
+        script=indented(node_script(run, _HEAD.format(archive=run.archive, port=DEFAULT_PORT)), 4),
     )

@@ -10,8 +10,6 @@ from typing import Any
 from nsa_ops.errors import ConfigurationError
 from nsa_ops.printable import printable
 
-#: Where the ranks of several nodes meet, on node 0.
-MASTER_PORT = 29_500
 #: Between the stop signal and the end: a save takes 25 s at most, and a queue of disks may be slow.
 STOP_S = 300
 #: dstack takes 41 characters, and Kubernetes 63 with the number of the node behind the name.

@@ -4,8 +4,9 @@ import json
 import shlex
 
 from nsa_core.rundir.exit import TrainerExit
-from nsa_ops.export.exported import MASTER_PORT, STOP_S, ExportedRun, indented
+from nsa_ops.export.exported import STOP_S, ExportedRun, indented
 from nsa_ops.export.node_script import node_script
+from nsa_ops.fleet.meeting import DEFAULT_PORT
 
 #: The largest ConfigMap, which holds the code.
 MAX_ARCHIVE_BYTES = 1_000_000
@@ -135,7 +136,7 @@ def render_kubernetes(run: ExportedRun, file: str) -> str:
         "Continue after the Job has ended: kubectl delete job, then apply again.",
         "Needs Kubernetes 1.31 or newer. Lines with `edit` depend on the cluster.",
     )
-    head = _HEAD.format(num_nodes=run.num_nodes, name=run.name, port=MASTER_PORT)
+    head = _HEAD.format(num_nodes=run.num_nodes, name=run.name, port=DEFAULT_PORT)
     several = ": all nodes write to it (ReadWriteMany)" if run.num_nodes > 1 else ""
     data = f"            # edit: the data must be at {run.data_path}\n" if run.data_path else ""
     return _OBJECTS.format(
@@ -143,7 +144,7 @@ def render_kubernetes(run: ExportedRun, file: str) -> str:
         name=run.name,
         num_nodes=run.num_nodes,
         script=indented(node_script(run, head), 4),
-        port=MASTER_PORT,
+        port=DEFAULT_PORT,
         access="ReadWriteMany" if run.num_nodes > 1 else "ReadWriteOnce",
         several=several,
         disk_gib=max(10, run.disk_gib * run.num_nodes),

@@ -3,8 +3,9 @@
 import json
 import shlex
 
-from nsa_ops.export.exported import MASTER_PORT, ExportedRun, indented
+from nsa_ops.export.exported import ExportedRun, indented
 from nsa_ops.export.node_script import node_script
+from nsa_ops.fleet.meeting import DEFAULT_PORT
 
 #: Recovery strategies of SkyPilot. Its client does not check the name.
 STRATEGIES = ("EAGER_NEXT_REGION", "FAILOVER")
@@ -78,5 +79,5 @@ def render_skypilot(run: ExportedRun, file: str) -> str:
         data=mount,
         several=_SEVERAL if run.num_nodes > 1 else "",
         archive=run.archive,
-        script=indented(node_script(run, _HEAD.format(archive=run.archive, port=MASTER_PORT)), 2),
+        script=indented(node_script(run, _HEAD.format(archive=run.archive, port=DEFAULT_PORT)), 2),
     )

@@ -2,8 +2,9 @@
 
 import shlex
 
-from nsa_ops.export.exported import MASTER_PORT, STOP_S, ExportedRun
+from nsa_ops.export.exported import STOP_S, ExportedRun
 from nsa_ops.export.node_script import TRAIN, prepare_script
+from nsa_ops.fleet.meeting import DEFAULT_PORT
 
 _SCRIPT = """\
 #!/bin/bash
@@ -76,7 +77,7 @@ def render_slurm(run: ExportedRun, file: str) -> str:
         stop_s=STOP_S,
         archive=run.archive,
         data=data,
-        port=MASTER_PORT,
+        port=DEFAULT_PORT,
         prepare=prepare_script(run),
         wait_s=_WAIT_S,
         train=TRAIN,

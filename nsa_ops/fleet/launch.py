@@ -9,8 +9,8 @@ from nsa_ops.agents import ask, find_run_manifest
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import StateConflictError
 from nsa_ops.fleet.alike import check_pods, require_alike, require_same_kernels, with_num_pods
-from nsa_ops.fleet.meeting import Meeting, meeting_notes, notes_of, rank_map
-from nsa_ops.fleet.reachability import DEFAULT_PORT, probe_meeting
+from nsa_ops.fleet.meeting import DEFAULT_PORT, Meeting, meeting_notes, notes_of, rank_map
+from nsa_ops.fleet.reachability import probe_meeting
 from nsa_ops.fleet.start import start_fleet
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import JoinAttemptAction

@@ -12,6 +12,8 @@ from nsa_core.rundir.manifest import Node, RunManifest
 from nsa_ops.errors import ConfigurationError, RefusedError
 from nsa_ops.quantities import format_bytes
 
+#: Where ranks meet on pod 0; torch's own default for a rendezvous.
+DEFAULT_PORT = 29_500
 _MAX_PORT = 65_535
 #: The rest of a pod's addresses is left out: each is called from every other pod.
 MAX_ADDRESSES = 8

@@ -28,8 +28,6 @@ from nsa_ops.fleet.meeting import (
 from nsa_ops.pod import reach
 from nsa_ops.remote.transport import MAX_ANSWER_BYTES, QUICK_S
 
-#: torch's own default for a rendezvous.
-DEFAULT_PORT = 29_500
 #: How long a connection may take, and what is sent over each that comes about.
 CALL_S = 4.0
 NUM_BYTES = 4 * 2**20

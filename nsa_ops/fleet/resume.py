@@ -15,8 +15,8 @@ from nsa_ops.errors import ConfigurationError
 from nsa_ops.fleet.alike import check_pods, require_alike
 from nsa_ops.fleet.launch import FleetMember, join_all, register
 from nsa_ops.fleet.leave import leave_pods, refuse_living_shares
-from nsa_ops.fleet.meeting import Meeting, meeting_notes, rank_map
-from nsa_ops.fleet.reachability import DEFAULT_PORT, probe_meeting
+from nsa_ops.fleet.meeting import DEFAULT_PORT, Meeting, meeting_notes, rank_map
+from nsa_ops.fleet.reachability import probe_meeting
 from nsa_ops.fleet.source import (
     FleetResumeRequest,
     Source,

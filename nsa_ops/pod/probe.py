@@ -142,7 +142,8 @@ def _new_records(path: Path, kind: type[RecordT], offset: int) -> tuple[JsonLine
     """What is new since the offset, and whether there is more."""
     if offset < 0:
         return read_last_records(path, kind, MAX_BYTES), False
-    return read_records(path, kind, offset, MAX_BYTES), _size(path) - offset > MAX_BYTES
+    read = read_records(path, kind, offset, MAX_BYTES)
+    return read, not read.problem and _size(path) - offset > MAX_BYTES
 
 
 def _read_news(run: RunDir, lead: Path, offsets: Offsets | None) -> tuple[RunNews, str]:

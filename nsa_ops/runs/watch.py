@@ -9,7 +9,7 @@ from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_ops.agents import probe_run
 from nsa_ops.backup.receipts import AtMostLost
 from nsa_ops.context import Operator
-from nsa_ops.errors import DeadlineError, NotFoundError, PodUnreachableError
+from nsa_ops.errors import DeadlineError, NotFoundError, PodUnreachableError, VerificationError
 from nsa_ops.pod.messages import Offsets, RunReport
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.choose import LIVE, FoundRun, choose_record, find_run, link_of
@@ -21,6 +21,8 @@ INTERVAL_S = 2.0
 _HISTORY = 512
 CHUNK_BYTES = 256 * 1024
 LOG_INTERVAL_S = 1.0
+#: Answers in a row that may say that there is more: 1 GiB, over 3 million heartbeats.
+MAX_IN_A_ROW = 4096
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,17 @@ def watch(
     Raises:
         NotFoundError: If there is no such run.
         PodUnreachableError, DeadlineError: If the very first look fails.
+        VerificationError: If the pod says for ever that there is more.
     """
     record = choose_record(operator, run_id, among=LIVE)
     link = link_of(operator, record)
     offsets = Offsets(heartbeats=0, events=0) if from_start else Offsets()
     progress: deque[Heartbeat] = deque(maxlen=_HISTORY)
-    is_first = True
+    is_first, num_in_a_row = True, 0
     while True:
+        asked = offsets
         try:
-            report = look_at_run(operator, record, link, offsets)
+            report = look_at_run(operator, record, link, asked)
         except (PodUnreachableError, DeadlineError) as error:
             if is_first:
                 raise
@@ -78,10 +82,28 @@ def watch(
         at_risk = at_risk_of(operator, report)
         frame = Frame(report, report.beats, report.events, list(progress), at_risk)
         yield frame
-        if once or (frame.is_last and not (report.beats_more or report.events_more)):
+        has_more = report.beats_more or report.events_more
+        if once or (frame.is_last and not has_more):
             return
-        if not (report.beats_more or report.events_more):
+        if has_more:
+            num_in_a_row += 1
+            _require_end(record.pod, asked, report, num_in_a_row)
+        else:
+            num_in_a_row = 0
             operator.clock.sleep(INTERVAL_S)
+
+
+def _require_end(pod: str, asked: Offsets, report: RunReport, num_in_a_row: int) -> None:
+    """Refuse a pod that says that there is more, and gives none of it or comes to no end."""
+    is_stuck = (report.beats_more and report.beats_offset <= asked.heartbeats) or (
+        report.events_more and report.events_offset <= asked.events
+    )
+    if not is_stuck and num_in_a_row < MAX_IN_A_ROW:
+        return
+    why = "gives none of them" if is_stuck else f"has said so {num_in_a_row} times in a row"
+    message = f"Pod `{pod}` says that `{report.run_id}` has more heartbeats or events, and {why}"
+    hint = f"See how the run is with `nsa-ops status {report.run_id}`"
+    raise VerificationError(message, hint=hint)
 
 
 @dataclass(frozen=True)

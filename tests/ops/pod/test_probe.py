@@ -80,6 +80,14 @@ def test_a_huge_file_is_carried_in_bounded_pieces_that_say_there_is_more(run: Ru
     assert rounds > 2
 
 
+def test_a_file_that_cannot_be_read_does_not_say_for_ever_that_there_is_more(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsa_ops.pod.probe.MAX_BYTES", 10)
+    run.heartbeat().mkdir()
+    assert not look(run, heartbeats=0).beats_more
+
+
 def test_a_line_longer_than_a_probe_carries_is_passed_over(run: RunDir) -> None:
     with run.heartbeat().open("ab") as file:
         file.write(b"x" * (MAX_BYTES * 2) + b"\n")

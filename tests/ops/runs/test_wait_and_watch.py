@@ -1,5 +1,8 @@
 import json
+from collections import deque
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 
 import pytest
 
@@ -13,11 +16,12 @@ from nsa_ops.errors import (
     VerificationError,
 )
 from nsa_ops.pod.messages import RunFigures
+from nsa_ops.pod.probe import MAX_BYTES
 from nsa_ops.runs.attempt import await_first_beat
 from nsa_ops.runs.choose import find_run
 from nsa_ops.runs.status import exit_code_of, list_runs
 from nsa_ops.runs.wait import POLL_S, describe_progress
-from nsa_ops.runs.watch import watch
+from nsa_ops.runs.watch import MAX_IN_A_ROW, watch
 from tests.ops.fakes import completed
 from tests.ops.operators import POD, Desk
 from tests.ops.runs.documents import RUN, Sequence, answer, beat, ended, report
@@ -140,6 +144,33 @@ def test_watch_asks_from_where_it_stopped_and_ends_with_the_run(desk: Desk) -> N
         {"heartbeats": -1, "events": -1},
         {"heartbeats": 100, "events": 50},
     ]
+
+
+@pytest.mark.parametrize(
+    ("news", "offsets", "num_asked", "why"),
+    [
+        ("beats", [7, 7], 2, "gives none of them"),
+        ("events", [7, 6], 2, "gives none of them"),
+        ("beats", range(1, 30), 20, "has said so 20 times in a row"),
+    ],
+)
+def test_a_pod_that_says_for_ever_that_there_is_more_is_not_followed_for_ever(
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+    news: str,
+    offsets: Iterable[int],
+    num_asked: int,
+    why: str,
+) -> None:
+    assert MAX_IN_A_ROW * MAX_BYTES == 2**30
+    monkeypatch.setattr("nsa_ops.runs.watch.MAX_IN_A_ROW", 20)
+    desk.store.save_run(RUN)
+    claims = ({f"{news}_more": True, f"{news}_offset": offset} for offset in offsets)
+    answers = (answer(report("finished", **claim)) for claim in claims)
+    desk.transport.answers["probe"] = Sequence(*answers)
+    with pytest.raises(VerificationError, match=f"Pod `a100-1` says that `r1` has .* and {why}"):
+        deque(islice(watch(desk.operator, "r1"), 40))
+    assert len(desk.transport.asked) == num_asked
 
 
 def test_a_lost_link_is_reported_and_changes_nothing(desk: Desk) -> None:
