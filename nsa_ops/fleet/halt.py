@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_core.rundir.redaction import redact
-from nsa_ops.agents import ask, probe_run
+from nsa_ops.agents import ask
 from nsa_ops.context import Operator, RunHandle
-from nsa_ops.errors import OpsError, PartialError, StateConflictError
+from nsa_ops.errors import PartialError, StateConflictError
 from nsa_ops.fleet.start import stop_share
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import HaltAction
-from nsa_ops.runs.choose import LIVE, LIVING, handle_of, link_of
+from nsa_ops.runs.choose import LIVE, LIVING
 from nsa_ops.runs.halt import GONE, GRACE_S, LADDER, Halted, outcome_of
-from nsa_ops.runs.members import MemberReport, ask_others, merge
+from nsa_ops.runs.members import MemberReport, ask_pods, merge, runs_of
 from nsa_ops.runs.wait import ENDED, POLL_S
 from nsa_ops.store import RunRecord
 
@@ -72,7 +72,7 @@ def plan_fleet_halt(operator: Operator, record: RunRecord, reason: str) -> Fleet
         StateConflictError: If nothing of it lives on any pod.
         OpsError: If no pod answers.
     """
-    members = look_at_members(operator, record)
+    members = ask_pods(runs_of(operator, record))
     if all(one.report is None for one in members):
         first = members[0]
         message = f"No pod of `{record.run_id}` answers; pod `{first.pod}`: {first.problem}"
@@ -84,16 +84,6 @@ def plan_fleet_halt(operator: Operator, record: RunRecord, reason: str) -> Fleet
         hint = f"Start it with `nsa-ops resume {record.run_id}`"
         raise StateConflictError(message, hint=hint)
     return FleetHalt(record, tuple(members), reason)
-
-
-def look_at_members(operator: Operator, record: RunRecord) -> list[MemberReport]:
-    """What each pod shows, pod 0 first; one that cannot be asked says why."""
-    try:
-        link = link_of(operator, record)
-        first = MemberReport(record.pod, 0, probe_run(handle_of(link, record)))
-    except OpsError as error:
-        first = MemberReport(record.pod, 0, None, error.message)
-    return [first, *ask_others(operator, record)]
 
 
 def execute_fleet_halt(operator: Operator, planned: FleetHalt) -> FleetHalted:
@@ -111,33 +101,30 @@ def execute_fleet_halt(operator: Operator, planned: FleetHalt) -> FleetHalted:
         detail = {"reason": planned.reason, "pod": record.pod, "code_id": record.code_id}
         pods = [one.pod for one in record.members]
         with operator.store.intent("halt", record.run_id, pods=pods, **detail):
-            if members[0].state in LIVE:
-                members = _ask_pod_0(operator, planned)
-            signals = _end_what_lives(operator, record, members, planned.reason)
-            members = look_at_members(operator, record)
+            if members[0].run is not None and members[0].state in LIVE:
+                members = _ask_pod_0(operator, members[0].run, planned)
+            signals = _end_what_lives(operator, members, planned.reason)
+            members = ask_pods(runs_of(operator, record))
     silent = [one for one in members if one.report is None]
     partial = _partial(record, silent) if silent else None
-    first = members[0].report
-    if first is None:
+    first, run = members[0].report, members[0].run
+    if first is None or run is None:
         raise partial or AssertionError(members)
     report = merge(first, record.pod, members[1:])
-    run = handle_of(link_of(operator, record), record)
     halted = outcome_of(
         operator, run, report, began_s, was_running=not planned.is_over, signals=signals
     )
     return FleetHalted(halted, partial)
 
 
-def _ask_pod_0(operator: Operator, planned: FleetHalt) -> list[MemberReport]:
+def _ask_pod_0(operator: Operator, run: RunHandle, planned: FleetHalt) -> list[MemberReport]:
     """Write the request and wait until nothing lives on any pod that answers, or time is over."""
-    record = planned.record
-    run = handle_of(link_of(operator, record), record)
     action = HaltAction(run_dir=Path(run.run_dir), reason=planned.reason, grace_s=GRACE_S)
     operator.tell(ask(run, action).message)
     end_s = operator.clock.monotonic_s() + GRACE_S
     with operator.work("waiting for the end on all pods"):
         while True:
-            members = look_at_members(operator, record)
+            members = ask_pods(runs_of(operator, planned.record))
             states = {one.state for one in members if one.report is not None}
             is_over = states and not states & LIVING
             if is_over or operator.clock.monotonic_s() >= end_s:
@@ -145,20 +132,15 @@ def _ask_pod_0(operator: Operator, planned: FleetHalt) -> list[MemberReport]:
             operator.clock.sleep(POLL_S)
 
 
-def _end_what_lives(
-    operator: Operator, record: RunRecord, members: Sequence[MemberReport], reason: str
-) -> list[str]:
+def _end_what_lives(operator: Operator, members: Sequence[MemberReport], reason: str) -> list[str]:
     """TERM, then KILL, where something lives on; pod 0 last, as its checkpoint is the one."""
     signals = []
     for one in reversed(members):
-        if one.state not in LIVING:
-            continue
-        pod = operator.store.find_pod(one.pod)
-        if pod is None:
+        if one.run is None or one.state not in LIVING:
             continue
         operator.tell(f"pod {one.pod} has not ended; sending TERM")
-        run = RunHandle(operator.link(pod), record.code_id, record.run_id)
-        signals += [f"{name} on {one.pod}" for name in stop_share(operator, run, reason, LADDER)]
+        sent = stop_share(operator, one.run, reason, LADDER)
+        signals += [f"{name} on {one.pod}" for name in sent]
     return signals
 
 

@@ -1,7 +1,6 @@
 """The pods of a run of several: what each shows of its part, and what that means for the run."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsa_core.rundir.status import State
@@ -30,12 +29,16 @@ class MemberReport:
     Attributes:
         report: None if it could not be asked, or does not have the run.
         problem: Why there is no report.
+        run: The run on that pod; None if the pod is not to be found.
+        error: What came of asking it; None if it answered.
     """
 
     pod: str
     node_rank: int
     report: RunReport | None
     problem: str = ""
+    run: RunHandle | None = None
+    error: OpsError | None = None
 
     @property
     def state(self) -> State | None:
@@ -54,43 +57,55 @@ def look_at_run(
     run = RunHandle(link, record.code_id, record.run_id)
     if not record.others:
         return probe_run(run, offsets)
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(probe_run, run, offsets)
-        others = ask_others(operator, record)
-    try:
-        first = asked.result()
-    except OpsError:
-        for one in others:
-            state = one.report.state if one.report else f"unknown ({one.problem})"
-            operator.tell(f"pod {one.pod}, pod {one.node_rank} of `{record.run_id}`: {state}")
-        raise
-    return merge(first, record.pod, others)
+    first, *others = ask_pods(
+        runs_of(operator, record) | {run.pod: run},
+        lambda asked: probe_run(asked, offsets if asked is run else None),
+    )
+    if first.report is not None:
+        return merge(first.report, record.pod, others)
+    for one in others:
+        state = one.report.state if one.report else f"unknown ({one.problem})"
+        operator.tell(f"pod {one.pod}, pod {one.node_rank} of `{record.run_id}`: {state}")
+    raise first.error or AssertionError(first)
 
 
-def ask_others(operator: Operator, record: RunRecord) -> list[MemberReport]:
-    """What pods 1, 2 … of a run show, all asked at once; a pod that fails says so."""
-    runs = [run_on(operator, record, one) for one in record.others]
+def ask_pods(
+    runs: Mapping[str, RunHandle | None],
+    look: Callable[[RunHandle], RunReport | None] = probe_run,
+) -> list[MemberReport]:
+    """What each pod shows of a run, all asked at once; one that cannot be asked says why.
 
-    def ask(number: int) -> MemberReport:
-        run, pod = runs[number], record.others[number].pod
+    `runs`: by the name of the pod, pod 0 first; None for one that is not to be found.
+    """
+
+    def ask(rank: int) -> MemberReport:
+        pod, run = pods[rank]
         if run is None:
-            problem = "no longer known, or another machine by now"
-            return MemberReport(pod, number + 1, None, problem)
+            return MemberReport(pod, rank, None, "no longer known, or another machine by now")
         try:
-            report = probe_run(run)
+            return MemberReport(pod, rank, look(run), run=run)
         except OpsError as error:
-            return MemberReport(pod, number + 1, None, error.message)
-        return MemberReport(pod, number + 1, report)
+            return MemberReport(pod, rank, None, error.message, run, error)
 
-    return ask_each(range(len(runs)), ask)
+    pods = list(runs.items())
+    return ask_each(range(len(pods)), ask)
 
 
-def run_on(operator: Operator, record: RunRecord, member: MemberPod) -> RunHandle | None:
+def runs_of(operator: Operator, record: RunRecord) -> dict[str, RunHandle | None]:
+    """A run on each of its pods, pod 0 first; None for a pod that is not to be found.
+
+    Pod 0 may be another machine by now: its run is restored there from the backup.
+    """
+    members = (MemberPod(record.pod, ""), *record.others)
+    return {one.pod: run_on(operator, one, record.code_id, record.run_id) for one in members}
+
+
+def run_on(operator: Operator, member: MemberPod, code_id: str, run_id: str) -> RunHandle | None:
     """A run on one of its pods; None if that is no longer known, or another machine by now."""
     pod = operator.store.find_pod(member.pod)
     if pod is None or member.pod_id not in {"", pod.pod_id}:
         return None
-    return RunHandle(operator.link(pod), record.code_id, record.run_id)
+    return RunHandle(operator.link(pod), code_id, run_id)
 
 
 def merge(first: RunReport, pod: str, others: Sequence[MemberReport]) -> RunReport:
@@ -155,7 +170,7 @@ def _of_attempt(one: MemberReport, first: RunReport) -> MemberReport:
         problem = f"its attempt {its.attempt} is another one than that of pod 0"
     else:
         return one
-    return MemberReport(one.pod, one.node_rank, None, problem)
+    return replace(one, report=None, problem=problem)
 
 
 def _share(one: MemberReport) -> PodShare:

@@ -13,7 +13,7 @@ from nsa_ops.pod.stacks import StackGroup, group_stacks
 from nsa_ops.remote.transport import QUICK_S
 from nsa_ops.runs.choose import FoundRun
 from nsa_ops.runs.halt import find_live, send_signal
-from nsa_ops.runs.members import run_on
+from nsa_ops.runs.members import runs_of
 
 STACK_S = 10.0
 _POLL_S = 0.2
@@ -75,11 +75,9 @@ def dump_stacks(operator: Operator, run_id: str | None) -> Stacks:
 
 def _stack_files(operator: Operator, found: FoundRun) -> list[list[_StackFile]]:
     """The files of the ranks of each pod, pod 0 first; that of rank 0 where there is one rank."""
-    handles = {found.run.pod: (found.run, Path(found.report.run_dir))}
-    for member in found.record.others:
-        on_member = run_on(operator, found.record, member)
-        if on_member is not None:
-            handles[member.pod] = (on_member, Path(on_member.run_dir))
+    runs = [run for run in runs_of(operator, found.record).values() if run is not None]
+    handles = {run.pod: (run, Path(run.run_dir)) for run in runs}
+    handles[found.run.pod] = found.run, Path(found.report.run_dir)
     files: dict[str, list[_StackFile]] = {name: [] for name in handles}
     for rank in found.report.ranks[:MAX_RANKS] or (RankEvidence(rank=0),):
         name = rank.pod if rank.pod in handles else found.run.pod

@@ -15,7 +15,7 @@ from nsa_ops.remote.snapshot import has_code
 from nsa_ops.remote.ssh.host_keys import unpin
 from nsa_ops.runs.choose import LIVE, LIVING, record_of
 from nsa_ops.runs.lease import LEAVE_POD, Takeover, holding, lease_held, require_unmoved
-from nsa_ops.runs.members import MemberReport, merge
+from nsa_ops.runs.members import MemberReport, ask_pods, merge, run_on
 from nsa_ops.runs.wait import ENDED
 from nsa_ops.runs.windows import TRAINER_MODULE, start_session
 from nsa_ops.store import Intent, MemberPod, PodRecord, RunRecord
@@ -115,35 +115,18 @@ def _look(operator: Operator, intent: Intent) -> Truth:
     if pod is None:
         return Truth(run=run)
     code_id = detail.get("code_id") or (run.code_id if run else "")
-    try:
-        report = _report(RunHandle(operator.link(pod), code_id, intent.subject))
-    except OpsError as error:
-        return Truth(problem=error.message, pod=pod, run=run)
-    others = _look_at_others(operator, intent)
-    silent = next((one for one in others if one.problem), None)
+    names = (name, *(str(one) for one in detail.get("pods", [])[1:]))
+    asked = [MemberPod(one, "") for one in names]
+    runs = {one.pod: run_on(operator, one, code_id, intent.subject) for one in asked}
+    first, *others = ask_pods(runs, _report)
+    silent = next((one for one in (first, *others) if one.error is not None), None)
     if silent is not None:
-        return Truth(problem=f"pod `{silent.pod}`: {silent.problem}", pod=pod, run=run)
+        where = "" if silent is first else f"pod `{silent.pod}`: "
+        return Truth(problem=f"{where}{silent.problem}", pod=pod, run=run)
+    report = first.report
     if report is not None and others:
         report = merge(report, pod.name, [one for one in others if one.report])
-    return Truth(pod=pod, run=run, report=report, others=others)
-
-
-def _look_at_others(operator: Operator, intent: Intent) -> tuple[MemberReport, ...]:
-    """What pods 1, 2 … of an act show; one that cannot be asked has a problem."""
-    found, code_id = [], str(intent.details.get("code_id", ""))
-    names = [str(name) for name in intent.details.get("pods", [])][1:]
-    for rank, name in enumerate(names, start=1):
-        pod = operator.store.find_pod(name)
-        if pod is None:
-            found.append(MemberReport(name, rank, None))
-            continue
-        try:
-            report = _report(RunHandle(operator.link(pod), code_id, intent.subject))
-        except OpsError as error:
-            found.append(MemberReport(name, rank, None, error.message))
-        else:
-            found.append(MemberReport(name, rank, report))
-    return tuple(found)
+    return Truth(pod=pod, run=run, report=report, others=tuple(others))
 
 
 def _report(run: RunHandle) -> RunReport | None:
@@ -193,7 +176,7 @@ def _act(operator: Operator, intent: Intent, truth: Truth, way: Way) -> None:
             require_unmoved(operator, Takeover(truth.run))
             run = _adopt(operator, pod, truth, intent.subject)
             if way == "start":
-                _start(operator, run, intent, truth)
+                _start(run, intent, truth)
     elif way == "halt" and pod is not None and report is not None:
         code_id = str(intent.details.get("code_id"))
         ask(RunHandle(operator.link(pod), code_id, intent.subject), _stop_left(report))
@@ -209,16 +192,11 @@ def _stop_left(report: RunReport) -> HaltAction | SignalAction:
     return HaltAction(run_dir=run_dir, reason=reason, by="reconcile")
 
 
-def _start(operator: Operator, run: RunHandle, intent: Intent, truth: Truth) -> None:
+def _start(run: RunHandle, intent: Intent, truth: Truth) -> None:
     """Start what was never started, on every pod of the run."""
     module = intent.details.get("module") or TRAINER_MODULE
     states = {one.pod: one.state for one in truth.report.pods} if truth.report else {}
-    runs = [run]
-    for one in truth.others:
-        pod = operator.store.find_pod(one.pod)
-        if pod is not None:
-            runs.append(RunHandle(operator.link(pod), run.code_id, run.run_id))
-    for each in runs:
+    for each in (run, *(one.run for one in truth.others if one.run is not None)):
         if states.get(each.pod, "planned") == "planned":
             start_session(each, module)
 
@@ -229,8 +207,8 @@ def _adopt(operator: Operator, pod: PodRecord, truth: Truth, run_id: str) -> Run
     manifest = read_run_manifest(link, run_id)
     record = holding(known, link, manifest) if known else record_of(link, manifest)
     if truth.others:
-        pods = [operator.store.find_pod(one.pod) for one in truth.others]
-        record = record.with_others([MemberPod(one.name, one.pod_id) for one in pods if one])
+        pods = [one.run.link.record for one in truth.others if one.run is not None]
+        record = record.with_others([MemberPod(pod.name, pod.pod_id) for pod in pods])
     operator.store.save_run(record)
     return RunHandle(link, manifest.code_id, run_id)
 

@@ -88,6 +88,16 @@ def test_a_pod_that_does_not_follow_gets_term_then_kill(
     assert not pods[0].asked_for(SignalAction)
 
 
+def test_a_run_that_was_restored_to_another_machine_of_that_name_is_halted_there(
+    desk: Desk, pods: list[ScriptedPod]
+) -> None:
+    desk.store.replace_pod(replace(pods[0].record, pod_id="id-new"))
+    for pod in pods:
+        pod.script = partial(halts_with, pods)
+    assert halt(desk, pods).state == "halted"
+    assert [one.reason for one in pods[0].asked_for(HaltAction)] == ["enough"]
+
+
 def test_where_pod_0_has_ended_the_others_are_ended(desk: Desk, pods: list[ScriptedPod]) -> None:
     pods[0].script = lambda _look: report("lost")
     pods[1].script = partial(ends_with_signal, pods[1], "TERM")

@@ -225,6 +225,16 @@ def test_a_start_waits_for_every_pod_to_answer(desk: Desk) -> None:
     assert (settled.way, settled.found) == ("wait", "pod `b`: b does not answer")
 
 
+def test_a_start_does_not_wait_for_a_pod_that_was_forgotten(desk: Desk) -> None:
+    (first,) = make_pods(desk, "a")
+    operator = operator_of(desk, [first])
+    desk.store.leave_open("launch", "r1", pod="a", pods=["a", "b"], code_id="code-1")
+    first.script = lambda _look: report("planned")
+    (settled,) = execute_reconcile(operator, plan_reconcile(operator))
+    found = "attempt 1 is not on pod `b` yet; repeat it"
+    assert (settled.way, settled.found) == ("rolled back", found)
+
+
 @pytest.mark.parametrize(("rank", "kind"), [(0, HaltAction), (1, SignalAction)])
 def test_a_pod_that_was_left_and_still_trains_is_stopped_as_its_rank_allows(
     desk: Desk, rank: int, kind: type[HaltAction | SignalAction]
