@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from nsa_ops.report.prove import ProvenResume
     from nsa_ops.runs.halt import Halted
     from nsa_ops.runs.launch import Launched
-    from nsa_ops.runs.move import MoveRequest
     from nsa_ops.runs.resume import Resumed
     from nsa_ops.runs.watch import Frame
 
@@ -189,14 +188,15 @@ def resume(
     from nsa_ops.report.prove import await_replay, find_replay
     from nsa_ops.runs.choose import RESUMABLE, choose_record
     from nsa_ops.runs.lease import OLD_POD
-    from nsa_ops.runs.move import MoveRequest, is_elsewhere
+    from nsa_ops.runs.move import is_elsewhere
     from nsa_ops.runs.resume import execute_resume, plan_resume
 
     refuse_both(pod, pods)
     overrides, changed = parse_overrides(override or (), (OLD_POD,)), tuple(sets or ())
     record = choose_record(session.operator, run, among=RESUMABLE) if pods is None else None
     run = record.run_id if record is not None else run
-    if record is None or record.others:
+    is_moved = pod is not None and is_elsewhere(session.operator, run, pod)
+    if record is None or record.others or is_moved:
         names = pods if pods is not None else pod
         request = FleetResumeRequest(
             run, tuple(names.split(",")) if names is not None else (), port, path, afresh,
@@ -205,12 +205,6 @@ def resume(
         session.show(resume_on(session, request, prove=prove), draw_resumed)
         return
     refuse_port(port)
-    if pod is not None and is_elsewhere(session.operator, run, pod):
-        if path or prove or afresh:
-            message = "A resume on another pod begins at the newest verified backup"
-            raise ConfigurationError(message, hint="Leave out `--from`, `--prove` and `--afresh`")
-        _move(session, MoveRequest(run, pod, changed, overrides, trainer))
-        return
     if afresh and (path or prove):
         message = "`--afresh` begins at the first step, but `--from` and `--prove` at a checkpoint"
         raise ConfigurationError(message, hint="Leave out one of them")
@@ -229,15 +223,6 @@ def resume(
         session.show(await_replay(session.operator, planned, resumed), draw_proven)
     else:
         session.show(resumed, draw_resumed)
-
-
-def _move(session: Session, request: "MoveRequest") -> None:
-    from nsa_ops.runs.move import execute_move, plan_move
-
-    planned = plan_move(session.operator, request)
-    session.agree(planned.plan)
-    session.interrupt_note = "repeat it to continue where it stopped; nothing is started twice"
-    session.show(execute_move(session.operator, planned), draw_resumed)
 
 
 def draw_launched(console: "Console", launched: "Launched") -> None:

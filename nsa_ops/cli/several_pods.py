@@ -60,16 +60,18 @@ def halt_all(session: Session, record: "RunRecord", reason: str) -> "FleetHalted
 
 
 def resume_on(session: Session, request: "FleetResumeRequest", *, prove: bool = False) -> "Resumed":
-    """Resume a run on several pods, or on what is left of them."""
+    """Resume a run on another pod, on several, or on what is left of them."""
     from nsa_ops.fleet.resume import execute_fleet_resume, plan_fleet_resume
 
     if prove:
-        message = "`--prove` works for a run on one pod"
+        message = "`--prove` works for a run that stays on its one pod"
         raise ConfigurationError(message, hint="Leave it out")
     if request.afresh and request.path:
         message = "`--afresh` begins at the first step, but `--from` at a checkpoint"
         raise ConfigurationError(message, hint="Leave out one of them")
+    if len(request.pods) == 1:
+        refuse_port(request.port)
     planned = plan_fleet_resume(session.operator, request)
     session.agree(planned.plan)
-    session.interrupt_note = "see `nsa-ops status` for whether it started"
+    session.interrupt_note = "repeat it to continue where it stopped; nothing is started twice"
     return execute_fleet_resume(session.operator, planned)

@@ -11,6 +11,7 @@ from nsa_ops.runs.resume import differing_values
 
 #: More pods are the business of an engine.
 MAX_PODS = 16
+NUM_PODS = "runtime.num_pods"
 
 
 def check_pods(pods: Sequence[str]) -> tuple[str, ...]:
@@ -29,15 +30,20 @@ def check_pods(pods: Sequence[str]) -> tuple[str, ...]:
 
 def with_num_pods(launch: LaunchRequest, num_pods: int) -> LaunchRequest:
     """The same request with the number of pods in its configuration."""
-    ours = f"runtime.num_pods={num_pods}"
-    other = [one for one in launch.choice.sets if one.partition("=")[0] == "runtime.num_pods"]
+    sets = (*launch.choice.sets, num_pods_set(launch.choice.sets, num_pods))
+    return replace(launch, choice=replace(launch.choice, sets=sets))
+
+
+def num_pods_set(sets: Sequence[str], num_pods: int) -> str:
+    """The number of pods as `--set` takes it; ConfigurationError if another one was given."""
+    ours = f"{NUM_PODS}={num_pods}"
+    other = [one for one in sets if one.partition("=")[0] == NUM_PODS]
     if other and other[-1] != ours:
         message = (
             f"`--set {other[-1]}` contradicts `--pods`, which names {count_of(num_pods, 'pod')}"
         )
         raise ConfigurationError(message, hint="Leave it out: `--pods` sets it")
-    sets = (*launch.choice.sets, ours)
-    return replace(launch, choice=replace(launch.choice, sets=sets))
+    return ours
 
 
 def require_alike(pods: Mapping[str, tuple[str, RunConfig]], hint: str) -> None:

@@ -7,7 +7,7 @@ from nsa_ops.agents import ask_each, probe_run
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import DeadlineError, NotFoundError, PodUnreachableError, StateConflictError
 from nsa_ops.runs.choose import LIVING
-from nsa_ops.runs.lease import Takeover, allow_leaving, look_at_old_pod
+from nsa_ops.runs.lease import OLD_POD, Takeover, allow_leaving, look_at_old_pod
 from nsa_ops.store import RunRecord
 
 
@@ -50,7 +50,7 @@ def leave_pods(
     *,
     more_steps: bool,
 ) -> list[Takeover]:
-    """Prove that nothing of the run lives on the pods that it leaves, as for a move.
+    """Prove that nothing of the run lives on the pods that it leaves.
 
     It continues on the pods `names` from `step`, also if it finished where its configuration
     changes (`more_steps`). Of the overrides only `old-pod` counts.
@@ -71,3 +71,10 @@ def leave_pods(
         )
         left.append(Takeover(there, old, tuple(notes)))
     return left
+
+
+def grounds_for(left: Sequence[Takeover]) -> dict[str, str]:
+    """On what ground a run leaves pods that nobody could ask, for its manifest; pure."""
+    unproven = [one.old for one in left if one.old is not None and not one.old.is_proven]
+    reasons = [f"nobody could ask pod {old.pod}: {old.problem}" for old in unproven]
+    return {OLD_POD: "; ".join(reasons)} if reasons else {}

@@ -1,4 +1,4 @@
-"""Resume a run on several pods, on fewer or on others: pod 0's checkpoints are what it continues.
+"""Resume a run on another pod, on several or on fewer: pod 0's checkpoints are what it continues.
 
 If pod 0 itself is left out, its newest verified backup becomes the run directory of the new pod 0.
 """
@@ -12,9 +12,9 @@ from nsa_ops.agents import ask, find_run_manifest, read_run_manifest
 from nsa_ops.backup.restore import restore_to_pod
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import ConfigurationError
-from nsa_ops.fleet.alike import check_pods, require_alike
+from nsa_ops.fleet.alike import NUM_PODS, check_pods, num_pods_set, require_alike
 from nsa_ops.fleet.launch import FleetMember, join_all, register
-from nsa_ops.fleet.leave import leave_pods, refuse_living_shares
+from nsa_ops.fleet.leave import grounds_for, leave_pods, refuse_living_shares
 from nsa_ops.fleet.meeting import DEFAULT_PORT, Meeting, meeting_notes, rank_map
 from nsa_ops.fleet.reachability import probe_meeting
 from nsa_ops.fleet.source import (
@@ -29,9 +29,9 @@ from nsa_ops.machine.host import read_host
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import SetAsideAction
 from nsa_ops.pods.known import choose_pod
-from nsa_ops.preflight.proof import refuse_marked
+from nsa_ops.preflight.proof import note_another_probed, refuse_marked
 from nsa_ops.remote.snapshot import Snapshot
-from nsa_ops.runs.attempt import AttemptStart, ship_to
+from nsa_ops.runs.attempt import AttemptStart, ship_to, start_attempt
 from nsa_ops.runs.choose import RESUMABLE, choose_record
 from nsa_ops.runs.lease import Takeover, holding, require_unmoved, unsettled_notes
 from nsa_ops.runs.move import choose_code, differences_of, next_manifest
@@ -47,12 +47,10 @@ from nsa_ops.runs.resume import (
 from nsa_ops.runs.windows import require_tmux, start_step
 from nsa_ops.store import RunRecord
 
-_NUM_PODS = "runtime.num_pods"
-
 
 @dataclass(frozen=True)
 class FleetResumePlan:
-    """A resume on several pods that may be done.
+    """A resume on other pods, or on several, that may be done.
 
     Attributes:
         members: By node rank, each with its manifest as it will be.
@@ -93,6 +91,11 @@ class FleetResumePlan:
         return self.source.old.attempt + (0 if self.is_begun else 1)
 
     @property
+    def moved_from(self) -> str:
+        """Pod 0 as it was; empty if it stays."""
+        return self.record.pod if self.record.pod != self.runs[0].pod else ""
+
+    @property
     def plan(self) -> Plan:
         """The same for people."""
         source, runs = self.source, self.runs
@@ -116,8 +119,9 @@ class FleetResumePlan:
             steps.append(replace(step, name=f"{step.name} on {run.pod}"))
         damaged = (f"passed over a damaged checkpoint: {one}" for one in source.damaged)
         notes = [*self.notes, *damaged, *(one.note for one in self.differences)]
-        pods = ", ".join(run.pod for run in runs)
-        return plan_of(f"Resume {self.record.run_id} on {pods} {where}", steps, notes)
+        pods, left = ", ".join(run.pod for run in runs), ", ".join(one.left for one in self.left)
+        title = f"Resume {self.record.run_id} on {pods} {where}{left and f', not on {left}'}"
+        return plan_of(title, steps, notes)
 
 
 def plan_fleet_resume(operator: Operator, request: FleetResumeRequest) -> FleetResumePlan:
@@ -151,11 +155,14 @@ def plan_fleet_resume(operator: Operator, request: FleetResumeRequest) -> FleetR
     left = leave_pods(
         operator, record, names, source.step, request.overrides, more_steps=more_steps
     )
+    request = replace(request, overrides={**grounds_for(left), **request.overrides})
     snapshots = choose_codes(links, source.old, may_change=not stays)
     members = plan_members(operator, record, source, links, meeting, snapshots, request)
     first = members[0].manifest
     notes = unsettled_notes(operator.store, record.run_id)
     notes += [note for one in left for note in one.notes]
+    proven = operator.store.newest_report(first.pod_id, first.code_id, first.profile)
+    notes += note_another_probed(proven and proven[1], first.config)
     if len(members) > 1:
         notes += rank_map({one.run.pod: one.manifest for one in members}, meeting)
     notes += meeting_notes(first, meeting)
@@ -208,7 +215,9 @@ def plan_members(
     Raises:
         ConfigurationError: If the pods come to different configurations or profiles.
     """
-    sets = (*request.sets, f"{_NUM_PODS}={len(links)}")
+    sets, num_pods = request.sets, num_pods_set(request.sets, len(links))
+    if source.old.config.runtime.num_pods != len(links):
+        sets = (*sets, num_pods)
     kept = {(one.pod, one.pod_id) for one in record.members} if source.backup is None else set()
     members: list[FleetMember] = []
     for link, node in zip(links, meeting.nodes, strict=True):
@@ -245,7 +254,7 @@ def _kept_share(
     config = changed_config(operator, link, host, old, sets).config
     changed = {one.key for one in differing_values(old.config, config)}
     facts = {"pod_facts": there.pod_facts, "preflight_sha256": there.preflight_sha256}
-    if changed <= {_NUM_PODS}:  # what the kernels were proven for is the same
+    if changed <= {NUM_PODS}:  # what the kernels were proven for is the same
         facts["kernels"] = old.kernels
     return with_config(old, config).model_copy(update=facts)
 
@@ -261,13 +270,14 @@ def execute_fleet_resume(operator: Operator, planned: FleetResumePlan) -> Resume
             require_unmoved(operator, Takeover(record)), *planned.left
         ],
         begin=lambda: begin_on_pods(operator, planned),
-        detail={"from_attempt": planned.attempt - 1},
+        detail={"from_attempt": planned.attempt - 1}
+        | ({"moved_from": planned.moved_from} if planned.moved_from else {}),
         overrides=first.manifest.overrides,
     )  # fmt: skip
+    beat = (start_fleet if len(planned.runs) > 1 else start_attempt)(operator, start)
     return resumed_of(
-        first.run, start_fleet(operator, start),
-        source.step, source.checkpoint, planned.differences, damaged=source.damaged,
-        moved_from=record.pod if record.pod != first.run.pod else "",
+        first.run, beat, source.step, source.checkpoint, planned.differences,
+        damaged=source.damaged, moved_from=planned.moved_from,
     )  # fmt: skip
 
 

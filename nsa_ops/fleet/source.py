@@ -1,20 +1,22 @@
-"""What the next attempt of a run on several pods continues: pod 0's checkpoint, or the backup."""
+"""What the next attempt continues, on other pods or several: pod 0's checkpoint, or the backup."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from nsa_core.rundir.lineage import find_divergence, lineage_of
 from nsa_core.rundir.manifest import AFRESH, AUTO, RunManifest
 from nsa_ops.agents import find_run_manifest, probe_run, read_run_manifest
 from nsa_ops.backup.folder import BackupFolder
 from nsa_ops.backup.restore import RestorePlan, plan_restore
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import ConfigurationError, StateConflictError
+from nsa_ops.remote.snapshot import has_code
 from nsa_ops.runs.adopt import read_backed_up
 from nsa_ops.runs.checkpoints import refuse_foreign
-from nsa_ops.runs.choose import FoundRun, handle_of
+from nsa_ops.runs.choose import LIVING, FoundRun, handle_of
 from nsa_ops.runs.move import newest_backup
 from nsa_ops.runs.resume import choose_checkpoint, require_ended
-from nsa_ops.runs.windows import TRAINER_MODULE
+from nsa_ops.runs.windows import TRAINER_MODULE, list_windows
 from nsa_ops.store import RunRecord
 
 
@@ -105,7 +107,8 @@ def find_in_backup(
         StateConflictError: If a pod has a run directory of another time under that id.
     """
     if wanted.path or wanted.afresh:
-        message = f"Pod 0 of `{record.run_id}` is left out, so it begins at the newest backup"
+        has = f"Pod `{record.pod}`, which has the checkpoints of `{record.run_id}`,"
+        message = f"{has} is left out, so it begins at the newest backup"
         raise ConfigurationError(
             message, hint=f"Leave out `--from` and `--afresh`, or keep `{record.pod}`"
         )
@@ -113,19 +116,19 @@ def find_in_backup(
     old = read_backed_up(folder)
     aside, copy_on, begun = [], "", None
     for link in links:
+        run = RunHandle(link, record.code_id, record.run_id)
+        list_windows(run)  # refused here if a run of this id in another directory has it
         there = find_run_manifest(link, record.run_id)
         if there is None:
             continue
-        run = RunHandle(link, record.code_id, record.run_id)
         if there.node.rank > 0:
             aside.append(run)
-        elif not copy_on and _is_copy(there, old):
-            copy_on = link.record.name
-            begun = there if there.attempt > old.attempt else None
-        else:
-            pod = link.record.name
-            message = f"`{run.run_dir}` is from an earlier time of `{record.run_id}` on pod `{pod}`"
-            raise StateConflictError(message, hint="Move it away there, then repeat this")
+            continue
+        is_begun = there.pod_id == link.record.pod_id
+        is_copy = not copy_on and _is_copy(there, old)
+        if is_begun or not is_copy:
+            _require_unstarted(replace(run, code_id=there.code_id), is_copy=is_copy)
+        copy_on, begun = run.pod, there if is_begun else None
     return Source(
         old=begun or old,
         module=wanted.trainer_module or TRAINER_MODULE,
@@ -138,7 +141,21 @@ def find_in_backup(
 
 def _is_copy(there: RunManifest, old: RunManifest) -> bool:
     """Whether a pod has what a restore makes, or the attempt that was begun after it."""
-    return old.attempt_id in {there.attempt_id, there.earlier_attempts.get(old.attempt)}
+    return find_divergence(lineage_of(old), lineage_of(there)) is None
+
+
+def _require_unstarted(run: RunHandle, *, is_copy: bool) -> None:
+    """Refuse a run directory that nobody restored, but for an attempt that only has to start."""
+    link = run.link
+    has_agent = has_code(link.transport, link.record.python, link.code(run.code_id))
+    report = probe_run(run) if has_agent else None
+    if report is not None and report.state in LIVING:
+        message = f"Run `{run.run_id}` is {report.state} on pod `{run.pod}`: {report.why}"
+        hint = "Let the registry know of it with `nsa-ops reconcile`"
+        raise StateConflictError(message, hint=hint)
+    if not is_copy or report is None or report.state != "planned":
+        message = f"`{run.run_dir}` is from an earlier time of `{run.run_id}` on pod `{run.pod}`"
+        raise StateConflictError(message, hint="Move it away there, then repeat this")
 
 
 def with_restore(operator: Operator, source: Source, link: PodLink) -> Source:

@@ -17,7 +17,8 @@ from tests.ops.cli_case import CommandLine
         (("launch", "--port", "30000"), "`--port` is where the ranks of several pods meet"),
         (("launch", "--pods", ""), "has an empty name"),
         (("resume", "r1", "--pods", "a,b", "--pod", "a"), "`--pod` names one pod"),
-        (("resume", "r1", "--pods", "a,b", "--prove"), "`--prove` works for a run on one pod"),
+        (("resume", "r1", "--pods", "a,b", "--prove"), "that stays on its one pod"),
+        (("resume", "r1", "--pods", "a", "--port", "30000"), "`--port` is where the ranks of"),
         (
             ("resume", "r1", "--pods", "a,b", "--afresh", "--from", "/x"),
             "`--afresh` begins at the first step",

@@ -141,9 +141,14 @@ def test_nothing_begins_beside_a_living_share(desk: Desk, pods: list[ScriptedPod
     assert not any(pod.actions for pod in pods)
 
 
-def test_a_batch_that_does_not_divide_is_refused(desk: Desk, pods: list[ScriptedPod]) -> None:
+def test_a_batch_or_a_number_that_does_not_fit_the_pods_is_refused(
+    desk: Desk, pods: list[ScriptedPod]
+) -> None:
     with pytest.raises(ConfigurationError, match=r"^--set: batch\.accumulation 4 does not divide"):
         plan(desk, pods, pods=("a", "b", "c"), sets=("batch.accumulation=4",))
+    for names in (("a",), ("a", "b")):
+        with pytest.raises(ConfigurationError, match=r"`--set runtime\.num_pods=3` contradicts"):
+            plan(desk, pods, pods=names, sets=("runtime.num_pods=3",))
 
 
 def test_pod_0_is_left_only_with_a_backup(desk: Desk, pods: list[ScriptedPod]) -> None:

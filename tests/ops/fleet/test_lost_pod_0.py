@@ -10,6 +10,7 @@ import pytest
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import Node, read_manifest
+from nsa_core.rundir.process import identify
 from nsa_ops.agents import read_run_manifest
 from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.context import Operator
@@ -27,6 +28,7 @@ from nsa_ops.runs.choose import record_of
 from nsa_ops.store import MemberPod, PodRecord
 from tests.ops.backup.case import RUN_ID, Case
 from tests.ops.fakes import FakeTransport
+from tests.ops.pod.ends import record_process
 
 SETS = ("runtime.device=cpu", "runtime.precision=fp32")
 
@@ -87,6 +89,26 @@ def test_a_cut_after_the_restore_restores_nothing_twice(case: Case) -> None:
     again = plan(case)
     assert (again.is_begun, again.source.restore, again.source.aside) == (True, None, ())
     assert again.attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("is_alive", "said"), [(True, "is resuming on pod `b`"), (False, "from an earlier time")]
+)
+def test_an_attempt_that_was_begun_there_and_started_is_not_begun_again(
+    case: Case, is_alive: bool, said: str
+) -> None:
+    store = case.operator.store
+    known = store.find_run(RUN_ID)
+    assert known is not None
+    begin_on_pods(without_pod_0(case), plan(case))
+    store.save_run(known)  # cut off before the registry learned of it
+    assert (plan(case).is_begun, plan(case).source.restore) == (True, None)
+    run = RunDir(case.root / "b" / "runs" / RUN_ID)
+    own = identify(os.getpid())
+    assert own is not None
+    record_process(run, own if is_alive else own.model_copy(update={"start_ticks": 1}), attempt=2)
+    with pytest.raises(StateConflictError, match=said):
+        plan(case)
 
 
 def test_a_run_directory_of_another_time_is_not_overwritten(case: Case) -> None:

@@ -10,10 +10,12 @@ from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.configure import RunChoice
 from nsa_ops.context import RunHandle
 from nsa_ops.errors import OpsError, PodUnreachableError, StateConflictError, VerificationError
+from nsa_ops.fleet.launch import FleetMember
+from nsa_ops.fleet.resume import FleetResumePlan, execute_fleet_resume
+from nsa_ops.fleet.source import Source
 from nsa_ops.runs.choose import FoundRun
 from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
-from nsa_ops.runs.lease import OldPod, lease_held
-from nsa_ops.runs.move import MovePlan, execute_move
+from nsa_ops.runs.lease import OldPod, Takeover, lease_held
 from nsa_ops.runs.reconcile import execute_reconcile, plan_reconcile
 from nsa_ops.runs.resume import ResumePlan, execute_resume
 from nsa_ops.runs.windows import start_session
@@ -38,20 +40,11 @@ def resume(desk: Desk) -> object:
 
 
 def move(desk: Desk) -> object:
-    planned = MovePlan(
-        run=RUN,
-        old=OldPod(RUN.pod, report("halted"), is_gone=False),
-        link=desk.operator.link(POD),
-        snapshot=None,
-        restore=None,
-        next_attempt=None,
-        manifest=MANIFEST,
-        step=1,
-        differences=[],
-        notes=[],
-        trainer_module="a.trainer",
-    )
-    return execute_move(desk.operator, planned)
+    left = Takeover(RUN, OldPod(RUN.pod, report("halted"), is_gone=False))
+    member = FleetMember(RunHandle(desk.operator.link(POD), "c", "r1"), MANIFEST)
+    source = Source(MANIFEST, 1, module="a.trainer")
+    planned = FleetResumePlan(RUN, source, (member,), (left,), {POD.name: None}, [])
+    return execute_fleet_resume(desk.operator, planned)
 
 
 @pytest.fixture

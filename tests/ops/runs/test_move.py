@@ -9,9 +9,11 @@ from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.errors import NotFoundError, RefusedError, StateConflictError, VerificationError
+from nsa_ops.fleet.resume import plan_fleet_resume
+from nsa_ops.fleet.source import FleetResumeRequest
 from nsa_ops.pod.messages import CheckpointFact
 from nsa_ops.runs.lease import OLD_POD, OldPod, allow_leaving
-from nsa_ops.runs.move import MoveRequest, is_elsewhere, newest_backup, plan_move
+from nsa_ops.runs.move import is_elsewhere, newest_backup
 from nsa_ops.runs.resume import next_attempt_action
 from nsa_ops.store import PodRecord, RunRecord
 from tests.ops.backup.case import RUN_ID, Case, flip_bit
@@ -35,7 +37,7 @@ def pull(case: Case, which: str = "all") -> None:
 
 def test_a_run_without_a_backup_cannot_leave_its_pod(case: Case) -> None:
     with pytest.raises(NotFoundError, match="is backed up here, so it cannot continue") as caught:
-        plan_move(case.operator, MoveRequest(RUN_ID, "there"))
+        plan_fleet_resume(case.operator, FleetResumeRequest(RUN_ID, ("there",)))
     assert f"nsa-ops backup pull {RUN_ID}" in caught.value.hint
 
 
@@ -50,7 +52,7 @@ def test_a_backup_without_a_manifest_is_a_damaged_one(case: Case) -> None:
     pull(case)
     case.backup.run.manifest.write_text("{")
     with pytest.raises(VerificationError, match="cannot be used"):
-        plan_move(case.operator, MoveRequest(RUN_ID, "there"))
+        plan_fleet_resume(case.operator, FleetResumeRequest(RUN_ID, ("there",)))
 
 
 def test_only_another_pod_is_elsewhere(case: Case) -> None:
