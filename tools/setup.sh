@@ -9,10 +9,10 @@
 #          beside each other there. ENVIRONMENT is named after everything it is made from, BUILD is a
 #          CUDA build of torch or `cpu`, REQUIREMENT what the hardware profile says of torch
 #
-# Packages come from requirements/*.lock with their hashes. uv installs them where it is present, pip
-# otherwise. An environment that was made from the same locks is used again; one that is unfinished
-# or broken is made anew. No package source is named here: each tool asks the one that this machine
-# is configured for.
+# Packages come from requirements/*.lock with their hashes. uv installs them: the one on PATH, or the
+# one of the lock, which pip installs first. An environment that was made from the same locks is used
+# again; one that is unfinished or broken is made anew. No package source is named here: each tool
+# asks the one that this machine is configured for.
 #
 # Exit codes: 0 ready, 2 usage, 11 this machine lacks something.
 # shellcheck disable=SC2016  # the backticks are shown to a person, they run nothing
@@ -87,17 +87,30 @@ create() {
     'install its venv module (Debian and Ubuntu: `apt-get install python3-venv`), or uv'
 }
 
+fetch_uv() { # fetch_uv SET: the uv of the lock, by pip
+  [ -x "$environment/bin/uv" ] && return
+  sed -n '/^uv==/,/[^\\]$/p' "requirements/$1.lock" >"$environment/uv.lock"
+  install --require-hashes --requirement "$environment/uv.lock"
+}
+
+# pip takes minutes for what uv does in 20 seconds. It has the last word where uv is not on PATH: an
+# index that only pip is configured for is then asked by pip.
 install_lock() { # install_lock SET
   say "installing requirements/$1.lock into $environment"
+  if [ -z "$uv" ] && fetch_uv "$1"; then
+    "$environment/bin/uv" pip install --quiet --python "$environment/bin/python" \
+      --require-hashes --requirement "requirements/$1.lock" && return
+    say 'note: uv could not install them, the reason is above; asking pip'
+  fi
   install --require-hashes --requirement "requirements/$1.lock" ||
     fail 'the packages could not be installed; the reason is above' \
       'check the network, and that pip or uv knows your package index; then run the command again'
 }
 
 # torch is not in the locks: its CPU and CUDA builds share one version number and differ in hash.
-# uv knows where each build lives, so uv, which the lock has just installed, chooses. A wheel that
-# this machine's pip is configured to find on its own disk comes first. The plain index comes last,
-# said aloud, because on Linux its wheel is a CUDA build of the newest kind.
+# uv knows where each build lives, so the uv of the lock chooses. A wheel that this machine's pip is
+# configured to find on its own disk comes first. The plain index comes last, said aloud, because on
+# Linux its wheel is a CUDA build of the newest kind.
 install_torch() {
   set -- --requirement requirements/torch.txt ${requirement:+"$requirement"}
   if [ "$build" = cpu ] && "$environment/bin/python" -m pip install --quiet --no-index --no-deps \

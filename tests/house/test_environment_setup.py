@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-TOOLS = ["sh", "cat", "cksum", "dirname", "rm", "mkdir", "chmod", "env", "timeout"]
+TOOLS = ["sh", "cat", "cksum", "dirname", "rm", "mkdir", "chmod", "env", "sed", "timeout"]
 
 PYTHON = """#!/bin/sh
 # A Python 3.12 whose environments hold copies of itself.
@@ -20,8 +20,8 @@ case "$*" in
 -VV) echo "Python 3.12 stand-in" ;;
 "-m venv "*)
   [ {venv} = yes ] || exit 1
-  mkdir -p "$3/bin" && cat "$0" >"$3/bin/python" && cat "$here/uv-of-lock" >"$3/bin/uv"
-  chmod +x "$3/bin/python" "$3/bin/uv"
+  mkdir -p "$3/bin" && cat "$0" >"$3/bin/python" && cat "$here/uv-of-lock" >"$3/bin/uv-of-lock"
+  chmod +x "$3/bin/python"
   ;;
 *find_spec*) [ -e "$here/works" ] ;;
 "-m pip install"*)
@@ -29,6 +29,7 @@ case "$*" in
   case "$*" in
   *--no-index*) exit {local_wheel} ;;
   *--editable*) : >"$here/works" ;;
+  *.lock) [ {index} = 0 ] && cat "$here/uv-of-lock" >"$here/uv" && chmod +x "$here/uv" ;;
   esac
   exit {index}
   ;;
@@ -37,7 +38,10 @@ esac
 
 UV_OF_LOCK = """#!/bin/sh
 echo "uv-of-lock $*" >>"$PWD/calls"
-: >"$(dirname "$0")/works"
+case "$*" in
+*.lock) exit {uv_index} ;;
+*) : >"$(dirname "$0")/works" ;;
+esac
 exit {uv_torch}
 """
 
@@ -72,7 +76,9 @@ class Machine:
         (self.bin / name).chmod(0o755)
 
     def python(self, **answers: object) -> None:
-        defaults = {"suits": 0, "venv": "yes", "local_wheel": 1, "index": 0, "uv_torch": 0}
+        defaults = {
+            "suits": 0, "venv": "yes", "local_wheel": 1, "index": 0, "uv_index": 0, "uv_torch": 0,
+        }  # fmt: skip
         merged = {key: str(value) for key, value in (defaults | answers).items()}
         script, uv_of_lock = PYTHON, UV_OF_LOCK
         for key, value in merged.items():
@@ -148,10 +154,28 @@ def test_an_unknown_set_is_a_usage_error(machine: Machine) -> None:
     assert machine.setup("everything").returncode == 2
 
 
-def test_every_package_is_installed_by_hash_from_the_lock(machine: Machine) -> None:
+def test_without_uv_pip_installs_the_one_of_the_lock_and_that_one_the_rest(
+    machine: Machine,
+) -> None:
     assert machine.setup("train").returncode == 0
-    first = machine.calls()[0]
-    assert "--require-hashes --requirement requirements/train.lock" in first
+    pip, uv = machine.calls()[:2]
+    assert pip.endswith(" --require-hashes --requirement .venv/uv.lock")
+    assert uv.startswith("uv-of-lock pip install")
+    assert uv.endswith(" --require-hashes --requirement requirements/train.lock")
+    wanted = (machine.checkout / ".venv/uv.lock").read_text()
+    assert wanted.startswith("uv==")
+    assert "--hash=sha256:" in wanted
+    assert wanted.count("==") == 1
+
+
+def test_an_index_that_only_pip_knows_is_asked_by_pip(machine: Machine) -> None:
+    machine.python(uv_index=2)
+    done = machine.setup("train")
+    assert done.returncode == 0
+    assert "note: uv could not install them" in done.stderr
+    last = [call for call in machine.calls() if call.endswith("requirements/train.lock")][-1]
+    assert last.startswith("pip -m pip install")
+    assert "--require-hashes" in last
 
 
 def test_uv_installs_where_it_is_present(machine: Machine) -> None:
@@ -209,7 +233,7 @@ def test_the_tests_packages_are_added_to_the_environment_of_the_demo(machine: Ma
     machine.calls()
     assert machine.setup("dev").returncode == 0
     assert [call for call in machine.calls() if "pip install" in call] == [
-        "pip -m pip install --quiet --quiet --disable-pip-version-check"
+        "uv-of-lock pip install --quiet --python .venv/bin/python"
         " --require-hashes --requirement requirements/dev.lock"
     ]
     assert machine.setup("train").returncode == 0
