@@ -10,6 +10,7 @@ from nsa_core.rundir.checkpoint import CheckpointState
 from nsa_core.rundir.manifest import Node, RunManifest, new_attempt_id
 from nsa_ops.errors import (
     ConfigurationError,
+    DeadlineError,
     NotFoundError,
     PodUnreachableError,
     StateConflictError,
@@ -20,7 +21,7 @@ from nsa_ops.fleet.resume import (
     plan_fleet_resume,
 )
 from nsa_ops.fleet.source import FleetResumeRequest
-from nsa_ops.pod.messages import JoinAttemptAction, NextAttemptAction, RunReport
+from nsa_ops.pod.messages import JoinAttemptAction, NextAttemptAction, RunReport, SignalAction
 from nsa_ops.pod.verify import HashedCheckpoints
 from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.runs.lease import left_pods
@@ -121,6 +122,22 @@ def test_what_is_left_continues_without_a_lost_pod(desk: Desk, pods: list[Script
     assert known is not None
     assert known.others == ()
     assert [pod for pod, _ in left_pods(desk.store, "r1")] == ["b"]
+
+
+def test_on_one_pod_a_slow_start_is_left_as_it_is(desk: Desk, pods: list[ScriptedPod]) -> None:
+    planned = plan(desk, pods, pods=("a",))
+    start_when_begun(pods[:1])
+    shown = pods[0].script
+
+    def script(look: int) -> RunReport | Exception:
+        seen = shown(look)
+        assert isinstance(seen, RunReport)
+        return seen.model_copy(update={"state": "starting", "last_beat": None})
+
+    pods[0].script = script
+    with pytest.raises(DeadlineError, match="Waited 300 s for the start of `r1`"):
+        execute_fleet_resume(operator_of(desk, pods), planned)
+    assert pods[0].asked_for(SignalAction) == []
 
 
 def test_a_spare_takes_the_place_of_a_lost_pod(desk: Desk, pods: list[ScriptedPod]) -> None:

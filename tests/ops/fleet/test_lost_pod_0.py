@@ -69,6 +69,9 @@ def test_the_backup_becomes_the_new_pod_0_and_its_share_is_kept(case: Case) -> N
     planned = plan(case)
     assert (planned.source.step, planned.attempt) == (40, 2)
     assert [run.pod for run in planned.source.aside] == ["b"]
+    assert (planned.moved_from, ", not on here" in planned.plan.title) == ("here", True)
+    why = planned.members[0].manifest.overrides["old-pod"]
+    assert why == "nobody could ask pod here: here does not answer"
     assert any(note.startswith("here does not answer") for note in planned.notes)
     begin_on_pods(without_pod_0(case), planned)
     runs = case.root / "b" / "runs"
