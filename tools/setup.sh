@@ -97,10 +97,10 @@ fetch_uv() { # fetch_uv SET: the uv of the lock, by pip
 # index that only pip is configured for is then asked by pip.
 install_lock() { # install_lock SET
   say "installing requirements/$1.lock into $environment"
-  if [ -z "$uv" ] && fetch_uv "$1"; then
-    "$environment/bin/uv" pip install --quiet --python "$environment/bin/python" \
+  if [ -z "$uv" ]; then
+    fetch_uv "$1" && "$environment/bin/uv" pip install --quiet --python "$environment/bin/python" \
       --require-hashes --requirement "requirements/$1.lock" && return
-    say 'note: uv could not install them, the reason is above; asking pip'
+    say 'note: uv could not be installed or install them, the reason is above; asking pip'
   fi
   install --require-hashes --requirement "requirements/$1.lock" ||
     fail 'the packages could not be installed; the reason is above' \

@@ -73,5 +73,7 @@ def resume_on(session: Session, request: "FleetResumeRequest", *, prove: bool = 
         refuse_port(request.port)
     planned = plan_fleet_resume(session.operator, request)
     session.agree(planned.plan)
-    session.interrupt_note = "repeat it to continue where it stopped; nothing is started twice"
+    session.interrupt_note = (
+        "repeat it, or finish what has started with `nsa-ops reconcile`; nothing is started twice"
+    )
     return execute_fleet_resume(session.operator, planned)

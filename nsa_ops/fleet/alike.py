@@ -39,10 +39,9 @@ def num_pods_set(sets: Sequence[str], num_pods: int) -> str:
     ours = f"{NUM_PODS}={num_pods}"
     other = [one for one in sets if one.partition("=")[0] == NUM_PODS]
     if other and other[-1] != ours:
-        message = (
-            f"`--set {other[-1]}` contradicts `--pods`, which names {count_of(num_pods, 'pod')}"
-        )
-        raise ConfigurationError(message, hint="Leave it out: `--pods` sets it")
+        pods = count_of(num_pods, "pod")
+        message = f"`--set {other[-1]}` contradicts the {pods} that the run is to use"
+        raise ConfigurationError(message, hint="Leave it out: it follows from the pods")
     return ours
 
 

@@ -196,7 +196,6 @@ def execute_fleet(operator: Operator, planned: FleetPlan) -> Launched:
         module=planned.trainer_module,
         take=lambda: [require_unmoved(operator, Takeover(planned.known))],
         begin=begin,
-        overrides=first.manifest.overrides,
         may_be_started=True,
     )
     return launched_of(first.run, start_fleet(operator, start))

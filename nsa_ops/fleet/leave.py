@@ -10,6 +10,9 @@ from nsa_ops.runs.choose import LIVING
 from nsa_ops.runs.lease import OLD_POD, Takeover, allow_leaving, look_at_old_pod
 from nsa_ops.store import RunRecord
 
+#: Characters; no sentence of ours is longer.
+MOST_OF_A_PROBLEM = 400
+
 
 def refuse_living_shares(record: RunRecord, links: Sequence[PodLink]) -> None:
     """Refuse to begin an attempt on pods where something of the last one lives.
@@ -69,12 +72,17 @@ def leave_pods(
         notes = allow_leaving(
             old, record.run_id, step, overrides, more_steps=more_steps or rank > 0
         )
-        left.append(Takeover(there, old, tuple(notes)))
+        left.append(Takeover(there, old, tuple(notes), overrides.get(OLD_POD, "")))
     return left
 
 
 def grounds_for(left: Sequence[Takeover]) -> dict[str, str]:
-    """On what ground a run leaves pods that nobody could ask, for its manifest; pure."""
+    """On what ground a run leaves pods that nobody could ask, for its manifest; pure.
+
+    Each problem is cut: it may be what a pod said, and stays in every later manifest.
+    """
     unproven = [one.old for one in left if one.old is not None and not one.old.is_proven]
-    reasons = [f"nobody could ask pod {old.pod}: {old.problem}" for old in unproven]
+    reasons = [
+        f"nobody could ask pod {old.pod}: {old.problem[:MOST_OF_A_PROBLEM]}" for old in unproven
+    ]
     return {OLD_POD: "; ".join(reasons)} if reasons else {}

@@ -73,7 +73,7 @@ class FleetResumePlan:
     @property
     def differences(self) -> list[ChangedValue]:
         """What the new attempt does not share with the one before."""
-        return differences_of(self.source.old, self.members[0].manifest)
+        return differences_of(self.source.trained or self.source.old, self.members[0].manifest)
 
     @property
     def is_begun(self) -> bool:
@@ -117,8 +117,9 @@ class FleetResumePlan:
         for run in runs:
             step = start_step(run, source.module)
             steps.append(replace(step, name=f"{step.name} on {run.pod}"))
-        damaged = (f"passed over a damaged checkpoint: {one}" for one in source.damaged)
-        notes = [*self.notes, *damaged, *(one.note for one in self.differences)]
+        passed = [f"passed over a damaged checkpoint: {one}" for one in source.damaged]
+        passed += source.restore.plan.notes if source.restore is not None else ()
+        notes = [*self.notes, *passed, *(one.note for one in self.differences)]
         pods, left = ", ".join(run.pod for run in runs), ", ".join(one.left for one in self.left)
         title = f"Resume {self.record.run_id} on {pods} {where}{left and f', not on {left}'}"
         return plan_of(title, steps, notes)
@@ -272,7 +273,6 @@ def execute_fleet_resume(operator: Operator, planned: FleetResumePlan) -> Resume
         begin=lambda: begin_on_pods(operator, planned),
         detail={"from_attempt": planned.attempt - 1}
         | ({"moved_from": planned.moved_from} if planned.moved_from else {}),
-        overrides=first.manifest.overrides,
     )  # fmt: skip
     beat = (start_fleet if len(planned.runs) > 1 else start_attempt)(operator, start)
     return resumed_of(

@@ -14,10 +14,12 @@ from nsa_ops.remote.snapshot import has_code
 from nsa_ops.runs.adopt import read_backed_up
 from nsa_ops.runs.checkpoints import refuse_foreign
 from nsa_ops.runs.choose import LIVING, FoundRun, handle_of
-from nsa_ops.runs.move import newest_backup
+from nsa_ops.runs.move import choose_code, newest_backup
 from nsa_ops.runs.resume import choose_checkpoint, require_ended
 from nsa_ops.runs.windows import TRAINER_MODULE, list_windows
 from nsa_ops.store import RunRecord
+
+_MOVE_AWAY = "Move it away there, then repeat this"
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Source:
     """Where the next attempt continues.
 
     Attributes:
-        old: Manifest of the attempt that ended.
+        old: Manifest of the attempt that ended, or of the one that was begun and never started.
+        trained: Manifest of the attempt that ended; None where `old` is it.
         step: Step of the checkpoint; 0 without one.
         checkpoint: Its folder; empty without one.
         damaged: Newer checkpoints that are passed over, each in one line.
@@ -67,6 +70,7 @@ class Source:
     copy_on: str = ""
     restore: RestorePlan | None = None
     aside: tuple[RunHandle, ...] = ()
+    trained: RunManifest | None = None
 
 
 def find_on_pod(record: RunRecord, link: PodLink, wanted: FleetResumeRequest) -> Source:
@@ -136,6 +140,7 @@ def find_in_backup(
         backup=folder,
         copy_on=copy_on,
         aside=tuple(aside),
+        trained=old if begun else None,
     )
 
 
@@ -155,19 +160,49 @@ def _require_unstarted(run: RunHandle, *, is_copy: bool) -> None:
         raise StateConflictError(message, hint=hint)
     if not is_copy or report is None or report.state != "planned":
         message = f"`{run.run_dir}` is from an earlier time of `{run.run_id}` on pod `{run.pod}`"
-        raise StateConflictError(message, hint="Move it away there, then repeat this")
+        raise StateConflictError(message, hint=_MOVE_AWAY)
 
 
 def with_restore(operator: Operator, source: Source, link: PodLink) -> Source:
-    """The same with what is copied to the new pod 0, every byte of it verified."""
+    """The same with what is copied to the new pod 0, every byte of it verified.
+
+    A copy that is there already is taken as it is.
+
+    Raises:
+        StateConflictError: If the pod has a directory of the run that is no copy, or a copy that
+            has less than the backup.
+    """
     if source.backup is None:
         return source
     receipts = operator.store.receipts()
     is_shared = any(run.pod == link.record.name for run in source.aside)
-    planned = plan_restore(
-        source.backup, link.runs, link=link, receipts=receipts, newest_only=True,
-        may_exist=is_shared or bool(source.copy_on),
-    )  # fmt: skip
-    folder = str(link.run_dir(planned.run_id) / "checkpoints" / f"step_{planned.step:06d}")
+    may_exist = is_shared or bool(source.copy_on)
+    try:
+        planned = plan_restore(
+            source.backup, link.runs, link=link, receipts=receipts, newest_only=True,
+            may_exist=may_exist,
+        )  # fmt: skip
+    except StateConflictError as error:
+        raise StateConflictError(error.message, hint=_MOVE_AWAY) from error
+    step = _step_of_copy(source, link, planned.step) if source.copy_on else planned.step
+    folder = str(link.run_dir(planned.run_id) / "checkpoints" / f"step_{step:06d}")
     restore = None if source.copy_on else planned
-    return replace(source, step=planned.step, checkpoint=folder, restore=restore)
+    return replace(source, step=step, checkpoint=folder, restore=restore)
+
+
+def _step_of_copy(source: Source, link: PodLink, backup_step: int) -> int:
+    """Step of the newest whole checkpoint that a pod has of the run.
+
+    Raises:
+        StateConflictError: If that is not as far as the backup, or nothing there can tell.
+    """
+    code = choose_code(link, source.old)
+    run = RunHandle(link, code.code_id if code else source.old.code_id, source.old.run_id)
+    has_agent = has_code(link.transport, link.record.python, link.code(run.code_id))
+    facts = probe_run(run).checkpoints if has_agent else []
+    step = max((one.step for one in facts if one.whole), default=0)
+    if step >= backup_step:
+        return step
+    has = f"shows step {step}" if has_agent else "has no code to look at it"
+    message = f"Pod `{run.pod}` has `{run.run_dir}` and {has}; the backup is at step {backup_step}"
+    raise StateConflictError(message, hint=_MOVE_AWAY)

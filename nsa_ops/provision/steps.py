@@ -82,7 +82,7 @@ def _made(
     build = choose_build(want.profile, facts, want.pod)
     name = environment_name(python, build, lock_sha256(want.snapshot))
     made = facts.environment(name)
-    installer = "uv" if "uv" in facts.tools else "venv and pip"
+    installer = "uv" if "uv" in facts.tools else "the uv of the lock, which pip installs"
     yield Step(
         ENVIRONMENT,
         f"Python {python.version}, {build.requirement} built for {build.name} ({build.why}), "

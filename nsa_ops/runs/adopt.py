@@ -240,7 +240,7 @@ def adopt_restored(
         reason = overrides.get(OLD_POD, "")
         detail = {"pod": link.record.name, "moved_from": taken.left, "override": reason}
         with operator.store.intent("backup adopt", manifest.run_id, **detail):
-            record_takeover(operator, taken, overrides)
+            record_takeover(operator, taken)
             operator.store.save_run(record_of(link, manifest))
             _ship_code(operator, link, manifest)
     if before is not None and before.pod != link.record.name:

@@ -52,7 +52,6 @@ class AttemptStart:
     begin: Callable[[], None]
     known: RunRecord | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
-    overrides: Mapping[str, str] = field(default_factory=dict)
     may_be_started: bool = False
 
 
@@ -100,7 +99,7 @@ def begun(operator: Operator, start: AttemptStart) -> Iterator[list[RunReport]]:
         detail |= {"moved_from": taken[0].left} if taken[0].left else {}
         with store.intent(start.act, first.run_id, **detail, **start.detail):
             for one in taken:
-                record_takeover(operator, one, start.overrides)
+                record_takeover(operator, one)
             start.begin()
             before = ask_each(start.runs, probe_run)
             if start.known is not None:

@@ -328,7 +328,6 @@ def execute_launch(operator: Operator, planned: LaunchPlan) -> Launched:
             plan_takeover(operator, operator.store.find_run(run.run_id), run.link, overrides)
         ],
         begin=begin,
-        overrides=overrides,
         may_be_started=True,
     )
     return launched_of(run, start_attempt(operator, start))

@@ -234,11 +234,14 @@ class Takeover:
         run: The run as it was known; None if it does not matter.
         old: What its pod shows; None if it stays there.
         notes: What the operator should know before saying yes.
+        reason: Why it is taken although nobody could prove that it does not run there, in the
+            operator's words.
     """
 
     run: RunRecord | None = None
     old: OldPod | None = None
     notes: tuple[str, ...] = ()
+    reason: str = ""
 
     @property
     def left(self) -> str:
@@ -262,7 +265,8 @@ def plan_takeover(
         hint = f"Continue it elsewhere: `nsa-ops resume {run.run_id} --pods {link.record.name}`"
         raise StateConflictError(message, hint=hint)
     old = look_at_old_pod(operator, run)
-    return Takeover(run, old, tuple(allow_taking(old, run.run_id, link.record.name, overrides)))
+    notes = allow_taking(old, run.run_id, link.record.name, overrides)
+    return Takeover(run, old, tuple(notes), overrides.get(OLD_POD, ""))
 
 
 @contextmanager
@@ -319,13 +323,12 @@ def _is_there(run: RunRecord, link: PodLink) -> bool:
     return link.transport.run(("test", "-e", run_dir), timeout_s=QUICK_S).exit_code == 0
 
 
-def record_takeover(operator: Operator, taken: Takeover, overrides: Mapping[str, str]) -> None:
+def record_takeover(operator: Operator, taken: Takeover) -> None:
     """Leave an act open where nobody could prove that the old pod does not run the run."""
     run, old, store = taken.run, taken.old, operator.store
     if run is None or old is None or old.is_proven or run.pod in dict(left_pods(store, run.run_id)):
         return
-    reason = overrides.get(OLD_POD) or old.problem
-    detail = {"pod": run.pod, "code_id": run.code_id, "reason": reason}
+    detail = {"pod": run.pod, "code_id": run.code_id, "reason": taken.reason or old.problem}
     number = store.leave_open(LEAVE_POD, run.run_id, **detail)
     if store.find_pod(run.pod) is None:
         store.end_intent(number, "the pod is not known here, so nobody can ask it")

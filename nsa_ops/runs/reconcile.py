@@ -206,9 +206,8 @@ def _adopt(operator: Operator, pod: PodRecord, truth: Truth, run_id: str) -> Run
     link, known = operator.link(pod), truth.run
     manifest = read_run_manifest(link, run_id)
     record = holding(known, link, manifest) if known else record_of(link, manifest)
-    if truth.others:
-        pods = [one.run.link.record for one in truth.others if one.run is not None]
-        record = record.with_others([MemberPod(pod.name, pod.pod_id) for pod in pods])
+    pods = [one.run.link.record for one in truth.others if one.run is not None]
+    record = record.with_others([MemberPod(pod.name, pod.pod_id) for pod in pods])
     operator.store.save_run(record)
     return RunHandle(link, manifest.code_id, run_id)
 
@@ -285,14 +284,9 @@ def _decide_start(intent: Intent, truth: Truth) -> Remedy:
         return Remedy("rolled back", elsewhere)
     attempt = report.manifest.attempt
     begun = attempt > int(detail.get("from_attempt", 0))
-    is_restored_only = (
-        "moved_from" in detail
-        and truth.pod is not None
-        and (report.manifest.pod_id != truth.pod.pod_id)
-    )
-    if not begun or is_restored_only:
-        copy = "the restored copy is there, and " if is_restored_only else ""
-        return Remedy("rolled back", f"{copy}the next attempt was not begun; repeat it")
+    there = _earlier(intent, truth, report)
+    if not begun or there:
+        return Remedy("rolled back", f"{there}the next attempt was not begun; repeat it")
     if truth.others:
         unfinished = decide_gang(attempt, report, truth.others)
         if unfinished is not None:
@@ -303,6 +297,16 @@ def _decide_start(intent: Intent, truth: Truth) -> Remedy:
     if _is_registered(intent, truth):
         return Remedy("done", where)
     return Remedy("adopt", f"{where}; the registry did not know it")
+
+
+def _earlier(intent: Intent, truth: Truth, report: RunReport) -> str:
+    """What a new pod 0 has of the run before the next attempt is begun there; empty if nothing."""
+    if "moved_from" not in intent.details or truth.pod is None:
+        return ""
+    if report.manifest.node_rank > 0:
+        return "its share of an earlier attempt is there, and "
+    is_copy = report.manifest.pod_id != truth.pod.pod_id
+    return "the restored copy is there, and " if is_copy else ""
 
 
 def decide_gang(attempt: int, report: RunReport, others: Sequence[MemberReport]) -> Remedy | None:

@@ -85,7 +85,7 @@ def test_what_does_not_fit_together_is_refused_before_a_pod_is_asked(
     with pytest.raises(ConfigurationError, match="names 17 pods, and at most 16"):
         plan(desk, pods, ",".join(f"p{i}" for i in range(17)))
     sets = replace(LAUNCH, choice=replace(CHOICE, sets=(*CHOICE.sets, "runtime.num_pods=3")))
-    with pytest.raises(ConfigurationError, match="contradicts `--pods`, which names 2 pods"):
+    with pytest.raises(ConfigurationError, match="contradicts the 2 pods that the run is to use"):
         plan(desk, pods, "a,b", sets)
     assert not any(pod.transport.asked for pod in pods)
 

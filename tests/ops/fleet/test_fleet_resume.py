@@ -124,6 +124,24 @@ def test_what_is_left_continues_without_a_lost_pod(desk: Desk, pods: list[Script
     assert [pod for pod, _ in left_pods(desk.store, "r1")] == ["b"]
 
 
+def test_each_lost_pod_is_remembered_for_its_own_reason_and_the_manifest_stays_small(
+    desk: Desk, pods: list[ScriptedPod]
+) -> None:
+    known = desk.store.find_run("r1")
+    assert known is not None
+    desk.store.save_run(known.with_others([MemberPod("b", "id-b"), MemberPod("c", "id-c")]))
+    pods[1].script = lambda _look: PodUnreachableError("b does not answer")
+    pods[2].script = lambda _look: PodUnreachableError("c says " + "x" * 100_000)
+    planned = plan(desk, pods, pods=("a",))
+    ground = planned.members[0].manifest.overrides["old-pod"]
+    assert ground.startswith("nobody could ask pod b: b does not answer; nobody could ask pod c: c")
+    assert len(ground) < 1000
+    start_when_begun(pods[:1])
+    execute_fleet_resume(operator_of(desk, pods), planned)
+    reasons = dict(left_pods(desk.store, "r1"))
+    assert (reasons["b"], reasons["c"][:7]) == ("b does not answer", "c says ")
+
+
 def test_on_one_pod_a_slow_start_is_left_as_it_is(desk: Desk, pods: list[ScriptedPod]) -> None:
     planned = plan(desk, pods, pods=("a",))
     start_when_begun(pods[:1])

@@ -13,6 +13,7 @@ from nsa_core.rundir.manifest import Node, read_manifest
 from nsa_core.rundir.process import identify
 from nsa_ops.agents import read_run_manifest
 from nsa_ops.backup.pull import execute_pull, plan_pull
+from nsa_ops.backup.restore import restore_to_pod
 from nsa_ops.context import Operator
 from nsa_ops.errors import PodUnreachableError, StateConflictError
 from nsa_ops.fleet.resume import (
@@ -22,8 +23,9 @@ from nsa_ops.fleet.resume import (
 )
 from nsa_ops.fleet.source import FleetResumeRequest
 from nsa_ops.pod.act import act
-from nsa_ops.pod.messages import JoinAttemptAction
+from nsa_ops.pod.messages import JoinAttemptAction, SetAsideAction
 from nsa_ops.remote.local import LocalTransport
+from nsa_ops.runs.attempt import ship_to
 from nsa_ops.runs.choose import record_of
 from nsa_ops.store import MemberPod, PodRecord
 from tests.ops.backup.case import RUN_ID, Case
@@ -92,6 +94,61 @@ def test_a_cut_after_the_restore_restores_nothing_twice(case: Case) -> None:
     again = plan(case)
     assert (again.is_begun, again.source.restore, again.source.aside) == (True, None, ())
     assert again.attempt == 2
+
+
+def test_what_the_backup_passes_over_is_in_the_plan(case: Case) -> None:
+    damaged = case.backup.run.checkpoint(40) / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+    planned = plan(case)
+    assert planned.source.step == 20
+    assert any("passed over: " in note and "step_000040" in note for note in planned.plan.notes)
+
+
+def restore_only(case: Case) -> RunDir:
+    """A resume that was cut after the restore, before the registry learned of it."""
+    planned, operator = plan(case), without_pod_0(case)
+    assert planned.source.restore is not None
+    (share,) = planned.source.aside
+    asked = SetAsideAction(run_dir=Path(share.run_dir))
+    assert act(asked.model_dump_json().encode()).code == 0
+    ship_to(operator, share.link, planned.snapshots["b"])
+    restore_to_pod(share.link, planned.source.restore, operator.tell)
+    return RunDir(Path(share.run_dir))
+
+
+def test_a_restored_copy_is_used_with_the_checkpoints_that_it_has(case: Case) -> None:
+    restore_only(case)
+    again = plan(case)
+    assert (again.source.copy_on, again.source.restore, again.source.step) == ("b", None, 40)
+    assert (again.is_begun, again.attempt) == (False, 2)
+    assert again.plan.title.startswith(f"Resume {RUN_ID} on b from step 40")
+
+
+def test_a_restored_copy_that_has_less_than_the_backup_is_not_used(case: Case) -> None:
+    copy = restore_only(case)
+    copy.checkpoint(40).rename(copy.checkpoint(20))
+    with pytest.raises(StateConflictError, match=r"shows step 0; the backup is at step 40") as told:
+        plan(case)
+    assert told.value.hint == "Move it away there, then repeat this"
+
+
+def test_a_directory_without_a_manifest_is_to_be_moved_away(case: Case) -> None:
+    (case.root / "b" / "runs" / RUN_ID / "manifest.json").unlink()
+    with pytest.raises(StateConflictError, match="a restore replaces nothing") as told:
+        plan(case)
+    assert told.value.hint == "Move it away there, then repeat this"
+
+
+def test_after_a_cut_what_differs_from_the_attempt_that_trained_is_told_again(case: Case) -> None:
+    known = case.operator.store.find_run(RUN_ID)
+    assert known is not None
+    first = plan(case)
+    begin_on_pods(without_pod_0(case), first)
+    case.operator.store.save_run(known)  # cut off before the registry learned of it
+    again = plan(case)
+    assert again.is_begun
+    assert "pod_id" in {one.key for one in first.differences}
+    assert {one.key for one in again.differences} == {one.key for one in first.differences}
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_a_pod_that_was_left_unproven_is_kept_in_mind_once(two: Desk) -> None:
     two.transport.answers["nsa_ops.pod.probe"] = PodUnreachableError("it does not answer")
     for _ in range(2):
         taken = plan_takeover(two.operator, RUN, two.operator.link(OTHER), REASON)
-        record_takeover(two.operator, taken, REASON)
+        record_takeover(two.operator, taken)
     assert left_pods(two.store, "r1") == [("a100-1", "the provider took it away")]
     (note,) = unsettled_notes(two.store, "r1")
     assert "`nsa-ops status r1 --pod a100-1`" in note
@@ -197,7 +197,7 @@ def test_a_pod_that_was_left_unproven_is_kept_in_mind_once(two: Desk) -> None:
 def test_a_pod_that_was_left_with_proof_is_not_kept_in_mind(two: Desk) -> None:
     two.transport.answers["nsa_ops.pod.probe"] = answer(report("halted"))
     taken = plan_takeover(two.operator, RUN, two.operator.link(OTHER), {})
-    record_takeover(two.operator, taken, {})
+    record_takeover(two.operator, taken)
     assert taken.left == "a100-1"
     assert left_pods(two.store, "r1") == []
 

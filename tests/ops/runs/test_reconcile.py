@@ -14,7 +14,7 @@ from nsa_ops.errors import PodUnreachableError
 from nsa_ops.pod.messages import HaltAction, SignalAction
 from nsa_ops.runs.members import MemberReport, merge
 from nsa_ops.runs.reconcile import Truth, decide, execute_reconcile, plan_reconcile, unsettled
-from nsa_ops.store import Intent
+from nsa_ops.store import Intent, MemberPod
 from tests.ops.cli_case import CommandLine
 from tests.ops.fakes import completed
 from tests.ops.fleet.pods import make_pods, operator_of
@@ -32,7 +32,8 @@ def truth(state: str = "", attempt: int = 1, pod_id: str = POD.pod_id, **more: A
     if not state:
         return Truth(pod=POD, run=RUN)
     seen = report(state, **{k: more.pop(k) for k in ("halt",) if k in more})
-    manifest = seen.manifest.model_copy(update={"attempt": attempt, "pod_id": pod_id})
+    shown = {"attempt": attempt, "pod_id": pod_id, "node_rank": more.pop("node_rank", 0)}
+    manifest = seen.manifest.model_copy(update=shown)
     return Truth(
         pod=POD, report=seen.model_copy(update={"manifest": manifest}), **({"run": RUN} | more)
     )
@@ -57,6 +58,7 @@ MOVED = {"pod": POD.name, "moved_from": "gone", "from_attempt": 1}
         (intent("resume", from_attempt=1), truth("running", attempt=2), "done"),
         (intent("resume", **MOVED), truth("preempted", pod_id="other"), "rolled back"),
         (intent("resume", **MOVED), truth("planned", attempt=2), "start"),
+        (intent("resume", **MOVED), truth("halted", attempt=2, node_rank=1), "rolled back"),
         (
             intent("resume", **MOVED),
             truth("running", attempt=2, run=replace(RUN, pod="gone")),
@@ -213,6 +215,26 @@ def test_the_rest_of_the_pods_is_started_and_all_are_registered(desk: Desk) -> N
     known = desk.store.find_run("r1")
     assert known is not None
     assert [one.pod for one in known.members] == ["a", "b"]
+
+
+def test_pods_that_an_attempt_left_are_no_longer_of_the_run(desk: Desk) -> None:
+    gone, other, new = make_pods(desk, "a", "b", "c")
+    operator = operator_of(desk, [gone, other, new])
+    shown = report("planned")
+    there = shown.manifest.model_copy(update={"pod_id": new.record.pod_id})
+    desk.store.save_run(replace(RUN, pod="a", pod_id="").with_others([MemberPod("b", "")]))
+    moved = {"pod": "c", "pods": ["c"], "code_id": "code-1", "moved_from": "a", "from_attempt": 0}
+    desk.store.leave_open("resume", "r1", **moved)
+    new.write(
+        RunManifest(
+            run_id="r1", config=RunConfig(), config_sha256="s", code_id="code-1", created_unix_s=1.0
+        )
+    )
+    new.script = lambda _look: shown.model_copy(update={"manifest": there})
+    (settled,) = execute_reconcile(operator, plan_reconcile(operator))
+    known = desk.store.find_run("r1")
+    assert known is not None
+    assert (settled.way, [one.pod for one in known.members]) == ("start", ["c"])
 
 
 def test_a_start_waits_for_every_pod_to_answer(desk: Desk) -> None:
