@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from nsa_core.rundir.ranks import RankProcess
 from nsa_ops.pod.journal import read_watchdog
 from nsa_ops.pod.processes import read_processes
 from nsa_ops.remote.snapshot import code_root
+from tests.integration.shipped_code import put_code
 from tests.integration.warm import Said, agent_server, run_warm
 from tests.integration.warm_agent import write_client
 from tests.tmux_server import end_server
@@ -28,10 +30,15 @@ _DEADLINE_S = 120
 
 @dataclass(frozen=True)
 class LocalPod:
-    """A pod named `here`; stop it at the end of a test."""
+    """A pod named `here`; stop it at the end of a test.
+
+    Attributes:
+        has_code: It has the code of this checkout before the first launch.
+    """
 
     folder: Path
     socket: str = field(default_factory=lambda: f"nsa-test-{secrets.token_hex(4)}")
+    has_code: bool = True
 
     @property
     def root(self) -> Path:
@@ -75,9 +82,15 @@ class LocalPod:
 
     def write_python(self) -> Path:
         """An interpreter that can import the stand-in trainer, which is not shipped."""
+        if self.has_code:
+            put_code(self.root)
         python = self.folder / "python"
         write_client(python, agent_server(), code_root())
         return python
+
+    def lose_code(self) -> None:
+        """From now on a launch has to ship it."""
+        shutil.rmtree(self.root / "code")
 
     def add(self) -> None:
         """Make the pod."""

@@ -66,6 +66,7 @@ def launch(operator: Operator, run_id: str) -> Launched:
 
 @pytest.mark.slow
 def test_ctrl_c_after_any_call_of_a_launch_leaves_what_the_next_one_completes(pod: SshPod) -> None:
+    pod.lose_code()
     stopped: list[str] = []
 
     def connect(record: PodRecord, settings: Settings) -> Transport:

@@ -35,6 +35,7 @@ def pod(tmp_path: Path) -> Iterator[LocalPod]:
 
 
 def test_launch_halt_and_resume_go_on_where_the_run_stopped(pod: LocalPod) -> None:
+    pod.lose_code()
     launched = pod.launch("r1", LONG)
     assert launched.exit_code == 0, launched
     assert launched.data["is_new"] is True
@@ -319,7 +320,7 @@ def _trainer_pid(pod: LocalPod, run_id: str) -> int:
 @pytest.fixture
 def full_pod(tmp_path: Path) -> Iterator[LocalPod]:
     """A pod whose disk has 256 KiB."""
-    local = LocalPod(tmp_path)
+    local = LocalPod(tmp_path, has_code=False)
     local.root.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(local.root)]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -28,6 +28,7 @@ def pod(new_pod: SshPod) -> SshPod:
 @pytest.mark.slow
 def test_the_everyday_path_runs_on_a_pod_behind_ssh(pod: SshPod, tmp_path: Path) -> None:
     pod.add()
+    pod.lose_code()
     assert pod.must("pod", "show", "--json").data["pod"]["kind"] == "ssh"
     report = pod("preflight", "--recipe", "tiny-cpu", "--json").data
     assert [name for name in report["blocking"] if name.startswith("causality")] == []
