@@ -12,12 +12,12 @@ demo:  ## Run the whole path on this machine, on real text: about two minutes on
 	@tools/setup.sh train
 	@.venv/bin/python -m nsa_ops demo $(ARGS)
 
-# Five processes for two processors: real parts are waited for. By number of tests, the longest files
+# Four processes for two processors: real parts are waited for. By number of tests, the longest files
 # (the demo, one test) would come last, on one process alone.
 test:  ## Run every check and every test that needs no GPU
 	@tools/setup.sh dev
 	@tools/check.sh
-	@.venv/bin/python -m pytest -rs -n 5 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@.venv/bin/python -m pytest -rs -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 faults:  ## Plant every fault of tests/faults in a copy and print which ones the tests notice
 	@tools/setup.sh dev

@@ -37,9 +37,10 @@ compile requirements/dev.lock --extra train --extra fabric --group setup --group
 compile requirements/train.lock --constraint requirements/dev.lock --extra train --group setup "$@"
 compile requirements/core.lock --constraint requirements/dev.lock "$@"
 
-# What reading a file of an engine does not load: its servers, clouds, solvers and terminals.
+# What reading a file of an engine does not load: its servers, clouds, solvers and terminals. pycasbin
+# writes the very files of casbin, and which of them wins would be another one at every install.
 for name in aiofiles argcomplete asyncpg bracex cpsat-logutils cursor gitdb gitpython httptools \
-  ignore-python networkx orloge pandas pendulum pip prompt-toolkit pulp pycparser pyjwt \
+  ignore-python networkx orloge pandas pendulum pip prompt-toolkit pulp pycasbin pycparser pyjwt \
   python-dateutil questionary requests-unixsocket rich-argparse setproctitle smmap types-paramiko \
   tzdata uvicorn uvloop watchfiles wcmatch websocket-client websockets wheel; do
   set -- "$@" --no-emit-package "$name"

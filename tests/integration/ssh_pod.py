@@ -1,5 +1,6 @@
 """A pod behind a real sshd and a proxy, operated by the real command or by its use cases."""
 
+import subprocess
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,6 +47,19 @@ class SshPod(LocalPod):
     def stop(self) -> None:
         super().stop()
         self("pod", "rm", "here", "-y")
+
+    def refuse_until_noticed(self, following: subprocess.Popen[bytes]) -> bytes:
+        """Refuse all connections until a command says that it tries again; what it said."""
+        assert following.stderr is not None
+        self.proxy.is_refusing = True
+        self.proxy.cut()
+        said = b""
+        for line in following.stderr:
+            said += line
+            if b"trying again; the run is not affected" in line:
+                break
+        self.proxy.is_refusing = False
+        return said
 
     def operator(self, connect: Connect = connect_audited) -> Operator:
         """The operator of the command line, in this process; the caller closes its store."""

@@ -65,18 +65,16 @@ def test_the_everyday_path_runs_on_a_pod_behind_ssh(pod: SshPod, tmp_path: Path)
 
 def test_watch_goes_on_after_an_outage_without_losing_or_repeating_a_line(pod: SshPod) -> None:
     pod.add()
-    assert pod.launch("r1", "schedule.steps=150").exit_code == 0
-    watching = pod.start("watch", "--json", "--from-start")
-    assert watching.stdout is not None
-    first = watching.stdout.readline()
-    pod.proxy.is_refusing = True
-    pod.proxy.cut()
-    time.sleep(3)
-    pod.proxy.is_refusing = False
-    out, err = watching.communicate(timeout=60)
-    assert watching.returncode == 0, err
-    assert b"trying again; the run is not affected" in err
-    frames = [json.loads(line) for line in (first + out).splitlines()]
+    assert pod.launch("r1", LONG).exit_code == 0
+    with pod.start("watch", "--json", "--from-start") as watching:
+        assert watching.stdout is not None
+        first = watching.stdout.readline()
+        said = pod.refuse_until_noticed(watching)
+        assert b"trying again; the run is not affected" in said
+        pod.must("halt", "r1")
+        out = first + watching.stdout.read()
+    assert watching.returncode == 0, said
+    frames = [json.loads(line) for line in out.splitlines()]
     seen = [beat["alive_seq"] for frame in frames for beat in frame["data"]["beats"]]
     written = read_records(pod.run_dir("r1").heartbeat(), Heartbeat).records
     assert seen == [beat.alive_seq for beat in written]

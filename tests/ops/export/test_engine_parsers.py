@@ -97,6 +97,19 @@ def verdicts(engine: str) -> dict[str, str]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+def test_no_two_packages_of_the_engines_write_the_same_module() -> None:
+    if not ENGINES_PYTHON.exists():
+        pytest.skip("the parsers of the engines are not installed: run tools/engines.sh")
+    written: dict[str, str] = {}
+    for record in ENGINES_PYTHON.parents[1].glob("lib/*/site-packages/*.dist-info/RECORD"):
+        for line in record.read_text().splitlines():
+            name = line.partition(",")[0]
+            if name.endswith(".py"):
+                package = record.parent.name
+                assert written.setdefault(name, package) == package
+    assert written
+
+
 def sbatch(text: str) -> str:
     """What `sbatch --test-only` says of a script, but that nobody is there to take it."""
     if shutil.which("sbatch") is None:
