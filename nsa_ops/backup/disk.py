@@ -166,10 +166,11 @@ def check_copies(
             raise VerificationError(message, hint="Try again; that disk may be failing")
 
 
-def ask(transport: Transport, *argv: str, timeout_s: float = QUICK_S) -> None:
-    """Run a command on a pod; raise PartialError with its last line if it fails."""
+def ask(transport: Transport, *argv: str, timeout_s: float = QUICK_S) -> str:
+    """What a command on a pod prints; PartialError with its last line if it fails."""
     done = transport.run(argv, timeout_s=timeout_s, max_bytes=MAX_ANSWER_BYTES)
     if done.exit_code:
         message = f"`{argv[0]}` ended with code {done.exit_code} on {transport.where}"
         last = f": {done.last_error_line}" if done.last_error_line else ""
         raise PartialError(message + last, hint="Check the permissions and the free space there")
+    return done.text

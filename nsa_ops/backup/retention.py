@@ -17,7 +17,6 @@ from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import ConfigurationError, NotFoundError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import format_bytes, sentence_case
-from nsa_ops.remote.transport import MAX_ANSWER_BYTES, QUICK_S
 from nsa_ops.store import Receipt
 
 REMOVE_TIMEOUT_S = 300.0
@@ -28,8 +27,9 @@ cd -- "$1" || exit 1
 [ "$(sha256sum < "$2/checkpoint.json")" = "$3  -" ] || { echo "$2 has changed" >&2; exit 1; }
 mv -T -- "$2" ".writing_removed_$2" && rm -rf -- ".writing_removed_$2"
 """
-# The name that the trainer gave to its last known good checkpoint, if any.
-_KNOWN_GOOD = 'cat -- "$1/checkpoints/known_good" 2>/dev/null || true'
+# The name of the trainer's last known good checkpoint, if it has one; what is there and cannot be
+# read is an error, because that checkpoint would be removed.
+_KNOWN_GOOD = '[ ! -e "$1/checkpoints/known_good" ] || cat -- "$1/checkpoints/known_good"'
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,9 @@ def plan_prune_there(
     """What would be removed from the pod: only checkpoints with a receipt and a whole copy here.
 
     The pod's newest checkpoint and the last known good one are kept, because a resume needs them.
+
+    Raises:
+        PartialError: If the pod cannot say which one is the last known good one.
     """
     run_dir = link.run_dir(run_id)
     survey = read_survey(link.transport, run_dir)
@@ -179,9 +182,7 @@ def plan_prune_there(
 def _removable_there(
     link: PodLink, survey: Survey, policy: RetentionPolicy, run_dir: PurePosixPath
 ) -> list[int]:
-    argv = ("sh", "-c", _KNOWN_GOOD, "sh", str(run_dir))
-    done = link.transport.run(argv, timeout_s=QUICK_S, max_bytes=MAX_ANSWER_BYTES)
-    good = done.text.strip()
+    good = ask(link.transport, "sh", "-c", _KNOWN_GOOD, "sh", str(run_dir)).strip()
     steps = [one.step for one in survey.checkpoints]
     protected = {one.step for one in survey.checkpoints if one.folder.name == good}
     return plan_removal(

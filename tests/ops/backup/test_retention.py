@@ -109,6 +109,13 @@ def test_the_known_good_checkpoint_of_a_pod_stays(case: Case) -> None:
     assert planned.pruned.removed_steps == [60, 20]
 
 
+def test_nothing_is_removed_while_the_known_good_checkpoint_cannot_be_read(case: Case) -> None:
+    pull(case)
+    case.run.known_good.mkdir()
+    with pytest.raises(PartialError, match="known_good"):
+        plan_prune_there(case.operator, case.link(), RUN_ID, case.backup, RetentionPolicy(1))
+
+
 def test_a_copy_without_a_receipt_proves_nothing(case: Case) -> None:
     pull(case)
     for one in case.operator.store.receipts(RUN_ID):
