@@ -183,12 +183,12 @@ def resume(
     trainer: TrainerOption = "",
 ) -> None:
     """Resume a run from its newest verified checkpoint, on its pods or on others."""
+    from nsa_ops.fleet.move import is_elsewhere
     from nsa_ops.fleet.source import FleetResumeRequest
     from nsa_ops.preflight.guardrails import parse_overrides
     from nsa_ops.report.prove import await_replay, find_replay
     from nsa_ops.runs.choose import RESUMABLE, choose_record
     from nsa_ops.runs.lease import OLD_POD
-    from nsa_ops.runs.move import is_elsewhere
     from nsa_ops.runs.resume import execute_resume, plan_resume
 
     refuse_both(pod, pods)

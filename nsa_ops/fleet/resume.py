@@ -16,6 +16,7 @@ from nsa_ops.fleet.alike import NUM_PODS, check_pods, num_pods_set, require_alik
 from nsa_ops.fleet.launch import FleetMember, join_all, register
 from nsa_ops.fleet.leave import grounds_for, leave_pods, refuse_living_shares
 from nsa_ops.fleet.meeting import DEFAULT_PORT, Meeting, meeting_notes, rank_map
+from nsa_ops.fleet.move import choose_code, differences_of, next_manifest
 from nsa_ops.fleet.reachability import probe_meeting
 from nsa_ops.fleet.source import (
     FleetResumeRequest,
@@ -34,7 +35,6 @@ from nsa_ops.remote.snapshot import Snapshot
 from nsa_ops.runs.attempt import AttemptStart, ship_to, start_attempt
 from nsa_ops.runs.choose import RESUMABLE, choose_record
 from nsa_ops.runs.lease import Takeover, holding, require_unmoved, unsettled_notes
-from nsa_ops.runs.move import choose_code, differences_of, next_manifest
 from nsa_ops.runs.resume import (
     ChangedValue,
     Resumed,

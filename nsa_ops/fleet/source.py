@@ -10,11 +10,11 @@ from nsa_ops.backup.folder import BackupFolder
 from nsa_ops.backup.restore import RestorePlan, plan_restore
 from nsa_ops.context import Operator, PodLink, RunHandle
 from nsa_ops.errors import ConfigurationError, StateConflictError
+from nsa_ops.fleet.move import choose_code, newest_backup
 from nsa_ops.remote.snapshot import has_code
 from nsa_ops.runs.adopt import read_backed_up
 from nsa_ops.runs.checkpoints import refuse_foreign
 from nsa_ops.runs.choose import LIVING, FoundRun, handle_of
-from nsa_ops.runs.move import choose_code, newest_backup
 from nsa_ops.runs.resume import choose_checkpoint, require_ended
 from nsa_ops.runs.windows import TRAINER_MODULE, list_windows
 from nsa_ops.store import RunRecord

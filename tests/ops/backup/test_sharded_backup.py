@@ -11,8 +11,8 @@ from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.backup.restore import plan_restore, restore_here, restore_to_pod
 from nsa_ops.backup.verification import verify_backup
 from nsa_ops.errors import VerificationError
+from nsa_ops.fleet.move import newest_backup
 from nsa_ops.pod.verify import verify_newest
-from nsa_ops.runs.move import newest_backup
 from tests.ops.backup.case import RUN_ID, Case, flip_bit
 from tests.ops.report.builder import RunBuilder
 

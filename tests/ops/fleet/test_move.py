@@ -9,11 +9,11 @@ from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import RunManifest
 from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.errors import NotFoundError, RefusedError, StateConflictError, VerificationError
+from nsa_ops.fleet.move import is_elsewhere, newest_backup
 from nsa_ops.fleet.resume import plan_fleet_resume
 from nsa_ops.fleet.source import FleetResumeRequest
 from nsa_ops.pod.messages import CheckpointFact
 from nsa_ops.runs.lease import OLD_POD, OldPod, allow_leaving
-from nsa_ops.runs.move import is_elsewhere, newest_backup
 from nsa_ops.runs.resume import next_attempt_action
 from nsa_ops.store import PodRecord, RunRecord
 from tests.ops.backup.case import RUN_ID, Case, flip_bit
