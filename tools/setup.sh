@@ -100,7 +100,7 @@ install_lock() { # install_lock SET
   if [ -z "$uv" ]; then
     fetch_uv "$1" && "$environment/bin/uv" pip install --quiet --python "$environment/bin/python" \
       --require-hashes --requirement "requirements/$1.lock" && return
-    say 'note: uv could not be installed or install them, the reason is above; asking pip'
+    say 'note: that failed with uv, for the reason above; pip tries now'
   fi
   install --require-hashes --requirement "requirements/$1.lock" ||
     fail 'the packages could not be installed; the reason is above' \

@@ -151,9 +151,7 @@ def _is_copy(there: RunManifest, old: RunManifest) -> bool:
 
 def _require_unstarted(run: RunHandle, *, is_copy: bool) -> None:
     """Refuse a run directory that nobody restored, but for an attempt that only has to start."""
-    link = run.link
-    has_agent = has_code(link.transport, link.record.python, link.code(run.code_id))
-    report = probe_run(run) if has_agent else None
+    report = probe_run(run) if _has_agent(run) else None
     if report is not None and report.state in LIVING:
         message = f"Run `{run.run_id}` is {report.state} on pod `{run.pod}`: {report.why}"
         hint = "Let the registry know of it with `nsa-ops reconcile`"
@@ -161,6 +159,12 @@ def _require_unstarted(run: RunHandle, *, is_copy: bool) -> None:
     if not is_copy or report is None or report.state != "planned":
         message = f"`{run.run_dir}` is from an earlier time of `{run.run_id}` on pod `{run.pod}`"
         raise StateConflictError(message, hint=_MOVE_AWAY)
+
+
+def _has_agent(run: RunHandle) -> bool:
+    """Whether the pod has the code that looks at the run there."""
+    link = run.link
+    return has_code(link.transport, link.record.python, link.code(run.code_id))
 
 
 def with_restore(operator: Operator, source: Source, link: PodLink) -> Source:
@@ -176,11 +180,10 @@ def with_restore(operator: Operator, source: Source, link: PodLink) -> Source:
         return source
     receipts = operator.store.receipts()
     is_shared = any(run.pod == link.record.name for run in source.aside)
-    may_exist = is_shared or bool(source.copy_on)
     try:
         planned = plan_restore(
             source.backup, link.runs, link=link, receipts=receipts, newest_only=True,
-            may_exist=may_exist,
+            may_exist=is_shared or bool(source.copy_on),
         )  # fmt: skip
     except StateConflictError as error:
         raise StateConflictError(error.message, hint=_MOVE_AWAY) from error
@@ -196,9 +199,9 @@ def _step_of_copy(source: Source, link: PodLink, backup_step: int) -> int:
     Raises:
         StateConflictError: If that is not as far as the backup, or nothing there can tell.
     """
-    code = choose_code(link, source.old)
+    code = choose_code(link, source.old)  # None where the pod has the run's own
     run = RunHandle(link, code.code_id if code else source.old.code_id, source.old.run_id)
-    has_agent = has_code(link.transport, link.record.python, link.code(run.code_id))
+    has_agent = code is None or _has_agent(run)
     facts = probe_run(run).checkpoints if has_agent else []
     step = max((one.step for one in facts if one.whole), default=0)
     if step >= backup_step:

@@ -3,7 +3,7 @@
 The interpreter replaces the functions of `triton.language` again at every call of a helper, makes a
 table of dtypes at every operation, and the same type and shape for every tensor. Here it does each
 once. It also looks for an overflow at every sum and product of indices, with six operations more:
-the inputs of these modules have less than 2^20 elements, so that none can be found. Together this
+the inputs of these modules have fewer than 2^20 elements, so it can find none. Together this
 was three quarters of its time.
 """
 
