@@ -9,10 +9,16 @@ The h heads of a group are the rows of one tile of ROWS >= 16. A slice leaves it
 (base 2), its sum and its unnormalised output; one that saw nothing leaves LOWEST, 0 and 0, so
 nothing of an earlier step is ever read. Slices are cut on the device from each sequence's own
 position; the grids follow from the buffers, so a CUDA graph holds for every position.
+
+The body of a launch is a function of its item, so `single_decode.py` makes all four in one launch.
+With OVERLAPPED a launch begins while the one before it still runs (programmatic dependent launch,
+sm_90), and `gdc_wait` stands before the first read of what that one wrote. Every program waits, so
+the end of a launch is the end of all before it.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from nsa_core.kernels.triton.rows import (
     COMPRESSED,
@@ -27,7 +33,13 @@ from nsa_core.kernels.triton.topk import NONE, given_blocks
 
 
 @triton.jit
-def _query(Q, pair, HG: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
+def load_position(POSITION, pair, G: tl.constexpr):
+    """Position of the token of a sequence and group."""
+    return tl.load(POSITION + pair // G).to(tl.int32)
+
+
+@triton.jit
+def load_query(Q, pair, HG: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
     """Queries [ROWS, D] of one sequence and group."""
     head = tl.arange(0, ROWS)
     at = (pair.to(tl.int64) * HG + head)[:, None] * D + tl.arange(0, D)[None, :]
@@ -56,21 +68,19 @@ def _keep_slice(
     tl.store(COUNT + slot, count)
 
 
-@triton.jit(do_not_specialize=["rows", "window_rows", "num_slots", "span_slots", "window_slots"])
-def partial_cached_kernel(
-    Q, K, V, K_WINDOW, V_WINDOW, POSITION, SCORE, PEAK, TOTAL, OUT, COUNT,
+@triton.jit
+def cached_slice(
+    Q, K, V, K_WINDOW, V_WINDOW, POSITION, SCORE, PEAK, TOTAL, OUT, COUNT, slot, pair,
     rows, window_rows, num_slots, span_slots, window_slots, qk_scale,
     SPAN: tl.constexpr, STRIDE: tl.constexpr, WINDOW: tl.constexpr,
     G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One slice of the compressed keys (slots 0 .. span_slots - 1) or of the window (the next)."""
-    slot = tl.program_id(0)
-    pair = tl.program_id(1)
     g = pair % G
     sequence = (pair // G).to(tl.int64)
-    position = tl.load(POSITION + pair // G).to(tl.int32)
-    q = _query(Q, pair, HG, D, ROWS)
+    position = load_position(POSITION, pair, G)
+    q = load_query(Q, pair, HG, D, ROWS)
     peak = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, E], tl.float32)
@@ -108,6 +118,25 @@ def partial_cached_kernel(
     _keep_slice(
         PEAK, TOTAL, OUT, COUNT, pair * num_slots + slot, peak, total, out, last - first,
         HG, E, ROWS,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows", "window_rows", "num_slots", "span_slots", "window_slots"])
+def partial_cached_kernel(
+    Q, K, V, K_WINDOW, V_WINDOW, POSITION, SCORE, PEAK, TOTAL, OUT, COUNT,
+    rows, window_rows, num_slots, span_slots, window_slots, qk_scale,
+    SPAN: tl.constexpr, STRIDE: tl.constexpr, WINDOW: tl.constexpr,
+    G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, OVERLAPPED: tl.constexpr,
+):  # fmt: skip
+    """First launch: a program a slice."""
+    if OVERLAPPED:
+        gdc_launch_dependents()
+    cached_slice(
+        Q, K, V, K_WINDOW, V_WINDOW, POSITION, SCORE, PEAK, TOTAL, OUT, COUNT,
+        tl.program_id(0), tl.program_id(1),
+        rows, window_rows, num_slots, span_slots, window_slots, qk_scale,
+        SPAN, STRIDE, WINDOW, G, HG, D, E, ROWS, KEYS, STAGES,
     )  # fmt: skip
 
 
@@ -149,21 +178,24 @@ def _block_scores(
     return tl.sum(by_head, 0)
 
 
-@triton.jit(do_not_specialize=["rows", "num_slots", "span_slots"])
-def rank_blocks_kernel(
-    SCORE, PEAK, TOTAL, POSITION, BEST, rows, num_slots, span_slots,
+@triton.jit
+def _num_better(key):
+    """How many keys are above each; a thread adds up those of its own, without the others."""
+    return tl.sum((key[:, None] > key[None, :]).to(tl.int32), 0)
+
+
+@triton.jit
+def rank_tile(
+    SCORE, PEAK, TOTAL, BEST, tile, num_tiles, pair, position, rows, num_slots, span_slots,
     SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
-    G: tl.constexpr, HG: tl.constexpr, HEADS: tl.constexpr, SPAN_SLOTS: tl.constexpr,
-    BLOCKS: tl.constexpr, KEEP: tl.constexpr,
+    HG: tl.constexpr, HEADS: tl.constexpr, SPAN_SLOTS: tl.constexpr,
+    BLOCKS: tl.constexpr, KEEP: tl.constexpr, LEAN: tl.constexpr,
 ):  # fmt: skip
     """The best KEEP of BLOCKS selection blocks, in order: BEST [B, G, tiles, KEEP], -1 at the end.
 
     HEADS and SPAN_SLOTS are the powers of two that hold the heads and the slices. Forced blocks
     are left out; where every block that has started is taken, nothing is ranked.
     """
-    tile = tl.program_id(0)
-    pair = tl.program_id(1)
-    position = tl.load(POSITION + pair // G).to(tl.int32)
     current = position // BLOCK
     if current >= CHOSEN:
         block = tile * BLOCKS + tl.arange(0, BLOCKS)
@@ -175,19 +207,45 @@ def rank_blocks_kernel(
         # No score is negative, so its bits order like an integer; below them, the lower index.
         bits = score.to(tl.int32, bitcast=True).to(tl.int64)
         key = tl.where(is_open, (bits << 32) | (NONE - block.to(tl.int64)), -1)
-        rank = tl.sum((key[None, :] > key[:, None]).to(tl.int32), 1)
-        target = BEST + (pair.to(tl.int64) * tl.num_programs(0) + tile) * KEEP
+        rank = _num_better(key) if LEAN else tl.sum((key[None, :] > key[:, None]).to(tl.int32), 1)
+        target = BEST + (pair.to(tl.int64) * num_tiles + tile) * KEEP
         tl.store(target + rank, key, mask=is_open & (rank < KEEP))
         column = tl.arange(0, KEEP)
         none = tl.full([KEEP], -1, tl.int64)
         tl.store(target + column, none, mask=column >= tl.sum(is_open.to(tl.int32), 0))
 
 
+@triton.jit(do_not_specialize=["rows", "num_slots", "span_slots"])
+def rank_blocks_kernel(
+    SCORE, PEAK, TOTAL, POSITION, BEST, rows, num_slots, span_slots,
+    SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
+    G: tl.constexpr, HG: tl.constexpr, HEADS: tl.constexpr, SPAN_SLOTS: tl.constexpr,
+    BLOCKS: tl.constexpr, KEEP: tl.constexpr, LEAN: tl.constexpr, OVERLAPPED: tl.constexpr,
+):  # fmt: skip
+    """Second launch: a program a tile of blocks."""
+    if OVERLAPPED:
+        gdc_launch_dependents()
+    tile = tl.program_id(0)
+    pair = tl.program_id(1)
+    position = load_position(POSITION, pair, G)
+    if OVERLAPPED:
+        gdc_wait()
+    rank_tile(
+        SCORE, PEAK, TOTAL, BEST, tile, tl.num_programs(0), pair, position,
+        rows, num_slots, span_slots,
+        SPAN, STRIDE, BLOCK, CHOSEN, HG, HEADS, SPAN_SLOTS, BLOCKS, KEEP, LEAN,
+    )  # fmt: skip
+
+
 @triton.jit
-def _choose(BEST, pair, current, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, RANKED: tl.constexpr):
+def _choose(
+    BEST, pair, current, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, RANKED: tl.constexpr,
+    COUNTED: tl.constexpr,
+):  # fmt: skip
     """Ids [COLUMNS] of one sequence and group in any order; NONE and above are padding.
 
-    RANKED candidates are left by all tiles; the best one is taken until there are enough.
+    RANKED candidates are left by all tiles. The best one is taken until there are enough, or
+    (COUNTED) each is put where the number of better ones says, RANKED comparisons for each.
     """
     column = tl.arange(0, COLUMNS)
     ids = given_blocks(column, current, CHOSEN)
@@ -195,34 +253,36 @@ def _choose(BEST, pair, current, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, RA
         key = tl.load(BEST + pair.to(tl.int64) * RANKED + tl.arange(0, RANKED))
         score = (key >> 32).to(tl.int32)  # -1 where there is none
         block = NONE - (key & 0xFFFFFFFF).to(tl.int32)
-        for n in range(CHOSEN - 3):
-            best = score == tl.max(score, 0)
-            first = tl.min(tl.where(best, block, NONE), 0)
-            ids = tl.where(column == n, first, ids)
-            score = tl.where(best & (block == first), -1, score)
+        if COUNTED:
+            is_here = _num_better(key)[None, :] == column[:, None]
+            taken = tl.sum(tl.where(is_here, block[None, :], 0), 1)
+            ids = tl.where(column < CHOSEN - 3, taken, ids)
+        else:
+            for n in range(CHOSEN - 3):
+                best = score == tl.max(score, 0)
+                first = tl.min(tl.where(best, block, NONE), 0)
+                ids = tl.where(column == n, first, ids)
+                score = tl.where(best & (block == first), -1, score)
     return ids
 
 
-@triton.jit(do_not_specialize=["rows", "num_slots", "first_slot"])
-def partial_chosen_kernel(
-    Q, K, V, POSITION, BEST, IDS, PEAK, TOTAL, OUT, COUNT, rows, num_slots, first_slot, qk_scale,
+@triton.jit
+def chosen_slice(
+    K, V, BEST, IDS, PEAK, TOTAL, OUT, COUNT, slot, pair, position, q,
+    rows, num_slots, first_slot, qk_scale,
     BLOCK: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, RANKED: tl.constexpr,
     SHARE: tl.constexpr,
     G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     """SHARE keys of the chosen blocks laid end to end; padding and future keys are not read.
 
-    Every program finds the choice by itself, which is cheaper than a launch; the first one of a
+    Every slice finds the choice by itself, which is cheaper than a launch; the first one of a
     sequence and group leaves it in IDS, ascending, -1 at the end.
     """
-    slot = tl.program_id(0)
-    pair = tl.program_id(1)
     g = pair % G
     sequence = (pair // G).to(tl.int64)
-    position = tl.load(POSITION + pair // G).to(tl.int32)
-    q = _query(Q, pair, HG, D, ROWS)
-    ids = _choose(BEST, pair, position // BLOCK, CHOSEN, COLUMNS, RANKED)
+    ids = _choose(BEST, pair, position // BLOCK, CHOSEN, COLUMNS, RANKED, COUNTED)
     if slot == 0:
         place = tl.sum((ids[None, :] < ids[:, None]).to(tl.int32), 1)
         target = IDS + pair.to(tl.int64) * CHOSEN + place
@@ -247,6 +307,31 @@ def partial_chosen_kernel(
     _keep_slice(
         PEAK, TOTAL, OUT, COUNT, pair * num_slots + first_slot + slot, peak, total, out,
         tl.sum(count, 0), HG, E, ROWS,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows", "num_slots", "first_slot"])
+def partial_chosen_kernel(
+    Q, K, V, POSITION, BEST, IDS, PEAK, TOTAL, OUT, COUNT, rows, num_slots, first_slot, qk_scale,
+    BLOCK: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, RANKED: tl.constexpr,
+    SHARE: tl.constexpr,
+    G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, COUNTED: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
+):  # fmt: skip
+    """Third launch: a program a slice."""
+    if OVERLAPPED:
+        gdc_launch_dependents()
+    slot = tl.program_id(0)
+    pair = tl.program_id(1)
+    position = load_position(POSITION, pair, G)
+    q = load_query(Q, pair, HG, D, ROWS)
+    if OVERLAPPED:
+        gdc_wait()
+    chosen_slice(
+        K, V, BEST, IDS, PEAK, TOTAL, OUT, COUNT, slot, pair, position, q,
+        rows, num_slots, first_slot, qk_scale, BLOCK, CHOSEN, COLUMNS, RANKED, SHARE,
+        G, HG, D, E, ROWS, KEYS, STAGES, COUNTED,
     )  # fmt: skip
 
 
@@ -288,3 +373,62 @@ def merge_kernel(
     out += tl.load(GATE + at * 3 + 1).to(tl.float32) * chosen
     out += tl.load(GATE + at * 3 + 2).to(tl.float32) * window
     tl.store(OUT + at * E + tl.arange(0, E), out.to(OUT.dtype.element_ty))
+
+
+@triton.jit
+def _branch_share(peak, total, inside):
+    """What a slice's output counts for in that of its branch: [SLOTS], 0 outside of the branch."""
+    top = tl.max(tl.where(inside, peak, LOWEST), 0)
+    weight = tl.exp2(tl.where(inside, peak - top, -INFINITY))
+    divisor = tl.sum(weight * total, 0)
+    return weight / tl.where(divisor > 0, divisor, 1.0)
+
+
+@triton.jit
+def load_gates(GATE, row):
+    """(compressed, selected, window) of one head; GATE is [B, H, 3]."""
+    at = GATE + row.to(tl.int64) * 3
+    compressed, chosen, window = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+    return compressed.to(tl.float32), chosen.to(tl.float32), window.to(tl.float32)
+
+
+@triton.jit
+def merge_columns(
+    PEAK, TOTAL, PART, OUT, row, first, compressed, chosen, window,
+    num_slots, span_slots, window_slots,
+    HG: tl.constexpr, E: tl.constexpr, SLOTS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Gated sum of COLUMNS of one head from `first` on: everything is read at once.
+
+    SLOTS is the power of two that holds the slices of all branches.
+    """
+    slot = tl.arange(0, SLOTS)
+    held = slot < num_slots
+    at = (row // HG * num_slots + slot).to(tl.int64) * HG + row % HG
+    peak = tl.load(PEAK + at, mask=held, other=LOWEST)
+    total = tl.load(TOTAL + at, mask=held, other=0.0)
+    column = first + tl.arange(0, COLUMNS)
+    part = tl.load(PART + at[:, None] * E + column[None, :], mask=held[:, None], other=0.0)
+    end = span_slots + window_slots
+    share = compressed * _branch_share(peak, total, slot < span_slots)
+    share += window * _branch_share(peak, total, (slot >= span_slots) & (slot < end))
+    share += chosen * _branch_share(peak, total, held & (slot >= end))
+    out = tl.sum(part * share[:, None], 0)
+    tl.store(OUT + row.to(tl.int64) * E + column, out.to(OUT.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["num_slots", "span_slots", "window_slots"])
+def merge_at_once_kernel(
+    PEAK, TOTAL, PART, GATE, OUT, num_slots, span_slots, window_slots,
+    HG: tl.constexpr, E: tl.constexpr, SLOTS: tl.constexpr, COLUMNS: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
+):  # fmt: skip
+    """Fourth launch, another form: a program a head and COLUMNS of its output."""
+    row = tl.program_id(0)
+    compressed, chosen, window = load_gates(GATE, row)
+    if OVERLAPPED:
+        gdc_wait()
+    merge_columns(
+        PEAK, TOTAL, PART, OUT, row, tl.program_id(1) * COLUMNS, compressed, chosen, window,
+        num_slots, span_slots, window_slots, HG, E, SLOTS, COLUMNS,
+    )  # fmt: skip

@@ -2,16 +2,29 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from unittest import mock
 
 import torch
 
-from nsa_core.kernels.triton import attend_host, pool, row_terms, select, selected, sources
+from nsa_core.kernels.decode_attention import CachedPairs
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.triton import (
+    attend_host,
+    decode_host,
+    pool,
+    row_terms,
+    select,
+    selected,
+    sources,
+)
+from nsa_core.kernels.triton.decode_plan import Form
 from nsa_core.kernels.triton.document_slots import Documents, documents
 from nsa_core.kernels.triton.hopper import support
 from tests.core.kernels_triton.compiling import Recorded, recording
 
 SHAPES = {"A": (12, 2, 64), "B": (64, 4, 128)}
 TOKENS, LONGEST, BLOCK = 256, 65536, 64
+CORES = 132  # of a Hopper card: how many slices decode makes
 
 
 def record_all(shape: str, arch: int) -> list[Recorded]:
@@ -63,6 +76,23 @@ def record_all(shape: str, arch: int) -> list[Recorded]:
     return launches
 
 
+def record_decode(shape: str, arch: int, form: Form, batch: int = 16) -> list[Recorded]:
+    """Record what one form of decode launches at 65,536 tokens; the buffers take no memory."""
+    heads, groups, width = SHAPES[shape]
+
+    def pair(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        one = torch.zeros(1, dtype=torch.bfloat16).expand(batch, rows, groups, width)
+        return one, one
+
+    pairs = CachedPairs(pair(LONGEST // 16 - 1), pair(LONGEST), pair(512))
+    q = torch.zeros(batch, heads, width, dtype=torch.bfloat16)
+    gate, position = torch.zeros(batch, heads, 3), torch.zeros(batch, dtype=torch.int64)
+    with recording(arch) as launches, mock.patch.object(decode_host, "num_cores", lambda _: CORES):
+        geometry = BlockGeometry(32, 16, 64, 16, 512)
+        decode_host.TritonDecode(form).attend(q, pairs, gate, position, geometry)
+    return launches
+
+
 def record_hopper(
     q: torch.Tensor,
     branches: list[sources.GradientSource],
@@ -103,7 +133,10 @@ def without_parts(launches: list[Recorded]) -> list[Recorded]:
 def gated(shape: str, arch: int) -> list[Recorded]:
     """The launches of one job."""
     launches = record_all(shape, arch)
-    return launches if arch == 90 else without_parts(launches)
+    launches += record_decode(shape, arch, "single")
+    if arch == 90:
+        return launches + record_decode(shape, arch, "overlapped")
+    return without_parts(launches)
 
 
 def all_launches() -> Iterator[tuple[Recorded, int]]:

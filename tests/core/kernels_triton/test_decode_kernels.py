@@ -10,7 +10,8 @@ from nsa_core.kernels.decode_attention import CachedPairs
 from nsa_core.kernels.dispatch import choose_decode_attention
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
-from nsa_core.kernels.triton.decode_host import TritonDecode, plan_slices
+from nsa_core.kernels.triton.decode_host import TritonDecode
+from nsa_core.kernels.triton.decode_plan import plan_slices
 from nsa_core.kernels.triton.launch import MAX_SHARED_BYTES
 from nsa_core.kernels.triton.triton_backend import TritonBackend
 from tests.core.kernels_triton.compiling import Recorded, compile_launch, recording
@@ -19,6 +20,7 @@ INTERPRETED = "interpreted_decode"
 CASES = (
     "heads-6", "heads-5", "heads-1", "heads-16", "one-block", "quarters", "fine",
     "short-cache", "float16", "ties", "alone",
+    "single", "single-fine", "single-ties", "lean",
 )  # fmt: skip
 # float32 against float64: rounding alone gives 2e-7 on these sizes; float16 rounds the output
 # (half an ulp: 2.4e-4) and the probabilities before the second product (the same again).
