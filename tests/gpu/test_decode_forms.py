@@ -111,7 +111,7 @@ def test_a_graph_keeps_its_bits_for_1000_replays_beside_other_work(form, is_fill
     """
     decode = make_decode(form)
     arguments = poisoned(
-        [8191] * batch, 12, 2, (64, 64), capacity=8192, ring=700, dtype=torch.bfloat16
+        [8191] * batch, 12, 2, (64, 64), capacity=8192, ring=512, dtype=torch.bfloat16
     )
     position_B = arguments[3]
     generator = torch.Generator().manual_seed(batch)

@@ -136,7 +136,7 @@ def gated(shape: str, arch: int) -> list[Recorded]:
     launches += record_decode(shape, arch, "single")
     if arch == 90:
         return launches + record_decode(shape, arch, "overlapped")
-    return without_parts(launches)
+    return without_parts(launches) + record_decode(shape, arch, "lean")
 
 
 def all_launches() -> Iterator[tuple[Recorded, int]]:
