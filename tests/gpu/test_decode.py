@@ -87,15 +87,16 @@ def test_the_kernels_agree_with_plain_pytorch_in_float64(heads, groups, widths, 
     assert reads.tolist() == [oracle.num_reads(geometry, t) for t in positions]
 
 
-def test_the_kernels_break_exact_ties_by_the_lowest_index():
+@pytest.mark.parametrize(("copies", "capacity"), [(1, 8192), (9, 65_536)])
+def test_the_kernels_break_exact_ties_by_the_lowest_index(copies, capacity):
     from nsa_core.kernels.triton.decode_host import TritonDecode
 
     arguments = poisoned(
-        [8191, 3000], 12, 2, (64, 64), capacity=8192, ring=512, dtype=torch.bfloat16
+        [8191, 3000] * copies, 12, 2, (64, 64), capacity=capacity, ring=512, dtype=torch.bfloat16
     )
     arguments[0].zero_()
     ids = TritonDecode().attend(*arguments).ids_BGS.tolist()
-    assert ids == [[[*range(14), 126, 127]] * 2, [[*range(14), 45, 46]] * 2]
+    assert ids == [[[*range(14), 126, 127]] * 2, [[*range(14), 45, 46]] * 2] * copies
 
 
 def make_model(attention, phi="mlp", *, kind="nsa"):

@@ -1,11 +1,12 @@
-"""Host side of the decode kernels: shapes in, launches out, no question to the device.
+"""Host side of `split_decode.py`: shapes in, four launches out, no question to the device.
 
 Legend: B sequences, H query heads, G groups, h = H / G, D key width, E value width, C rows of the
 compressed buffer, S = num_selected.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import triton
@@ -15,27 +16,7 @@ from nsa_core.config.backend_policy import decode_refusal
 from nsa_core.kernels.decode_attention import CachedPairs, CountedReads, DecodedToken
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.triton import launch as launch_table
-from nsa_core.kernels.triton.decode_plan import (
-    ROWS,
-    DecodeLaunch,
-    Form,
-    Ranking,
-    Slices,
-    choose_form,
-    decode_launch,
-    merge_width,
-    num_cores,
-    plan_ranking,
-    plan_slices,
-)
-from nsa_core.kernels.triton.single_decode import (
-    ALL_STEPS,
-    COUNTERS,
-    PITCH,
-    single_decode_kernel,
-)
 from nsa_core.kernels.triton.split_decode import (
-    merge_at_once_kernel,
     merge_kernel,
     partial_cached_kernel,
     partial_chosen_kernel,
@@ -43,24 +24,153 @@ from nsa_core.kernels.triton.split_decode import (
 )
 
 LOG2E = 1.4426950408889634
-OVERLAPPING_ARCHITECTURE = 90
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_ROWS = 16  # the fewest rows of a product
+_MAX_SLICES = 64  # of one branch: the merge holds them all
+_MAX_TILES = 16  # of ranked blocks: the choice goes through the best of all of them
+_MAX_COUNTED = 64  # candidates up to which comparing each with each is the shorter way to a choice
+_MERGED_ELEMENTS = 2048  # of outputs that the one warp of a merge holds: 64 registers
+_OVERLAPPING_ARCHITECTURE = 90
+_FEW_PAIRS = 16  # sequences times groups: 2 and 32 of them want different rows (docs/decode.md)
+
+
+@dataclass(frozen=True)
+class DecodeLaunch:
+    """How the kernels of one architecture are launched.
+
+    Attributes:
+        programs_per_core: Slices are cut until there are about so many a multiprocessor.
+        keys: Keys of a tile.
+        warps: Of the kernels that read keys.
+        stages: Tiles that are on their way at a time.
+        ranked_blocks: Selection blocks that a program ranks, at least.
+        rank_warps: Of that program.
+    """
+
+    programs_per_core: int
+    keys: int
+    warps: int
+    stages: int
+    ranked_blocks: int
+    rank_warps: int
+
+    def for_dtype(self, dtype: torch.dtype) -> "DecodeLaunch":
+        """Tiles of as many bytes: half the keys in float32, but no fewer than a product takes."""
+        return replace(self, keys=max(_ROWS, 2 * self.keys // dtype.itemsize))
+
+
+_SM80 = DecodeLaunch(3, keys=64, warps=4, stages=2, ranked_blocks=64, rank_warps=4)
+_INTERPRETED = DecodeLaunch(5, keys=16, warps=4, stages=1, ranked_blocks=4, rank_warps=4)
+_TABLE = {
+    (80, 64): _SM80,
+    (80, 128): _SM80,
+    (89, 64): _SM80,
+    (89, 128): _SM80,
+    # A product of 16 rows is the work of one warp: alone, it never waits for another.
+    (90, 64): DecodeLaunch(6, keys=32, warps=1, stages=3, ranked_blocks=32, rank_warps=1),
+    (90, 128): DecodeLaunch(3, keys=64, warps=4, stages=3, ranked_blocks=64, rank_warps=4),
+}
+_FEW_PAIRS_TABLE = {
+    (90, 64): DecodeLaunch(8, keys=32, warps=1, stages=2, ranked_blocks=64, rank_warps=2),
+}
+
+
+def decode_launch(
+    device: torch.device, key_width: int, value_width: int, pairs: int
+) -> DecodeLaunch:
+    """The row of the table for a device, these head widths and so many sequences times groups."""
+    arch = launch_table.device_architecture(device)
+    if arch == launch_table.INTERPRETER:
+        return _INTERPRETED
+    key = arch, launch_table.width_class(key_width, value_width)
+    if pairs <= _FEW_PAIRS and key in _FEW_PAIRS_TABLE:
+        return _FEW_PAIRS_TABLE[key]
+    return _TABLE[key]
+
+
+def can_overlap(device: torch.device) -> bool:
+    """Whether a launch may begin while the one before it runs (programmatic dependent launch)."""
+    return launch_table.device_architecture(device) >= _OVERLAPPING_ARCHITECTURE
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Into how many slices the keys of each branch are cut."""
+
+    compressed: int
+    window: int
+    chosen: int
+    chosen_keys: int
+
+    @property
+    def total(self) -> int:
+        """Of all branches."""
+        return self.compressed + self.window + self.chosen
+
+
+def plan_slices(
+    compressed_rows: int, geometry: BlockGeometry, *, pairs: int, programs: int, tile: int
+) -> Slices:
+    """Cut so that a launch has about `programs` programs for `pairs` sequences and groups.
+
+    The compressed keys and the window share a launch, so they share the length of a slice.
+    """
+    first = _slice_keys((compressed_rows + geometry.window) * pairs, programs, tile)
+    first = max(first, _slice_keys(compressed_rows, _MAX_SLICES, tile))
+    chosen = geometry.num_selected * geometry.select_block
+    second = _slice_keys(chosen * pairs, programs, tile)
+    second = max(second, _slice_keys(chosen, _MAX_SLICES, tile))
+    return Slices(
+        compressed=max(1, triton.cdiv(compressed_rows, first)),
+        window=min(_MAX_SLICES, triton.cdiv(geometry.window, first)),
+        chosen=triton.cdiv(chosen, second),
+        chosen_keys=second,
+    )
+
+
+def _slice_keys(keys: int, slices: int, tile: int) -> int:
+    tiles = -(-keys // (slices * tile))
+    return max(1, tiles) * tile
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How the selection blocks of a sequence are ranked: tiles of blocks, the best of each kept."""
+
+    tiles: int
+    blocks: int
+    keep: int
+
+    @property
+    def candidates(self) -> int:
+        """That all tiles leave."""
+        return self.tiles * self.keep
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the choice compares each candidate with each."""
+        return self.candidates <= _MAX_COUNTED
+
+
+def plan_ranking(num_blocks: int, num_selected: int, ranked_blocks: int) -> Ranking:
+    """Tiles of `ranked_blocks`, or of more where that would be too many tiles."""
+    per_tile = max(ranked_blocks, triton.next_power_of_2(triton.cdiv(num_blocks, _MAX_TILES)))
+    tiles = triton.next_power_of_2(triton.cdiv(num_blocks, per_tile))
+    return Ranking(tiles, per_tile, triton.next_power_of_2(num_selected))
+
+
+@cache
+def num_cores(device: torch.device) -> int:
+    """Multiprocessors; the interpreter pretends to have one."""
+    if device.type == "cpu":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 class TritonDecode:
-    """The `DecodeAttention` of these kernels, from sm_80 on; one call at a time on a device.
-
-    Args:
-        form: How it is launched; None is what the table says.
-        launch: Tiles and warps; None is the row of the table.
-    """
+    """The `DecodeAttention` of these kernels, from sm_80 on."""
 
     name = "triton"
-
-    def __init__(self, form: Form | None = None, launch: DecodeLaunch | None = None) -> None:
-        self._form = form
-        self._launch = launch
-        self._counters: dict[tuple[torch.device, int], Tensor] = {}
 
     def attend(
         self,
@@ -73,43 +183,15 @@ class TritonDecode:
         """See `DecodeAttention.attend`.
 
         Raises:
-            ValueError: If a width, block or group size is none that the kernels serve, or the card
-                has no launches that overlap and such were asked for.
-            RuntimeError: If the first call of the single launch is being captured.
+            ValueError: If a width, block or group size is none that the kernels serve.
         """
         check_shapes(q_BHD, pairs, geometry)
-        k, v = pairs.selected
-        widths = (k.shape[3], v.shape[3])
-        num_pairs = q_BHD.shape[0] * k.shape[2]
-        form = self._form or choose_form(q_BHD.device, *widths, num_pairs)
-        check_form(form, q_BHD.device)
-        launch = self._launch or decode_launch(q_BHD.device, *widths, form)
-        run = _Run.prepare(
-            q_BHD, pairs, gate_BH3, position_B, geometry, launch.for_dtype(q_BHD.dtype), form
-        )
-        if form == "single":
-            run.attend_in_one_launch(self._counters_of(q_BHD.device, num_pairs))
-        else:
-            run.attend_cached()
-            run.rank_blocks()
-            run.attend_chosen()
-            run.merge()
+        run = _Run.prepare(q_BHD, pairs, gate_BH3, position_B, geometry)
+        run.attend_cached()
+        run.rank_blocks()
+        run.attend_chosen()
+        run.merge()
         return DecodedToken(run.out, run.ids, run.counted())
-
-    def _counters_of(self, device: torch.device, num_pairs: int) -> Tensor:
-        """Zeros that every launch leaves as zeros; kept, since a graph may hold their address."""
-        held = self._counters.get((device, num_pairs))
-        if held is not None:
-            return held
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            message = (
-                "the first call of the single launch makes its counters: make it, then capture"
-            )
-            raise RuntimeError(message)
-        shape = (num_pairs, COUNTERS.value, PITCH.value)
-        made = torch.zeros(shape, dtype=torch.int32, device=device)
-        self._counters[device, num_pairs] = made
-        return made
 
 
 def check_shapes(q_BHD: Tensor, pairs: CachedPairs, geometry: BlockGeometry) -> None:
@@ -133,18 +215,6 @@ def check_shapes(q_BHD: Tensor, pairs: CachedPairs, geometry: BlockGeometry) -> 
         raise ValueError(message)
 
 
-def check_form(form: Form, device: torch.device) -> None:
-    """Refuse launches that overlap where no card has them.
-
-    Raises:
-        ValueError: If the device is older than sm_90, or not a card.
-    """
-    arch = launch_table.device_architecture(device)
-    if form == "overlapped" and arch < OVERLAPPING_ARCHITECTURE:
-        message = f"launches that overlap need sm_{OVERLAPPING_ARCHITECTURE}, and this is sm_{arch}"
-        raise ValueError(message)
-
-
 @dataclass(frozen=True, eq=False)
 class _Run:
     """The tensors of one call: slices are [B, G, slot], scores [B, G, h, C] in units of ln 2.
@@ -159,7 +229,6 @@ class _Run:
     position: Tensor
     geometry: BlockGeometry
     launch: DecodeLaunch
-    form: Form
     slices: Slices
     ranking: Ranking
     scores: Tensor
@@ -173,28 +242,25 @@ class _Run:
 
     @classmethod
     def prepare(
-        cls, q: Tensor, pairs: CachedPairs, gate: Tensor, position: Tensor,
-        geometry: BlockGeometry, launch: DecodeLaunch, form: Form,
-    ) -> "_Run":  # fmt: skip
-        """Allocate everything: between the launches of a form nothing else is launched."""
+        cls, q: Tensor, pairs: CachedPairs, gate: Tensor, position: Tensor, geometry: BlockGeometry
+    ) -> "_Run":
+        """Allocate and copy before the first launch: a launch reads gates before the last ends."""
         batch, rows, groups, _ = pairs.compressed[0].shape
         heads, width = q.shape[1] // groups, pairs.selected[1].shape[3]
-        programs = launch.programs_per_core * num_cores(q.device)
-        if form == "single":  # rounding makes two slices more of a pair, and all shall fit at once
-            programs = max(1, programs - 2 * batch * groups)
+        table = decode_launch(q.device, q.shape[2], width, batch * groups).for_dtype(q.dtype)
+        programs = table.programs_per_core * num_cores(q.device)
         slices = plan_slices(
-            rows, geometry, pairs=batch * groups, programs=programs, tile=launch.keys
+            rows, geometry, pairs=batch * groups, programs=programs, tile=table.keys
         )
         num_blocks = geometry.num_select_blocks(pairs.selected[0].shape[1])
-        ranking = plan_ranking(num_blocks, geometry.num_selected, launch.ranked_blocks)
+        ranking = plan_ranking(num_blocks, geometry.num_selected, table.ranked_blocks)
         kept = (batch, groups, slices.total, heads)
 
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=q.device)
 
         return cls(
-            q.contiguous(), pairs, gate.contiguous(), position, geometry, launch, form, slices,
-            ranking,
+            q.contiguous(), pairs, gate.contiguous(), position, geometry, table, slices, ranking,
             scores=empty(batch, groups, heads, rows),
             peaks=empty(*kept),
             totals=empty(*kept),
@@ -223,19 +289,11 @@ class _Run:
 
     @property
     def is_overlapped(self) -> bool:
-        return self.form == "overlapped"
+        return can_overlap(self.q.device)
 
-    @property
-    def is_lean(self) -> bool:
-        return self.form != "four"
-
-    @property
-    def is_counted(self) -> bool:
-        return self.is_lean and self.ranking.is_counted
-
-    def _options(self, warps: int, *, follows: bool) -> dict[str, int]:
-        """Options of a launch; one that follows another may begin before that one has ended."""
-        early = {"launch_pdl": True} if self.is_overlapped and follows else {}
+    def _options(self, warps: int) -> dict[str, int]:
+        """Of a launch that follows another, and may begin before that one has ended."""
+        early = {"launch_pdl": True} if self.is_overlapped else {}
         return {"num_warps": warps, **early}
 
     def attend_cached(self) -> None:
@@ -248,21 +306,20 @@ class _Run:
             k.shape[1], k_window.shape[1], slices.total, slices.compressed, slices.window,
             self.qk_scale, geometry.compress_block, geometry.compress_stride, geometry.window,
             self.groups, self.heads, k.shape[3], v.shape[3],
-            ROWS, self.launch.keys, self.launch.stages, self.is_overlapped,
-            **self._options(self.launch.warps, follows=False),
+            _ROWS, self.launch.keys, self.launch.stages, self.is_overlapped,
+            num_warps=self.launch.warps,
         )  # fmt: skip
 
     def rank_blocks(self) -> None:
         """The best blocks of each tile."""
-        geometry, ranking = self.geometry, self.ranking
+        geometry, heads, ranking = self.geometry, self.heads, self.ranking
         rank_blocks_kernel[(ranking.tiles, self.num_pairs)](
             self.scores, self.peaks, self.totals, self.position, self.best,
             self.scores.shape[3], self.slices.total, self.slices.compressed,
             geometry.compress_block, geometry.compress_stride, geometry.select_block,
-            geometry.num_selected, self.groups, self.heads, triton.next_power_of_2(self.heads),
+            geometry.num_selected, self.groups, heads, triton.next_power_of_2(heads),
             triton.next_power_of_2(self.slices.compressed), ranking.blocks, ranking.keep,
-            self.is_lean, self.is_overlapped,
-            **self._options(self.launch.rank_warps, follows=True),
+            self.is_overlapped, **self._options(self.launch.rank_warps),
         )  # fmt: skip
 
     def attend_chosen(self) -> None:
@@ -275,67 +332,19 @@ class _Run:
             k.shape[1], slices.total, slices.compressed + slices.window, self.qk_scale,
             geometry.select_block, geometry.num_selected, ranking.keep, ranking.candidates,
             slices.chosen_keys, self.groups, self.heads, k.shape[3], v.shape[3],
-            ROWS, self.launch.keys, self.launch.stages, self.is_counted, self.is_overlapped,
-            **self._options(self.launch.warps, follows=True),
+            _ROWS, self.launch.keys, self.launch.stages, ranking.is_counted, self.is_overlapped,
+            **self._options(self.launch.warps),
         )  # fmt: skip
 
     def merge(self) -> None:
         """Gated sum of the branches."""
         slices, width = self.slices, self.out.shape[2]
-        num_rows = self.q.shape[0] * self.q.shape[1]
-        if self.form == "four":
-            merge_kernel[(num_rows,)](
-                self.peaks, self.totals, self.parts, self.gate, self.out,
-                slices.total, slices.compressed, slices.window, slices.chosen,
-                self.heads, width, triton.next_power_of_2(slices.compressed),
-                triton.next_power_of_2(slices.window), triton.next_power_of_2(slices.chosen),
-                num_warps=4,
-            )  # fmt: skip
-            return
         slots = triton.next_power_of_2(slices.total)
-        columns = merge_width(slots, width, warps=1)
-        merge_at_once_kernel[(num_rows, width // columns)](
+        columns = max(1, min(width, _MERGED_ELEMENTS // slots))
+        merge_kernel[(self.q.shape[0] * self.q.shape[1], width // columns)](
             self.peaks, self.totals, self.parts, self.gate, self.out,
             slices.total, slices.compressed, slices.window, self.heads, width, slots, columns,
-            self.is_overlapped, **self._options(1, follows=True),
-        )  # fmt: skip
-
-    def attend_in_one_launch(self, counters: Tensor) -> None:
-        """All of it; under the interpreter one step after the other, as programs cannot wait."""
-        slices, width = self.slices, self.out.shape[2]
-        slots = triton.next_power_of_2(slices.total)
-        columns = merge_width(slots, width, self.launch.warps)
-        if launch_table.device_architecture(self.q.device) == launch_table.INTERPRETER:
-            for step in range(1, COUNTERS.value + 1):
-                self._launch_single(3, counters, slots, columns, step)
-            return
-        items = self.num_pairs * max(
-            slices.compressed + slices.window, self.ranking.tiles, slices.chosen,
-            self.heads * (width // columns),
-        )  # fmt: skip
-        resident = self.launch.resident * num_cores(self.q.device)
-        self._launch_single(min(items, resident), counters, slots, columns, ALL_STEPS.value)
-
-    def _launch_single(
-        self, programs: int, counters: Tensor, slots: int, columns: int, step: int
-    ) -> None:
-        (k, v), (k_window, v_window) = self.pairs.compressed, self.pairs.sliding
-        k_chosen, v_chosen = self.pairs.selected
-        geometry, slices, ranking = self.geometry, self.slices, self.ranking
-        single_decode_kernel[(programs,)](
-            self.q, k, v, k_window, v_window, k_chosen, v_chosen, self.position, self.gate,
-            self.scores, self.peaks, self.totals, self.parts, self.counts, self.best, self.ids,
-            self.out, counters,
-            self.num_pairs, k.shape[1], k_window.shape[1], k_chosen.shape[1],
-            slices.compressed, slices.window, slices.chosen, ranking.tiles, self.qk_scale,
-            geometry.compress_block, geometry.compress_stride, geometry.window,
-            geometry.select_block, geometry.num_selected,
-            self.groups, self.heads, k.shape[3], v.shape[3],
-            ROWS, self.launch.keys, self.launch.stages,
-            triton.next_power_of_2(self.heads), triton.next_power_of_2(slices.compressed),
-            ranking.blocks, ranking.keep, ranking.candidates, slices.chosen_keys,
-            self.is_counted, slots, columns, step,
-            num_warps=self.launch.warps, launch_cooperative_grid=True,
+            self.is_overlapped, **self._options(1),
         )  # fmt: skip
 
     def counted(self) -> CountedReads:

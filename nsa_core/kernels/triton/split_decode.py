@@ -10,7 +10,6 @@ The h heads of a group are the rows of one tile of ROWS >= 16. A slice leaves it
 nothing of an earlier step is ever read. Slices are cut on the device from each sequence's own
 position; the grids follow from the buffers, so a CUDA graph holds for every position.
 
-The body of a launch is a function of its item, so `single_decode.py` makes all four in one launch.
 With OVERLAPPED a launch begins while the one before it still runs (programmatic dependent launch,
 sm_90), and `gdc_wait` stands before the first read of what that one wrote. Every program waits, so
 the end of a launch is the end of all before it.
@@ -33,13 +32,7 @@ from nsa_core.kernels.triton.topk import NONE, given_blocks
 
 
 @triton.jit
-def load_position(POSITION, pair, G: tl.constexpr):
-    """Position of the token of a sequence and group."""
-    return tl.load(POSITION + pair // G).to(tl.int32)
-
-
-@triton.jit
-def load_query(Q, pair, HG: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
+def _query(Q, pair, HG: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
     """Queries [ROWS, D] of one sequence and group."""
     head = tl.arange(0, ROWS)
     at = (pair.to(tl.int64) * HG + head)[:, None] * D + tl.arange(0, D)[None, :]
@@ -68,19 +61,23 @@ def _keep_slice(
     tl.store(COUNT + slot, count)
 
 
-@triton.jit
-def cached_slice(
-    Q, K, V, K_WINDOW, V_WINDOW, POSITION, SCORE, PEAK, TOTAL, OUT, COUNT, slot, pair,
+@triton.jit(do_not_specialize=["rows", "window_rows", "num_slots", "span_slots", "window_slots"])
+def partial_cached_kernel(
+    Q, K, V, K_WINDOW, V_WINDOW, POSITION, SCORE, PEAK, TOTAL, OUT, COUNT,
     rows, window_rows, num_slots, span_slots, window_slots, qk_scale,
     SPAN: tl.constexpr, STRIDE: tl.constexpr, WINDOW: tl.constexpr,
     G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """One slice of the compressed keys (slots 0 .. span_slots - 1) or of the window (the next)."""
+    if OVERLAPPED:
+        gdc_launch_dependents()
+    slot = tl.program_id(0)
+    pair = tl.program_id(1)
     g = pair % G
     sequence = (pair // G).to(tl.int64)
-    position = load_position(POSITION, pair, G)
-    q = load_query(Q, pair, HG, D, ROWS)
+    position = tl.load(POSITION + pair // G).to(tl.int32)
+    q = _query(Q, pair, HG, D, ROWS)
     peak = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, E], tl.float32)
@@ -118,25 +115,6 @@ def cached_slice(
     _keep_slice(
         PEAK, TOTAL, OUT, COUNT, pair * num_slots + slot, peak, total, out, last - first,
         HG, E, ROWS,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["rows", "window_rows", "num_slots", "span_slots", "window_slots"])
-def partial_cached_kernel(
-    Q, K, V, K_WINDOW, V_WINDOW, POSITION, SCORE, PEAK, TOTAL, OUT, COUNT,
-    rows, window_rows, num_slots, span_slots, window_slots, qk_scale,
-    SPAN: tl.constexpr, STRIDE: tl.constexpr, WINDOW: tl.constexpr,
-    G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, OVERLAPPED: tl.constexpr,
-):  # fmt: skip
-    """First launch: a program a slice."""
-    if OVERLAPPED:
-        gdc_launch_dependents()
-    cached_slice(
-        Q, K, V, K_WINDOW, V_WINDOW, POSITION, SCORE, PEAK, TOTAL, OUT, COUNT,
-        tl.program_id(0), tl.program_id(1),
-        rows, window_rows, num_slots, span_slots, window_slots, qk_scale,
-        SPAN, STRIDE, WINDOW, G, HG, D, E, ROWS, KEYS, STAGES,
     )  # fmt: skip
 
 
@@ -184,18 +162,25 @@ def _num_better(key):
     return tl.sum((key[:, None] > key[None, :]).to(tl.int32), 0)
 
 
-@triton.jit
-def rank_tile(
-    SCORE, PEAK, TOTAL, BEST, tile, num_tiles, pair, position, rows, num_slots, span_slots,
+@triton.jit(do_not_specialize=["rows", "num_slots", "span_slots"])
+def rank_blocks_kernel(
+    SCORE, PEAK, TOTAL, POSITION, BEST, rows, num_slots, span_slots,
     SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
-    HG: tl.constexpr, HEADS: tl.constexpr, SPAN_SLOTS: tl.constexpr,
-    BLOCKS: tl.constexpr, KEEP: tl.constexpr, LEAN: tl.constexpr,
+    G: tl.constexpr, HG: tl.constexpr, HEADS: tl.constexpr, SPAN_SLOTS: tl.constexpr,
+    BLOCKS: tl.constexpr, KEEP: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """The best KEEP of BLOCKS selection blocks, in order: BEST [B, G, tiles, KEEP], -1 at the end.
 
     HEADS and SPAN_SLOTS are the powers of two that hold the heads and the slices. Forced blocks
     are left out; where every block that has started is taken, nothing is ranked.
     """
+    if OVERLAPPED:
+        gdc_launch_dependents()
+    tile = tl.program_id(0)
+    pair = tl.program_id(1)
+    position = tl.load(POSITION + pair // G).to(tl.int32)
+    if OVERLAPPED:
+        gdc_wait()
     current = position // BLOCK
     if current >= CHOSEN:
         block = tile * BLOCKS + tl.arange(0, BLOCKS)
@@ -207,34 +192,12 @@ def rank_tile(
         # No score is negative, so its bits order like an integer; below them, the lower index.
         bits = score.to(tl.int32, bitcast=True).to(tl.int64)
         key = tl.where(is_open, (bits << 32) | (NONE - block.to(tl.int64)), -1)
-        rank = _num_better(key) if LEAN else tl.sum((key[None, :] > key[:, None]).to(tl.int32), 1)
-        target = BEST + (pair.to(tl.int64) * num_tiles + tile) * KEEP
+        rank = _num_better(key)
+        target = BEST + (pair.to(tl.int64) * tl.num_programs(0) + tile) * KEEP
         tl.store(target + rank, key, mask=is_open & (rank < KEEP))
         column = tl.arange(0, KEEP)
         none = tl.full([KEEP], -1, tl.int64)
         tl.store(target + column, none, mask=column >= tl.sum(is_open.to(tl.int32), 0))
-
-
-@triton.jit(do_not_specialize=["rows", "num_slots", "span_slots"])
-def rank_blocks_kernel(
-    SCORE, PEAK, TOTAL, POSITION, BEST, rows, num_slots, span_slots,
-    SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
-    G: tl.constexpr, HG: tl.constexpr, HEADS: tl.constexpr, SPAN_SLOTS: tl.constexpr,
-    BLOCKS: tl.constexpr, KEEP: tl.constexpr, LEAN: tl.constexpr, OVERLAPPED: tl.constexpr,
-):  # fmt: skip
-    """Second launch: a program a tile of blocks."""
-    if OVERLAPPED:
-        gdc_launch_dependents()
-    tile = tl.program_id(0)
-    pair = tl.program_id(1)
-    position = load_position(POSITION, pair, G)
-    if OVERLAPPED:
-        gdc_wait()
-    rank_tile(
-        SCORE, PEAK, TOTAL, BEST, tile, tl.num_programs(0), pair, position,
-        rows, num_slots, span_slots,
-        SPAN, STRIDE, BLOCK, CHOSEN, HG, HEADS, SPAN_SLOTS, BLOCKS, KEEP, LEAN,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -266,22 +229,30 @@ def _choose(
     return ids
 
 
-@triton.jit
-def chosen_slice(
-    K, V, BEST, IDS, PEAK, TOTAL, OUT, COUNT, slot, pair, position, q,
-    rows, num_slots, first_slot, qk_scale,
+@triton.jit(do_not_specialize=["rows", "num_slots", "first_slot"])
+def partial_chosen_kernel(
+    Q, K, V, POSITION, BEST, IDS, PEAK, TOTAL, OUT, COUNT, rows, num_slots, first_slot, qk_scale,
     BLOCK: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, RANKED: tl.constexpr,
     SHARE: tl.constexpr,
     G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, COUNTED: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """SHARE keys of the chosen blocks laid end to end; padding and future keys are not read.
 
-    Every slice finds the choice by itself, which is cheaper than a launch; the first one of a
+    Every program finds the choice by itself, which is cheaper than a launch; the first one of a
     sequence and group leaves it in IDS, ascending, -1 at the end.
     """
+    if OVERLAPPED:
+        gdc_launch_dependents()
+    slot = tl.program_id(0)
+    pair = tl.program_id(1)
     g = pair % G
     sequence = (pair // G).to(tl.int64)
+    position = tl.load(POSITION + pair // G).to(tl.int32)
+    q = _query(Q, pair, HG, D, ROWS)
+    if OVERLAPPED:
+        gdc_wait()
     ids = _choose(BEST, pair, position // BLOCK, CHOSEN, COLUMNS, RANKED, COUNTED)
     if slot == 0:
         place = tl.sum((ids[None, :] < ids[:, None]).to(tl.int32), 1)
@@ -310,71 +281,6 @@ def chosen_slice(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows", "num_slots", "first_slot"])
-def partial_chosen_kernel(
-    Q, K, V, POSITION, BEST, IDS, PEAK, TOTAL, OUT, COUNT, rows, num_slots, first_slot, qk_scale,
-    BLOCK: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, RANKED: tl.constexpr,
-    SHARE: tl.constexpr,
-    G: tl.constexpr, HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, COUNTED: tl.constexpr,
-    OVERLAPPED: tl.constexpr,
-):  # fmt: skip
-    """Third launch: a program a slice."""
-    if OVERLAPPED:
-        gdc_launch_dependents()
-    slot = tl.program_id(0)
-    pair = tl.program_id(1)
-    position = load_position(POSITION, pair, G)
-    q = load_query(Q, pair, HG, D, ROWS)
-    if OVERLAPPED:
-        gdc_wait()
-    chosen_slice(
-        K, V, BEST, IDS, PEAK, TOTAL, OUT, COUNT, slot, pair, position, q,
-        rows, num_slots, first_slot, qk_scale, BLOCK, CHOSEN, COLUMNS, RANKED, SHARE,
-        G, HG, D, E, ROWS, KEYS, STAGES, COUNTED,
-    )  # fmt: skip
-
-
-@triton.jit
-def _merge_branch(
-    PEAK, TOTAL, PART, first_slot, head, num_slots, HG: tl.constexpr, E: tl.constexpr,
-    SLOTS: tl.constexpr,
-):  # fmt: skip
-    """Output [E] of one head over a range of slices; 0 where none saw a key."""
-    slot = tl.arange(0, SLOTS)
-    row = (first_slot + slot).to(tl.int64) * HG + head
-    held = slot < num_slots
-    peak = tl.load(PEAK + row, mask=held, other=LOWEST)
-    total = tl.load(TOTAL + row, mask=held, other=0.0)
-    weight = tl.exp2(peak - tl.max(peak, 0))
-    at = row[:, None] * E + tl.arange(0, E)[None, :]
-    part = tl.load(PART + at, mask=held[:, None], other=0.0)
-    divisor = tl.sum(weight * total, 0)
-    return tl.sum(part * weight[:, None], 0) / tl.where(divisor > 0, divisor, 1.0)
-
-
-@triton.jit(do_not_specialize=["num_slots", "span_slots", "window_slots", "chosen_slots"])
-def merge_kernel(
-    PEAK, TOTAL, PART, GATE, OUT, num_slots, span_slots, window_slots, chosen_slots,
-    HG: tl.constexpr, E: tl.constexpr,
-    SPAN_SLOTS: tl.constexpr, WINDOW_SLOTS: tl.constexpr, CHOSEN_SLOTS: tl.constexpr,
-):  # fmt: skip
-    """Gated sum [E] of one head; GATE [B, H, 3] is (compressed, selected, window)."""
-    row = tl.program_id(0)
-    head = row % HG
-    slot = row // HG * num_slots
-    compressed = _merge_branch(PEAK, TOTAL, PART, slot, head, span_slots, HG, E, SPAN_SLOTS)
-    slot += span_slots
-    window = _merge_branch(PEAK, TOTAL, PART, slot, head, window_slots, HG, E, WINDOW_SLOTS)
-    slot += window_slots
-    chosen = _merge_branch(PEAK, TOTAL, PART, slot, head, chosen_slots, HG, E, CHOSEN_SLOTS)
-    at = row.to(tl.int64)
-    out = tl.load(GATE + at * 3).to(tl.float32) * compressed
-    out += tl.load(GATE + at * 3 + 1).to(tl.float32) * chosen
-    out += tl.load(GATE + at * 3 + 2).to(tl.float32) * window
-    tl.store(OUT + at * E + tl.arange(0, E), out.to(OUT.dtype.element_ty))
-
-
 @triton.jit
 def _branch_share(peak, total, inside):
     """What a slice's output counts for in that of its branch: [SLOTS], 0 outside of the branch."""
@@ -384,30 +290,29 @@ def _branch_share(peak, total, inside):
     return weight / tl.where(divisor > 0, divisor, 1.0)
 
 
-@triton.jit
-def load_gates(GATE, row):
-    """(compressed, selected, window) of one head; GATE is [B, H, 3]."""
-    at = GATE + row.to(tl.int64) * 3
-    compressed, chosen, window = tl.load(at), tl.load(at + 1), tl.load(at + 2)
-    return compressed.to(tl.float32), chosen.to(tl.float32), window.to(tl.float32)
-
-
-@triton.jit
-def merge_columns(
-    PEAK, TOTAL, PART, OUT, row, first, compressed, chosen, window,
-    num_slots, span_slots, window_slots,
+@triton.jit(do_not_specialize=["num_slots", "span_slots", "window_slots"])
+def merge_kernel(
+    PEAK, TOTAL, PART, GATE, OUT, num_slots, span_slots, window_slots,
     HG: tl.constexpr, E: tl.constexpr, SLOTS: tl.constexpr, COLUMNS: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Gated sum of COLUMNS of one head from `first` on: everything is read at once.
+    """Gated sum of COLUMNS of one head; GATE [B, H, 3] is (compressed, selected, window).
 
-    SLOTS is the power of two that holds the slices of all branches.
+    SLOTS is the power of two that holds the slices of all branches: all are read at once.
     """
+    row = tl.program_id(0)
+    gate_at = GATE + row.to(tl.int64) * 3
+    compressed = tl.load(gate_at).to(tl.float32)
+    chosen = tl.load(gate_at + 1).to(tl.float32)
+    window = tl.load(gate_at + 2).to(tl.float32)
+    if OVERLAPPED:
+        gdc_wait()
     slot = tl.arange(0, SLOTS)
     held = slot < num_slots
     at = (row // HG * num_slots + slot).to(tl.int64) * HG + row % HG
     peak = tl.load(PEAK + at, mask=held, other=LOWEST)
     total = tl.load(TOTAL + at, mask=held, other=0.0)
-    column = first + tl.arange(0, COLUMNS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.load(PART + at[:, None] * E + column[None, :], mask=held[:, None], other=0.0)
     end = span_slots + window_slots
     share = compressed * _branch_share(peak, total, slot < span_slots)
@@ -415,20 +320,3 @@ def merge_columns(
     share += chosen * _branch_share(peak, total, held & (slot >= end))
     out = tl.sum(part * share[:, None], 0)
     tl.store(OUT + row.to(tl.int64) * E + column, out.to(OUT.dtype.element_ty))
-
-
-@triton.jit(do_not_specialize=["num_slots", "span_slots", "window_slots"])
-def merge_at_once_kernel(
-    PEAK, TOTAL, PART, GATE, OUT, num_slots, span_slots, window_slots,
-    HG: tl.constexpr, E: tl.constexpr, SLOTS: tl.constexpr, COLUMNS: tl.constexpr,
-    OVERLAPPED: tl.constexpr,
-):  # fmt: skip
-    """Fourth launch, another form: a program a head and COLUMNS of its output."""
-    row = tl.program_id(0)
-    compressed, chosen, window = load_gates(GATE, row)
-    if OVERLAPPED:
-        gdc_wait()
-    merge_columns(
-        PEAK, TOTAL, PART, OUT, row, tl.program_id(1) * COLUMNS, compressed, chosen, window,
-        num_slots, span_slots, window_slots, HG, E, SLOTS, COLUMNS,
-    )  # fmt: skip

@@ -25,7 +25,7 @@ _DTYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
     torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
-_OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid")
+_OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 
 
 @dataclass(frozen=True)

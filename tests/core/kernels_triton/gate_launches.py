@@ -17,14 +17,14 @@ from nsa_core.kernels.triton import (
     selected,
     sources,
 )
-from nsa_core.kernels.triton.decode_plan import Form
 from nsa_core.kernels.triton.document_slots import Documents, documents
 from nsa_core.kernels.triton.hopper import support
 from tests.core.kernels_triton.compiling import Recorded, recording
 
 SHAPES = {"A": (12, 2, 64), "B": (64, 4, 128)}
 TOKENS, LONGEST, BLOCK = 256, 65536, 64
-CORES = 132  # of a Hopper card: how many slices decode makes
+CORES = 132  # of a Hopper card: into how many slices decode cuts the keys
+BATCHES = (1, 16)  # sequences of decode: few and many for the launch table
 
 
 def record_all(shape: str, arch: int) -> list[Recorded]:
@@ -76,8 +76,8 @@ def record_all(shape: str, arch: int) -> list[Recorded]:
     return launches
 
 
-def record_decode(shape: str, arch: int, form: Form, batch: int = 16) -> list[Recorded]:
-    """Record what one form of decode launches at 65,536 tokens; the buffers take no memory."""
+def record_decode(shape: str, arch: int, batch: int) -> list[Recorded]:
+    """Record what one token launches at 65,536 of them; the buffers take no memory."""
     heads, groups, width = SHAPES[shape]
 
     def pair(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,7 +89,7 @@ def record_decode(shape: str, arch: int, form: Form, batch: int = 16) -> list[Re
     gate, position = torch.zeros(batch, heads, 3), torch.zeros(batch, dtype=torch.int64)
     with recording(arch) as launches, mock.patch.object(decode_host, "num_cores", lambda _: CORES):
         geometry = BlockGeometry(32, 16, 64, 16, 512)
-        decode_host.TritonDecode(form).attend(q, pairs, gate, position, geometry)
+        decode_host.TritonDecode().attend(q, pairs, gate, position, geometry)
     return launches
 
 
@@ -133,10 +133,8 @@ def without_parts(launches: list[Recorded]) -> list[Recorded]:
 def gated(shape: str, arch: int) -> list[Recorded]:
     """The launches of one job."""
     launches = record_all(shape, arch)
-    launches += record_decode(shape, arch, "single")
-    if arch == 90:
-        return launches + record_decode(shape, arch, "overlapped")
-    return without_parts(launches) + record_decode(shape, arch, "lean")
+    decode = [one for batch in BATCHES for one in record_decode(shape, arch, batch)]
+    return (launches if arch == 90 else without_parts(launches)) + decode
 
 
 def all_launches() -> Iterator[tuple[Recorded, int]]:

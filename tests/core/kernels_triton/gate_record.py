@@ -49,6 +49,11 @@ def compile_verdict(launch: Recorded, arch: int) -> Verdict:
     return Verdict.of(compile_launch(launch, arch))
 
 
+def look_up(launch: Recorded, arch: int) -> Verdict:
+    """What the record says, or ptxas where the record lacks the launch."""
+    return read_record().get(digest(launch, arch)) or compile_verdict(launch, arch)
+
+
 def digest(launch: Recorded, arch: int) -> str:
     """Name everything that decides the machine code of a launch."""
     parts = (

@@ -10,7 +10,6 @@ from torch import Tensor
 from nsa_core.kernels.decode_attention import CachedPairs, GatheredDecode, Pair
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.triton.decode_host import TritonDecode
-from nsa_core.kernels.triton.decode_plan import Form
 from tests import oracle
 
 GEOMETRY = BlockGeometry(
@@ -63,10 +62,10 @@ class Inputs:
         return self.q.to(dtype), pairs, self.gate.to(dtype), self.position, self.geometry
 
 
-def compare(inputs: Inputs, dtype: torch.dtype = torch.float32, form: Form | None = None) -> Errors:
+def compare(inputs: Inputs, dtype: torch.dtype = torch.float32) -> Errors:
     """Errors of the output; ids and counted reads that differ."""
     q, pairs, gate, position, geometry = inputs.cast(dtype)
-    found = TritonDecode(form).attend(q, pairs, gate, position, geometry)
+    found = TritonDecode().attend(q, pairs, gate, position, geometry)
     rounded = [x.double() for x in (q, gate)]
     wide = CachedPairs(
         *((k.double(), v.double()) for k, v in (pairs.compressed, pairs.selected, pairs.sliding))
@@ -85,10 +84,10 @@ def compare(inputs: Inputs, dtype: torch.dtype = torch.float32, form: Form | Non
     }
 
 
-def tied(inputs: Inputs, form: Form | None = None) -> Errors:
+def tied(inputs: Inputs) -> Errors:
     """Zero queries make every block inside equal: the lowest indices win."""
     inputs.q.zero_()
-    found = TritonDecode(form).attend(*inputs.cast(torch.float32))
+    found = TritonDecode().attend(*inputs.cast(torch.float32))
     wrong = 0
     for b, position in enumerate(inputs.position.tolist()):
         current, chosen = position // GEOMETRY.select_block, GEOMETRY.num_selected
@@ -120,7 +119,7 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
     return {
         "quarters": lambda: compare(Inputs([190, 70, 15], 4, 2, (16, 16), geometry=quarters)),
         "heads-6": lambda: compare(Inputs(BORDERS, 12, 2, (16, 16))),
-        "heads-5": lambda: compare(Inputs([199, 50, 90], 5, 1, (16, 32))),
+        "heads-5": lambda: compare(Inputs([530, 90], 5, 1, (16, 32), capacity=540)),
         "heads-1": lambda: compare(Inputs([150, 3], 3, 3, (32, 16))),
         "heads-16": lambda: compare(Inputs([177], 32, 2, (16, 16))),
         "one-block": lambda: compare(Inputs([199, 47, 16], 4, 2, (16, 16), ring=40, geometry=wide)),
@@ -128,13 +127,8 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
         "short-cache": lambda: compare(Inputs([4, 0], 4, 2, (16, 16), capacity=5)),
         "float16": lambda: compare(Inputs([199, 90], 12, 2, (16, 16)), torch.float16),
         "ties": lambda: tied(Inputs(BORDERS, 6, 1, (16, 16))),
+        "ties-of-many": lambda: tied(Inputs([530, 24], 3, 1, (16, 16), capacity=540)),
         "alone": lambda: alone(Inputs([120, 60], 4, 2, (16, 16))),
-        "single": lambda: compare(Inputs([199, 80], 5, 1, (16, 32)), form="single"),
-        "single-fine": lambda: compare(
-            Inputs([190, 4], 4, 2, (16, 16), ring=5, geometry=fine), form="single"
-        ),
-        "single-ties": lambda: tied(Inputs([199, 24], 3, 1, (16, 16)), form="single"),
-        "lean": lambda: compare(Inputs([190, 15], 2, 1, (16, 16), geometry=quarters), form="lean"),
     }
 
 

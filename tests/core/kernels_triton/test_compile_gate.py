@@ -33,11 +33,8 @@ MAX_CAPPED_STACK_BYTES = 64
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "arch"), JOBS)
 def test_every_launch_fits_the_card(shape: str, arch: int) -> None:
-    held = gate_record.read_record()
     for launch in gated(shape, arch):
-        verdict = held.get(gate_record.digest(launch, arch))
-        if verdict is None:
-            verdict = gate_record.compile_verdict(launch, arch)
+        verdict = gate_record.look_up(launch, arch)
         assert verdict.shared_bytes <= MAX_SHARED_BYTES[arch], launch.name
         assert verdict.serialised == 0, f"{launch.name}: products wait for one another"
         if (shape, arch) != ("A", 90):

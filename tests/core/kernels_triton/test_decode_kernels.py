@@ -1,5 +1,7 @@
 """The decode kernels: under the interpreter beside plain PyTorch, and compiled for every card."""
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -10,17 +12,22 @@ from nsa_core.kernels.decode_attention import CachedPairs
 from nsa_core.kernels.dispatch import choose_decode_attention
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
-from nsa_core.kernels.triton.decode_host import TritonDecode
-from nsa_core.kernels.triton.decode_plan import plan_slices
+from nsa_core.kernels.triton.decode_host import (
+    TritonDecode,
+    decode_launch,
+    plan_ranking,
+    plan_slices,
+)
 from nsa_core.kernels.triton.launch import MAX_SHARED_BYTES
 from nsa_core.kernels.triton.triton_backend import TritonBackend
+from tests.core.kernels_triton import gate_record
 from tests.core.kernels_triton.compiling import Recorded, compile_launch, recording
+from tests.core.kernels_triton.gate_launches import BATCHES, JOBS, record_decode
 
 INTERPRETED = "interpreted_decode"
 CASES = (
     "heads-6", "heads-5", "heads-1", "heads-16", "one-block", "quarters", "fine",
-    "short-cache", "float16", "ties", "alone",
-    "single", "single-fine", "single-ties", "lean",
+    "short-cache", "float16", "ties", "ties-of-many", "alone",
 )  # fmt: skip
 # float32 against float64: rounding alone gives 2e-7 on these sizes; float16 rounds the output
 # (half an ulp: 2.4e-4) and the probabilities before the second product (the same again).
@@ -65,18 +72,68 @@ def record(arch: int, *arguments) -> list[Recorded]:
     return launches
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", [80, 89, 90])
-@pytest.mark.parametrize(("heads", "groups", "width"), [(12, 2, 64), (64, 4, 128)])
-def test_every_launch_fits_the_card(arch: int, heads: int, groups: int, width: int) -> None:
-    launches = record(arch, *inputs(2, heads, groups, width))
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("shape", "arch"), JOBS)
+def test_no_launch_spills(shape: str, arch: int, batch: int) -> None:
+    launches = record_decode(shape, arch, batch)
     assert [one.kernel.__name__ for one in launches] == [
         "partial_cached_kernel", "rank_blocks_kernel", "partial_chosen_kernel", "merge_kernel",
     ]  # fmt: skip
     for one in launches:
-        machine = compile_launch(one, arch)
-        assert machine.shared_bytes <= MAX_SHARED_BYTES[arch], one.name
-        assert machine.stack_bytes == 0, f"{one.name} spills {machine.stack_bytes} bytes"
+        stack_bytes = gate_record.look_up(one, arch).stack_bytes
+        assert stack_bytes == 0, f"{one.name} spills {stack_bytes} bytes"
+
+
+@pytest.mark.parametrize(("arch", "overlaps"), [(80, False), (89, False), (90, True)])
+def test_launches_overlap_from_hopper_on(arch: int, overlaps: bool) -> None:
+    first, *later = record_decode("A", arch, batch=1)
+    assert "launch_pdl" not in dict(first.options)
+    assert [dict(one.options).get("launch_pdl", False) for one in later] == [overlaps] * 3
+    assert {dict(one.constants)["OVERLAPPED"] for one in (first, *later)} == {overlaps}
+
+
+@pytest.mark.slow
+def test_nothing_that_an_earlier_launch_wrote_is_read_before_the_wait() -> None:
+    """Position, queries and gates were there before the first launch; K and V are not read."""
+    first, *later = [compile_launch(one, 90).ptx for one in record_decode("A", 90, batch=1)]
+    assert "griddepcontrol.launch_dependents" in first
+    assert "griddepcontrol.wait" not in first
+    for ptx, name, begins in zip(later, ("rank", "chosen", "merge"), (1, 1, 0), strict=True):
+        assert ptx.count("griddepcontrol.wait") == 1, name
+        assert ptx.count("griddepcontrol.launch_dependents") == begins, name
+        before, after = ptx.split("griddepcontrol.wait")
+        assert "st.global" not in before, name
+        assert "cp.async" not in before, name
+        # One of position; four of queries as well; three gates.
+        assert before.count("ld.global") <= {"rank": 1, "chosen": 5, "merge": 3}[name], name
+        assert "st.global" in after, name
+
+
+def test_the_merge_reads_gates_that_nothing_copied_behind_the_first_launch() -> None:
+    """A copy between two launches would end after the next one has read what it wrote."""
+    arguments = list(inputs(1, 12, 2, 64))
+    arguments[2] = torch.zeros(1, 3, 12).transpose(1, 2)
+    copied_after = []
+
+    def watch(gate: torch.Tensor) -> torch.Tensor:
+        copied_after.append(len(launches))
+        return plain(gate)
+
+    plain = torch.Tensor.contiguous
+    with recording(90) as launches, mock.patch.object(torch.Tensor, "contiguous", watch):
+        TritonDecode().attend(*arguments)
+    assert set(copied_after) == {0}
+    assert len(launches) == 4
+
+
+def test_few_sequences_on_hopper_have_a_launch_of_their_own() -> None:
+    device = torch.device("cuda")
+    with recording(90):
+        narrow = [decode_launch(device, 64, 64, pairs) for pairs in (2, 16, 17, 2048)]
+        wide = {decode_launch(device, 64, 128, pairs) for pairs in (2, 2048)}
+    assert [row.programs_per_core for row in narrow] == [8, 8, 6, 6]
+    assert [row.ranked_blocks for row in narrow] == [64, 64, 32, 32]
+    assert len(wide) == 1
 
 
 @pytest.mark.slow
@@ -101,6 +158,17 @@ def test_slices_cover_all_keys_with_about_the_programs_asked_for(pairs: int, row
     assert max(slices.compressed, slices.window, slices.chosen) <= 64
     assert min(slices.compressed, slices.window, slices.chosen) >= 1
     assert (slices.compressed + slices.window) * pairs <= max(396 + 2 * pairs, 3 * pairs)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "ranked", "tiles", "is_counted"),
+    [(1, 64, 1, True), (128, 64, 2, True), (128, 32, 4, True), (256, 32, 8, False),
+     (1024, 32, 16, False)],
+)  # fmt: skip
+def test_few_candidates_are_chosen_by_counting(num_blocks, ranked, tiles, is_counted) -> None:
+    ranking = plan_ranking(num_blocks, 16, ranked)
+    assert (ranking.tiles, ranking.is_counted) == (tiles, is_counted)
+    assert ranking.tiles * ranking.blocks >= num_blocks
 
 
 @pytest.mark.parametrize(
