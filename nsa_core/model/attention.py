@@ -164,18 +164,22 @@ class NSAAttention(nn.Module):
         if self.gate.hidden is None:
             weights.append(self.gate.logits.weight)
         if has_few_rows:
-            products = [F.linear(x_NW, weight) for weight in weights]
+            q_NX, kv_NX, *gate = (F.linear(x_NW, weight) for weight in weights)
+            parts = [q_NX, *torch.split(kv_NX, self._pair_widths, dim=-1), *gate]
         else:
-            products = _one_product(x_NW, weights)
-        q_NX, kv_NX, *gate = products
-        q_NHD = q_NX.reshape(x_NW.shape[0], self.config.num_heads, self.config.head_dim_k)
-        return Projected(q_NHD, self._split_keys_values(kv_NX), gate[0] if gate else None)
+            widths = [len(self.q.weight), *self._pair_widths]
+            if self.gate.hidden is None:
+                widths.append(len(self.gate.logits.weight))
+            parts = _one_product(x_NW, weights, widths)
+        q_NHD = parts[0].reshape(x_NW.shape[0], self.config.num_heads, self.config.head_dim_k)
+        shape = (x_NW.shape[0], self.config.num_kv_groups, -1)
+        pairs = KeysValues(*(part.reshape(shape) for part in parts[1:7]))
+        return Projected(q_NHD, pairs, parts[7] if self.gate.hidden is None else None)
 
-    def _split_keys_values(self, kv_NX: Tensor) -> KeysValues:
+    @property
+    def _pair_widths(self) -> list[int]:
         groups = self.config.num_kv_groups
-        widths = [groups * self.config.head_dim_k] * 3 + [groups * self.config.head_dim_v] * 3
-        parts = torch.split(kv_NX, widths, dim=-1)
-        return KeysValues(*(part.reshape(kv_NX.shape[0], groups, -1) for part in parts))
+        return [groups * self.config.head_dim_k] * 3 + [groups * self.config.head_dim_v] * 3
 
     def mix(self, gate_NH3: Tensor, outs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """The output projection of the gated sum."""
@@ -192,15 +196,16 @@ class NSAAttention(nn.Module):
         return rotate(k_CGD, context.slot_tables), v_CGE
 
 
-def _one_product(x_NW: Tensor, weights: list[Tensor]) -> list[Tensor]:
-    """The products of x with each of these weights, made at once."""
-    rows = [len(weight) for weight in weights]
-    padding = -sum(rows) % _ALIGNED_ROWS
+def _one_product(x_NW: Tensor, weights: list[Tensor], widths: list[int]) -> list[Tensor]:
+    """The product of x with all weights at once, cut into parts of these widths.
+
+    It is cut once, padding included: every further cut makes the gradient one more copy.
+    """
+    padding = -sum(widths) % _ALIGNED_ROWS
     if padding:
         filler = x_NW.new_zeros(padding, x_NW.shape[1], dtype=weights[0].dtype)
-        weights = [*weights, filler]
-    product_NX = F.linear(x_NW, torch.cat(weights))
-    return list(torch.split(product_NX[:, : sum(rows)], rows, dim=-1))
+        weights, widths = [*weights, filler], [*widths, padding]
+    return list(torch.split(F.linear(x_NW, torch.cat(weights)), widths, dim=-1))
 
 
 def _blocks(x_NGD: Tensor, context: AttentionContext) -> Tensor:

@@ -68,8 +68,15 @@ class Rotary(torch.nn.Module):
 
 
 def rotate(x_RHD: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply the angles per head; computed in float32 (float64 for float64), returned as x."""
-    cos, sin = tables
-    first, second = x_RHD.to(torch.promote_types(x_RHD.dtype, torch.float32)).chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.to(x_RHD.dtype)
+    """Apply the angles per head; computed in float32 (float64 for float64), returned as x.
+
+    Both halves are computed as one tensor of pairs: a compiler would make a copy of the gradient
+    of halves that are put together.
+    """
+    cos, sin = (table.unsqueeze(-2) for table in tables)
+    wide = x_RHD.to(torch.promote_types(x_RHD.dtype, torch.float32))
+    half = wide.shape[-1] // 2
+    pairs = wide.reshape(*wide.shape[:-1], 2, half)  # first half, second half
+    sign = 2 * torch.arange(2, device=x_RHD.device, dtype=sin.dtype).unsqueeze(-1) - 1
+    turned = pairs * cos + pairs.flip(-2) * (sin * sign)
+    return turned.flatten(-2).to(x_RHD.dtype)

@@ -4,11 +4,13 @@ from functools import cache
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.packing import Packing
 from nsa_core.kernels.reference import ReferenceBackend
+from nsa_core.model.rotary import rotate
 from tests.core.model.cases import (
     first_attention,
     free_tokens,
@@ -204,3 +206,36 @@ def test_without_a_compressed_block_the_gradients_of_phi_are_zeros(
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert ".phi_" not in name or not parameter.grad.any(), name
+
+
+def operators_of_gradient(function, x: torch.Tensor) -> list[str]:
+    """Names of the operators that compute `function` of x and its gradient by x."""
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(sum(part.square().sum() for part in function(x)), x)[0]
+
+    return [
+        node.target.__name__
+        for node in make_fx(gradient)(x).graph.nodes
+        if node.op == "call_function"
+    ]
+
+
+def test_a_compiler_finds_the_gradient_of_the_projections_put_together_once() -> None:
+    """A cut within a cut, or padding that is sliced off, costs a copy of the whole gradient."""
+    layer = first_attention(small_model())
+
+    def parts(x: torch.Tensor) -> list[torch.Tensor]:
+        projected = layer.project(x)
+        return [projected.q_NHD, *vars(projected.pairs).values(), projected.gate_NY]
+
+    names = operators_of_gradient(parts, inputs(8))
+    assert sum(name.startswith("cat") for name in names) == 2  # the weights, and the gradient
+    assert not [name for name in names if "slice" in name or "pad" in name]
+
+
+def test_a_rotation_puts_no_halves_together() -> None:
+    tables = small_model().rotary.tables(torch.arange(8))
+    names = operators_of_gradient(lambda x: [rotate(x.unsqueeze(1), tables)], inputs(8, width=6))
+    assert not [name for name in names if name.startswith(("cat", "slice", "stack"))]

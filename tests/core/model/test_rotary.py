@@ -23,6 +23,11 @@ def test_position_zero_changes_nothing() -> None:
     assert torch.equal(rotate(x, Rotary(RopeConfig(), 8).tables(torch.tensor([0]))), x)
 
 
+def test_no_row_is_no_error() -> None:
+    x = torch.zeros(0, 2, 8)
+    assert rotate(x, Rotary(RopeConfig(), 8).tables(torch.arange(0))).shape == x.shape
+
+
 def test_products_depend_on_the_difference_of_positions() -> None:
     rotary = Rotary(RopeConfig(), 8)
     q, k = torch.randn(2, 1, 1, 8)
