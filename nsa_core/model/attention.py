@@ -191,8 +191,10 @@ class NSAAttention(nn.Module):
 
         Slots without a block hold anything: no backend lets them count (`AttentionBackend`).
         """
-        k_CGD = self.phi_k(_blocks(pairs.k_cmp, context))
-        v_CGE: Tensor = self.phi_v(_blocks(pairs.v_cmp, context))
+        geometry = context.geometry
+        num_strides = geometry.compress_block // geometry.compress_stride
+        k_CGD = self.phi_k.of_strides(_strides(pairs.k_cmp, context), num_strides)
+        v_CGE = self.phi_v.of_strides(_strides(pairs.v_cmp, context), num_strides)
         return rotate(k_CGD, context.slot_tables), v_CGE
 
 
@@ -208,30 +210,21 @@ def _one_product(x_NW: Tensor, weights: list[Tensor], widths: list[int]) -> list
     return list(torch.split(F.linear(x_NW, torch.cat(weights)), widths, dim=-1))
 
 
-def _blocks(x_NGD: Tensor, context: AttentionContext) -> Tensor:
-    """The tokens [C, L, G, D] of every compression block; anything in slots without one.
+def _strides(x_NGD: Tensor, context: AttentionContext) -> Tensor:
+    """The tokens [C, d, G, D] of every stride of the documents; anything in slots without a block.
 
-    A block is l / d strides of its document that follow each other, and so do their slots: each
-    token is read once, as part of its stride, and neighbouring slots make the blocks. The gradient
-    is a sum of l / d slices, and of equally long documents of whole strides no gather at all.
+    A compression block is l / d strides of its document that follow each other, and so do their
+    slots. Of equally long documents of whole strides they are the tokens as they lie, without a
+    gather.
     """
     stride = context.geometry.compress_stride
     length = context.packing.uniform_length
     if length is not None and length % stride == 0:
-        strides_CdGD = x_NGD.reshape(-1, stride, *x_NGD.shape[1:])
-    else:
-        offsets = torch.arange(stride, device=x_NGD.device)
-        row_Cd = context.slots.first_row_C[:, None] + offsets
-        flat = x_NGD.index_select(0, row_Cd.clamp_(max=len(x_NGD) - 1).flatten())
-        strides_CdGD = flat.view(*row_Cd.shape, *x_NGD.shape[1:])
-    num_strides = context.geometry.compress_block // stride
-    return torch.cat([_moved_up(strides_CdGD, by) for by in range(num_strides)], dim=1)
-
-
-def _moved_up(x_CdGD: Tensor, by: int) -> Tensor:
-    """Slot c holds what slot c + by held; zeros at the end."""
-    by = min(by, len(x_CdGD))
-    return F.pad(x_CdGD[by:], (0, 0, 0, 0, 0, 0, 0, by))
+        return x_NGD.reshape(-1, stride, *x_NGD.shape[1:])
+    offsets = torch.arange(stride, device=x_NGD.device)
+    row_Cd = context.slots.first_row_C[:, None] + offsets
+    flat = x_NGD.index_select(0, row_Cd.clamp_(max=len(x_NGD) - 1).flatten())
+    return flat.view(*row_Cd.shape, *x_NGD.shape[1:])
 
 
 class DenseAttention(nn.Module):

@@ -1,7 +1,14 @@
 """phi: how a block of keys or values becomes one (paper Eq. 7).
 
-Legend: R blocks, L tokens of a block, G groups, D width of the key or value.
+Decode gives whole blocks. Training gives the strides that they consist of, one after the other:
+whatever is linear in a block is a sum over its strides, so that no token is copied into both blocks
+that hold it, and products and gradients read and write each once. Stride c is the first of block c.
+
+Legend: R blocks, L tokens of a block, G groups, D width of the key or value, C strides, d tokens of
+a stride.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +17,35 @@ from torch.nn import functional as F
 from nsa_core.model.layers import widen
 
 
+def join_strides(parts: Sequence[Tensor]) -> Tensor:
+    """The sum over j of what part j has at slot c + j, for every slot c, in at least float32.
+
+    Part j [C, ...] holds what every stride gives to the block whose stride number j it is. Behind
+    the last stride there are zeros.
+    """
+    total = widen(parts[0])
+    for by, part in enumerate(parts[1:], start=1):
+        kept = widen(part)[min(by, len(part)) :]
+        total = total + F.pad(kept, (0, 0) * (kept.ndim - 1) + (0, len(part) - len(kept)))
+    return total
+
+
+def _mean_of_strides(strides_CdGD: Tensor, num_strides: int) -> Tensor:
+    """Means [C, G, D] of the blocks, in at least float32."""
+    share_CGD = widen(strides_CdGD).mean(dim=1) / num_strides
+    return join_strides([share_CGD] * num_strides)
+
+
 class MeanCompression(nn.Module):
     """`avg`: the mean of the block; nothing to learn."""
 
     def forward(self, block_RLGD: Tensor) -> Tensor:
         """One key a block: [R, G, D]."""
         return widen(block_RLGD).mean(dim=1).to(block_RLGD.dtype)
+
+    def of_strides(self, strides_CdGD: Tensor, num_strides: int) -> Tensor:
+        """One key for every block of `num_strides` strides: [C, G, D]."""
+        return _mean_of_strides(strides_CdGD, num_strides).to(strides_CdGD.dtype)
 
 
 class LinearCompression(nn.Module):
@@ -37,6 +67,13 @@ class LinearCompression(nn.Module):
         """One key a block: [R, G, D]."""
         flat_GRX = block_RLGD.permute(2, 0, 1, 3).flatten(2)
         return torch.bmm(flat_GRX, self.weight.mT.to(flat_GRX.dtype)).transpose(0, 1)
+
+    def of_strides(self, strides_CdGD: Tensor, num_strides: int) -> Tensor:
+        """One key for every block of `num_strides` strides: [C, G, D]."""
+        flat_GCX = strides_CdGD.permute(2, 0, 1, 3).flatten(2)
+        weight_GYX = _stacked(self.weight, num_strides)
+        product_CGY = torch.bmm(flat_GCX, weight_GYX.mT.to(flat_GCX.dtype)).transpose(0, 1)
+        return join_strides(torch.split(product_CGY, self.width, dim=-1)).to(strides_CdGD.dtype)
 
 
 class MLPCompression(nn.Module):
@@ -62,6 +99,27 @@ class MLPCompression(nn.Module):
         residual_RGD = self.down(F.silu(self.up(encoded_RGLD.flatten(2))))
         pooled_RGD: Tensor = widen(block_RLGD).mean(dim=1) + residual_RGD
         return pooled_RGD.to(block_RLGD.dtype)
+
+    def of_strides(self, strides_CdGD: Tensor, num_strides: int) -> Tensor:
+        """One key for every block of `num_strides` strides: [C, G, D].
+
+        What the position encoding gives to the hidden layer is the same for every block.
+        """
+        weight, position = widen(self.up.weight), widen(self.position_LD)
+        offset_Y = (weight * position.flatten()).sum(dim=-1)
+        flat_CGX = strides_CdGD.transpose(1, 2).flatten(2)
+        product_CGY = F.linear(flat_CGX, _stacked(self.up.weight, num_strides))
+        parts = torch.split(product_CGY, self.up.out_features, dim=-1)
+        hidden_CGY = F.silu(join_strides(parts) + offset_Y).to(flat_CGX.dtype)
+        residual_CGD = self.down(hidden_CGY)
+        pooled_CGD: Tensor = _mean_of_strides(strides_CdGD, num_strides) + residual_CGD
+        return pooled_CGD.to(strides_CdGD.dtype)
+
+
+def _stacked(weight: Tensor, num_strides: int) -> Tensor:
+    """A matrix [..., Y, L * D] over a block as those [..., num_strides * Y, d * D] over strides."""
+    parts = weight.reshape(*weight.shape[:-1], num_strides, -1)
+    return parts.transpose(-2, -3).flatten(-3, -2)
 
 
 Compression = MeanCompression | LinearCompression | MLPCompression

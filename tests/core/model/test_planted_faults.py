@@ -211,8 +211,10 @@ def tie_broken_by_a_small_multiple_of_the_index(monkeypatch: pytest.MonkeyPatch)
 
 
 def detached_phi(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = MLPCompression.forward
-    monkeypatch.setattr(MLPCompression, "forward", lambda self, x: plain(self, x).detach())
+    plain = MLPCompression.of_strides
+    monkeypatch.setattr(
+        MLPCompression, "of_strides", lambda self, x, count: plain(self, x, count).detach()
+    )
 
 
 def document_borders_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,8 @@ def test_a_bf16_run_has_the_loss_and_the_norm_of_float64_up_to_its_rounding(tmp_
         expected = loop.step()
         assert float(row["loss"]) == pytest.approx(expected.loss, rel=1e-3)
         assert float(row["grad_norm"]) == pytest.approx(expected.norm, rel=0.02)
-        assert float(row["loss"]) != pytest.approx(expected.loss, rel=1e-7)  # it is half at all
+        # A loss may round to that of float32; a norm is 4e-4 off in bf16, 4e-7 in float32.
+        assert float(row["grad_norm"]) != pytest.approx(expected.norm, rel=1e-5)
         loop.go_on_from(saved(run, number)[0])
 
 
