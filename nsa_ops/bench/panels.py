@@ -81,15 +81,16 @@ def kernel_panels(result: BenchResult) -> list[Panel]:
 def compare_panels(result: BenchResult) -> list[Panel]:
     """Loss in training, and bits per byte on held-out documents, against the tokens seen."""
     losses, bits = [], []
-    for attention, name, css in (("dense", "dense", "s2"), ("nsa", "NSA", "s1")):
-        for row in (row for row in result.rows if row.get("attention") == attention):
-            curve = [(float(tokens), float(loss)) for _, tokens, loss in row["loss_curve"]]
-            losses.append(PlotLine(name, tuple(_averaged(_drawable(curve))), css))
-            held_out = [
-                (float(step * row["tokens_per_step"]), float(found))
-                for step, _, found in row["validation"]
-            ]
-            bits.append(PlotLine(name, _drawable(held_out), css))
+    for row in sorted(result.rows, key=_is_control, reverse=True):
+        name = str(row.get("name", row["attention"]))
+        label, css = "NSA" if name == "nsa" else name, "s2" if _is_control(row) else "s1"
+        curve = [(float(tokens), float(loss)) for _, tokens, loss in row["loss_curve"]]
+        losses.append(PlotLine(label, tuple(_averaged(_drawable(curve))), css))
+        held_out = [
+            (float(step * row["tokens_per_step"]), float(found))
+            for step, _, found in row["validation"]
+        ]
+        bits.append(PlotLine(label, _drawable(held_out), css))
     x_label = "tokens seen"
     return [
         Panel("Training loss", "nats", x_label, tuple(line for line in losses if line.points)),
@@ -98,6 +99,11 @@ def compare_panels(result: BenchResult) -> list[Panel]:
             tuple(line for line in bits if len(line.points) > 1),
         ),
     ]  # fmt: skip
+
+
+def _is_control(row: Row) -> bool:
+    """What the others are judged beside; rows of before settings could be tried have no name."""
+    return row.get("name", row["attention"]) in ("dense", "base")
 
 
 def _averaged(points: Sequence[Point]) -> Iterator[Point]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nsa_core.bench import compare
 from nsa_core.bench.__main__ import main
 from nsa_core.bench.compare import TABLE, RunRow, find_excess, read_run_row
 from nsa_core.rundir.bench_result import parse_bench_result
@@ -117,7 +118,7 @@ def test_a_run_without_a_row_in_a_table_is_said_to_lack_it(
     run = RunDir(shutil.copytree(root / "runs" / "compare-nsa", tmp_path / "run"))
     getattr(run, table).unlink()
     with pytest.raises(ValueError, match=r"no row in training\.csv or val\.csv"):
-        read_run_row(run, rows_of(compared)[0].data, ())
+        read_run_row(run, "nsa", rows_of(compared)[0].data, ())
 
 
 def test_a_run_that_fails_ends_the_comparison_with_the_end_of_its_log(
@@ -148,6 +149,9 @@ def test_nsa_that_is_clearly_worse_fails_the_comparison(compared) -> None:
     assert find_excess([level, dense]) is None
     assert "+0.0210 bits per byte" in find_excess([worse, dense])
     assert find_excess([worse]) is None
+    base, tried = replace(dense, name="base"), replace(worse, name="runtime.fp8=mlp")
+    assert find_excess([base, replace(level, name="seed=2")]) is None
+    assert find_excess([base, replace(level, name="seed=2"), tried]).startswith("runtime.fp8=mlp ")
 
 
 def test_text_that_was_not_held_out_fails_the_comparison(compared) -> None:
@@ -158,7 +162,45 @@ def test_text_that_was_not_held_out_fails_the_comparison(compared) -> None:
 
 def test_a_row_is_one_line(compared) -> None:
     line = TABLE.line(rows_of(compared)[0])
-    assert line.split()[:3] == ["nsa", "5", "640"]
+    assert line.split()[:2] == ["5", "640"]
+    assert line.endswith("  nsa")
+
+
+def test_each_setting_that_is_tried_is_a_run_beside_the_base(
+    compared,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root, text, *_ = compared
+
+    def train(run: RunDir, allocator: str) -> None:
+        """Leave what a run that was trained has left."""
+        for file in (root / "runs" / "compare-nsa").iterdir():
+            if file.is_file() and file != RunDir(file.parent).manifest:
+                shutil.copy(file, run.root)
+
+    monkeypatch.setattr(compare, "train", train)
+    tried = ["--try", "runtime.precision=bf16", "--try", "optimizer.kind=muon"]
+    result = tmp_path / "result.json"
+    assert main([*flags(tmp_path, text), *tried, "--json", str(result)]) == 0
+    rows = parse_bench_result(result.read_bytes(), "it").rows
+    assert [row["name"] for row in rows] == ["base", *tried[1::2]]
+    base, half, muon = (
+        read_manifest(RunDir(tmp_path / "runs" / f"compare-{name}")).config
+        for name in ("base", "1", "2")
+    )
+    assert base.model_copy(update={"runtime": half.runtime}) == half
+    assert base.model_copy(update={"optimizer": muon.optimizer}) == muon
+    assert [row["overrides"][-1] for row in rows[1:]] == tried[1::2]
+    assert capsys.readouterr().out.splitlines()[-1].endswith("  optimizer.kind=muon")
+
+
+def test_a_setting_that_decides_which_tokens_are_seen_cannot_be_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "--root", str(tmp_path / "c"), "--try", "batch.seq_len=64"]) == 2
+    assert capsys.readouterr().err.startswith("error: --try batch.seq_len: the runs would not see")
 
 
 def test_a_kind_of_attention_is_refused_because_both_are_trained(

@@ -37,6 +37,15 @@ def test_a_long_curve_is_drawn_by_the_means_of_growing_stretches() -> None:
     assert len(points) < 12
 
 
+def test_settings_that_were_tried_are_drawn_over_the_base_under_their_names() -> None:
+    names = ("runtime.fp8=mlp", "base", "optimizer.kind=muon")
+    rows = [row("nsa", [[3, 4.0, 1.5]]) | {"name": name} for name in names]
+    (loss,) = panels_of(parse_bench_result(document(rows, bench="compare"), "test")).panels
+    assert [(line.label, line.css) for line in loss.lines] == [
+        ("base", "s2"), ("runtime.fp8=mlp", "s1"), ("optimizer.kind=muon", "s1"),
+    ]  # fmt: skip
+
+
 def test_bits_per_byte_are_a_line_once_there_are_two() -> None:
     _, held_out = panels([1, 9.0, 3.0], [3, 4.0, 1.5])
     assert held_out.unit == "bits per byte"
