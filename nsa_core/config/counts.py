@@ -191,6 +191,7 @@ class StepShape:
     activation_checkpointing: str = "none"  # as in `RuntimeConfig`
     #: The compiler recomputes in the backward pass everything but matrix products.
     is_compiled: bool = False
+    has_half_residual: bool = False  # as in `RuntimeConfig`
     num_ranks: int = 1  # that share the step, each with a card of its own
     #: With `ddp` every rank keeps the whole state, with `fsdp` its share of it.
     sharding: Sharding = "ddp"
@@ -218,7 +219,7 @@ def estimate_memory(
     moments = 2 * counts.total - (blocks if optimizer.kind == "muon" else 0)
     is_half = precision != "fp32"
     kept = _kept_bytes(config, 2 if is_half else 4, shape)
-    loss = _loss_bytes(config, shape.tokens, is_half=is_half)
+    loss = _loss_bytes(config, shape, is_half=is_half)
     is_sharded = shape.sharding == "fsdp" and shape.num_ranks > 1
     share = 1 / shape.num_ranks if is_sharded else 1.0
     return MemoryEstimate(
@@ -253,19 +254,19 @@ def _gathered_bytes(config: ModelConfig, counts: ParameterCounts) -> float:
     return _FLOAT32 * (outside + _BLOCKS_GATHERED * block)
 
 
-def _loss_bytes(config: ModelConfig, tokens: int, *, is_half: bool) -> float:
-    """The last stream and norm in float32, the product's input and its gradient, chunk and head."""
+def _loss_bytes(config: ModelConfig, shape: StepShape, *, is_half: bool) -> float:
+    """The last stream and norm, the product's input and its gradient, chunk and head."""
     size = 2 if is_half else 4
-    hidden = tokens * config.dim * (2 * _FLOAT32 + 2 * size)
+    hidden = shape.tokens * (2 * _stream_bytes(config, shape) + 2 * size * config.dim)
     head = _FLOAT32 * config.vocab_size * config.dim
-    logits = tokens * config.vocab_size
+    logits = shape.tokens * config.vocab_size
     chunk = 2 * min(TRITON_CHUNK, logits) if is_half else 3 * 4 * min(TORCH_CHUNK, logits)
     return hidden + head + chunk
 
 
 def _kept_bytes(config: ModelConfig, size: int, shape: StepShape) -> float:
     """Bytes of all layers; what is computed again is there for one layer at a time."""
-    stream = _FLOAT32 * config.dim
+    stream = _stream_bytes(config, shape)
     mlp = stream + _mlp_bytes(config, size, is_compiled=shape.is_compiled)
     attention = _attention_bytes(config, size)
     if shape.is_compiled:  # the stream between attention and MLP is made from what was added to it
@@ -273,6 +274,11 @@ def _kept_bytes(config: ModelConfig, size: int, shape: StepShape) -> float:
     layer = {"none": stream + mlp + attention, "selective": stream + mlp, "full": stream}
     every = layer[shape.activation_checkpointing]
     return shape.tokens * (config.num_layers * every + layer["none"] - every)
+
+
+def _stream_bytes(config: ModelConfig, shape: StepShape) -> int:
+    """The residual stream of a token."""
+    return (2 if shape.has_half_residual else _FLOAT32) * config.dim
 
 
 def _mlp_bytes(config: ModelConfig, size: int, *, is_compiled: bool) -> float:

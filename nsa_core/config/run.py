@@ -84,6 +84,16 @@ class RunConfig(FrozenModel):
         return self
 
     @model_validator(mode="after")
+    def _check_residual(self) -> Self:
+        if self.runtime.half_residual and self.runtime.precision != "bf16":
+            message = (
+                "runtime.half_residual is for bf16, whose exponents are those of float32, and "
+                f"runtime.precision is {self.runtime.precision}; set runtime.half_residual=false"
+            )
+            raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
     def _check_ranks(self) -> Self:
         rows, ranks = self.batch.accumulation, self.num_ranks
         if rows % ranks:

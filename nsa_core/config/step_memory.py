@@ -24,6 +24,7 @@ def estimate_step(config: RunConfig, sharding: Sharding | None = None) -> Memory
             accumulation=config.batch.accumulation // config.num_ranks,
             activation_checkpointing=config.runtime.activation_checkpointing,
             is_compiled=config.runtime.compile,
+            has_half_residual=config.runtime.half_residual,
             num_ranks=config.num_ranks,
             sharding=sharding or ("ddp" if configured == "auto" else configured),
         ),

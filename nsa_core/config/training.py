@@ -141,10 +141,15 @@ def _check_num_gpus(value: object) -> object:
 
 
 class RuntimeConfig(ConfigSection):
-    """Which device, precision and kernels the run uses; speed only, never the mathematics."""
+    """Which device, precision and kernels the run uses; speed only, never the mathematics.
+
+    `precision` and `half_residual` change how results are rounded.
+    """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"  # `auto` is CUDA where there is a card
     precision: Precision = "bf16"
+    #: Keep the sum that blocks add to in bf16: less memory to pass over, and each sum is rounded.
+    half_residual: bool = False
     backend: BackendName = "auto"  # default attention backend; `auto` asks the profile and the card
     #: Overrides `backend` for one branch; likewise the next two.
     backend_compressed: BackendName = "auto"

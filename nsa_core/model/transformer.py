@@ -81,7 +81,11 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Embedding, blocks, norm, head; the loss is part of it so that logits stay in chunks."""
+    """Embedding, blocks, norm, head; the loss is part of it so that logits stay in chunks.
+
+    Attributes:
+        has_half_residual: Under autocast the residual stream has its dtype, and float32 otherwise.
+    """
 
     def __init__(
         self, config: ModelConfig, backends: BranchBackends | None = None, *, seed: int = 0
@@ -96,6 +100,7 @@ class LanguageModel(nn.Module):
         self.backends = backends or BranchBackends.of(GatheredBackend(), "runs everywhere")
         self.activation_checkpointing: ActivationCheckpointing = "none"
         self.loss_kernel: LossKernel = "torch"
+        self.has_half_residual = False
         with torch.random.fork_rng(devices=[]):  # torch fills modules when it makes them
             self.embedding = nn.Embedding(config.vocab_size, config.dim)
             self.rotary = Rotary(config.rope, config.head_dim_k)
@@ -157,6 +162,8 @@ class LanguageModel(nn.Module):
         `run` takes the layer from 0, its block and the residual stream [N, W], and returns that.
         """
         x_NW = self.embedding(token_N)
+        if self.has_half_residual and torch.is_autocast_enabled(x_NW.device.type):
+            x_NW = x_NW.to(torch.get_autocast_dtype(x_NW.device.type))
         for index, block in enumerate(self.block_list):
             x_NW = run(index, block, x_NW)
         hidden: Tensor = self.norm(x_NW)

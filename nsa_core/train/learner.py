@@ -127,6 +127,7 @@ def make_learner(
         compile_blocks(model, with_hooks=not is_sharded)
     model.loss_kernel = choose_loss_kernel(config, device)
     model.activation_checkpointing = config.runtime.activation_checkpointing
+    model.has_half_residual = config.runtime.half_residual
     shards = None
     if not is_sharded:
         loss, hold = share_loss(model.to(device), config, device, group)

@@ -103,6 +103,7 @@ def parsed(*words):
     [
         ("runtime.compile=false", lambda request: request.runtime.compile is False),
         ("runtime.precision=fp32", lambda request: request.runtime.precision == "fp32"),
+        ("runtime.half_residual=true", lambda request: request.runtime.half_residual),
         ("runtime.backend=sdpa", lambda request: request.runtime.backend == "sdpa"),
         (
             "runtime.activation_checkpointing=full",

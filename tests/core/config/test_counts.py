@@ -61,6 +61,9 @@ def test_a_compiled_block_keeps_less_and_recomputation_keeps_one_layer(attention
     layer = kept() / 12
     assert layer < kept(activation_checkpointing="full") < 3 * layer
     assert kept(activation_checkpointing="full") < kept(activation_checkpointing="selective")
+    assert kept(is_compiled=True) - kept(is_compiled=True, has_half_residual=True) == pytest.approx(
+        65_536 * 12 * 2 * config.model.dim / 2**20
+    )
 
 
 def test_fsdp_divides_the_state_among_the_ranks_and_gathers_tables_and_two_blocks() -> None:

@@ -289,13 +289,17 @@ def test_a_card_without_a_profile_matches_none() -> None:
             ["runtime.sharding=fsdp", "runtime.num_pods=2", "batch.accumulation=2"],
             "would never be",
         ),
+        (
+            ["runtime.half_residual=true", "runtime.precision=fp16"],
+            "runtime.precision is fp16; set runtime.half_residual=false",
+        ),
         (["runtime.num_gpus=-1"], "a number of cards from 0 to 256, or auto"),
         (["runtime.num_gpus=257"], "a number of cards from 0 to 256, or auto"),
         (["runtime.num_gpus=all"], "a number of cards from 0 to 256, or auto"),
         (["runtime.num_pods=4097"], "less than or equal to 4096"),
     ],
 )
-def test_ranks_that_could_not_train_are_refused_with_the_configuration(
+def test_what_could_not_train_is_refused_with_the_configuration(
     sets: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -131,6 +131,39 @@ def test_the_loss_is_float32_under_half_precision() -> None:
     assert all(p.grad.dtype == torch.float32 for p in model.parameters())
 
 
+def streams_of(model, row: torch.Tensor) -> list[torch.dtype]:
+    """The dtype of what goes into each block, and of the hidden states."""
+    found = []
+    hooks = [
+        block.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].dtype))
+        for block in model.block_list
+    ]
+    found.append(model.hidden(row).dtype)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+@pytest.mark.parametrize("attention", ["nsa", "dense"])
+def test_a_half_residual_stream_has_the_dtype_of_autocast_and_learns_the_same(
+    attention: str,
+) -> None:
+    model, row = small_model(small_config(attention=attention)).float(), tokens(1, 12)
+    losses, gradients = [], []
+    for model.has_half_residual in (False, True):
+        expected = torch.bfloat16 if model.has_half_residual else torch.float32
+        with torch.autocast("cpu", torch.bfloat16):
+            assert streams_of(model, row) == [expected] * 3
+            losses.append(model.loss(row, row).sum)
+        gradients.append(torch.autograd.grad(losses[-1], list(model.parameters())))
+    assert streams_of(model, row) == [torch.float32] * 3  # without autocast
+    torch.testing.assert_close(*losses, rtol=2e-2, atol=0)
+    assert not torch.equal(*losses)
+    for wide, half in zip(*gradients, strict=True):
+        assert half.dtype == torch.float32
+        assert (wide - half).norm() < 0.1 * wide.norm()
+
+
 @pytest.mark.parametrize("attention", ["nsa", "dense"])
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_recomputation_changes_no_bit_of_the_gradients(mode: str, attention: str) -> None:

@@ -120,6 +120,15 @@ class Wrapped(nn.Module):
         self.hooks.append(state)
 
 
+@pytest.mark.parametrize("is_half", [False, True])
+def test_the_residual_stream_is_as_configured(is_half):
+    runtime = {"half_residual": is_half, "precision": "bf16"}
+    config = RunConfig.model_validate(
+        merge(SMALL, {"data": {"path": "text.jsonl"}, "runtime": runtime})
+    )
+    assert make_learner(config, torch.device("cpu")).model.has_half_residual is is_half
+
+
 def test_the_steps_of_several_ranks_hold_their_gradients_and_add_them_in_order(monkeypatch):
     monkeypatch.setattr(parallel, "DistributedDataParallel", Wrapped)
     changes = {"data": {"path": "text.jsonl"}, "runtime": {"cpu_ranks": 2}}
