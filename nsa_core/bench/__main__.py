@@ -23,6 +23,7 @@ from nsa_core.rundir.atomic import check_place, write_text
 from nsa_core.rundir.bench_result import BenchResult, Machine
 from nsa_core.rundir.redaction import redact
 from nsa_core.terminal import run_to_exit_code, tell
+from nsa_core.train.failure import TrainerConfigurationError
 
 #: Where each bench lives; only the one that is asked for is imported.
 BENCHES: Mapping[str, str] = {
@@ -79,6 +80,9 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_USAGE
     try:
         return _run(bench, name, options, shown_command(argv, options.json))
+    except TrainerConfigurationError as error:
+        tell(f"error: {error}\nhint: {error.hint}")
+        return EXIT_USAGE
     except ValidationError as error:
         tell(f"error: {one_line(error)}")
         return EXIT_USAGE

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import replace
 
 import pytest
+import torch
 
 from nsa_core.bench import step_speed
 from nsa_core.bench.__main__ import main
@@ -145,6 +146,21 @@ def test_a_setting_that_the_bench_cannot_follow_is_refused(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"error: --set {key.partition('=')[0]}: this bench times")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a card")
+def test_what_the_trainer_refuses_is_one_line_and_a_hint(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sets = ["--set", "runtime.fp8=mlp", "--set", "runtime.precision=bf16"]
+    assert main(["model", "--length", "32", "--tokens", "32", *sets]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[-2:] == [
+        "error: runtime.fp8 is mlp, which needs a card of compute capability 8.9 or newer, and the "
+        "device is cpu",
+        "hint: Set runtime.fp8=none",
+    ]
 
 
 def test_a_skipped_step_is_no_timing() -> None:
