@@ -21,7 +21,7 @@ from nsa_core.config.environment import read_variables
 from nsa_core.config.model import PAPER_SYMBOLS
 from nsa_core.config.profile import HardwareProfile, load_profile
 from nsa_core.config.ranks import BATCH_KEYS, OfferedCards, settle_ranks
-from nsa_core.config.run import FP8_CAPABILITY, RunConfig
+from nsa_core.config.run import RunConfig
 from nsa_core.config.step_memory import fit_batch
 
 
@@ -262,7 +262,6 @@ def _check_profile(
         )
         raise ConfigError(message)
     _check_number_of_cards(config, origins, hardware)
-    _check_fp8(config, origins, hardware)
     for branch in ("", "_compressed", "_selected", "_sliding", "_dense"):
         backend = getattr(runtime, f"backend{branch}")
         allowed = {"triton": hardware.triton, "flash": hardware.flash_attention}
@@ -273,20 +272,6 @@ def _check_profile(
                 f"{hardware.name}; use sdpa or auto"
             )
             raise ConfigError(message)
-
-
-def _check_fp8(config: RunConfig, origins: Mapping[str, str], hardware: HardwareProfile) -> None:
-    needed = FP8_CAPABILITY[0] + FP8_CAPABILITY[1] / 10
-    has = hardware.compute_capability
-    if config.runtime.fp8 == "none" or (has is not None and has >= needed):
-        return
-    origin = origins.get("runtime.fp8", "default")
-    what = "has no card" if has is None else f"has cards of compute capability {has}"
-    message = (
-        f"{origin}: runtime.fp8 {config.runtime.fp8} needs compute capability {needed} or newer, "
-        f"and profile {hardware.name} {what}; set runtime.fp8=none"
-    )
-    raise ConfigError(message)
 
 
 def _check_number_of_cards(

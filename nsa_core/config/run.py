@@ -19,10 +19,6 @@ from nsa_core.config.training import (
     WatchdogLimits,
 )
 
-#: Compute capability of the oldest cards that multiply 8-bit floating-point numbers.
-FP8_CAPABILITY = (8, 9)
-#: Sizes of such a product are multiples of this: rows begin at whole 16 bytes.
-FP8_MULTIPLE = 16
 #: Ids of each tokenizer, the end-of-document token included; `bpe` is sized by the configuration.
 TOKENIZER_VOCABULARY = {"byte": 257, "gpt2": 50_257}
 
@@ -112,14 +108,6 @@ class RunConfig(FrozenModel):
             raise ValueError(message)
         return self
 
-    @model_validator(mode="after")
-    def _check_fp8(self) -> Self:
-        obstacle = find_fp8_obstacle(self) if self.runtime.fp8 != "none" else None
-        if obstacle is not None:
-            message = f"runtime.fp8 {self.runtime.fp8} is impossible: {obstacle}"
-            raise ValueError(message)
-        return self
-
     @property
     def ranks_per_pod(self) -> int:
         """Processes that train on one pod; `auto` counts as one until a plan knows the pod."""
@@ -159,29 +147,3 @@ def find_sharding_obstacle(config: RunConfig) -> str | None:
             "whole; set runtime.sharding=ddp"
         )
     return None
-
-
-def find_fp8_obstacle(config: RunConfig) -> str | None:
-    """Why the products of `runtime.fp8` cannot be made of 8-bit numbers; None if they can.
-
-    What the card can do is not judged.
-    """
-    runtime, model, batch = config.runtime, config.model, config.batch
-    if runtime.precision != "bf16":
-        return (
-            f"everything else has to be bf16, and runtime.precision is {runtime.precision}; set "
-            "runtime.precision=bf16 or runtime.fp8=none"
-        )
-    if runtime.device == "cpu":
-        return "runtime.device is cpu, and it needs a card; set runtime.fp8=none"
-    sizes = {
-        "model.dim": model.dim,
-        "model.mlp_width": model.mlp_width,
-        "batch.micro_batch x batch.seq_len": batch.micro_batch * batch.seq_len,
-    }
-    if runtime.fp8 == "mlp_head":
-        sizes["model.vocab_size"] = model.vocab_size
-    wrong = next((name for name, size in sizes.items() if size % FP8_MULTIPLE), None)
-    if wrong is None:
-        return None
-    return f"{wrong} is {sizes[wrong]}, and must be a multiple of {FP8_MULTIPLE}"

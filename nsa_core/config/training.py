@@ -9,8 +9,6 @@ from nsa_core.config.base import ConfigSection
 
 Precision = Literal["bf16", "fp16", "fp32"]
 BackendName = Literal["auto", "sdpa", "triton", "flash"]
-#: Products of 8-bit numbers: none, those of the MLP, or also the one that makes the logits.
-Fp8Products = Literal["none", "mlp", "mlp_head"]
 
 #: What flash-attn cannot compute, whatever the card.
 NOT_BY_FLASH = {
@@ -145,7 +143,7 @@ def _check_num_gpus(value: object) -> object:
 class RuntimeConfig(ConfigSection):
     """Which device, precision and kernels the run uses; speed only, never the mathematics.
 
-    `precision`, `half_residual` and `fp8` change how results are rounded.
+    `precision` and `half_residual` change how results are rounded.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"  # `auto` is CUDA where there is a card
@@ -164,10 +162,6 @@ class RuntimeConfig(ConfigSection):
     flash_min_len_compressed: int = Field(-1, ge=-1)
     flash_min_len_sliding: int = Field(-1, ge=-1)
     compile: bool = False
-    #: Products of a training step that are made of 8-bit numbers, on cards of compute capability
-    #: 8.9 and newer: the three of each MLP matrix, and with `mlp_head` also the logits. They are
-    #: rounded more coarsely than in bf16, so losses differ a little.
-    fp8: Fp8Products = "none"
     #: Recompute none, all or the attention of the blocks in backward.
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     deterministic: bool = False  # bit-equal repeats on a GPU at the price of speed

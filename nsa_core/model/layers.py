@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from nsa_core.config.counts import gate_hidden_width
 from nsa_core.config.model import GateConfig, ModelConfig
-from nsa_core.model.fp8 import fp8_mlp
 
 NUM_BRANCHES = 3
 
@@ -35,11 +34,7 @@ class RMSNorm(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU, or two matrices with SiLU between them; no biases.
-
-    Attributes:
-        has_fp8: Passes with gradients multiply 8-bit numbers; x is [N, W] then.
-    """
+    """SwiGLU, or two matrices with SiLU between them; no biases."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Make the matrices; `LanguageModel` fills them."""
@@ -48,12 +43,9 @@ class MLP(nn.Module):
         inner = config.mlp_width * (2 if self.is_gated else 1)
         self.up = nn.Linear(config.dim, inner, bias=False)
         self.down = nn.Linear(config.mlp_width, config.dim, bias=False)
-        self.has_fp8 = False
 
     def forward(self, x_XW: Tensor) -> Tensor:
         """Map each token by itself."""
-        if self.has_fp8 and torch.is_grad_enabled():
-            return fp8_mlp(x_XW, self.up.weight, self.down.weight, is_gated=self.is_gated)
         inner = self.up(x_XW)
         if self.is_gated:
             gate, value = inner.chunk(2, dim=-1)

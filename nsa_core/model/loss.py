@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsa_core.model.fp8 import E4M3, multiply, quantise_rows
-
 #: Logits that exist at one time; the Triton kernel needs no second copy of them.
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
 CHUNK_LOGITS_IN_PLACE = 2**29
@@ -31,12 +29,7 @@ class LossSum:
 
 
 def loss_sum(
-    hidden_NW: Tensor,
-    weight_VW: Tensor,
-    target_N: Tensor,
-    *,
-    in_place: bool = False,
-    in_fp8: bool = False,
+    hidden_NW: Tensor, weight_VW: Tensor, target_N: Tensor, *, in_place: bool = False
 ) -> LossSum:
     """Cross-entropy of `hidden @ weight.T` against the targets; -1 is left out.
 
@@ -49,9 +42,6 @@ def loss_sum(
             one ends in torch's index error on a processor, in its assertion on a card, and is
             undefined with `in_place`; `train.prepare` refuses a tokenizer with more ids than V.
         in_place: Let a Triton kernel turn the logits into their gradient; speed and memory only.
-        in_fp8: Where gradients are needed, make the logits by a product of 8-bit numbers, under
-            autocast in bfloat16. Both gradients are products in bfloat16 all the same
-            (docs/trainer-speed.md).
 
     Raises:
         ValueError: If there is no token, or sizes or dtypes do not fit together.
@@ -59,7 +49,7 @@ def loss_sum(
     _check_inputs(hidden_NW, weight_VW, target_N)
     needs_grad = torch.is_grad_enabled() and (hidden_NW.requires_grad or weight_VW.requires_grad)
     total: Tensor = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch's own
-        hidden_NW, weight_VW, target_N, needs_grad, in_place, in_fp8 and needs_grad
+        hidden_NW, weight_VW, target_N, needs_grad, in_place
     )
     return LossSum(total, (target_N != IGNORED_TARGET).sum().float())
 
@@ -92,7 +82,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         target_N: Tensor,
         needs_grad: bool,  # noqa: FBT001 - torch passes every input by its place
         in_place: bool,  # noqa: FBT001 - torch passes every input by its place
-        in_fp8: bool,  # noqa: FBT001 - torch passes every input by its place
     ) -> Tensor:
         """Sum of the losses."""
         device = hidden_NW.device.type
@@ -100,14 +89,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         compute = torch.get_autocast_dtype(device) if is_half else hidden_NW.dtype
         with torch.autocast(device, enabled=False):
             found: tuple[Tensor, Tensor, Tensor] = _cross_entropy(
-                hidden_NW.to(compute), weight_VW.to(compute), target_N, needs_grad, in_place, in_fp8
+                hidden_NW.to(compute), weight_VW.to(compute), target_N, needs_grad, in_place
             )
         ctx.dtypes = (hidden_NW.dtype, weight_VW.dtype)
         ctx.save_for_backward(*found[1:])
         return found[0]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         """Scale what the forward pass has computed.
 
         Raises:
@@ -129,7 +118,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             None,
             None,
             None,
-            None,
         )
 
 
@@ -140,7 +128,6 @@ def _cross_entropy(
     target_N: Tensor,
     needs_grad: bool,  # noqa: FBT001 - torch passes every input by its place
     in_place: bool,  # noqa: FBT001 - torch passes every input by its place
-    in_fp8: bool,  # noqa: FBT001 - torch passes every input by its place
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sum of the losses, and its gradients by both matrices; empty ones if not needed.
 
@@ -153,15 +140,10 @@ def _cross_entropy(
     grad_weight.zero_()
     size = _chunk_rows(hidden_NW, weight_VW.shape[0], in_place=in_place)
     chunk_of = _chunk_in_place if in_place else _chunk
-    head = quantise_rows([weight_VW], E4M3) if in_fp8 else None
     for start in range(0, hidden_NW.shape[0], size):
         rows = slice(start, start + size)
         hidden = hidden_NW[rows]
-        if head is None:
-            logits_RV = hidden @ weight_VW.mT
-        else:
-            logits_RV = multiply(quantise_rows([hidden], E4M3), head, is_fast=True)
-        loss_R, grad_logits = chunk_of(logits_RV, target_N[rows], needs_grad=needs_grad)
+        loss_R, grad_logits = chunk_of(hidden @ weight_VW.mT, target_N[rows], needs_grad=needs_grad)
         total += loss_R.sum()
         if needs_grad:
             torch.mm(grad_logits, weight_VW, out=grad_hidden[rows])
@@ -176,9 +158,8 @@ def _fake_cross_entropy(
     target_N: Tensor,
     needs_grad: bool,  # noqa: FBT001 - see above
     in_place: bool,  # noqa: FBT001 - see above
-    in_fp8: bool,  # noqa: FBT001 - see above
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del target_N, in_place, in_fp8
+    del target_N, in_place
     total = hidden_NW.new_empty((), dtype=torch.promote_types(hidden_NW.dtype, torch.float32))
     return total, *_new_gradients(hidden_NW, weight_VW, needs_grad=needs_grad)
 

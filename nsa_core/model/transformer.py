@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nsa_core.config.model import ModelConfig
-from nsa_core.config.training import Fp8Products
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
@@ -102,7 +101,6 @@ class LanguageModel(nn.Module):
         self.activation_checkpointing: ActivationCheckpointing = "none"
         self.loss_kernel: LossKernel = "torch"
         self.has_half_residual = False
-        self.fp8: Fp8Products = "none"
         with torch.random.fork_rng(devices=[]):  # torch fills modules when it makes them
             self.embedding = nn.Embedding(config.vocab_size, config.dim)
             self.rotary = Rotary(config.rope, config.head_dim_k)
@@ -116,12 +114,6 @@ class LanguageModel(nn.Module):
                 else nn.Linear(config.dim, config.vocab_size, bias=False)
             )
         initialise(self, config, seed)
-
-    def use_fp8(self, products: Fp8Products) -> None:
-        """Multiply 8-bit numbers in these products of passes with gradients; bfloat16 elsewhere."""
-        self.fp8 = products
-        for block in self.block_list:
-            block.mlp.has_fp8 = products != "none"
 
     @property
     def head_weight(self) -> Tensor:
@@ -192,26 +184,14 @@ class LanguageModel(nn.Module):
             )
             raise ValueError(message)
         hidden_NW = self.hidden(tokens_BT, packing)
-        return loss_sum(
-            hidden_NW,
-            self.head_weight,
-            targets_BT.reshape(-1),
-            in_place=self.loss_kernel == "triton",
-            in_fp8=self.fp8 == "mlp_head",
-        )
+        in_place = self.loss_kernel == "triton"
+        return loss_sum(hidden_NW, self.head_weight, targets_BT.reshape(-1), in_place=in_place)
 
     @property
     def kernel_paths(self) -> dict[str, str]:
-        """Which code computes each branch and the loss; a field of every heartbeat.
-
-        Also what is multiplied in fp8, where something is.
-        """
+        """Which code computes each branch and the loss; a field of every heartbeat."""
         paths: dict[str, str] = {choice.branch: choice.name for choice in self.backends.choices}
         paths["loss"] = self.loss_kernel
-        if self.fp8 != "none":
-            paths["mlp"] = "fp8"
-        if self.fp8 == "mlp_head":
-            paths["logits"] = "fp8"
         return paths
 
     def num_parameters(self) -> int:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils import deterministic
 
-from nsa_core.config.run import FP8_CAPABILITY, RunConfig
+from nsa_core.config.run import RunConfig
 from nsa_core.env import RankEnvironment
 from nsa_core.evaluate.device import COMPUTE_DTYPE
-from nsa_core.kernels.backend import BackendChoice, BranchBackends, DeviceFacts
+from nsa_core.kernels.backend import BackendChoice, BranchBackends
 from nsa_core.kernels.dispatch import choose_backends, device_facts, refusal
 from nsa_core.model.transformer import LanguageModel, LossKernel
 from nsa_core.model.weights import model_tensors
@@ -120,13 +120,11 @@ def make_learner(
     group = group or RankGroup()
     precision = config.runtime.precision
     is_sharded = config.runtime.sharding == "fsdp" and group.size > 1
-    require_fp8(config, device_facts(device, COMPUTE_DTYPE[precision]))
     model = LanguageModel(
         config.model, backends or choose_kernels(config, device), seed=config.seed
     )
     if config.runtime.compile:
         compile_blocks(model, with_hooks=not is_sharded)
-    model.use_fp8(config.runtime.fp8)
     model.loss_kernel = choose_loss_kernel(config, device)
     model.activation_checkpointing = config.runtime.activation_checkpointing
     model.has_half_residual = config.runtime.half_residual
@@ -152,26 +150,6 @@ def make_learner(
         ),
         shards,
     )
-
-
-def require_fp8(config: RunConfig, facts: DeviceFacts) -> None:
-    """Go on only where the device multiplies 8-bit numbers, if the run asks for it; pure.
-
-    Raises:
-        TrainerConfigurationError: If it does not.
-    """
-    if config.runtime.fp8 == "none":
-        return
-    if facts.capability is None or facts.capability < FP8_CAPABILITY:
-        has = "the device is cpu"
-        if facts.capability is not None:
-            has = f"this card has {'.'.join(map(str, facts.capability))}"
-        needed = ".".join(map(str, FP8_CAPABILITY))
-        message = (
-            f"runtime.fp8 is {config.runtime.fp8}, which needs a card of compute capability "
-            f"{needed} or newer, and {has}"
-        )
-        raise TrainerConfigurationError(message, hint="Set runtime.fp8=none")
 
 
 def choose_loss_kernel(config: RunConfig, device: torch.device) -> LossKernel:

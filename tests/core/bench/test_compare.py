@@ -149,9 +149,11 @@ def test_nsa_that_is_clearly_worse_fails_the_comparison(compared) -> None:
     assert find_excess([level, dense]) is None
     assert "+0.0210 bits per byte" in find_excess([worse, dense])
     assert find_excess([worse]) is None
-    base, tried = replace(dense, name="base"), replace(worse, name="runtime.fp8=mlp")
+    base, tried = replace(dense, name="base"), replace(worse, name="runtime.precision=bf16")
     assert find_excess([base, replace(level, name="seed=2")]) is None
-    assert find_excess([base, replace(level, name="seed=2"), tried]).startswith("runtime.fp8=mlp ")
+    assert find_excess([base, replace(level, name="seed=2"), tried]).startswith(
+        "runtime.precision=bf16 "
+    )
 
 
 def test_text_that_was_not_held_out_fails_the_comparison(compared) -> None:

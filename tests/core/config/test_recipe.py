@@ -342,38 +342,3 @@ def test_no_speed_is_expected_of_what_was_not_measured(
 def test_the_blocks_are_compiled_wherever_the_profile_has_a_card(name: str) -> None:
     profile = load_profile(name)
     assert resolve("m7c-125m", name).config.runtime.compile is profile.needs_card
-
-
-@pytest.mark.parametrize(
-    ("profile", "sets", "says"),
-    [
-        ("a100", [], "--set: runtime.fp8 mlp needs compute capability 8.9 or newer, and profile "
-         "a100 has cards of compute capability 8.0; set runtime.fp8=none"),
-        ("cpu", ["runtime.device=auto", "runtime.precision=bf16"], "does not run on profile cpu"),
-        ("h100", ["runtime.precision=fp32"], "runtime.precision is fp32"),
-        ("h100", ["runtime.device=cpu"], "runtime.device is cpu, and it needs a card"),
-        ("h100", ["model.dim=776"], "model.dim is 776, and must be a multiple of 16"),
-        ("h100", ["model.mlp_width=2050"], "model.mlp_width is 2050"),
-        ("h100", ["batch.seq_len=2047", "batch.micro_batch=1"],
-         "batch.micro_batch x batch.seq_len is 2047, and must be a multiple of 16"),
-        ("h100", ["model.vocab_size=50257", "runtime.fp8=mlp_head"],
-         "model.vocab_size is 50257, and must be a multiple of 16"),
-        ("h100", ["runtime.fp8=head"], "'none', 'mlp' or 'mlp_head'"),
-    ],
-)  # fmt: skip
-def test_fp8_is_refused_in_one_line_where_the_card_or_a_size_cannot(
-    profile: str, sets: list[str], says: str
-) -> None:
-    with pytest.raises(ConfigError, match=r"^[^\n]+$") as caught:
-        resolve("m7c-125m", profile, ["runtime.fp8=mlp", *sets])
-    assert says in str(caught.value)
-
-
-@pytest.mark.parametrize("profile", ["h100", "4090"])
-@pytest.mark.parametrize("products", ["mlp", "mlp_head"])
-def test_fp8_is_taken_on_cards_that_have_it_and_the_head_alone_limits_the_vocabulary(
-    profile: str, products: str
-) -> None:
-    assert resolve("m7c-125m", profile, [f"runtime.fp8={products}"]).config.runtime.fp8 == products
-    odd = ["runtime.fp8=mlp", "model.vocab_size=50257"]
-    assert resolve("m7c-125m", profile, odd).config.model.vocab_size == 50_257

@@ -38,11 +38,11 @@ def test_a_long_curve_is_drawn_by_the_means_of_growing_stretches() -> None:
 
 
 def test_settings_that_were_tried_are_drawn_over_the_base_under_their_names() -> None:
-    names = ("runtime.fp8=mlp", "base", "optimizer.kind=muon")
+    names = ("runtime.precision=bf16", "base", "optimizer.kind=muon")
     rows = [row("nsa", [[3, 4.0, 1.5]]) | {"name": name} for name in names]
     (loss,) = panels_of(parse_bench_result(document(rows, bench="compare"), "test")).panels
     assert [(line.label, line.css) for line in loss.lines] == [
-        ("base", "s2"), ("runtime.fp8=mlp", "s1"), ("optimizer.kind=muon", "s1"),
+        ("base", "s2"), ("runtime.precision=bf16", "s1"), ("optimizer.kind=muon", "s1"),
     ]  # fmt: skip
 
 
