@@ -199,8 +199,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", default="tiny-cpu", help="recipe of both runs")
     add_repeatable(parser, "--set", "change a value", default=[], metavar="KEY=VALUE")
     add_repeatable(
-        parser, "--try", "train with this setting and without, instead of NSA and dense",
-        default=[], metavar="KEY=VALUE", dest="tried",
+        parser, "--vary", "train with this setting and without, instead of NSA and dense",
+        default=[], metavar="KEY=VALUE",
     )  # fmt: skip
     parser.add_argument(
         "--root", type=Path, default=Path("compare"), metavar="DIR", help="folder for runs and data"
@@ -219,7 +219,7 @@ def measure(options: argparse.Namespace, machine: Machine) -> Iterator[RunRow]:
     root = options.root.resolve()
     chosen = [
         Trial(name, sets, _free_run(root, index, name), resolve(options.recipe, sets=sets))
-        for index, (name, sets) in enumerate(plan_trials(options.set, options.tried).items())
+        for index, (name, sets) in enumerate(plan_trials(options.set, options.vary).items())
     ]
     config = chosen[0].resolved.config
     check_curve(config)
@@ -262,7 +262,7 @@ def plan_trials(sets: Sequence[str], tried: Sequence[str]) -> dict[str, list[str
     for flag in tried:
         key = parse_set(flag)[0]
         if key.startswith(_SAME_FOR_ALL):
-            message = f"--try {key}: the runs would not see the same tokens; use --set for all"
+            message = f"--vary {key}: the runs would not see the same tokens; use --set for all"
             raise ConfigError(message)
     return {BASE: list(sets)} | {flag: [*sets, flag] for flag in tried}
 

@@ -53,7 +53,13 @@ _FLAGS: Mapping[str, Any] = {
     "length": _flag(list[int], "length", "T", "Tokens of a document; may be repeated"),
     "batch": _flag(list[int], "batch", "B", "Number of sequences; may be repeated"),
     "path": _flag(list[str], "path", "NAME", "Kernel path of the selected branch; may be repeated"),
-    "root": _flag(str, "root", "DIR", "Folder on the pod for the text and both runs"),
+    "vary": _flag(
+        list[str],
+        "vary",
+        "KEY=VALUE",
+        "Compare runs with this setting and without, not NSA and dense; may be repeated",
+    ),
+    "root": _flag(str, "root", "DIR", "Folder on the pod for the text and the runs"),
     "tokens": _flag(int, "tokens", "N", "Tokens in one call or one step"),
     "dtype": _flag(str, "dtype", "bfloat16|float16", "Data type of the inputs"),
     "ranks": _flag(int, "ranks", "N", "Number of ranks compared with one; default: all cards"),
@@ -128,9 +134,9 @@ _BENCHES: Mapping[str, _Bench] = {
         "final_loss_gap outcome",
     ),
     "compare": _Bench(
-        "Train with NSA and with dense attention on the same text, and compare the two runs.",
-        "recipe root set",
-        "attention steps tokens num_parameters tokens_per_s mfu peak_mib wall_s goodput "
+        "Train with NSA and with dense attention, or with settings and without, on the same text.",
+        "recipe vary root set",
+        "name attention steps tokens num_parameters tokens_per_s mfu peak_mib wall_s goodput "
         "bits_per_byte",
     ),
 }

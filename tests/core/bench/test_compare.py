@@ -183,7 +183,7 @@ def test_each_setting_that_is_tried_is_a_run_beside_the_base(
                 shutil.copy(file, run.root)
 
     monkeypatch.setattr(compare, "train", train)
-    tried = ["--try", "runtime.precision=bf16", "--try", "optimizer.kind=muon"]
+    tried = ["--vary", "runtime.precision=bf16", "--vary", "optimizer.kind=muon"]
     result = tmp_path / "result.json"
     assert main([*flags(tmp_path, text), *tried, "--json", str(result)]) == 0
     rows = parse_bench_result(result.read_bytes(), "it").rows
@@ -201,8 +201,8 @@ def test_each_setting_that_is_tried_is_a_run_beside_the_base(
 def test_a_setting_that_decides_which_tokens_are_seen_cannot_be_tried(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compare", "--root", str(tmp_path / "c"), "--try", "batch.seq_len=64"]) == 2
-    assert capsys.readouterr().err.startswith("error: --try batch.seq_len: the runs would not see")
+    assert main(["compare", "--root", str(tmp_path / "c"), "--vary", "batch.seq_len=64"]) == 2
+    assert capsys.readouterr().err.startswith("error: --vary batch.seq_len: the runs would not see")
 
 
 def test_a_kind_of_attention_is_refused_because_both_are_trained(
