@@ -14,9 +14,14 @@ demo:  ## Run the whole path on this machine, on real text: about two minutes on
 
 # Four processes for two processors: real parts are waited for. By number of tests, the longest files
 # (the demo, one test) would come last, on one process alone.
+# Its hundreds of processes compile nothing twice: byte code is kept, whatever the caller's environment
+# says, and one collection beside the checks, which use one processor, makes it. Found at the same
+# moment by every process of pytest, each would compile all of it.
+test: export PYTHONDONTWRITEBYTECODE =
 test:  ## Run every check and every test that needs no GPU
 	@tools/setup.sh dev
-	@tools/check.sh
+	@.venv/bin/python -m pytest --collect-only -qq $(ARGS) </dev/null >/dev/null 2>&1 & \
+	  tools/check.sh; checked=$$?; wait; exit $$checked
 	@.venv/bin/python -m pytest -rs -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 faults:  ## Plant every fault of tests/faults in a copy and print which ones the tests notice
