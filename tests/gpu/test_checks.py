@@ -1,7 +1,5 @@
 """Each probe of `python -m nsa_core.checks --full` on a card: what planted faults are held to."""
 
-import time
-
 import pytest
 
 from nsa_core.checks.probes import _Probes, run_probes
@@ -9,7 +7,6 @@ from nsa_core.config.recipe import resolve
 
 pytestmark = pytest.mark.gpu
 PROBES = ("parity", "choice", "layer", "gradients", "decode", "decode_kernels", "packing")
-LIMIT_S = 60.0
 
 
 def config():
@@ -23,8 +20,6 @@ def test_a_probe_of_the_full_tier_passes(probe):
     assert [check for check in checks if check.status != "pass"] == []
 
 
-def test_the_full_tier_passes_within_a_minute():
-    started_s = time.monotonic()
+def test_the_full_tier_passes():
     report = run_probes(config(), "cuda", "full")
     assert [check for check in report.checks if check.status != "pass"] == []
-    assert time.monotonic() - started_s <= LIMIT_S
