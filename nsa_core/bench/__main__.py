@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nsa_core.bench.command import Bench
+from nsa_core.bench.command import Bench, without_folders
 from nsa_core.config.base import ConfigError, disk_advice, one_line
 from nsa_core.env import set_before_torch
 from nsa_core.rundir.atomic import check_place, write_text
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _run(bench, name, options, shown_command(argv, options.json))
     except TrainerConfigurationError as error:
-        tell(f"error: {error}\nhint: {error.hint}")
+        tell(f"error: {error}; {error.hint[0].lower()}{error.hint[1:]}")
         return EXIT_USAGE
     except ValidationError as error:
         tell(f"error: {one_line(error)}")
@@ -133,8 +133,7 @@ def _run(bench: Bench, name: str, options: argparse.Namespace, command: str) -> 
 def shown_command(argv: Sequence[str], target: str) -> str:
     """The command as it is recorded: paths without the folders of this machine, no secrets."""
     words = [word.replace(target, Path(target).name) if target else word for word in argv]
-    shown = (Path(word).name if Path(word).is_absolute() else word for word in words)
-    return redact(" ".join([_PROGRAM, *shown]))
+    return redact(" ".join([_PROGRAM, *map(without_folders, words)]))
 
 
 def machine_line(machine: Machine) -> str:

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nsa_core.rundir.bench_result import Machine
@@ -28,6 +29,12 @@ def check_at_least(least: int, flags: Mapping[str, Sequence[int]]) -> None:
         if min(values) < least:
             message = f"{flag} must be at least {least}, got {min(values)}"
             raise ValueError(message)
+
+
+def without_folders(word: str) -> str:
+    """An absolute path, also the value of `KEY=PATH`, as its last part: for what is recorded."""
+    key, equals, value = word.rpartition("=")
+    return key + equals + Path(value).name if Path(value).is_absolute() else word
 
 
 def add_repeatable(

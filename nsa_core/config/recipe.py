@@ -113,18 +113,18 @@ def _first_of(section: str) -> str:
     return next(key for key in _KNOWN_KEYS if key.startswith(f"{section}."))
 
 
-def parse_set(flag: str) -> tuple[str, Any]:
-    """Parse one `--set key=value`; the value is YAML.
+def parse_set(flag: str, name: str = "--set") -> tuple[str, Any]:
+    """Parse one `--set key=value`, or another flag of this form; the value is YAML.
 
     Raises:
         ConfigError: If there is no `=`, or the key is unknown.
     """
     key, equals, text = flag.partition("=")
     if not equals:
-        message = f"--set {flag!r} must look like schedule.steps=500"
+        message = f"{name} {flag!r} must look like schedule.steps=500"
         raise ConfigError(message)
-    _check_key(key.strip(), "--set")
-    return key.strip(), parse_yaml(text, f"--set {key.strip()}")
+    _check_key(key.strip(), name)
+    return key.strip(), parse_yaml(text, f"{name} {key.strip()}")
 
 
 def resolve(

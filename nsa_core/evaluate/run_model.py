@@ -115,6 +115,7 @@ def open_run_model(
             runtime, device_facts(device, dtype, config), config.model.attention
         )
         model = LanguageModel(config.model, backends, seed=config.seed)
+        model.has_half_residual = config.runtime.half_residual
         load_model_tensors(model, read_weights(weights.path))
     except (ValueError, OSError, SafetensorError) as error:
         why = str(error) if isinstance(error, SafetensorError) else one_line(error)

@@ -120,6 +120,7 @@ def whole_model(session: TrainingSession) -> LanguageModel:
     if learner.shards is None:
         return learner.model
     model = LanguageModel(session.config.model, learner.model.backends, seed=session.config.seed)
+    model.has_half_residual = learner.model.has_half_residual
     load_model_tensors(model, read_weights(session.context.run.checkpoint(session.step)))
     return model.to(session.device)
 

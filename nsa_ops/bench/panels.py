@@ -3,12 +3,15 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, TypeGuard
 
 from nsa_core.rundir.bench_result import BenchResult
 
 #: Tokens of a training curve, from one drawn point to the next.
 _FACTOR_OF_A_POINT = 1.6
+#: Of a line's name that the right margin holds.
+_LABEL_LETTERS = 16
 
 Row = dict[str, Any]
 Point = tuple[float, float]
@@ -46,6 +49,8 @@ def panels_of(result: BenchResult) -> Panels:
     """The picture of a result; empty where its rows hold nothing that can be drawn."""
     panels = _PANELS.get(result.bench, no_panels)(result)
     title = _TITLES.get(result.bench, result.bench)
+    if any(row.get("name") == "base" for row in result.rows):
+        title = "One recipe, with settings and without, trained on the same text"
     return Panels(title, remark_of(result), tuple(panel for panel in panels if panel.lines))
 
 
@@ -80,10 +85,9 @@ def kernel_panels(result: BenchResult) -> list[Panel]:
 
 def compare_panels(result: BenchResult) -> list[Panel]:
     """Loss in training, and bits per byte on held-out documents, against the tokens seen."""
-    losses, bits = [], []
+    losses, bits, colours = [], [], cycle(("s1", "s3", "s4", "s5"))
     for row in sorted(result.rows, key=_is_control, reverse=True):
-        name = str(row.get("name", row["attention"]))
-        label, css = "NSA" if name == "nsa" else name, "s2" if _is_control(row) else "s1"
+        label, css = _short_name(row), "s2" if _is_control(row) else next(colours)
         curve = [(float(tokens), float(loss)) for _, tokens, loss in row["loss_curve"]]
         losses.append(PlotLine(label, tuple(_averaged(_drawable(curve))), css))
         held_out = [
@@ -101,9 +105,28 @@ def compare_panels(result: BenchResult) -> list[Panel]:
     ]  # fmt: skip
 
 
+def _name_of(row: Row) -> str:
+    """Of a run of `compare`; rows of before settings could be varied have their attention alone."""
+    name = row.get("name", row["attention"])
+    if not isinstance(name, str):
+        message = f"the name of a run must be text, got {type(name).__name__}"
+        raise TypeError(message)
+    return name
+
+
+def _short_name(row: Row) -> str:
+    """What fits beside a line: a setting without its section."""
+    name = _name_of(row)
+    if name == "nsa":
+        return "NSA"
+    key, equals, value = name.partition("=")
+    short = key.rpartition(".")[2] + equals + value
+    return short if len(short) <= _LABEL_LETTERS else short[: _LABEL_LETTERS - 1] + "…"
+
+
 def _is_control(row: Row) -> bool:
-    """What the others are judged beside; rows of before settings could be tried have no name."""
-    return row.get("name", row["attention"]) in ("dense", "base")
+    """What the others are judged beside."""
+    return _name_of(row) in ("dense", "base")
 
 
 def _averaged(points: Sequence[Point]) -> Iterator[Point]:

@@ -30,6 +30,8 @@ BENCH_S, VALIDATE_S = 1800.0, 7200.0
 #: Exit codes of `python -m nsa_core.bench` with a result, and of one that could not begin.
 _FAILED = 9
 _WHERE = "Results are in bench/results"
+_KERNELS_HINT = "Do not train with these kernels; compare them with `nsa-ops preflight --full`"
+_FAILED_HINTS = {"compare": "Look at both curves with `--plot`, or train for more steps"}
 _ERRORS: Mapping[int, type[OpsError]] = {2: ConfigurationError, 11: LocalResourceError}
 
 
@@ -71,7 +73,7 @@ class Benched:
         """What the failure means for the command; None without one."""
         if not self.failure:
             return None
-        hint = "Do not train with these kernels; compare them with `nsa-ops preflight --full`"
+        hint = _FAILED_HINTS.get(self.result.bench, _KERNELS_HINT)
         return VerificationError(self.failure, hint=hint)
 
 
@@ -224,7 +226,7 @@ def _drawable(found: Benched) -> Panels:
     """
     try:
         return panels_of(found.result)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         message = (
             f"The rows of {found.source} are not those of `bench {found.result.bench}`: "
             f"{type(error).__name__}: {error}"

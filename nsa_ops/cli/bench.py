@@ -191,10 +191,12 @@ def _words(values: Mapping[str, Any]) -> list[str]:
 
 
 def _measure(session: Session, name: str, pod: str | None, values: dict[str, Any]) -> "Benched":
-    from nsa_ops.bench.run import BenchRequest, run_bench, run_validation
+    from nsa_ops.bench.run import BENCH_S, BenchRequest, run_bench, run_validation
 
     if name != "validate":
-        return run_bench(session.operator, pod, BenchRequest(name, tuple(_words(values))))
+        runs = max(2, 1 + len(values.get("vary") or ()))  # two take no longer than other benches
+        request = BenchRequest(name, tuple(_words(values)), timeout_s=BENCH_S * runs / 2)
+        return run_bench(session.operator, pod, request)
     choice = choice_of(*(values.pop(flag) for flag in _CONFIGURATION))
     return run_validation(session.operator, pod, choice, _words(values))
 
@@ -218,7 +220,8 @@ def draw_benched(console: "Console", found: "Benched") -> None:
     )
     columns = _BENCHES[result.bench].columns.split()
     headings = [_HEADINGS.get(key, key.replace("_", " ").upper()) for key in columns]
-    cells = [[_bench_cell(key, row.get(key)) for key in columns] for row in result.rows]
+    rows = [{"name": row.get("attention"), **row} for row in result.rows]  # once they had no name
+    cells = [[_bench_cell(key, row.get(key)) for key in columns] for row in rows]
     console.print(table(headings, cells))
     line(console, f"from {found.source}; {_spread_note(result.rows)}")
 

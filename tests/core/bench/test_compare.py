@@ -1,6 +1,7 @@
 """The comparison of NSA and dense on a CPU: five steps of the real trainer each."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,8 @@ def test_the_result_is_what_the_run_directories_say(compared) -> None:
 
 def test_the_file_names_the_command_without_the_folder_of_the_file(compared) -> None:
     _, _, _, result = compared
+    root = compared[0]
+    assert str(root) not in json.dumps(result.model_dump(mode="json"))
     assert result.bench == "compare"
     assert result.commit == "abc"
     assert "--json result.json" in result.command
@@ -147,13 +150,14 @@ def test_nsa_that_is_clearly_worse_fails_the_comparison(compared) -> None:
     level = replace(nsa, bits_per_byte=dense.bits_per_byte + 0.019)
     worse = replace(nsa, bits_per_byte=dense.bits_per_byte + 0.021)
     assert find_excess([level, dense]) is None
-    assert "+0.0210 bits per byte" in find_excess([worse, dense])
+    assert "against dense: nsa +0.0210; at most" in find_excess([worse, dense])
     assert find_excess([worse]) is None
-    base, tried = replace(dense, name="base"), replace(worse, name="runtime.precision=bf16")
-    assert find_excess([base, replace(level, name="seed=2")]) is None
-    assert find_excess([base, replace(level, name="seed=2"), tried]).startswith(
-        "runtime.precision=bf16 "
-    )
+    base = replace(dense, name="base")
+    tried = replace(worse, name="runtime.precision=bf16")
+    lost = replace(worse, name="optimizer.kind=muon", bits_per_byte=math.nan)
+    assert find_excess([base, replace(level, name="optimizer.beta1=0.8")]) is None
+    assert "base: runtime.precision=bf16 +0.0210; at" in find_excess([base, tried])
+    assert "bf16 +0.0210, optimizer.kind=muon +nan; at" in find_excess([base, tried, lost])
 
 
 def test_text_that_was_not_held_out_fails_the_comparison(compared) -> None:
@@ -176,33 +180,68 @@ def test_each_setting_that_is_tried_is_a_run_beside_the_base(
 ) -> None:
     root, text, *_ = compared
 
+    allocators = []
+
     def train(run: RunDir, allocator: str) -> None:
         """Leave what a run that was trained has left."""
+        allocators.append(allocator)
         for file in (root / "runs" / "compare-nsa").iterdir():
             if file.is_file() and file != RunDir(file.parent).manifest:
                 shutil.copy(file, run.root)
 
     monkeypatch.setattr(compare, "train", train)
-    tried = ["--vary", "runtime.precision=bf16", "--vary", "optimizer.kind=muon"]
+    allocator = "runtime.allocator=backend:native"
+    tried = ["--vary", allocator, "--vary", "optimizer.kind=muon"]
     result = tmp_path / "result.json"
     assert main([*flags(tmp_path, text), *tried, "--json", str(result)]) == 0
     rows = parse_bench_result(result.read_bytes(), "it").rows
     assert [row["name"] for row in rows] == ["base", *tried[1::2]]
-    base, half, muon = (
+    base, native, muon = (
         read_manifest(RunDir(tmp_path / "runs" / f"compare-{name}")).config
         for name in ("base", "1", "2")
     )
-    assert base.model_copy(update={"runtime": half.runtime}) == half
+    assert base.model_copy(update={"runtime": native.runtime}) == native
+    assert allocators == [one.runtime.allocator for one in (base, native, muon)]
     assert base.model_copy(update={"optimizer": muon.optimizer}) == muon
     assert [row["overrides"][-1] for row in rows[1:]] == tried[1::2]
     assert capsys.readouterr().out.splitlines()[-1].endswith("  optimizer.kind=muon")
 
 
-def test_a_setting_that_decides_which_tokens_are_seen_cannot_be_tried(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["batch.seq_len=64"], "--vary batch.seq_len: the runs would not see the same tokens"),
+        (["seed=2"], "--vary seed: the runs would not see the same tokens"),
+        (["data.pack_documents=false"], "--vary data.pack_documents: the runs would not see"),
+        (["schedule.steps=9"], "--vary schedule.steps: the runs would not see the same tokens"),
+        (["recipe=other"], "--vary recipe: the runs would not see the same tokens"),
+        (["optimizer.kind=muon", "optimizer.kind=muon"], "--vary optimizer.kind=muon is given tw"),
+        (["optimizer.kind=adamw"], "--vary optimizer.kind=adamw changes nothing: the run would be"),
+        (["optimizer.beta1=0.8", "optimizer.beta1= 0.80"], "would be that of optimizer.beta1=0.8"),
+        (["nonsense"], "--vary 'nonsense' must look like"),
+        (["optimiser.kind=muon"], "--vary: unknown key"),
+        (["optimizer.kind=sgd"], "--vary optimizer.kind=sgd: optimizer.kind: "),
+        (["runtime.half_residual=true"], "--vary runtime.half_residual=true: runtime.half_resid"),
+        (["telemetry.log_every=100000"], "is below telemetry.log_every 100000"),
+        (["runtime.cpu_ranks=2"], "this bench trains in one process, and the run has 2 ranks"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_varied_is_refused_before_anything_is_staged(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert main(["compare", "--root", str(tmp_path / "c"), "--vary", "batch.seq_len=64"]) == 2
-    assert capsys.readouterr().err.startswith("error: --vary batch.seq_len: the runs would not see")
+    monkeypatch.setattr(compare, "stage", None)
+    varied = [flag for word in words for flag in ("--vary", word)]
+    even = ["--set", "batch.accumulation=2"]
+    assert main(["compare", "--root", str(tmp_path / "c"), *even, *varied]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+    assert not (tmp_path / "c").exists()
 
 
 def test_a_kind_of_attention_is_refused_because_both_are_trained(

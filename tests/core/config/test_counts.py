@@ -7,6 +7,7 @@ import pytest
 
 from nsa_core.config.counts import StepShape, estimate_memory
 from nsa_core.config.recipe import resolve
+from nsa_core.config.step_memory import estimate_step
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
 MAIN = "m7c-125m"
@@ -64,6 +65,16 @@ def test_a_compiled_block_keeps_less_and_recomputation_keeps_one_layer(attention
     assert kept(is_compiled=True) - kept(is_compiled=True, has_half_residual=True) == pytest.approx(
         65_536 * 12 * 2 * config.model.dim / 2**20
     )
+
+
+def test_a_half_residual_halves_the_stream_of_the_estimate() -> None:
+    wide, half = (
+        resolve(MAIN, None, [f"runtime.half_residual={value}"]).config for value in (False, True)
+    )
+    tokens = wide.batch.micro_batch * wide.batch.seq_len
+    before, after = estimate_step(wide), estimate_step(half)
+    assert before.logits - after.logits == pytest.approx(2 * 2 * tokens * wide.model.dim / 2**20)
+    assert before.activations > after.activations
 
 
 def test_fsdp_divides_the_state_among_the_ranks_and_gathers_tables_and_two_blocks() -> None:

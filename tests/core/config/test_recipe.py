@@ -293,6 +293,10 @@ def test_a_card_without_a_profile_matches_none() -> None:
             ["runtime.half_residual=true", "runtime.precision=fp16"],
             "runtime.precision is fp16; set runtime.half_residual=false",
         ),
+        (
+            ["runtime.half_residual=true", "runtime.precision=fp32"],
+            "runtime.precision is fp32; set runtime.half_residual=false",
+        ),
         (["runtime.num_gpus=-1"], "a number of cards from 0 to 256, or auto"),
         (["runtime.num_gpus=257"], "a number of cards from 0 to 256, or auto"),
         (["runtime.num_gpus=all"], "a number of cards from 0 to 256, or auto"),

@@ -49,6 +49,18 @@ def test_the_shards_of_two_ranks_are_opened_as_one_model(tmp_path: Path) -> None
     assert told == []
 
 
+def test_the_residual_stream_is_that_of_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    manifest = read_manifest(run)
+    runtime = {"precision": "bf16", "half_residual": True}
+    config = manifest.config.model_copy(
+        update={"runtime": manifest.config.runtime.model_copy(update=runtime)}
+    )
+    write_manifest(run, manifest.model_copy(update={"config": config}))
+    save(run, config, 5)
+    assert opened(run)[0].model.has_half_residual
+
+
 def test_a_flipped_bit_is_reported_and_the_checkpoint_before_it_is_opened(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     config = read_manifest(run).config
