@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,8 +18,10 @@ import pytest
 from nsa_core.rundir.layout import RunDir
 from nsa_ops.remote.snapshot import code_root
 from tests.integration.local_pod import end_runs
+from tests.integration.shipped_code import put_code
 from tests.integration.ssh_server import SshServer, ssh_server
-from tests.integration.warm import Said, run_warm
+from tests.integration.warm import Said, agent_server, run_warm
+from tests.integration.warm_agent import write_client
 from tests.tmux_server import end_server
 
 #: Third part of the addresses: this machine with a, with b, and a with b.
@@ -114,6 +115,13 @@ class NamespacePod:
     def run_dir(self, run_id: str) -> RunDir:
         return RunDir(self.root / "runs" / run_id)
 
+    def write_python(self) -> Path:
+        """Its interpreter: trainers are its own, and 60 short agents are forked from a warm one."""
+        put_code(self.root)
+        python = self.folder / "python"
+        write_client(python, agent_server(), code_root())
+        return python
+
     def stop(self) -> None:
         end_server(SOCKET, str(self.folder))
         end_runs(self.root)
@@ -156,7 +164,7 @@ class TwoPods:
         for pod in (self.a, self.b):
             self.must(
                 "pod", "add", pod.name, str(pod.server.address), "--root", str(pod.root),
-                "--python", sys.executable, "--profile", "cpu",
+                "--python", str(pod.write_python()), "--profile", "cpu",
                 "--fingerprint", pod.server.host_key.fingerprint,
             )  # fmt: skip
 
