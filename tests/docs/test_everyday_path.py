@@ -25,9 +25,8 @@ class Reader:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.socket = f"nsa-readme-{os.getpid()}"
-        kept = {
-            name: os.environ[name] for name in ("PATH", "OMP_WAIT_POLICY") if name in os.environ
-        }
+        inherited = ("PATH", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+        kept = {name: os.environ[name] for name in inherited if name in os.environ}
         self.environment = kept | {
             "HOME": str(root),
             "PYTHONPATH": str(REPOSITORY),
