@@ -10,6 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from nsa_core.collector import collect_nothing
 from nsa_core.config.base import ConfigError, one_line
 from nsa_core.config.recipe import resolve
 from nsa_core.config.run import RunConfig
@@ -88,8 +89,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     set_before_torch("OMP_WAIT_POLICY", "PASSIVE")
     # torch reads the variable when it is imported, so it is imported after it.
-    from nsa_core.checks.probes import run_probes
-    from nsa_core.evaluate.device import choose_device
+    with collect_nothing():
+        from nsa_core.checks.probes import run_probes
+        from nsa_core.evaluate.device import choose_device
 
     try:
         device = choose_device(arguments.device).type

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from nsa_core.collector import collect_nothing
 from nsa_core.config.base import disk_advice, one_line
 from nsa_core.env import RankEnvironment, read_rank
 from nsa_core.rundir.atomic import clear_obstacles
@@ -147,9 +148,12 @@ class TrainerAttempt:
         self._telemetry.note_torn_line()
         last_alive = read_last_alive(self._run)
         self._beats.start(self._manifest.config.telemetry.beat_interval_s)
-        # imported here because it loads torch, which takes seconds
-        from nsa_core.train.joined_group import join_group
-        from nsa_core.train.training_run import run_training
+        # imported here because it loads torch, which takes seconds, and its optimizers the compiler
+        with collect_nothing():
+            import torch._dynamo  # noqa: F401
+
+            from nsa_core.train.joined_group import join_group
+            from nsa_core.train.training_run import run_training
 
         self._group = join_group(self._manifest.config, self._place)
         context = AttemptContext(self._run, self._manifest, self._group, self._telemetry, signals)

@@ -1,0 +1,37 @@
+"""Loading with the collector left out: what was loaded is out of its reach, and it runs again."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from nsa_core.collector import collect_nothing
+
+
+@pytest.fixture(autouse=True)
+def _thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_what_was_loaded_is_not_walked_again_and_the_collector_runs_on() -> None:
+    with collect_nothing():
+        assert not gc.isenabled()
+        loaded = [[]]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 0
+    assert not any(one is loaded for one in gc.get_objects())
+
+
+def test_a_failure_to_load_leaves_the_collector_running() -> None:
+    with pytest.raises(ImportError), collect_nothing():
+        raise ImportError
+    assert gc.isenabled()
+
+
+def test_an_inner_block_leaves_the_outer_one_its_end() -> None:
+    with collect_nothing():
+        with collect_nothing():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
