@@ -1,5 +1,6 @@
 """What every test shares: a quiet, offline process and the place of the shared cases."""
 
+import gc
 import os
 import tempfile
 from collections import Counter
@@ -82,3 +83,8 @@ def show_durations(terminalreporter) -> None:
     terminalreporter.section("seconds by folder")
     for folder, spent in seconds.most_common():
         terminalreporter.line(f"{spent:7.0f}  {folder}")
+
+
+def pytest_collection_finish() -> None:
+    """No test frees what all of them have loaded, so the collector need not walk it in each."""
+    gc.freeze()
