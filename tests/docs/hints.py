@@ -17,7 +17,10 @@ _NAMED = re.compile(r"`(?:[^`\s]+ )?nsa-ops ([^`]+)`")
 
 def named_commands(source: Path) -> Iterator[Command]:
     """Every `nsa-ops …` in backticks in a string of a module; a placeholder counts as a word."""
-    for text in _strings(ast.parse(source.read_text())):
+    content = source.read_text()
+    if "nsa-ops" not in content:  # to parse them all takes seconds
+        return
+    for text in _strings(ast.parse(content)):
         for line in _NAMED.findall(text):
             words = tuple(word for word in shlex.split(line) if word != "--help")
             yield Command(str(source.relative_to(REPOSITORY)), f"nsa-ops {line}", words)
@@ -25,16 +28,17 @@ def named_commands(source: Path) -> Iterator[Command]:
 
 def _strings(tree: ast.AST) -> Iterator[str]:
     """String literals, each once; adjacent ones are one already."""
-    if isinstance(tree, ast.JoinedStr):
-        yield "".join(_piece(part) for part in tree.values)
-        for part in tree.values:
-            if isinstance(part, ast.FormattedValue):
-                yield from _strings(part.value)
-        return
-    if isinstance(tree, ast.Constant) and isinstance(tree.value, str):
-        yield tree.value
-    for child in ast.iter_child_nodes(tree):
-        yield from _strings(child)
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(_piece(part) for part in node.values)
+            waiting += [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+        elif isinstance(node, ast.Constant):
+            if isinstance(node.value, str):
+                yield node.value
+        else:
+            waiting += ast.iter_child_nodes(node)
 
 
 def _piece(part: ast.expr) -> str:
