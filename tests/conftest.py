@@ -13,6 +13,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+gc.disable()  # until the tests are loaded
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -88,3 +89,4 @@ def show_durations(terminalreporter) -> None:
 def pytest_collection_finish() -> None:
     """No test frees what all of them have loaded, so the collector need not walk it in each."""
     gc.freeze()
+    gc.enable()
