@@ -8,6 +8,7 @@ start of an interpreter on a pod, the demo, the bare machine and the hostile sui
 
 import array
 import contextlib
+import gc
 import importlib
 import marshal
 import os
@@ -50,6 +51,7 @@ def write_client(path: Path, server: str, python_path: Path) -> None:
 def serve(place: str) -> None:
     """Answer until the process that started this one has closed stdin."""
     agents = {name: importlib.import_module(name) for name in AGENTS}
+    gc.freeze()  # an agent would copy every page that its collector walks
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{place}.part")

@@ -6,6 +6,7 @@ the start of an interpreter, `tests/ops/test_cli_conventions.py` and every Ctrl-
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -96,6 +97,7 @@ def _keep(asked: dict[str, Any]) -> None:
 
 def serve() -> None:
     _import_all()
+    gc.freeze()  # a command would copy every page that its collector walks
     for line in iter(sys.stdin.readline, ""):
         if os.fork() == 0:
             _keep(json.loads(line))
