@@ -86,7 +86,11 @@ def show_durations(terminalreporter) -> None:
         terminalreporter.line(f"{spent:7.0f}  {folder}")
 
 
-def pytest_collection_finish() -> None:
-    """No test frees what all of them have loaded, so the collector need not walk it in each."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """No test frees what all of them have loaded, so the collector need not walk it in each.
+
+    The process that only hands out tests loads none, and comes here as well.
+    """
     gc.freeze()
     gc.enable()
