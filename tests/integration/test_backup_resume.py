@@ -17,7 +17,6 @@ from tests.integration.trainer_runs import (
     next_attempt,
     start,
     stderr,
-    steps_logged,
     wait_for,
 )
 from tests.ops.backup.case import Case
@@ -31,12 +30,12 @@ def test_a_run_restored_from_its_backup_equals_an_undisturbed_one(
     case = Case(tmp_path)
     lost = make_run(tmp_path / "pod", shards)
     child = start(lost)
-    wait_for(lambda: steps_logged(lost) >= 9)
+    wait_for(lost.checkpoint(8).is_dir)  # written beside the steps, so a step says nothing of it
     child.kill()
     backup = case.backup_of(lost.run_id)
     link = case.link()
     pulled = execute_pull(case.operator, link, plan_pull(link, lost.run_id, backup, "latest"))
-    assert pulled.newest_step == 8
+    assert 8 <= pulled.newest_step < 24
     shutil.rmtree(lost.root)
     restore_here(plan_restore(backup, PurePosixPath(tmp_path / "pod" / "runs")))
     next_attempt(lost)
