@@ -34,6 +34,8 @@ _MAX_SILENCE_S = 18.0
 _DEAD_MS = 15_000
 _READ_BYTES = 2**18
 _WAKE_S = 0.5
+#: Longest wait for a sender that a full channel may hold.
+_SENT_S = 0.5
 _END_S = 2.0
 
 #: What has arrived on stdout and on stderr.
@@ -91,6 +93,8 @@ class FabricTransport(FramedTransport):
             outcome = _drain(channel, receive, answer, self._pulse, began_s, timeout_s)
         finally:
             status = channel.exit_status if channel.exit_status_ready() else None
+            # Paramiko may put its end of input behind a close, for which sshd ends the connection.
+            sender.join(_SENT_S)
             self._close_in_time(channel)
             sender.join(_END_S)
         if outcome == "silent":
