@@ -81,7 +81,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _run(bench, name, options, shown_command(argv, options.json))
     except TrainerConfigurationError as error:
-        tell(f"error: {error}; {error.hint[0].lower()}{error.hint[1:]}")
+        hint = f"; {error.hint[:1].lower()}{error.hint[1:]}" if error.hint else ""
+        tell(f"error: {error}{hint}")
         return EXIT_USAGE
     except ValidationError as error:
         tell(f"error: {one_line(error)}")

@@ -14,6 +14,7 @@ from nsa_core.bench import __main__ as entry
 from nsa_core.bench.command import Bench
 from nsa_core.config.training import BatchConfig
 from nsa_core.rundir.bench_result import parse_bench_result
+from nsa_core.train.failure import TrainerConfigurationError
 
 
 @dataclass(frozen=True)
@@ -145,3 +146,15 @@ def test_every_bench_can_be_loaded_and_explains_its_flags(
         entry.main([name, "--help"])
     assert ended.value.code == 0
     assert "--json FILE" in capsys.readouterr().out
+
+
+def test_a_refusal_of_the_trainer_without_a_hint_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        message = "this machine has no card"
+        raise TrainerConfigurationError(message)
+
+    monkeypatch.setattr(entry, "_run", refuse)
+    assert entry.main(["compare"]) == 2
+    assert capsys.readouterr().err == "error: this machine has no card\n"
