@@ -48,10 +48,15 @@ class Panels:
 def panels_of(result: BenchResult) -> Panels:
     """The picture of a result; empty where its rows hold nothing that can be drawn."""
     panels = _PANELS.get(result.bench, no_panels)(result)
-    title = _TITLES.get(result.bench, result.bench)
-    if any(row.get("name") == "base" for row in result.rows):
-        title = "One recipe, with settings and without, trained on the same text"
-    return Panels(title, remark_of(result), tuple(panel for panel in panels if panel.lines))
+    return Panels(
+        _title_of(result), remark_of(result), tuple(panel for panel in panels if panel.lines)
+    )
+
+
+def _title_of(result: BenchResult) -> str:
+    if result.bench == "compare" and any(row.get("name") == "base" for row in result.rows):
+        return "One recipe, with settings and without, trained on the same text"
+    return _TITLES.get(result.bench, result.bench)
 
 
 def no_panels(result: BenchResult) -> list[Panel]:
