@@ -26,7 +26,7 @@ import pytest
 WARM = (
     "numpy", "torch", "torch._dynamo", "torch.distributed", "torch.utils.checkpoint", "triton",
     "pydantic.fields", "pydantic.types", "yaml", "safetensors.torch", "hypothesis.strategies",
-    "anyio.pytest_plugin", "_hypothesis_pytestplugin", "pytest_socket", "pytest_timeout",
+    "_hypothesis_pytestplugin", "pytest_socket", "pytest_timeout",
 )  # fmt: skip
 PRODUCT = ("nsa_core", "nsa_ops", "tests")
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis")
