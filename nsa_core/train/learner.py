@@ -18,7 +18,7 @@ from nsa_core.rundir.manifest import RunManifest
 from nsa_core.train.failure import TrainerConfigurationError
 from nsa_core.train.group import RankGroup
 from nsa_core.train.optimizer import OptimizerSet
-from nsa_core.train.parallel import share_loss
+from nsa_core.train.parallel import accumulates_in_buckets, share_loss
 from nsa_core.train.random_state import seed_everything
 from nsa_core.train.sharded_model import ShardedModel
 from nsa_core.train.step import StepRunner
@@ -142,7 +142,12 @@ def make_learner(
             hold=hold,
             group=group,
             clip=shards.clip if shards is not None else None,
-            optimizers=OptimizerSet(parameters, config.optimizer, device),
+            optimizers=OptimizerSet(
+                parameters,
+                config.optimizer,
+                device,
+                keeps_gradients=not is_sharded and accumulates_in_buckets(config, group),
+            ),
             clip_norm=config.optimizer.clip_norm,
             precision=precision,
             device=device,

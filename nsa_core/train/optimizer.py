@@ -46,19 +46,26 @@ class OptimizerSet:
     Attributes:
         parameters: What they update.
         torch_optimizers: AdamW, and Muon where it applies.
+        keeps_gradients: `zero_grad` fills them with 0 where they are, and drops none.
 
     Raises:
         ValueError: If a parameter is narrower than float32.
     """
 
     def __init__(
-        self, parameters: Sequence[ParameterInfo], config: OptimizerConfig, device: torch.device
+        self,
+        parameters: Sequence[ParameterInfo],
+        config: OptimizerConfig,
+        device: torch.device,
+        *,
+        keeps_gradients: bool = False,
     ) -> None:
         _require_master_weights(parameters)
         matrices = [p for p in parameters if config.kind == "muon" and p.is_block_matrix]
         taken = {info.name for info in matrices}
         rest = [info for info in parameters if info.name not in taken]
         ordered = sorted(rest, key=lambda info: not info.is_decayed)
+        self.keeps_gradients = keeps_gradients
         self.parameters = [info.parameter for info in parameters]
         self.torch_optimizers: list[torch.optim.Optimizer] = [_adamw(ordered, config, device)]
         self._names = [[info.name for info in ordered]]
@@ -100,9 +107,9 @@ class OptimizerSet:
             optimizer.step()
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
+        """Drop all gradients, or fill them with 0 where they are kept."""
         for optimizer in self.torch_optimizers:
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=not self.keeps_gradients)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Every state tensor under `parameter/key`; empty before the first step."""

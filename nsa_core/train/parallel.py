@@ -50,6 +50,9 @@ def share_loss(
     """
     if group.size == 1:
         return model.loss, nullcontext
+    if accumulates_in_buckets(config, group):
+        for parameter in model.parameters():  # DDP replaces them by views of its buckets
+            parameter.grad = torch.zeros_like(parameter)
     wrapped = DistributedDataParallel(
         _Loss(model),
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -60,6 +63,16 @@ def share_loss(
     if config.runtime.deterministic or device.type == "cpu":
         wrapped.register_comm_hook(group.size, _mean_in_order)
     return wrapped, wrapped.no_sync
+
+
+def accumulates_in_buckets(config: RunConfig, group: RankGroup) -> bool:
+    """Whether gradients have to stay views of DDP's buckets from step to step.
+
+    Where they are dropped, those of all micro-batches but the last are new tensors, and so in
+    memory twice. With one micro-batch a step each goes into its bucket as it comes: it may be
+    dropped, which saves filling it with 0 and adding to it.
+    """
+    return group.size > 1 and config.batch.accumulation > group.size
 
 
 def _mean_in_order(num_ranks: int, bucket: GradBucket) -> Future[Tensor]:

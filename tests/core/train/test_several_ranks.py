@@ -1,6 +1,7 @@
 """Several ranks compute what one does: the same data exactly, the same losses within rounding."""
 
 import csv
+import json
 import os
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from nsa_core.rundir.ranks import read_rank_end
 from nsa_core.train.attempt import TrainerAttempt
 from nsa_core.train.checkpoint_files import read_random, read_state
 from nsa_core.train.random_state import read_random_state, seed_everything
+from tests.core.train.rank_process import gradients_file
 from tests.core.train.sessions import SMALL, new_run, run_here, saved
 
 STEPS = 6
@@ -156,6 +158,20 @@ def test_a_resume_with_as_many_ranks_is_exact(
     for first, second in zip(saved(straight, STEPS), saved(resumed, STEPS), strict=True):
         assert first.keys() == second.keys()
         assert all(first[name].equal(second[name]) for name in first)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_gradients_stay_in_the_buckets_that_are_summed(
+    trained: dict[str, RunDir], rank: int
+) -> None:
+    """Micro-batches that add them up beside the buckets would keep them twice."""
+    steps = json.loads(gradients_file(trained["two"], rank).read_text())
+    assert len(steps) == STEPS
+    for held, summed in steps:
+        assert held == summed
+        assert 0 not in held
+        assert len(set(held)) < len(held)  # a bucket has several
+    assert all(step == steps[1] for step in steps[1:])  # the first one decides what they hold
 
 
 @pytest.mark.parametrize("run_id", ["two", "shards"])
