@@ -16,7 +16,7 @@ from nsa_core.kernels.triton.attend import (
 )
 from nsa_core.kernels.triton.document_slots import Documents, num_slots, tile_documents
 from nsa_core.kernels.triton.hopper.support import takes_walk
-from nsa_core.kernels.triton.launch import key_tile, launch_for, policy_for, row_tile
+from nsa_core.kernels.triton.launch import Kernel, key_tile, launch_for, policy_for, row_tile
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import CHOSEN, COMPRESSED, SLIDING
 from nsa_core.kernels.triton.sources import LOG2E, GradientSource, Mode
@@ -47,7 +47,7 @@ def forward(
     num_heads, key_width = q.shape[1:]
     groups, value_width = k.shape[1], v.shape[2]
     heads = num_heads // groups
-    launch = launch_for(mode.kernel("forward"), q.device, key_width, value_width)
+    launch = launch_for(_forward_kernel(q, v, docs, mode), q.device, key_width, value_width)
     rows = row_tile(launch, docs.block, heads)
     keys = docs.block if mode.bits is not None else launch.keys
     bits = docs.tile_document if mode.bits is None else mode.bits
@@ -59,6 +59,14 @@ def forward(
         mode.kind, mode.span, mode.stride, docs.block, groups, heads, key_width, value_width,
         rows, keys, launch.stages, **launch.options(),
     )  # fmt: skip
+
+
+def _forward_kernel(q: Tensor, v: Tensor, docs: Documents, mode: Mode) -> Kernel:
+    """Name in the launch table."""
+    policy = policy_for(q.device, q.shape[2], v.shape[2])
+    if mode.kind == COMPRESSED.value and docs.max_seqlen <= policy.short_until:
+        return "short_compressed_forward"
+    return mode.kernel("forward")
 
 
 def query_gradient(

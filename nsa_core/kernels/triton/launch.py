@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 
 Kernel = Literal[
-    "compressed_forward", "sliding_forward", "chosen_forward", "query_gradient",
-    "compressed_key_gradient", "sliding_key_gradient", "chosen_key_gradient",
+    "compressed_forward", "short_compressed_forward", "sliding_forward", "chosen_forward",
+    "query_gradient", "compressed_key_gradient", "sliding_key_gradient", "chosen_key_gradient",
     "score", "item_forward", "item_backward", "merge", "band",
 ]  # fmt: skip
 MAX_SHARED_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
@@ -43,6 +43,7 @@ class KernelPolicy:
     """Choices between algorithms, measured per architecture and head width."""
 
     dense_until: int  # longest document for which the masked-dense path is the faster one
+    short_until: int  # longest document whose compressed forward is launched as a short one's
     chunk_tokens: int  # queries whose partial outputs are alive at a time (memory)
     item_queries: int  # queries per work item of a KV block
     segment_tokens: int  # queries per program of the compressed key gradient
@@ -53,6 +54,7 @@ def _attend(forward: Launch, query_gradient: Launch, key_gradient: Launch) -> di
     """The same launches for all three modes of `attend.py`."""
     return {
         "compressed_forward": forward,
+        "short_compressed_forward": forward,
         "sliding_forward": forward,
         "chosen_forward": forward,
         "query_gradient": query_gradient,
@@ -65,8 +67,10 @@ def _attend(forward: Launch, query_gradient: Launch, key_gradient: Launch) -> di
 _SM90_64: dict[Kernel, Launch] = {
     **_attend(Launch(64, 64, 4, 3), Launch(64, 64, 4, 3, 168), Launch(64, 64, 4, 3)),
     "compressed_forward": Launch(64, 64, 4, 3, 128),
+    "short_compressed_forward": Launch(64, 32, 4, 3),
+    "sliding_forward": Launch(64, 32, 4, 3),
     "chosen_forward": Launch(64, 64, 4, 3, 128),
-    "score": Launch(64, 64, 4, 2),
+    "score": Launch(64, 32, 4, 1),
     "item_forward": Launch(64, 64, 4, 1, 80),
     "item_backward": Launch(64, 64, 4, 1),
     "merge": Launch(64, 64, 4, 4, 128),
@@ -108,18 +112,29 @@ _TABLES: dict[tuple[int, int], dict[Kernel, Launch]] = {
 _POLICIES = {
     64: KernelPolicy(
         dense_until=3328,
+        short_until=8192,
         chunk_tokens=16384,
         item_queries=128,
         segment_tokens=1024,
         partial_dq=False,
     ),
     128: KernelPolicy(
-        dense_until=3328, chunk_tokens=8192, item_queries=64, segment_tokens=1024, partial_dq=True
+        dense_until=3328,
+        short_until=0,
+        chunk_tokens=8192,
+        item_queries=64,
+        segment_tokens=1024,
+        partial_dq=True,
     ),
 }
 _INTERPRETED = Launch(32, 16, 4, 1)
 _INTERPRETED_POLICY = KernelPolicy(
-    dense_until=3328, chunk_tokens=64, item_queries=16, segment_tokens=64, partial_dq=False
+    dense_until=3328,
+    short_until=0,
+    chunk_tokens=64,
+    item_queries=16,
+    segment_tokens=64,
+    partial_dq=False,
 )
 
 

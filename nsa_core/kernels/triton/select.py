@@ -12,11 +12,13 @@ from nsa_core.kernels.triton.launch import INTERPRETER, Launch, device_architect
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.score import score_kernel
 from nsa_core.kernels.triton.sources import LOG2E
-from nsa_core.kernels.triton.topk import top_blocks_kernel
+from nsa_core.kernels.triton.topk import top_blocks_kernel, top_few_blocks_kernel
 
 _SCORE_BYTES = 256 << 20  # the score buffer of one chunk; longer documents get shorter chunks
 _HELD_BYTES = 64 << 10  # q tiles of a group that a score program holds on to
 _TOP_TOKENS = 8  # tokens of one warp of the top-n
+_FEW_BLOCKS = 64  # whose scores a program holds at once
+_FEW_TOKENS, _FEW_WARPS = 16, 2  # of such a program
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,25 @@ def _score(
 def _take_top(ids: Tensor, docs: Documents, chunk: _Chunk) -> None:
     """A token's position is at most its index in the pack, so early chunks need few cells."""
     groups, num_selected = ids.shape[1], ids.shape[2]
-    reach = min(chunk.scores.shape[2], chunk.first_slot + chunk.slots)
-    cells = triton.next_power_of_2(triton.cdiv(reach, chunk.cell))
+    num_blocks = chunk.scores.shape[2]
+    reach = min(num_blocks, chunk.first_slot + chunk.slots)
     simulated = device_architecture(ids.device) == INTERPRETER
+    places = max(16, triton.next_power_of_2(num_selected))
+    if reach <= _FEW_BLOCKS:
+        tokens = docs.block if simulated else min(_FEW_TOKENS, docs.block)
+        run(
+            top_few_blocks_kernel, (chunk.slots * (docs.block // tokens), groups),
+            chunk.scores, ids, docs.tile_document, docs.cu_seqlens,
+            chunk.first_slot, chunk.scores.shape[1], num_blocks,
+            docs.block, groups, num_selected, max(16, triton.next_power_of_2(reach)), places,
+            tokens, num_warps=_FEW_WARPS,
+        )  # fmt: skip
+        return
     tokens = docs.block if simulated else _TOP_TOKENS
+    cells = triton.next_power_of_2(triton.cdiv(reach, chunk.cell))
     run(
         top_blocks_kernel, (chunk.slots * (docs.block // tokens), groups),
         chunk.scores, chunk.maxima, ids, docs.tile_document, docs.cu_seqlens,
-        chunk.first_slot, chunk.scores.shape[1], chunk.scores.shape[2], chunk.maxima.shape[2],
-        docs.block, groups, num_selected, chunk.cell, cells,
-        max(16, triton.next_power_of_2(num_selected)), tokens, num_warps=1,
+        chunk.first_slot, chunk.scores.shape[1], num_blocks, chunk.maxima.shape[2],
+        docs.block, groups, num_selected, chunk.cell, cells, places, tokens, num_warps=1,
     )  # fmt: skip

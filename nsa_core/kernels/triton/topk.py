@@ -2,11 +2,15 @@
 
 Blocks leave in the order (score descending, index ascending), so what is left of a row after a
 choice is a function of the last choice alone, and nothing is marked. The score kernel leaves the
-maximum of every cell of blocks; a choice looks at the maxima, then into one cell.
+maximum of every cell of blocks; a choice looks at the maxima, then into one cell. A document of few
+blocks needs none of that: all scores of a token fit the registers of a program.
 """
 
 import triton
 import triton.language as tl
+
+from nsa_core.kernels.triton.document_slots import locate
+from nsa_core.kernels.triton.rows import is_free
 
 NONE = tl.constexpr(1 << 30)
 
@@ -40,10 +44,7 @@ def top_blocks_kernel(
     pid = tl.program_id(0)
     g = tl.program_id(1)
     slot = pid // PARTS
-    document = tl.load(DOCUMENT + first_slot + slot)
-    start = tl.load(CU + document)
-    length = tl.load(CU + document + 1) - start
-    current = first_slot + slot - start // BLOCK - document
+    start, length, current = locate(DOCUMENT, CU, first_slot + slot, BLOCK)
     token = (pid % PARTS) * BT + tl.arange(0, BT)
     position = current * BLOCK + token
     inside = position < length
@@ -80,3 +81,42 @@ def top_blocks_kernel(
     target = IDS + ((start + position).to(tl.int64) * G + g) * CHOSEN
     held = inside[:, None] & (rank < CHOSEN)
     tl.store(target[:, None] + rank, tl.where(ids >= NONE, -1, ids), mask=held)
+
+
+@triton.jit(do_not_specialize=["first_slot", "chunk_tokens", "num_blocks"])
+def top_few_blocks_kernel(
+    SCORE, IDS, DOCUMENT, CU, first_slot, chunk_tokens, num_blocks,
+    BLOCK: tl.constexpr, G: tl.constexpr, CHOSEN: tl.constexpr, BLOCKS: tl.constexpr,
+    SLOTS: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """As `top_blocks_kernel`, where BLOCKS (a power of two) reach every token of the chunk."""
+    PARTS: tl.constexpr = BLOCK // BT
+    pid = tl.program_id(0)
+    g = tl.program_id(1)
+    slot = pid // PARTS
+    start, length, current = locate(DOCUMENT, CU, first_slot + slot, BLOCK)
+    token = (pid % PARTS) * BT + tl.arange(0, BT)
+    position = current * BLOCK + token
+    inside = position < length
+    if current * BLOCK + (pid % PARTS) * BT >= length:
+        return
+    block = tl.arange(0, BLOCKS)
+    is_given = (block <= current) & (~is_free(block, current) | (current < CHOSEN))
+    chosen = tl.zeros([BT, BLOCKS], tl.int32) + is_given.to(tl.int32)[None, :]
+    if current >= CHOSEN:
+        row = g.to(tl.int64) * chunk_tokens + slot * BLOCK + token
+        made = inside[:, None] & (block < current - 1)[None, :]
+        left = tl.load(SCORE + row[:, None] * num_blocks + block[None, :], mask=made, other=-1.0)
+        for _ in range(CHOSEN - 3):
+            best = tl.max(left, 1)
+            first = tl.min(tl.where(left == best[:, None], block[None, :], NONE), 1)
+            is_next = (block[None, :] == first[:, None]) & (best >= 0.0)[:, None]
+            chosen = tl.where(is_next, 1, chosen)
+            left = tl.where(is_next, -1.0, left)
+    target = IDS + ((start + position).to(tl.int64) * G + g)[:, None] * CHOSEN
+    ids = tl.zeros([BT, BLOCKS], tl.int32) + block[None, :]
+    tl.store(target + tl.cumsum(chosen, 1) - 1, ids, mask=inside[:, None] & (chosen > 0))
+    column = tl.arange(0, SLOTS)[None, :]
+    is_empty = (column >= tl.sum(chosen, 1)[:, None]) & (column < CHOSEN)
+    nothing = tl.full([BT, SLOTS], -1, tl.int32)
+    tl.store(target + column, nothing, mask=inside[:, None] & is_empty)

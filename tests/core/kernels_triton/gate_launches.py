@@ -41,7 +41,9 @@ def record_all(shape: str, arch: int) -> list[Recorded]:
     borders = torch.tensor([0, TOKENS], dtype=torch.int32)
     with recording(arch) as launches:
         docs = documents(borders, TOKENS, LONGEST, BLOCK)
-        select.select_blocks(q, k_short, rows, docs, 32, 16, 16)
+        for few_blocks in (64, 0):
+            with mock.patch.object(select, "_FEW_BLOCKS", few_blocks):
+                select.select_blocks(q, k_short, rows, docs, 32, 16, 16)
         branches, terms = [], row_terms.RowTerms(rows, rows, packed)
         pairs = ((sources.compressed_mode(32, 16), k_short), (sources.sliding_mode(512), k))
         for mode, keys in pairs:
@@ -52,6 +54,8 @@ def record_all(shape: str, arch: int) -> list[Recorded]:
                 attend_host.key_gradient(
                     q, q, branches[-1], docs, (keys, keys), deterministic=deterministic
                 )
+        short = documents(borders, TOKENS, TOKENS, BLOCK)
+        attend_host.forward(q, k_short, k_short, short, pairs[0][0], (q, rows))
         attend_host.query_gradient(q, q, branches, docs, dtype=torch.float32)
         for dense, deterministic in ((True, False), (False, False), (False, True)):
             words = selected.invert(ids, q, k, docs, dense=dense, deterministic=deterministic)

@@ -38,10 +38,10 @@ def small_buffers() -> Iterator[None]:
         yield
 
 
-def choice_cases() -> Errors:
-    """The choice and its ties over chunks and cells."""
+def choice_cases(*, few_blocks: int) -> Errors:
+    """The choice and its ties over chunks, and over cells where no document has few blocks."""
     x = Inputs(LENGTHS, 3, 1, 16, 16, GEOMETRY)
-    with small_buffers():
+    with small_buffers(), mock.patch.object(select, "_FEW_BLOCKS", few_blocks):
         chosen, ties = interpreted.select_case(x), interpreted.ties_case(x)
     return {"choice": chosen["wrong"], "ties": ties["wrong"]}
 
@@ -70,7 +70,8 @@ def items_case(*, deterministic: bool, partial: bool) -> Errors:
 def all_cases() -> dict[str, Callable[[], Errors]]:
     """Every case by name."""
     return {
-        "choice": choice_cases,
+        "choice": lambda: choice_cases(few_blocks=0),
+        "choice-few": lambda: choice_cases(few_blocks=64),
         "mask": lambda: mask_case(keys=16),
         "mask-pairs": lambda: mask_case(keys=32),
         "items": lambda: items_case(deterministic=False, partial=False),

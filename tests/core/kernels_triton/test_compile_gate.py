@@ -24,7 +24,7 @@ SHIFT = tl.constexpr(1)
 NEVER_SPILL = (
     "attend_forward_kernel", "attend_query_gradient_kernel", "attend_key_gradient_kernel",
     "item_forward_kernel", "merge_forward_kernel", "merge_query_gradient_kernel", "score_kernel",
-    "top_blocks_kernel",
+    "top_blocks_kernel", "top_few_blocks_kernel",
 )  # fmt: skip
 #: A cap on registers may cost this much stack where it was measured to be the faster choice.
 MAX_CAPPED_STACK_BYTES = 64
@@ -92,6 +92,13 @@ def test_top_blocks_compiles_for_long_documents(cells: int) -> None:
     (launch,) = [one for one in record_all("A", 90) if one.kernel.__name__ == "top_blocks_kernel"]
     constants = tuple({**dict(launch.constants), "CELLS": cells}.items())
     assert compile_launch(replace(launch, constants=constants), 90).stack_bytes == 0
+
+
+@pytest.mark.parametrize("blocks", [32, 64])
+def test_top_few_blocks_holds_its_scores_in_registers(blocks: int) -> None:
+    few = [one for one in record_all("A", 90) if one.kernel.__name__ == "top_few_blocks_kernel"]
+    constants = tuple({**dict(few[0].constants), "BLOCKS": blocks}.items())
+    assert compile_launch(replace(few[0], constants=constants), 90).stack_bytes == 0
 
 
 def test_a_kernel_whose_products_wait_for_one_another_is_found() -> None:

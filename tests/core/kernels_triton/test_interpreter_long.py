@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
 INTERPRETED = "interpreted_long"
-CASES = ("choice", "mask", "mask-pairs", "items", "items-ordered", "items-partial")
+CASES = ("choice", "choice-few", "mask", "mask-pairs", "items", "items-ordered", "items-partial")
 # float32 against float64, as in test_interpreter.py; ids are right or wrong.
 TOLERANCE = 3e-6
 
