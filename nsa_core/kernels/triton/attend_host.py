@@ -15,7 +15,7 @@ from nsa_core.kernels.triton.attend import (
     attend_query_gradient_kernel,
 )
 from nsa_core.kernels.triton.document_slots import Documents, num_slots, tile_documents
-from nsa_core.kernels.triton.hopper.support import takes_walk
+from nsa_core.kernels.triton.hopper.support import takes_forward, takes_query_gradient
 from nsa_core.kernels.triton.launch import Kernel, key_tile, launch_for, policy_for, row_tile
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import CHOSEN, COMPRESSED, SLIDING
@@ -28,7 +28,7 @@ _WHOLE = 1 << 30  # a segment no document outgrows
 def hopper(name: str) -> ModuleType:
     """A module of Gluon kernels; imported on a card they serve, with a Triton that has this Gluon.
 
-    `name` is `forward`, `query_gradient` or `key_gradient`.
+    `name` is `forward`, `query_gradient`, `key_gradient` or `item_backward`.
     """
     return importlib.import_module(f"nsa_core.kernels.triton.hopper.{name}")
 
@@ -41,7 +41,7 @@ def forward(
     Writes out [N, H, E] in q's dtype and the natural log normaliser [N, H] in float32 `into`; 0
     and -inf where a row sees nothing.
     """
-    if takes_walk(q, k, v, docs.block):
+    if takes_forward(q, k, v, docs.block):
         hopper("forward").forward(q, k, v, docs, mode, into)
         return
     num_heads, key_width = q.shape[1:]
@@ -78,7 +78,7 @@ def query_gradient(
     `grad` [N, H, E] is the gradient of the gated sum of their outputs.
     """
     filler = sources[0]
-    if filler.terms.is_planes and takes_walk(q, filler.k, filler.v, docs.block):
+    if filler.terms.is_planes and takes_query_gradient(q, filler.k, filler.v, docs.block):
         gradient: Tensor = hopper("query_gradient").query_gradient(
             q, grad, sources, docs, dtype=dtype
         )

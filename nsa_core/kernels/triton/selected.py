@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nsa_core.kernels.triton import attend_host
 from nsa_core.kernels.triton.document_slots import Documents, num_slots, tile_documents
+from nsa_core.kernels.triton.hopper.support import takes_items
 from nsa_core.kernels.triton.index import (
     IndexSize,
     QueryIndex,
@@ -321,8 +322,15 @@ def _atomic_items(
     work: _Backward, sum_dq: Tensor, dq: Tensor, item_dk: Tensor, item_dv: Tensor
 ) -> None:
     """All items in one launch; dq, dk, dv by float32 atomics."""
-    chunks = work.index.size.num_chunks
-    _launch_items(work, sum_dq, item_dk, item_dv, 0, chunks, atomic=(True, True))
+    docs, index = work.docs, work.index
+    chunks = index.size.num_chunks
+    if takes_items(work.q, work.v, docs.block):
+        attend_host.hopper("item_backward").add_items(
+            work.q, work.k, work.v, work.grad, work.terms, index, docs, (sum_dq, item_dk, item_dv),
+            _item_programs(docs, index, work.shape, chunks),
+        )  # fmt: skip
+    else:
+        _launch_items(work, sum_dq, item_dk, item_dv, 0, chunks, atomic=(True, True))
     _merge_query_gradient(work, sum_dq, dq, 0, work.docs.num_slots, atomic=True, add=False)
 
 

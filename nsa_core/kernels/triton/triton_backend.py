@@ -41,10 +41,16 @@ def note(facts: DeviceFacts) -> str:
     reason = support.refusal(facts.capability, facts.dtype, facts.widths, block)
     if reason is not None:
         return f"all by the Triton kernels of any card: {reason}"
-    reason = support.walk_refusal(facts.dtype, facts.widths, facts.heads)
-    if reason is not None:
-        return f"key gradients by Hopper's Gluon kernels, the rest by Triton's: {reason}"
-    return "forward, query and key gradients by Hopper's Gluon kernels"
+    sizes = facts.dtype, facts.widths, facts.heads
+    reasons = {
+        "key gradients": None,
+        "query gradients": support.walk_refusal(support.QUERY_GRADIENT, *sizes),
+        "forward": support.walk_refusal(support.FORWARD, *sizes),
+        "backward of items": support.items_refusal(facts.widths),
+    }
+    served = ", ".join(what for what, why in reasons.items() if why is None)
+    rest = "; ".join(f"{what}: {why}" for what, why in reasons.items() if why is not None)
+    return f"Hopper's Gluon kernels: {served}" + (f"; Triton's: {rest}" if rest else "")
 
 
 def create_backend() -> "TritonBackend":

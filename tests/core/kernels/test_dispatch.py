@@ -77,9 +77,11 @@ def test_auto_follows_the_architecture_and_says_why_not(capability, name):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({}, "forward, query and key gradients by Hopper's Gluon kernels"),
-        ({"widths": (64, 64)}, "key gradients by Hopper's Gluon kernels, the rest by Triton's"),
-        ({"heads": (12, 4)}, "a group has 3 heads, an odd number"),
+        ({}, "Hopper's Gluon kernels: key gradients, query gradients, forward; Triton's: backward"),
+        ({}, "backward of items: heads are 128 wide, not 64"),
+        ({"widths": (64, 64)}, "backward of items; Triton's: forward: heads are 64 wide, not 128"),
+        ({"heads": (12, 4)}, "query gradients: a group has 3 heads, not a multiple of 2"),
+        ({"widths": (64, 64), "heads": (16, 4)}, "a group has 4 heads, not a multiple of 3"),
         ({"dtype": torch.float16}, "the inputs are torch.float16, not bfloat16"),
         ({"capability": (8, 0)}, "any card: the card is not sm_90"),
         ({"capability": (10, 0)}, "any card: the card is not sm_90"),
@@ -100,9 +102,10 @@ def test_the_reason_names_the_kernels_of_hopper(change, said, monkeypatch):
 def test_a_triton_that_was_proven_for_key_gradients_alone_is_named(monkeypatch):
     triton = pytest.importorskip("triton", reason="the Triton kernels need the train extra")
     monkeypatch.setattr(triton, "__version__", "3.7.1")
-    facts = DeviceFacts("cuda", (9, 0), torch.bfloat16, widths=(128, 128))
+    facts = DeviceFacts("cuda", (9, 0), torch.bfloat16, widths=(64, 64))
     for choice in dispatch.choose_backends(RuntimeConfig(), facts).choices:
-        assert "the rest by Triton's: not proven on Triton 3.7.1, but on 3.6.0" in choice.reason
+        assert "kernels: key gradients; Triton's: query gradients: not proven" in choice.reason
+        assert "backward of items: not proven on Triton 3.7.1, but on 3.6.0" in choice.reason
 
 
 def test_a_triton_whose_gluon_was_not_proven_is_named(monkeypatch):

@@ -229,7 +229,7 @@ def test_flash_that_is_allowed_but_absent_costs_nothing_and_leaves_its_reason(mo
     chosen = dispatch.choose_backends(runtime, CARD)
     sliding = chosen.choices[2]
     assert sliding.name == "triton"
-    assert sliding.reason.startswith("flash-attn is not installed; key gradients by ")
+    assert sliding.reason.startswith("flash-attn is not installed; Hopper's Gluon kernels: ")
 
 
 @pytest.mark.parametrize("branch", ["compressed", "selected", "sliding"])

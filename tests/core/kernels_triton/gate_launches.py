@@ -64,6 +64,9 @@ def record_all(shape: str, arch: int) -> list[Recorded]:
             selected.selected_backward(
                 q, k, k, q, terms, choice, docs, (k, k), deterministic=deterministic
             )
+            if arch == 90 and width == support.ITEM_WIDTH and not (dense or deterministic):
+                for one in (docs, short):
+                    record_items(q, k, terms, choice, one)
             chosen = selected.chosen_source(k, k, terms, choice)
             if chosen is not None:
                 attend_host.query_gradient(q, q, (*branches, chosen), docs)
@@ -97,6 +100,21 @@ def record_decode(shape: str, arch: int, batch: int) -> list[Recorded]:
     return launches
 
 
+def record_items(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    terms: row_terms.RowTerms,
+    choice: selected.BlockChoice,
+    docs: Documents,
+) -> None:
+    """Record the Gluon backward of items."""
+    assert choice.index is not None
+    sums = torch.zeros(q.shape), torch.zeros(k.shape), torch.zeros(k.shape)
+    attend_host.hopper("item_backward").add_items(
+        q, k, k, q, terms, choice.index, docs, sums, 2 * CORES
+    )
+
+
 def record_hopper(
     q: torch.Tensor,
     branches: list[sources.GradientSource],
@@ -111,13 +129,12 @@ def record_hopper(
     for branch in given:
         into = torch.zeros_like(branch.k), torch.zeros_like(branch.v)
         attend_host.key_gradient(q, q, branch, docs, into, deterministic=False)
-    if q.shape[2] != support.WALK_WIDTH:
-        return
-    for branch in given:
+    for branch in given if q.shape[2] in support.FORWARD else ():
         into = torch.zeros_like(q), torch.zeros(q.shape[:2])
         attend_host.hopper("forward").forward(q, branch.k, branch.v, docs, branch.mode, into)
     for part in (given[:2], given):
-        attend_host.hopper("query_gradient").query_gradient(q, q, part, docs)
+        for dtype in (q.dtype, torch.float32):
+            attend_host.hopper("query_gradient").query_gradient(q, q, part, docs, dtype=dtype)
 
 
 #: sm_80 shares its tables with sm_89, which has less shared memory: the wide shape is tried there.

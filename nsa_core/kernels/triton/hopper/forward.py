@@ -19,7 +19,8 @@ def forward(
     """As `attend_host.forward`."""
     num_tokens, num_heads, width = q.shape
     num_keys, groups, _ = k.shape
-    items = docs.num_slots * (num_heads // 2)
+    launch = FORWARD[width]
+    items = docs.num_slots * (num_heads // launch.heads)
     keys = (num_keys, groups * width)
     run(
         hopper_forward_kernel, (min(multiprocessors(q.device), items),),
@@ -28,6 +29,6 @@ def forward(
         docs.tile_document if mode.bits is None else mode.bits, *into,
         docs.tile_document, docs.cu_seqlens, docs.num_slots, items, mode.num_words,
         width**-0.5 * LOG2E, mode.kind, mode.span, mode.stride, groups, num_heads // groups, width,
-        _KEYS, FORWARD.stages, FORWARD.worker_registers,
-        num_warps=4, maxnreg=FORWARD.max_registers,
+        _KEYS, launch.stages, launch.worker_registers,
+        num_warps=4, maxnreg=launch.max_registers,
     )  # fmt: skip

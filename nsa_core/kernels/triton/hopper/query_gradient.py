@@ -34,9 +34,9 @@ def query_gradient(
         for source in held
         for of in (source.k, source.v)
     ]
-    launch = QUERY_GRADIENT
+    launch = QUERY_GRADIENT[width]
     dq = torch.empty_like(q, dtype=dtype)
-    items = docs.num_slots * (num_heads // 2)
+    items = docs.num_slots * (num_heads // launch.heads)
     run(
         hopper_query_gradient_kernel, (min(multiprocessors(q.device), items),),
         TileDescriptor(q, rows, (_TOKENS, width)), TileDescriptor(grad, rows, (_TOKENS, width)),
@@ -46,7 +46,7 @@ def query_gradient(
         width**-0.5 * LOG2E, width**-0.5, *(one is not None for one in given),
         *((0, 1) if compressed is None else (compressed.span, compressed.stride)),
         1 if sliding is None else sliding.span,
-        groups, num_heads // groups, width, _KEYS, launch.stages, launch.query_stages,
-        launch.worker_registers, num_warps=4, maxnreg=launch.max_registers,
+        groups, num_heads // groups, launch.heads, width, _KEYS, launch.stages,
+        launch.query_stages, launch.worker_registers, num_warps=4, maxnreg=launch.max_registers,
     )  # fmt: skip
     return dq

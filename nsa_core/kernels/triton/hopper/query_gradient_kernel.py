@@ -1,8 +1,8 @@
-"""Dq of all branches on Hopper in Gluon: one warp copies tiles, two warpgroups multiply them.
+"""Dq of all branches on Hopper in Gluon: one warp copies tiles, two or three warpgroups multiply.
 
-Persistent. A work item is 64 tokens of two heads of one group, a warpgroup each. The tiles of
+Persistent. A work item is 64 tokens of HEADS heads of one group, a warpgroup each. The tiles of
 compressed, window and chosen keys run through one ring as one sequence, so that nothing drains
-between the branches; the scores of the next tile are made under the exponentials of this one.
+between the branches. A warpgroup waits for its own products; the others multiply meanwhile.
 
 Terms are planes [2 H, padded] as in `key_gradient_kernel.py`, BITS [G words, padded]. Rows of K and
 V behind a document's end are cleared in shared memory: what is there may be NaN.
@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from nsa_core.kernels.triton.hopper.forward_kernel import visible_keys
-from nsa_core.kernels.triton.hopper.ring import advance, clear_rows
+from nsa_core.kernels.triton.hopper.ring import advance, clear_rows, count_turns, turn_item
 from nsa_core.kernels.triton.rows import COMPRESSED, INFINITY
 
 
@@ -27,16 +27,17 @@ from nsa_core.kernels.triton.rows import COMPRESSED, INFINITY
 def find_walk(
     item, DOCUMENT, CU, num_slots,
     HAS_CMP: gl.constexpr, HAS_WIN: gl.constexpr, HAS_SLC: gl.constexpr,
-    SPAN: gl.constexpr, STRIDE: gl.constexpr, WINDOW: gl.constexpr, PAIRS: gl.constexpr,
-    BN: gl.constexpr,
+    SPAN: gl.constexpr, STRIDE: gl.constexpr, WINDOW: gl.constexpr, H: gl.constexpr,
+    HEADS: gl.constexpr, BN: gl.constexpr,
 ):  # fmt: skip
     """A work item: slot, head, document, and where its walk over the branches' tiles turns.
 
     Tiles [0, num_cmp) are compressed, from `full_cmp` on cut; [num_cmp, end_win) are the window's,
     of which `begin_win` is the first; [end_win, end) are blocks of the chosen branch.
     """
-    slot = num_slots - 1 - item // PAIRS
-    head = (item % PAIRS) * 2
+    PER_SLOT: gl.constexpr = H // HEADS
+    slot = num_slots - 1 - item // PER_SLOT
+    head = (item % PER_SLOT) * HEADS
     document = gl.load(DOCUMENT + slot)
     start = gl.load(CU + document)
     length = gl.load(CU + document + 1) - start
@@ -64,28 +65,29 @@ def copy_walk(
     q_tiles, grad_tiles, k_ring, v_ring, q_filled, q_emptied, k_filled, k_emptied, v_filled,
     v_emptied, DOCUMENT, CU, num_slots, num_items,
     HAS_CMP: gl.constexpr, HAS_WIN: gl.constexpr, HAS_SLC: gl.constexpr,
-    SPAN: gl.constexpr, STRIDE: gl.constexpr, WINDOW: gl.constexpr, PAIRS: gl.constexpr,
-    HG: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr,
+    SPAN: gl.constexpr, STRIDE: gl.constexpr, WINDOW: gl.constexpr, H: gl.constexpr,
+    HG: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, BN: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Bring q and grad of the two heads of every work item, then the tiles of its walk."""
+    """Bring q and grad of the heads of every work item, then the tiles of its walk."""
     slot = gl.to_tensor(0)
     phase = gl.to_tensor(0)
     q_slot = gl.to_tensor(0)
     q_phase = gl.to_tensor(0)
-    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+    for turn in range(count_turns(num_items)):
+        item = turn_item(turn)
         _, head, start, first, _, num_cmp, begin_win, end_win, end = find_walk(
-            item, DOCUMENT, CU, num_slots, HAS_CMP, HAS_WIN, HAS_SLC, SPAN, STRIDE, WINDOW, PAIRS,
-            BN,
+            item, DOCUMENT, CU, num_slots, HAS_CMP, HAS_WIN, HAS_SLC, SPAN, STRIDE, WINDOW, H,
+            HEADS, BN,
         )  # fmt: skip
         column = head // HG * D
         row = start + first
         mbarrier.wait(q_emptied.index(q_slot), q_phase ^ 1)
         bar = q_filled.index(q_slot)
-        mbarrier.expect(bar, 2 * (q_desc.block_type.nbytes + grad_desc.block_type.nbytes))
-        for half in gl.static_range(2):
-            at = q_slot * 2 + half
-            own = (head + half) * D
+        mbarrier.expect(bar, HEADS * (q_desc.block_type.nbytes + grad_desc.block_type.nbytes))
+        for place in gl.static_range(HEADS):
+            at = q_slot * HEADS + place
+            own = (head + place) * D
             tma.async_copy_global_to_shared(q_desc, [row, own], bar, q_tiles.index(at))
             tma.async_copy_global_to_shared(grad_desc, [row, own], bar, grad_tiles.index(at))
         q_slot, q_phase = advance(q_slot, q_phase, Q_STAGES)
@@ -137,13 +139,13 @@ def clear_pair(k, v, k_filled, v_filled, phase, held, D: gl.constexpr, BN: gl.co
 
 @gluon.jit
 def walk_head(
-    half: gl.constexpr, DQ, TERMS_CMP, TERMS_WIN, TERMS_SLC, BITS, q_tiles, grad_tiles, k_ring,
+    place: gl.constexpr, DQ, TERMS_CMP, TERMS_WIN, TERMS_SLC, BITS, q_tiles, grad_tiles, k_ring,
     v_ring, q_filled, q_emptied, k_filled, k_emptied, v_filled, v_emptied, DOCUMENT, CU,
     num_slots, num_items, num_words, qk_scale, scale,
     HAS_CMP: gl.constexpr, HAS_WIN: gl.constexpr, HAS_SLC: gl.constexpr,
-    SPAN: gl.constexpr, STRIDE: gl.constexpr, WINDOW: gl.constexpr, PAIRS: gl.constexpr,
-    HG: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr,
+    SPAN: gl.constexpr, STRIDE: gl.constexpr, WINDOW: gl.constexpr, H: gl.constexpr,
+    HG: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, BN: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
 ):  # fmt: skip
     """Dq of one head of every work item: what one warpgroup does."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -162,14 +164,15 @@ def walk_head(
     q_phase = gl.to_tensor(0)
     zero = gl.full([64, BN], 0.0, gl.float32, s_layout)
     row = gl.arange(0, 64, layout=rows)
-    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        place, head, start, first, length, num_cmp, begin_win, end_win, end = find_walk(
-            item, DOCUMENT, CU, num_slots, HAS_CMP, HAS_WIN, HAS_SLC, SPAN, STRIDE, WINDOW, PAIRS,
-            BN,
+    for turn in range(count_turns(num_items)):
+        item = turn_item(turn)
+        tile, head, start, first, length, num_cmp, begin_win, end_win, end = find_walk(
+            item, DOCUMENT, CU, num_slots, HAS_CMP, HAS_WIN, HAS_SLC, SPAN, STRIDE, WINDOW, H,
+            HEADS, BN,
         )  # fmt: skip
         position = first + row
-        at = (head + half) * num_padded.to(gl.int64) + place * 64 + row
-        plane = 2 * PAIRS * num_padded.to(gl.int64)
+        at = (head + place) * num_padded.to(gl.int64) + tile * 64 + row
+        plane = H * num_padded.to(gl.int64)
         full_cmp = visible_keys(first, COMPRESSED, SPAN, STRIDE) // BN
         stop_cmp = visible_keys(position, COMPRESSED, SPAN, STRIDE)
         low_win = gl.cdiv(gl.maximum(gl.minimum(first + 63, length - 1) - WINDOW + 1, 0), BN)
@@ -181,40 +184,31 @@ def walk_head(
         offset_slc = offset_win
         delta_slc = delta_win
         word = row
-        word_row = BITS + head // HG * num_words * num_padded.to(gl.int64) + place * 64
+        word_row = BITS + head // HG * num_words * num_padded.to(gl.int64) + tile * 64
         if HAS_SLC:
             offset_slc = gl.load(TERMS_SLC + at)
             delta_slc = gl.load(TERMS_SLC + plane + at)
             word = gl.load(word_row + row)
         mbarrier.wait(q_filled.index(q_slot), q_phase)
-        q = q_tiles.index(q_slot * 2 + half)
-        grad = grad_tiles.index(q_slot * 2 + half)
-        held = held_keys(0, num_cmp, begin_win, end_win, length, SPAN, STRIDE, BN)
-        if (held < BN) & (end > 0):
-            clear_pair(
-                k_ring.index(slot), v_ring.index(slot), k_filled.index(slot), v_filled.index(slot),
-                phase, held, D, BN,
-            )  # fmt: skip
-        mbarrier.wait(k_filled.index(slot), phase, pred=end > 0)
-        s = warpgroup_mma(q, k_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=(s,))
+        q = q_tiles.index(q_slot * HEADS + place)
+        grad = grad_tiles.index(q_slot * HEADS + place)
         dq = gl.full([64, D], 0.0, gl.float32, sum_layout)
         for t in range(end):
-            next_slot, next_phase = advance(slot, phase, STAGES)
-            held = held_keys(t + 1, num_cmp, begin_win, end_win, length, SPAN, STRIDE, BN)
-            if (held < BN) & (t + 1 < end):
+            held = held_keys(t, num_cmp, begin_win, end_win, length, SPAN, STRIDE, BN)
+            if held < BN:
                 clear_pair(
-                    k_ring.index(next_slot), v_ring.index(next_slot), k_filled.index(next_slot),
-                    v_filled.index(next_slot), next_phase, held, D, BN,
+                    k_ring.index(slot), v_ring.index(slot), k_filled.index(slot),
+                    v_filled.index(slot), phase, held, D, BN,
                 )  # fmt: skip
+            mbarrier.wait(k_filled.index(slot), phase)
+            s = warpgroup_mma(
+                q, k_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True
+            )
             mbarrier.wait(v_filled.index(slot), phase)
             dp = warpgroup_mma(
                 grad, v_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True
             )
-            mbarrier.wait(k_filled.index(next_slot), next_phase, pred=t + 1 < end)
-            next_s = warpgroup_mma(
-                q, k_ring.index(next_slot).permute((1, 0)), zero, use_acc=False, is_async=True
-            )
+            s = warpgroup_mma_wait(1, deps=(s,))
             is_cmp = t < num_cmp
             is_win = t < end_win
             j = gl.where(is_cmp, t, gl.where(is_win, begin_win + t - num_cmp, t - end_win))
@@ -237,22 +231,21 @@ def walk_head(
                 p = gl.where(
                     (column[None, :] < stop[:, None]) & (column[None, :] >= low[:, None]), p, 0.0
                 )
-            dp = warpgroup_mma_wait(1, deps=(dp,))
+            dp = warpgroup_mma_wait(0, deps=(dp,))
             mbarrier.arrive(v_emptied.index(slot), count=1)
             ds = p * (dp - delta[:, None])
             ds_operand = gl.convert_layout(ds.to(q_tiles.dtype), operand)
             dq = warpgroup_mma(ds_operand, k_ring.index(slot), dq, is_async=True)
-            s, dq = warpgroup_mma_wait(0, deps=(next_s, dq))
+            dq = warpgroup_mma_wait(0, deps=(dq,))
             mbarrier.arrive(k_emptied.index(slot), count=1)
-            slot = next_slot
-            phase = next_phase
+            slot, phase = advance(slot, phase, STAGES)
         mbarrier.arrive(q_emptied.index(q_slot), count=1)
         q_slot, q_phase = advance(q_slot, q_phase, Q_STAGES)
         out = gl.convert_layout((dq * scale).to(DQ.dtype.element_ty), stored)
         r = gl.arange(0, 64, layout=gl.SliceLayout(1, stored))
         d = gl.arange(0, D, layout=gl.SliceLayout(0, stored))
-        base = ((start + first).to(gl.int64) * (2 * PAIRS) + head + half) * D
-        into = base + (r[:, None] * (2 * PAIRS * D) + d[None, :])
+        base = ((start + first).to(gl.int64) * H + head + place) * D
+        into = base + (r[:, None] * (H * D) + d[None, :])
         gl.store(DQ + into, out, mask=(first + r < length)[:, None])
 
 
@@ -263,13 +256,14 @@ def hopper_query_gradient_kernel(
     num_slots, num_items, num_words, qk_scale, scale,
     HAS_CMP: gl.constexpr, HAS_WIN: gl.constexpr, HAS_SLC: gl.constexpr,
     SPAN: gl.constexpr, STRIDE: gl.constexpr, WINDOW: gl.constexpr, G: gl.constexpr,
-    HG: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    HG: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, BN: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Dq of 64 tokens of two heads at a time, summed over the branches that it HAS."""
-    PAIRS: gl.constexpr = G * HG // 2
-    q_tiles = gl.allocate_shared_memory(q_desc.dtype, [2 * Q_STAGES, 64, D], q_desc.layout)
-    grad_tiles = gl.allocate_shared_memory(grad_desc.dtype, [2 * Q_STAGES, 64, D], grad_desc.layout)
+    """Dq of 64 tokens of HEADS heads at a time, summed over the branches that it HAS."""
+    H: gl.constexpr = G * HG
+    ROWS: gl.constexpr = HEADS * Q_STAGES
+    q_tiles = gl.allocate_shared_memory(q_desc.dtype, [ROWS, 64, D], q_desc.layout)
+    grad_tiles = gl.allocate_shared_memory(grad_desc.dtype, [ROWS, 64, D], grad_desc.layout)
     k_ring = gl.allocate_shared_memory(k_cmp_desc.dtype, [STAGES, BN, D], k_cmp_desc.layout)
     v_ring = gl.allocate_shared_memory(v_cmp_desc.dtype, [STAGES, BN, D], v_cmp_desc.layout)
     q_filled = gl.allocate_shared_memory(gl.int64, [Q_STAGES, 1], mbarrier.MBarrierLayout())
@@ -280,30 +274,58 @@ def hopper_query_gradient_kernel(
     v_emptied = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(Q_STAGES):
         mbarrier.init(q_filled.index(i), count=1)
-        mbarrier.init(q_emptied.index(i), count=2)
+        mbarrier.init(q_emptied.index(i), count=HEADS)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_filled.index(i), count=1)
-        mbarrier.init(k_emptied.index(i), count=2)
+        mbarrier.init(k_emptied.index(i), count=HEADS)
         mbarrier.init(v_filled.index(i), count=1)
-        mbarrier.init(v_emptied.index(i), count=2)
+        mbarrier.init(v_emptied.index(i), count=HEADS)
     # A tuple of constants that has a name would hold tensors: each is written out.
-    gl.warp_specialize([
-        (walk_head, (
-            0, DQ, TERMS_CMP, TERMS_WIN, TERMS_SLC, BITS, q_tiles, grad_tiles, k_ring, v_ring,
-            q_filled, q_emptied, k_filled, k_emptied, v_filled, v_emptied, DOCUMENT, CU, num_slots,
-            num_items, num_words, qk_scale, scale, HAS_CMP, HAS_WIN, HAS_SLC, SPAN, STRIDE, WINDOW,
-            PAIRS, HG, D, BN, STAGES, Q_STAGES,
-        )),
-        (walk_head, (
-            1, DQ, TERMS_CMP, TERMS_WIN, TERMS_SLC, BITS, q_tiles, grad_tiles, k_ring, v_ring,
-            q_filled, q_emptied, k_filled, k_emptied, v_filled, v_emptied, DOCUMENT, CU, num_slots,
-            num_items, num_words, qk_scale, scale, HAS_CMP, HAS_WIN, HAS_SLC, SPAN, STRIDE, WINDOW,
-            PAIRS, HG, D, BN, STAGES, Q_STAGES,
-        )),
-        (copy_walk, (
-            q_desc, grad_desc, k_cmp_desc, v_cmp_desc, k_win_desc, v_win_desc, k_slc_desc,
-            v_slc_desc, q_tiles, grad_tiles, k_ring, v_ring, q_filled, q_emptied, k_filled,
-            k_emptied, v_filled, v_emptied, DOCUMENT, CU, num_slots, num_items, HAS_CMP, HAS_WIN,
-            HAS_SLC, SPAN, STRIDE, WINDOW, PAIRS, HG, D, BN, STAGES, Q_STAGES,
-        )),
-    ], [4, 1], [REGISTERS, 24])  # fmt: skip
+    if HEADS == 3:
+        gl.warp_specialize([
+            (walk_head, (
+                0, DQ, TERMS_CMP, TERMS_WIN, TERMS_SLC, BITS, q_tiles, grad_tiles, k_ring, v_ring,
+                q_filled, q_emptied, k_filled, k_emptied, v_filled, v_emptied, DOCUMENT, CU,
+                num_slots, num_items, num_words, qk_scale, scale, HAS_CMP, HAS_WIN, HAS_SLC, SPAN,
+                STRIDE, WINDOW, H, HG, HEADS, D, BN, STAGES, Q_STAGES,
+            )),
+            (walk_head, (
+                1, DQ, TERMS_CMP, TERMS_WIN, TERMS_SLC, BITS, q_tiles, grad_tiles, k_ring, v_ring,
+                q_filled, q_emptied, k_filled, k_emptied, v_filled, v_emptied, DOCUMENT, CU,
+                num_slots, num_items, num_words, qk_scale, scale, HAS_CMP, HAS_WIN, HAS_SLC, SPAN,
+                STRIDE, WINDOW, H, HG, HEADS, D, BN, STAGES, Q_STAGES,
+            )),
+            (walk_head, (
+                2, DQ, TERMS_CMP, TERMS_WIN, TERMS_SLC, BITS, q_tiles, grad_tiles, k_ring, v_ring,
+                q_filled, q_emptied, k_filled, k_emptied, v_filled, v_emptied, DOCUMENT, CU,
+                num_slots, num_items, num_words, qk_scale, scale, HAS_CMP, HAS_WIN, HAS_SLC, SPAN,
+                STRIDE, WINDOW, H, HG, HEADS, D, BN, STAGES, Q_STAGES,
+            )),
+            (copy_walk, (
+                q_desc, grad_desc, k_cmp_desc, v_cmp_desc, k_win_desc, v_win_desc, k_slc_desc,
+                v_slc_desc, q_tiles, grad_tiles, k_ring, v_ring, q_filled, q_emptied, k_filled,
+                k_emptied, v_filled, v_emptied, DOCUMENT, CU, num_slots, num_items, HAS_CMP,
+                HAS_WIN, HAS_SLC, SPAN, STRIDE, WINDOW, H, HG, HEADS, D, BN, STAGES, Q_STAGES,
+            )),
+        ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (walk_head, (
+                0, DQ, TERMS_CMP, TERMS_WIN, TERMS_SLC, BITS, q_tiles, grad_tiles, k_ring, v_ring,
+                q_filled, q_emptied, k_filled, k_emptied, v_filled, v_emptied, DOCUMENT, CU,
+                num_slots, num_items, num_words, qk_scale, scale, HAS_CMP, HAS_WIN, HAS_SLC, SPAN,
+                STRIDE, WINDOW, H, HG, HEADS, D, BN, STAGES, Q_STAGES,
+            )),
+            (walk_head, (
+                1, DQ, TERMS_CMP, TERMS_WIN, TERMS_SLC, BITS, q_tiles, grad_tiles, k_ring, v_ring,
+                q_filled, q_emptied, k_filled, k_emptied, v_filled, v_emptied, DOCUMENT, CU,
+                num_slots, num_items, num_words, qk_scale, scale, HAS_CMP, HAS_WIN, HAS_SLC, SPAN,
+                STRIDE, WINDOW, H, HG, HEADS, D, BN, STAGES, Q_STAGES,
+            )),
+            (copy_walk, (
+                q_desc, grad_desc, k_cmp_desc, v_cmp_desc, k_win_desc, v_win_desc, k_slc_desc,
+                v_slc_desc, q_tiles, grad_tiles, k_ring, v_ring, q_filled, q_emptied, k_filled,
+                k_emptied, v_filled, v_emptied, DOCUMENT, CU, num_slots, num_items, HAS_CMP,
+                HAS_WIN, HAS_SLC, SPAN, STRIDE, WINDOW, H, HG, HEADS, D, BN, STAGES, Q_STAGES,
+            )),
+        ], [4, 1], [REGISTERS, 24])  # fmt: skip

@@ -15,6 +15,30 @@ def advance(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def count_turns(num_items):
+    """Work items of this program: every other turn the programs take theirs in reverse order.
+
+    In one order throughout, a number of programs that the length of documents divides would give
+    one program the longest rows of every document, and another the shortest.
+    """
+    programs = gl.num_programs(0)
+    whole = num_items // programs
+    return whole + (turn_place(whole) < num_items - whole * programs).to(gl.int32)
+
+
+@gluon.jit
+def turn_place(turn):
+    """The place of this program in a turn."""
+    return gl.where(turn % 2 == 0, gl.program_id(0), gl.num_programs(0) - 1 - gl.program_id(0))
+
+
+@gluon.jit
+def turn_item(turn):
+    """The work item of this program in a turn."""
+    return turn * gl.num_programs(0) + turn_place(turn)
+
+
+@gluon.jit
 def clear_rows(tile, rows, D: gl.constexpr, BM: gl.constexpr):
     """Zero the rows of a tile from `rows` on: they belong to the next document, or to nobody."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])

@@ -52,22 +52,53 @@ class WalkLaunch:
     """How a kernel that walks over keys is launched; registers as above, `worker` for `sum`.
 
     Attributes:
+        heads: Of a work item, one for each warpgroup that multiplies.
         stages: Tiles of the ring of keys.
         query_stages: Work items whose rows are in shared memory at a time.
     """
 
+    heads: int
     stages: int
     query_stages: int
     max_registers: int = 168
     worker_registers: int = 240
 
 
-#: Of wide heads: narrow ones are served as fast, or faster, by the Triton kernels.
-FORWARD = WalkLaunch(stages=4, query_stages=2)
-QUERY_GRADIENT = WalkLaunch(stages=3, query_stages=1)
-WALK_WIDTH = 128
+#: By width. Narrow heads go forward as fast, or faster, in the Triton kernels.
+FORWARD = {128: WalkLaunch(heads=2, stages=4, query_stages=2)}
+QUERY_GRADIENT = {
+    64: WalkLaunch(heads=3, stages=3, query_stages=1, max_registers=128, worker_registers=160),
+    128: WalkLaunch(heads=2, stages=3, query_stages=1),
+}
 #: Forward and dq are younger than the key gradients: on an H200, docs/kernel-experiments.md.
 PROVEN_WALK = ("3.6.0",)
+
+
+@dataclass(frozen=True)
+class ItemLaunch:
+    """How the backward of items is launched; registers as above, `gather` of the warps that copy.
+
+    Attributes:
+        stages: Tiles of rows in a lane's ring.
+        key_stages: Items whose keys and values are in shared memory at a time.
+        gather_warps: Of a lane, beside its warpgroup.
+        near_until: Longest document whose dq is added in runs of 64 bytes; beyond it, where dq does
+            not stay in the cache, in lines of 128.
+    """
+
+    stages: int
+    key_stages: int
+    gather_warps: int
+    near_until: int
+    max_registers: int = 168
+    worker_registers: int = 208
+    gather_registers: int = 88
+
+
+ITEM_BACKWARD = ItemLaunch(stages=3, key_stages=2, gather_warps=1, near_until=8192)
+ITEM_WIDTH = 64
+#: The backward of items, on an H200: docs/kernel-experiments.md.
+PROVEN_ITEMS = ("3.6.0",)
 
 
 def segment_tokens(max_seqlen: int) -> int:
@@ -96,17 +127,39 @@ def refusal(
 
 
 def walk_refusal(
-    dtype: torch.dtype, widths: tuple[int, int] | None, heads: tuple[int, int] | None
-) -> str | None:
-    """Why forward and dq are not Hopper's where `refusal` has nothing to say, or None."""
-    if widths is not None and widths[0] != WALK_WIDTH:
-        return f"heads are {widths[0]} wide, not {WALK_WIDTH}"
-    if heads is not None and heads[0] // heads[1] % 2:
-        return f"a group has {heads[0] // heads[1]} heads, an odd number"
+    launches: dict[int, WalkLaunch], dtype: torch.dtype, widths: tuple[int, int] | None,
+    heads: tuple[int, int] | None,
+) -> str | None:  # fmt: skip
+    """Why a walk over keys is not Hopper's where `refusal` has nothing to say, or None.
+
+    Args:
+        launches: `FORWARD` or `QUERY_GRADIENT`.
+        dtype: Of the inputs.
+        widths: Of keys and of values; None is not known, not judged.
+        heads: Query heads and groups, likewise.
+    """
+    if widths is not None and widths[0] not in launches:
+        return f"heads are {widths[0]} wide, not {' or '.join(map(str, launches))}"
+    if widths is not None and heads is not None:
+        together, in_group = launches[widths[0]].heads, heads[0] // heads[1]
+        if in_group % together:
+            return f"a group has {in_group} heads, not a multiple of {together}"
     if dtype != torch.bfloat16:
         return f"the inputs are {dtype}, not bfloat16"
     if triton.__version__ not in PROVEN_WALK:
         return f"not proven on Triton {triton.__version__}, but on {', '.join(PROVEN_WALK)}"
+    return None
+
+
+def items_refusal(widths: tuple[int, int] | None) -> str | None:
+    """Why the backward of items is not Hopper's where `refusal` has nothing to say, or None.
+
+    It serves what adds in atomics: in order, the Triton kernel does.
+    """
+    if widths is not None and widths[0] != ITEM_WIDTH:
+        return f"heads are {widths[0]} wide, not {ITEM_WIDTH}"
+    if triton.__version__ not in PROVEN_ITEMS:
+        return f"not proven on Triton {triton.__version__}, but on {', '.join(PROVEN_ITEMS)}"
     return None
 
 
@@ -118,12 +171,28 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def takes_walk(q: Tensor, k: Tensor, v: Tensor, select_block: int) -> bool:
-    """Whether forward and dq of these tensors are Hopper's."""
+def takes_forward(q: Tensor, k: Tensor, v: Tensor, select_block: int) -> bool:
+    """Whether the forward of these tensors is Hopper's."""
+    return _takes_walk(FORWARD, q, k, v, select_block)
+
+
+def takes_query_gradient(q: Tensor, k: Tensor, v: Tensor, select_block: int) -> bool:
+    """Whether dq of these tensors is Hopper's."""
+    return _takes_walk(QUERY_GRADIENT, q, k, v, select_block)
+
+
+def _takes_walk(
+    launches: dict[int, WalkLaunch], q: Tensor, k: Tensor, v: Tensor, select_block: int
+) -> bool:
     widths, heads = (q.shape[2], v.shape[2]), (q.shape[1], k.shape[1])
-    if walk_refusal(q.dtype, widths, heads) is not None:
-        return False
-    return refusal(device_capability(q.device), q.dtype, widths, select_block) is None
+    reason = walk_refusal(launches, q.dtype, widths, heads)
+    return reason is None and takes_planes(q, v, select_block)
+
+
+def takes_items(q: Tensor, v: Tensor, select_block: int) -> bool:
+    """Whether the backward of these tensors' items is Hopper's where it adds in atomics."""
+    reason = items_refusal((q.shape[2], v.shape[2]))
+    return reason is None and takes_planes(q, v, select_block)
 
 
 def takes_planes(q: Tensor, v: Tensor, select_block: int) -> bool:

@@ -1,0 +1,89 @@
+"""Which kernel the backward of items takes, and that Hopper's compiles for other groups."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the Triton kernels need the train extra")
+
+import triton
+
+from nsa_core.kernels.triton import row_terms, selected
+from nsa_core.kernels.triton.document_slots import documents
+from nsa_core.kernels.triton.hopper import support
+from nsa_core.kernels.triton.launch import MAX_SHARED_BYTES
+from tests.core.kernels_triton.compiling import Recorded, compile_launch, recording
+
+TOKENS, LONGEST = 256, 65536
+
+
+@pytest.fixture
+def proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "PROVEN_TRITON", (triton.__version__,))
+    monkeypatch.setattr(support, "PROVEN_ITEMS", (triton.__version__,))
+    monkeypatch.setattr(support, "device_capability", lambda _: (9, 0))
+
+
+def item_launches(
+    heads: int = 12, groups: int = 2, width: int = 64, dtype: torch.dtype = torch.bfloat16,
+    *, deterministic: bool = False,
+) -> Iterator[Recorded]:  # fmt: skip
+    """What the backward of the KV-major path launches for items."""
+    q = torch.zeros(TOKENS, heads, width, dtype=dtype)
+    k = torch.zeros(TOKENS, groups, width, dtype=dtype)
+    rows = torch.zeros(TOKENS, heads)
+    terms = row_terms.RowTerms(rows, rows, torch.zeros(heads, TOKENS + 64, dtype=torch.int64))
+    ids = torch.zeros(TOKENS, groups, 16, dtype=torch.int32)
+    with recording(90) as launches:
+        docs = documents(torch.tensor([0, TOKENS], dtype=torch.int32), TOKENS, LONGEST, 64)
+        words = selected.invert(ids, q, k, docs, dense=False, deterministic=deterministic)
+        choice = selected.open_choice(ids, words, q, k, docs, dense=False)
+        selected.selected_backward(
+            q, k, k, q, terms, choice, docs, (k, k), deterministic=deterministic
+        )
+    return (one for one in launches if "item_backward" in one.kernel.__name__)
+
+
+def kernel_name(**sizes: object) -> str:
+    (launch,) = item_launches(**sizes)
+    return launch.kernel.__name__
+
+
+@pytest.mark.usefixtures("proven")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("heads", "groups"), [(12, 2), (5, 1), (1, 1), (16, 1)])
+def test_narrow_heads_take_the_backward_of_hopper(heads, groups, dtype) -> None:
+    found = kernel_name(heads=heads, groups=groups, dtype=dtype)
+    assert found == "hopper_item_backward_kernel"
+
+
+@pytest.mark.usefixtures("proven")
+@pytest.mark.parametrize("change", [{"deterministic": True}, {"width": 128}], ids=str)
+def test_ordered_sums_and_wide_heads_take_the_kernel_of_any_card(change) -> None:
+    assert kernel_name(**change) == "item_backward_kernel"
+
+
+@pytest.mark.usefixtures("proven")
+@pytest.mark.parametrize("name", ["PROVEN_ITEMS", "PROVEN_TRITON"])
+def test_a_triton_that_is_not_proven_takes_the_kernel_of_any_card(name, monkeypatch) -> None:
+    monkeypatch.setattr(support, name, ())
+    assert kernel_name() == "item_backward_kernel"
+
+
+@pytest.mark.usefixtures("proven")
+def test_another_card_takes_the_kernel_of_any_card(monkeypatch) -> None:
+    monkeypatch.setattr(support, "device_capability", lambda _: (8, 0))
+    assert kernel_name() == "item_backward_kernel"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("proven")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [1, 5, 16])
+def test_the_backward_of_hopper_keeps_its_registers_for_any_group(heads, dtype) -> None:
+    (launch,) = item_launches(heads, 1, dtype=dtype)
+    machine = compile_launch(launch, 90)
+    assert machine.stack_bytes == 0
+    assert machine.serialised == ()
+    assert machine.shared_bytes <= MAX_SHARED_BYTES[90]
