@@ -204,10 +204,7 @@ def estimate_memory(
 
     That is where the loss has been computed, or where the last block is recomputed after it.
 
-    With several ranks it is that of one of them. NCCL's own buffers are not counted, nor what
-    `ddp` adds to a compiled step: torch cuts a block where it expects a bucket of gradients to be
-    full, and keeps the stream there as it is. That is 2 bytes of a token, layer and number of its
-    width in bf16: 1.1 of 27.6 GiB for m7c-125m on two H200 (bench/results/scale-2k-h200.json).
+    With several ranks it is that of one of them. NCCL's own buffers are not counted.
 
     For the Triton kernels, or torch's attention for dense. Within 6 % of 15 peaks of compiled
     steps on H100 and H200 (bench/results); no peak of a step as written was measured. What is kept

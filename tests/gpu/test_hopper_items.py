@@ -10,8 +10,6 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
-import triton
-
 from nsa_core.kernels.triton import attend_host, ops, selected
 from nsa_core.kernels.triton.hopper import support
 from tests import oracle
@@ -27,7 +25,6 @@ BLOCK, WIDTH = 64, 64
 @pytest.fixture(autouse=True)
 def only_where_it_is_proven() -> None:
     reason = support.refusal(torch.cuda.get_device_capability(), torch.bfloat16, None, None)
-    reason = reason or support.items_refusal(None)
     if reason is not None:
         pytest.skip(f"the backward of items is Triton's here: {reason}")
 
@@ -181,10 +178,3 @@ def test_deterministic_gradients_take_the_kernel_of_any_card(monkeypatch) -> Non
     monkeypatch.setattr(attend_host, "hopper", None)  # a call of it would fail
     first, second = (choice.gradients(deterministic=True) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def test_a_triton_that_is_not_proven_takes_the_kernel_of_any_card(monkeypatch) -> None:
-    choice = some_choice((0, 700), 6, 1)
-    monkeypatch.setattr(support, "PROVEN_ITEMS", ())
-    monkeypatch.setattr(attend_host, "hopper", None)
-    assert max(choice.errors()) < TOLERANCE, triton.__version__

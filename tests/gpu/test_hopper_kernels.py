@@ -11,8 +11,6 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
-import triton
-
 from nsa_core.kernels.triton import attend_host, index, row_terms
 from nsa_core.kernels.triton.document_slots import Documents, documents
 from nsa_core.kernels.triton.hopper import support
@@ -171,12 +169,6 @@ QUERIES = (
 
 
 @pytest.fixture
-def walk() -> None:
-    if triton.__version__ not in support.PROVEN_WALK:
-        pytest.skip(f"forward and dq are Triton's with Triton {triton.__version__}")
-
-
-@pytest.fixture
 def plainly(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Result]], Result]:
     """Call a function with the Triton kernels of any card."""
 
@@ -189,7 +181,6 @@ def plainly(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Result]],
     return call
 
 
-@pytest.mark.usefixtures("walk")
 @pytest.mark.parametrize("sizes", WIDE, ids=str)
 @pytest.mark.parametrize("name", MODES)
 def test_both_kinds_of_kernels_attend_alike(name, sizes, plainly) -> None:
@@ -201,7 +192,6 @@ def test_both_kinds_of_kernels_attend_alike(name, sizes, plainly) -> None:
     assert torch.allclose(lse, plain_lse, atol=1e-4)
 
 
-@pytest.mark.usefixtures("walk")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("sizes", QUERIES, ids=str)
 @pytest.mark.parametrize("names", [*([name] for name in MODES), MODES[:2], MODES], ids="-".join)
@@ -222,7 +212,6 @@ def test_both_kinds_of_kernels_make_the_same_gradient_of_queries(
     assert oracle.relative_error(ours, plain) < TOLERANCE / 2
 
 
-@pytest.mark.usefixtures("walk")
 def test_whole_operators_of_wide_heads_run_without_the_kernels_of_any_card(monkeypatch) -> None:
     def forbidden(kernel, *_: object, **__: object) -> None:
         pytest.fail(f"{kernel.__name__} was launched")
@@ -233,7 +222,6 @@ def test_whole_operators_of_wide_heads_run_without_the_kernels_of_any_card(monke
         assert max(found) < TOLERANCE, f"{name}: {found}"
 
 
-@pytest.mark.usefixtures("walk")
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("name", MODES)
 def test_a_broken_key_and_value_reach_the_tokens_that_see_them_and_no_bit_of_others(
@@ -258,7 +246,6 @@ def test_a_broken_key_and_value_reach_the_tokens_that_see_them_and_no_bit_of_oth
     assert torch.equal(again_lse[:first], lse[:first])
 
 
-@pytest.mark.usefixtures("walk")
 @pytest.mark.parametrize("sizes", [(4, 2, 128), (6, 2, 64)], ids=str)
 @pytest.mark.parametrize("name", MODES)
 def test_nan_in_the_next_document_changes_no_bit_of_output_and_dq(name: str, sizes) -> None:

@@ -99,15 +99,6 @@ def test_the_reason_names_the_kernels_of_hopper(change, said, monkeypatch):
         assert said in choice.reason
 
 
-def test_a_triton_that_was_proven_for_key_gradients_alone_is_named(monkeypatch):
-    triton = pytest.importorskip("triton", reason="the Triton kernels need the train extra")
-    monkeypatch.setattr(triton, "__version__", "3.7.1")
-    facts = DeviceFacts("cuda", (9, 0), torch.bfloat16, widths=(64, 64))
-    for choice in dispatch.choose_backends(RuntimeConfig(), facts).choices:
-        assert "kernels: key gradients; Triton's: query gradients: not proven" in choice.reason
-        assert "backward of items: not proven on Triton 3.7.1, but on 3.6.0" in choice.reason
-
-
 def test_a_triton_whose_gluon_was_not_proven_is_named(monkeypatch):
     triton = pytest.importorskip("triton", reason="the Triton kernels need the train extra")
     monkeypatch.setattr(triton, "__version__", "3.99.0")

@@ -157,6 +157,12 @@ def test_the_forward_pass_waits_for_no_other_rank(alone):
     assert not loss.will_sync_module_buffers()
 
 
+def test_blocks_are_compiled_whole_beside_buckets_of_gradients(alone, monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
+    share_loss(make_model(), RunConfig(), CPU, RankGroup(RankEnvironment(world_size=2)))
+    assert torch._dynamo.config.optimize_ddp is False
+
+
 class Giving(RankGroup):
     """Rank 0 of two, which notes what it gives."""
 

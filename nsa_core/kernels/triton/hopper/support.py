@@ -70,8 +70,6 @@ QUERY_GRADIENT = {
     64: WalkLaunch(heads=3, stages=3, query_stages=1, max_registers=128, worker_registers=160),
     128: WalkLaunch(heads=2, stages=3, query_stages=1),
 }
-#: Forward and dq are younger than the key gradients: on an H200, docs/kernel-experiments.md.
-PROVEN_WALK = ("3.6.0",)
 
 
 @dataclass(frozen=True)
@@ -91,14 +89,12 @@ class ItemLaunch:
     gather_warps: int
     near_until: int
     max_registers: int = 168
-    worker_registers: int = 208
-    gather_registers: int = 88
+    worker_registers: int = 216
+    gather_registers: int = 72
 
 
 ITEM_BACKWARD = ItemLaunch(stages=3, key_stages=2, gather_warps=1, near_until=8192)
 ITEM_WIDTH = 64
-#: The backward of items, on an H200: docs/kernel-experiments.md.
-PROVEN_ITEMS = ("3.6.0",)
 
 
 def segment_tokens(max_seqlen: int) -> int:
@@ -146,8 +142,6 @@ def walk_refusal(
             return f"a group has {in_group} heads, not a multiple of {together}"
     if dtype != torch.bfloat16:
         return f"the inputs are {dtype}, not bfloat16"
-    if triton.__version__ not in PROVEN_WALK:
-        return f"not proven on Triton {triton.__version__}, but on {', '.join(PROVEN_WALK)}"
     return None
 
 
@@ -158,8 +152,6 @@ def items_refusal(widths: tuple[int, int] | None) -> str | None:
     """
     if widths is not None and widths[0] != ITEM_WIDTH:
         return f"heads are {widths[0]} wide, not {ITEM_WIDTH}"
-    if triton.__version__ not in PROVEN_ITEMS:
-        return f"not proven on Triton {triton.__version__}, but on {', '.join(PROVEN_ITEMS)}"
     return None
 
 
