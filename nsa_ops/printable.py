@@ -8,6 +8,7 @@ points, and bytes that are not UTF-8. Letters, marks, symbols and spaces of ever
 import codecs
 import io
 import unicodedata
+from collections.abc import Iterator
 
 
 def printable(text: str) -> str:
@@ -38,17 +39,40 @@ def _shown(sign: str) -> str:
     return sign if is_shown else sign.encode("unicode_escape").decode()
 
 
+#: Longest line of a stream, before escapes: no trainer writes longer ones, and a pager, `grep` or a
+#: terminal keeps one line whole in memory.
+LINE_CHARACTERS = 16_384
+
+
 class PrintableStream:
     r"""Bytes that come piece by piece as printable lines.
 
     A character or a `\r\n` that a piece cuts in two is put together. A progress bar rewrites its
     line with carriage returns: each of its states becomes a line, so that none hides another.
+    A line that may never end is broken after `LINE_CHARACTERS`.
     """
 
     def __init__(self) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
+        self._num_in_line = 0
 
     def feed(self, piece: bytes, *, is_last: bool = False) -> str:
         """The next lines; what the next piece may still belong to waits, unless `is_last`."""
-        return printable_lines(self._decoder.decode(piece, final=is_last))
+        return printable_lines("".join(self._break(self._decoder.decode(piece, final=is_last))))
+
+    def _break(self, text: str) -> Iterator[str]:
+        """The same text with a newline wherever a line would get too long."""
+        for number, line in enumerate(text.split("\n")):
+            if number > 0:
+                yield "\n"
+                self._num_in_line = 0
+            start = 0
+            while start < len(line):
+                if self._num_in_line == LINE_CHARACTERS:
+                    yield "\n"
+                    self._num_in_line = 0
+                part = line[start : start + LINE_CHARACTERS - self._num_in_line]
+                yield part
+                self._num_in_line += len(part)
+                start += len(part)

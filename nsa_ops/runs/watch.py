@@ -129,6 +129,10 @@ def read_log(
 ) -> Iterator[Chunk]:
     """The log from an offset on; following it ends when the run has ended and all is read.
 
+    One part is in memory at a time, and the next one is asked for once this one was taken. Without
+    a pause come only full parts up to the size that the pod last named: a pod that gives a byte at
+    a time, or more than it has, is asked once in `LOG_INTERVAL_S`.
+
     `offset`: first byte; a negative one counts from the end.
     `pod`: pod to read it on; None for the one that the registry names.
 
@@ -136,19 +140,20 @@ def read_log(
         NotFoundError: If there is no such run.
     """
     found = find_run(operator, run_id, pod=pod)
-    position = offset if offset >= 0 else max(0, found.report.log_bytes + offset)
-    has_ended = found.report.state in ENDED
+    report = found.report
+    position = offset if offset >= 0 else max(0, report.log_bytes + offset)
     while True:
         content = _read(found, position)
         if content:
             yield Chunk(content, position)
             position += len(content)
-        elif not follow or has_ended:
+        if len(content) == CHUNK_BYTES and position < report.log_bytes:
+            continue
+        if not follow or report.state in ENDED:
             return
-        else:
-            operator.clock.sleep(LOG_INTERVAL_S)
-            # Asked before the next read: what was written up to the end is then read whole.
-            has_ended = probe_run(found.run).state in ENDED
+        operator.clock.sleep(LOG_INTERVAL_S)
+        # Asked before the next read: what was written up to the end is then read whole.
+        report = probe_run(found.run)
 
 
 def _read(found: FoundRun, position: int) -> bytes:

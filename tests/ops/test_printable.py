@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsa_ops.cli.console import line, make_console, table
-from nsa_ops.printable import PrintableStream, printable, printable_lines
+from nsa_ops.printable import LINE_CHARACTERS, PrintableStream, printable, printable_lines
 
 #: One of each kind: C0, DEL, C1 as text, an 8-bit CSI, overrides, isolates, zero width, line
 #: separators, a lone surrogate, private use, a tag.
@@ -47,6 +47,16 @@ def test_pieces_are_put_together_wherever_they_are_cut() -> None:
         pieces = [content[at : at + size] for at in range(0, len(content), size)]
         said = "".join(map(stream.feed, pieces)) + stream.feed(b"", is_last=True)
         assert said == whole, size
+
+
+def test_a_line_without_an_end_is_broken_wherever_its_pieces_are_cut() -> None:
+    whole = "é" * LINE_CHARACTERS
+    content = f"{whole}\n{whole * 2}\x0b\x1b\n\nz".encode()
+    for size in (1000, LINE_CHARACTERS, 2 * LINE_CHARACTERS, len(content)):
+        stream = PrintableStream()
+        pieces = [content[at : at + size] for at in range(0, len(content), size)]
+        said = "".join(map(stream.feed, pieces)) + stream.feed(b"", is_last=True)
+        assert said.split("\n") == [whole, whole, whole, "\\x0b\\x1b", "", "z"], size
 
 
 def test_text_of_a_pod_is_neither_markup_nor_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
