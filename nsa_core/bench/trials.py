@@ -12,10 +12,8 @@ from nsa_core.config.run import RunConfig
 ATTENTIONS = ("nsa", "dense")
 #: The run as the recipe and `--set` say, where settings are varied.
 BASE = "base"
-#: Settings that decide which tokens a run sees, and the name of a recipe, which decides nothing.
-_SAME_FOR_ALL = (
-    "data.", "batch.", "evaluation.", "schedule.steps", "model.vocab_size", "seed", "recipe",
-)  # fmt: skip
+#: Settings that decide which tokens a run sees.
+_SAME_FOR_ALL = ("data.", "batch.", "evaluation.", "schedule.steps", "model.vocab_size", "seed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +35,8 @@ def plan_trials(recipe: str, sets: Sequence[str], varied: Sequence[str]) -> list
 
     Raises:
         ConfigError: If the two kinds of attention are compared and one is set, if a setting is
-            varied that decides which tokens a run sees or changes nothing, or if a run could log
-            no step or needs several processes.
+            varied that decides which tokens a run sees or changes nothing, if the recipe is varied,
+            or if a run could log no step or needs several processes.
         ValidationError: If a value is none that the configuration takes.
     """
     trials: list[Trial] = []
@@ -58,6 +56,11 @@ def _names(sets: Sequence[str], varied: Sequence[str]) -> Mapping[str, tuple[str
         return {one: (*sets, f"model.attention={one}") for one in ATTENTIONS}
     for flag in varied:
         key = parse_set(flag, "--vary")[0]
+        if key == "recipe":
+            message = (
+                f"--vary {flag}: all runs have one recipe; choose it with --recipe, vary settings"
+            )
+            raise ConfigError(message)
         if key.startswith(_SAME_FOR_ALL):
             message = f"--vary {key}: the runs would not see the same tokens; use --set for all"
             raise ConfigError(message)

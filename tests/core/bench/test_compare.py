@@ -214,7 +214,7 @@ def test_each_setting_that_is_tried_is_a_run_beside_the_base(
         (["seed=2"], "--vary seed: the runs would not see the same tokens"),
         (["data.pack_documents=false"], "--vary data.pack_documents: the runs would not see"),
         (["schedule.steps=9"], "--vary schedule.steps: the runs would not see the same tokens"),
-        (["recipe=other"], "--vary recipe: the runs would not see the same tokens"),
+        (["recipe=other"], "--vary recipe=other: all runs have one recipe; choose it with"),
         (["optimizer.kind=muon", "optimizer.kind=muon"], "--vary optimizer.kind=muon is given tw"),
         (["optimizer.kind=adamw"], "--vary optimizer.kind=adamw changes nothing: the run would be"),
         (["optimizer.beta1=0.8", "optimizer.beta1= 0.80"], "would be that of optimizer.beta1=0.8"),
