@@ -17,17 +17,17 @@ from nsa_ops.preflight.guardrails import require_guardrails
 from nsa_ops.preflight.preflight import offered_cards, subject_of
 from nsa_ops.preflight.proof import find_proof
 from nsa_ops.remote.snapshot import Snapshot, has_code, take_snapshot
-from nsa_ops.runs.choose import choose_record
 from nsa_ops.runs.launch import read_startable_pod, require_data
 from nsa_ops.runs.resume import ChangedValue, differing_values, settled, with_config
+from nsa_ops.store import RunRecord
 
 #: Fields of the manifest whose change an operator wants to read, in this order.
 _SHOWN = ("pod_id", "profile", "code_id", "code_commit", "dirty_sha256", "lock_sha256")
 
 
-def is_elsewhere(operator: Operator, run_id: str | None, pod: str) -> bool:
+def is_elsewhere(operator: Operator, record: RunRecord, pod: str) -> bool:
     """Whether a run would have to be moved to continue on this pod."""
-    return choose_record(operator, run_id).pod != choose_pod(operator.store, pod).name
+    return record.pod != choose_pod(operator.store, pod).name
 
 
 def newest_backup(operator: Operator, run_id: str) -> BackupFolder:

@@ -11,7 +11,7 @@ from nsa_ops.errors import ConfigurationError, NotFoundError, OpsError
 from nsa_ops.pod.messages import RunReport
 from nsa_ops.pods.known import choose_pod, how_to_add
 from nsa_ops.quantities import sentence_case
-from nsa_ops.runs.members import MemberReport, look_at_run, merge
+from nsa_ops.runs.members import MemberReport, look_at_run, merge, others_of
 from nsa_ops.store import PodRecord, RunRecord
 
 LIVE = frozenset({"planned", "staging", "starting", "running", "halting", "resuming"})
@@ -91,7 +91,8 @@ def find_run(
     if pod is None:
         record = choose_record(operator, run_id, among=among)
         link = link_of(operator, record)
-        return FoundRun(record, link, look_at_run(operator, record, link))
+        others = others_of(operator, record)
+        return FoundRun(record, link, look_at_run(operator, handle_of(link, record), others))
     run_id = run_id if run_id is not None else choose_record(operator, None, among=among).run_id
     known = _known(operator, run_id)
     link = operator.link(choose_pod(operator.store, pod))

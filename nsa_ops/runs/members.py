@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from nsa_core.rundir.status import State
 from nsa_ops.agents import ask_each, probe_run
-from nsa_ops.context import Operator, PodLink, RunHandle
+from nsa_ops.context import Operator, RunHandle
 from nsa_ops.errors import OpsError
 from nsa_ops.pod.messages import Offsets, PodShare, RunReport, keep_own
 from nsa_ops.pod.rank_ending import LOST_ELSEWHERE
@@ -47,25 +47,33 @@ class MemberReport:
 
 
 def look_at_run(
-    operator: Operator, record: RunRecord, link: PodLink, offsets: Offsets | None = None
+    operator: Operator,
+    run: RunHandle,
+    others: Mapping[str, RunHandle | None],
+    offsets: Offsets | None = None,
 ) -> RunReport:
     """What the pod of a run shows, and for a run of several pods what all of them make of it.
+
+    Args:
+        operator: Who asks.
+        run: The run on its pod, or on pod 0.
+        others: The run on its other pods, as `others_of` gives them.
+        offsets: Where the last look at pod 0 stopped reading.
 
     Raises:
         OpsError: If pod 0 cannot be asked; what the others show is told.
     """
-    run = RunHandle(link, record.code_id, record.run_id)
-    if not record.others:
+    if not others:
         return probe_run(run, offsets)
-    first, *others = ask_pods(
-        runs_of(operator, record) | {run.pod: run},
+    first, *rest = ask_pods(
+        {run.pod: run, **others},
         lambda asked: probe_run(asked, offsets if asked is run else None),
     )
     if first.report is not None:
-        return merge(first.report, record.pod, others)
-    for one in others:
+        return merge(first.report, run.pod, rest)
+    for one in rest:
         state = one.report.state if one.report else f"unknown ({one.problem})"
-        operator.tell(f"pod {one.pod}, pod {one.node_rank} of `{record.run_id}`: {state}")
+        operator.tell(f"pod {one.pod}, pod {one.node_rank} of `{run.run_id}`: {state}")
     raise first.error or AssertionError(first)
 
 
@@ -96,8 +104,13 @@ def runs_of(operator: Operator, record: RunRecord) -> dict[str, RunHandle | None
 
     Pod 0 may be another machine by now: its run is restored there from the backup.
     """
-    members = (MemberPod(record.pod, ""), *record.others)
-    return {one.pod: run_on(operator, one, record.code_id, record.run_id) for one in members}
+    first = run_on(operator, MemberPod(record.pod, ""), record.code_id, record.run_id)
+    return {record.pod: first, **others_of(operator, record)}
+
+
+def others_of(operator: Operator, record: RunRecord) -> dict[str, RunHandle | None]:
+    """The same without pod 0."""
+    return {one.pod: run_on(operator, one, record.code_id, record.run_id) for one in record.others}
 
 
 def run_on(operator: Operator, member: MemberPod, code_id: str, run_id: str) -> RunHandle | None:

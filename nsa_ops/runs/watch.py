@@ -12,8 +12,8 @@ from nsa_ops.context import Operator
 from nsa_ops.errors import DeadlineError, NotFoundError, PodUnreachableError, VerificationError
 from nsa_ops.pod.messages import Offsets, RunReport
 from nsa_ops.remote.transport import QUICK_S
-from nsa_ops.runs.choose import LIVE, FoundRun, choose_record, find_run, link_of
-from nsa_ops.runs.members import look_at_run
+from nsa_ops.runs.choose import LIVE, FoundRun, choose_record, find_run, handle_of, link_of
+from nsa_ops.runs.members import look_at_run, others_of
 from nsa_ops.runs.status import at_risk_of
 from nsa_ops.runs.wait import ENDED
 
@@ -62,14 +62,14 @@ def watch(
         VerificationError: If the pod says for ever that there is more.
     """
     record = choose_record(operator, run_id, among=LIVE)
-    link = link_of(operator, record)
+    run, others = handle_of(link_of(operator, record), record), others_of(operator, record)
     offsets = Offsets(heartbeats=0, events=0) if from_start else Offsets()
     progress: deque[Heartbeat] = deque(maxlen=_HISTORY)
     is_first, num_in_a_row = True, 0
     while True:
         asked = offsets
         try:
-            report = look_at_run(operator, record, link, asked)
+            report = look_at_run(operator, run, others, asked)
         except (PodUnreachableError, DeadlineError) as error:
             if is_first:
                 raise

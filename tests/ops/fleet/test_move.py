@@ -19,13 +19,15 @@ from nsa_ops.store import PodRecord, RunRecord
 from tests.ops.backup.case import RUN_ID, Case, flip_bit
 from tests.ops.runs.documents import report
 
+RUN = RunRecord(RUN_ID, "here", "tiny-cpu", "cpu", "code", "c" * 64, 1.0)
+
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
     case = Case(tmp_path)
     case.build(20, 40)
     store = case.operator.store
-    store.save_run(RunRecord(RUN_ID, "here", "tiny-cpu", "cpu", "code", "c" * 64, 1.0))
+    store.save_run(RUN)
     store.add_pod(PodRecord("there", "pod-2", "local", str(tmp_path / "2"), "python3", "cpu", 0.0))
     return case
 
@@ -56,10 +58,10 @@ def test_a_backup_without_a_manifest_is_a_damaged_one(case: Case) -> None:
 
 
 def test_only_another_pod_is_elsewhere(case: Case) -> None:
-    assert is_elsewhere(case.operator, RUN_ID, "there")
-    assert not is_elsewhere(case.operator, RUN_ID, "here")
+    assert is_elsewhere(case.operator, RUN, "there")
+    assert not is_elsewhere(case.operator, RUN, "here")
     with pytest.raises(NotFoundError):
-        is_elsewhere(case.operator, RUN_ID, "nowhere")
+        is_elsewhere(case.operator, RUN, "nowhere")
 
 
 def test_a_secret_in_the_command_of_a_move_does_not_leave_this_laptop() -> None:

@@ -12,10 +12,12 @@ from nsa_ops.pod.rules.verdict import Finding, Verdict, conclude
 from nsa_ops.runs.choose import find_run
 from nsa_ops.runs.members import MemberReport, merge
 from nsa_ops.runs.status import list_runs
+from nsa_ops.runs.watch import watch
+from nsa_ops.settings import Settings
 from nsa_ops.store import MemberPod, PodRecord
 from tests.ops.fakes import FakeTransport
 from tests.ops.operators import POD, Desk
-from tests.ops.runs.documents import RUN, answer, ended, report
+from tests.ops.runs.documents import RUN, Sequence, answer, ended, report
 
 OTHER = PodRecord("b", "pod-b", "local", "/b", "python3", "cpu", 0.0)
 SEVERAL = replace(RUN, pod_id="pod-1").with_others([MemberPod("b", "pod-b")])
@@ -119,6 +121,23 @@ def test_a_run_is_found_with_all_its_pods(desk: Desk, both: dict[str, FakeTransp
     (line,) = list_runs(operator)
     assert line.state == "halting"
     assert [run.record.run_id for run in list_runs(operator, "b")] == ["r1"]
+
+
+def test_watch_opens_one_link_a_pod_however_often_it_looks(
+    desk: Desk, both: dict[str, FakeTransport]
+) -> None:
+    opened: list[str] = []
+
+    def connect(pod: PodRecord, _settings: Settings) -> FakeTransport:
+        opened.append(pod.name)
+        return both[pod.name]
+
+    going, done = answer(report("running")), answer(report("finished"))
+    for transport in both.values():
+        transport.answers["nsa_ops.pod.probe"] = Sequence(going, going, done)
+    frames = list(watch(replace(desk.operator, connect=connect), "r1"))
+    assert [frame.report.state for frame in frames] == ["running", "running", "finished"]
+    assert opened == [POD.name, "b"]
 
 
 def test_where_pod_0_does_not_answer_the_others_are_told(
