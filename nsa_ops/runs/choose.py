@@ -1,7 +1,7 @@
 """Which run is meant: the named one, or the only one that fits."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from nsa_core.rundir.layout import check_run_id
 from nsa_core.rundir.manifest import RunManifest
@@ -44,11 +44,19 @@ class PodRuns:
     Attributes:
         reports: What it shows, by run id, newest first.
         problem: Why it could not be asked, in one line; says nothing about its runs.
+        unreadable: Why it cannot read a run that it has, by run id.
     """
 
     pod: str
     reports: list[RunReport]
     problem: str = ""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    def member(self, run_id: str, node_rank: int) -> MemberReport:
+        """What it shows of one run."""
+        report = next((one for one in self.reports if one.run_id == run_id), None)
+        problem = self.problem or self.unreadable.get(run_id, "its directory is not on the pod")
+        return MemberReport(self.pod, node_rank, report, "" if report else problem)
 
 
 def handle_of(link: PodLink, record: RunRecord) -> RunHandle:
@@ -143,7 +151,7 @@ def choose_record(
     if len(runs) == 1:
         return runs[0]
     looked = look_at_pods(operator, runs) if among else []  # a pod that is silent has no reports
-    fitting = [run for run in runs if among and _state_among(run, looked) in among]
+    fitting = [run for run in runs if among and look_among(run, looked).state in among]
     if len(fitting) == 1:
         return fitting[0]
     candidates = fitting or runs
@@ -153,27 +161,14 @@ def choose_record(
     raise ConfigurationError(message, hint="Name one; see `nsa-ops run ls`")
 
 
-def _state_among(run: RunRecord, looked: Sequence[PodRuns]) -> str | None:
-    """The state of a run in what its pods show; None where pod 0 does not show it."""
-    report = report_among(run, looked)
-    return report.state if report is not None else None
-
-
-def report_among(run: RunRecord, looked: Sequence[PodRuns]) -> RunReport | None:
-    """What its pods show of a run, merged; None where pod 0 does not show it."""
-    shown = {
-        pod.pod: (next((one for one in pod.reports if one.run_id == run.run_id), None), pod)
-        for pod in looked
-    }
-    first, _ = shown.get(run.pod, (None, None))
-    if first is None or not run.others:
+def look_among(run: RunRecord, looked: Sequence[PodRuns]) -> MemberReport:
+    """What the pod of a run shows of it, merged with what its other pods show; pure."""
+    pods = {one.pod: one for one in looked}
+    members = [pods[one.pod].member(run.run_id, rank) for rank, one in enumerate(run.members)]
+    first, *others = members
+    if first.report is None or not others:
         return first
-    others = []
-    for rank, one in enumerate(run.others, start=1):
-        report, pod = shown.get(one.pod, (None, None))
-        problem = (pod.problem if pod else "") or "its directory is not on the pod"
-        others.append(MemberReport(one.pod, rank, report, "" if report else problem))
-    return merge(first, run.pod, others)
+    return replace(first, report=merge(first.report, run.pod, others))
 
 
 def _require_known(operator: Operator, run_id: str) -> RunRecord:
@@ -216,4 +211,6 @@ def _look(operator: Operator, pod: PodRecord, runs: Sequence[RunRecord]) -> PodR
     except OpsError as error:
         return PodRuns(pod.name, [], error.message)
     known = {run.run_id for run in runs}
-    return PodRuns(pod.name, [report for report in document.runs if report.run_id in known])
+    reports = [report for report in document.runs if report.run_id in known]
+    unreadable = {one.run_id: one.message for one in document.problems}
+    return PodRuns(pod.name, reports, unreadable=unreadable)

@@ -12,7 +12,7 @@ from nsa_ops.pod.messages import RunReport
 from nsa_ops.pods.known import choose_pod
 from nsa_ops.quantities import format_bytes
 from nsa_ops.remote.transport import QUICK_S, OversizeError
-from nsa_ops.runs.choose import PodRuns, find_run, look_at_pods, report_among
+from nsa_ops.runs.choose import PodRuns, find_run, look_among, look_at_pods
 from nsa_ops.store import Receipt, RunRecord
 
 #: The most of events.jsonl that is brought, 1.3 million events, and in one round trip.
@@ -59,14 +59,10 @@ def list_runs(operator: Operator, pod: str | None = None) -> list[RunStatusLine]
 
 
 def _line_among(operator: Operator, run: RunRecord, looked: Sequence[PodRuns]) -> RunStatusLine:
-    for pod in looked:
-        if pod.pod != run.pod:
-            continue
-        report = report_among(run, looked)
-        if report is not None:
-            return status_line(operator, run, report)
-        return RunStatusLine(run, None, pod.problem or "its directory is not on the pod")
-    return RunStatusLine(run, None, "its pod is not known")
+    found = look_among(run, looked)
+    if found.report is None:
+        return RunStatusLine(run, None, found.problem)
+    return status_line(operator, run, found.report)
 
 
 def status_line(operator: Operator, run: RunRecord, report: RunReport) -> RunStatusLine:

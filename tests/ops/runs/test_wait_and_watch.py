@@ -191,6 +191,19 @@ def test_a_pod_that_does_not_answer_says_nothing_about_its_runs(desk: Desk) -> N
     assert (line.state, line.problem) == ("unreachable", "Pod `a100-1` did not answer")
 
 
+def test_a_run_that_its_pod_cannot_read_is_listed_with_the_reason(desk: Desk) -> None:
+    desk.store.save_run(RUN)
+    why = "/pod/runs/r1/manifest.json cannot be used: it is no JSON"
+    problem = {"run_id": "r1", "message": why}
+    document = {"pod_unix_s": 1.0, "boot_id": "b", "runs": [], "problems": [problem]}
+    desk.transport.answers["probe"] = completed(json.dumps(document))
+    (line,) = list_runs(desk.operator)
+    assert (line.state, line.problem) == ("unreachable", why)
+    desk.transport.answers["probe"] = answer()
+    (line,) = list_runs(desk.operator)
+    assert (line.state, line.problem) == ("unreachable", "its directory is not on the pod")
+
+
 def test_many_runs_of_a_pod_are_one_round_trip(desk: Desk) -> None:
     desk.store.save_run(RUN)
     for number in range(2, 9):
