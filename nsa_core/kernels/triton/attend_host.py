@@ -6,7 +6,6 @@ from functools import cache
 from types import ModuleType
 
 import torch
-import triton
 from torch import Tensor
 
 from nsa_core.kernels.triton.attend import (
@@ -19,6 +18,7 @@ from nsa_core.kernels.triton.hopper.support import takes_forward, takes_query_gr
 from nsa_core.kernels.triton.launch import Kernel, key_tile, launch_for, policy_for, row_tile
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import CHOSEN, COMPRESSED, SLIDING
+from nsa_core.kernels.triton.sizes import cdiv
 from nsa_core.kernels.triton.sources import LOG2E, GradientSource, Mode
 
 _WHOLE = 1 << 30  # a segment no document outgrows
@@ -159,8 +159,8 @@ def _compressed_key_gradient(
     launch = launch_for(mode.kernel("key_gradient"), q.device, q.shape[2], v.shape[2])
     segment = policy_for(q.device, q.shape[2], v.shape[2]).segment_tokens
     if deterministic:
-        segment *= max(1, triton.cdiv(docs.max_seqlen, 16 * segment))
-    segments = max(1, triton.cdiv(docs.max_seqlen, segment))
+        segment *= max(1, cdiv(docs.max_seqlen, 16 * segment))
+    segments = max(1, cdiv(docs.max_seqlen, segment))
     copies = segments if deterministic else 1
     dk = k.new_zeros(copies, *k.shape, dtype=torch.float32)
     dv = v.new_zeros(copies, *v.shape, dtype=torch.float32)

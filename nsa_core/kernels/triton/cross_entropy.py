@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa_core.kernels.triton.rows import LN2, LOG2E, LOWEST
+from nsa_core.kernels.triton.sizes import next_power_of_2
 
 #: Logits of a row that are in flight; with 8 warps 16 of them lie in each lane.
 _MAX_TILE = 4096
@@ -62,7 +63,7 @@ def cross_entropy_(logits_RV: Tensor, target_R: Tensor, *, with_gradient: bool) 
     """
     num_rows, vocabulary = logits_RV.shape
     loss_R = torch.empty(num_rows, dtype=torch.float32, device=logits_RV.device)
-    tile = min(_MAX_TILE, triton.next_power_of_2(vocabulary))
+    tile = min(_MAX_TILE, next_power_of_2(vocabulary))
     if num_rows:
         _cross_entropy_kernel[(num_rows,)](
             logits_RV, target_R, loss_R, vocabulary, tile, with_gradient, num_warps=_NUM_WARPS

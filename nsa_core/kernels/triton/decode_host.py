@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
-import triton
 from torch import Tensor
 
 from nsa_core.config.backend_policy import decode_refusal
 from nsa_core.kernels.decode_attention import CachedPairs, CountedReads, DecodedToken
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.triton import launch as launch_table
+from nsa_core.kernels.triton.sizes import cdiv, next_power_of_2
 from nsa_core.kernels.triton.split_decode import (
     merge_kernel,
     partial_cached_kernel,
@@ -121,9 +121,9 @@ def plan_slices(
     second = _slice_keys(chosen * pairs, programs, tile)
     second = max(second, _slice_keys(chosen, _MAX_SLICES, tile))
     return Slices(
-        compressed=max(1, triton.cdiv(compressed_rows, first)),
-        window=min(_MAX_SLICES, triton.cdiv(geometry.window, first)),
-        chosen=triton.cdiv(chosen, second),
+        compressed=max(1, cdiv(compressed_rows, first)),
+        window=min(_MAX_SLICES, cdiv(geometry.window, first)),
+        chosen=cdiv(chosen, second),
         chosen_keys=second,
     )
 
@@ -154,9 +154,9 @@ class Ranking:
 
 def plan_ranking(num_blocks: int, num_selected: int, ranked_blocks: int) -> Ranking:
     """Tiles of `ranked_blocks`, or of more where that would be too many tiles."""
-    per_tile = max(ranked_blocks, triton.next_power_of_2(triton.cdiv(num_blocks, _MAX_TILES)))
-    tiles = triton.next_power_of_2(triton.cdiv(num_blocks, per_tile))
-    return Ranking(tiles, per_tile, triton.next_power_of_2(num_selected))
+    per_tile = max(ranked_blocks, next_power_of_2(cdiv(num_blocks, _MAX_TILES)))
+    tiles = next_power_of_2(cdiv(num_blocks, per_tile))
+    return Ranking(tiles, per_tile, next_power_of_2(num_selected))
 
 
 @cache
@@ -317,8 +317,8 @@ class _Run:
             self.scores, self.peaks, self.totals, self.position, self.best,
             self.scores.shape[3], self.slices.total, self.slices.compressed,
             geometry.compress_block, geometry.compress_stride, geometry.select_block,
-            geometry.num_selected, self.groups, heads, triton.next_power_of_2(heads),
-            triton.next_power_of_2(self.slices.compressed), ranking.blocks, ranking.keep,
+            geometry.num_selected, self.groups, heads, next_power_of_2(heads),
+            next_power_of_2(self.slices.compressed), ranking.blocks, ranking.keep,
             self.is_overlapped, **self._options(self.launch.rank_warps),
         )  # fmt: skip
 
@@ -339,7 +339,7 @@ class _Run:
     def merge(self) -> None:
         """Gated sum of the branches."""
         slices, width = self.slices, self.out.shape[2]
-        slots = triton.next_power_of_2(slices.total)
+        slots = next_power_of_2(slices.total)
         columns = max(1, min(width, _MERGED_ELEMENTS // slots))
         merge_kernel[(self.q.shape[0] * self.q.shape[1], width // columns)](
             self.peaks, self.totals, self.parts, self.gate, self.out,

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa_core.kernels.triton.launcher import run
+from nsa_core.kernels.triton.sizes import cdiv
 
 
 @triton.jit(do_not_specialize=["num_documents", "num_slots", "num_steps"])
@@ -65,7 +66,7 @@ def tile_documents(cu_seqlens: Tensor, num_tokens: int, tile: int) -> Tensor:
     width = 128
     run(
         _tile_documents_kernel,
-        (triton.cdiv(slots, width),),
+        (cdiv(slots, width),),
         cu_seqlens,
         document,
         num_documents,

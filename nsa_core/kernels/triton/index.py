@@ -19,6 +19,7 @@ from torch import Tensor
 from nsa_core.kernels.triton.document_slots import Documents, locate
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import is_free
+from nsa_core.kernels.triton.sizes import cdiv, next_power_of_2
 
 FIRST = tl.constexpr(1)  # flag: block 0 is chosen (and is neither of the two below)
 PREVIOUS = tl.constexpr(2)  # flag: the block before the token's own
@@ -153,7 +154,7 @@ class IndexSize:
     @property
     def num_chunks(self) -> int:
         """Chunks of query blocks."""
-        chunks: int = triton.cdiv(self.num_slots, self.chunk_slots)
+        chunks: int = cdiv(self.num_slots, self.chunk_slots)
         return chunks
 
     @property
@@ -207,7 +208,7 @@ def index_words(size: IndexSize) -> int:
 
 def num_words(max_seqlen: int, block: int) -> int:
     """Words of 32 bits that hold a bit for every block of the longest document."""
-    words: int = triton.cdiv(triton.cdiv(max_seqlen, block), 32)
+    words: int = cdiv(cdiv(max_seqlen, block), 32)
     return words
 
 
@@ -216,7 +217,7 @@ def block_bits(ids: Tensor, docs: Documents) -> Tensor:
     _, groups, num_selected = ids.shape
     words = num_words(docs.max_seqlen, docs.block)
     bits = torch.empty(groups, words, docs.num_padded, dtype=torch.int32, device=ids.device)
-    slots = max(16, triton.next_power_of_2(num_selected))
+    slots = max(16, next_power_of_2(num_selected))
     run(
         block_bits_kernel, (docs.num_slots, groups),
         ids, bits, docs.tile_document, docs.cu_seqlens, docs.num_padded, words,
@@ -244,7 +245,7 @@ def build_index(ids: Tensor, docs: Documents, size: IndexSize, *, deterministic:
     index = QueryIndex.over(words, size)
     count = torch.zeros(size.num_lists, dtype=torch.int32, device=ids.device)
     rank = torch.empty_like(ids)
-    slots = max(16, triton.next_power_of_2(size.num_selected))
+    slots = max(16, next_power_of_2(size.num_selected))
 
     def walk(one_pass: tl.constexpr) -> None:
         run(
@@ -258,7 +259,7 @@ def build_index(ids: Tensor, docs: Documents, size: IndexSize, *, deterministic:
     run(
         scan_lists_kernel, (1,),
         count, index.offset, index.item_offset, size.num_lists, size.item_queries,
-        min(_SCAN_WIDTH, triton.next_power_of_2(size.num_lists)), num_warps=_SCAN_WARPS,
+        min(_SCAN_WIDTH, next_power_of_2(size.num_lists)), num_warps=_SCAN_WARPS,
     )  # fmt: skip
     if deterministic:
         order = torch.sort(rank.view(-1), stable=True).indices
@@ -268,7 +269,7 @@ def build_index(ids: Tensor, docs: Documents, size: IndexSize, *, deterministic:
         walk(SCATTER_PASS)
     run(
         cut_items_kernel,
-        (triton.cdiv(size.num_lists, 128),),
+        (cdiv(size.num_lists, 128),),
         index.item_offset,
         index.item_list,
         size.num_lists,

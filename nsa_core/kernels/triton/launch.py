@@ -182,6 +182,7 @@ def _cached_architecture(device: torch.device) -> int:
     return architecture(*torch.cuda.get_device_capability(device))
 
 
+@cache
 def device_capability(device: torch.device) -> tuple[int, int] | None:
     """Compute capability of a card; None of a CPU."""
     return None if device.type == "cpu" else torch.cuda.get_device_capability(device)

@@ -17,6 +17,7 @@ from torch import Tensor
 from nsa_core.kernels.triton.document_slots import Documents, locate
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import INFINITY, LOG2E, pack_terms
+from nsa_core.kernels.triton.sizes import cdiv
 
 _MIXED_ELEMENTS = 4096  # of each of the four tensors that a program holds at once
 
@@ -138,7 +139,7 @@ def _mix_prepare_kernel(
 
 def _row_grid(num_rows: int, width: int) -> tuple[tuple[int], int]:
     rows = max(16, 8192 // width)
-    return (triton.cdiv(num_rows, rows),), rows
+    return (cdiv(num_rows, rows),), rows
 
 
 @dataclass(frozen=True)

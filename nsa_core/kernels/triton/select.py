@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import triton
 from torch import Tensor
 
 from nsa_core.kernels.triton.document_slots import Documents
 from nsa_core.kernels.triton.launch import INTERPRETER, Launch, device_architecture, launch_for
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.score import score_kernel
+from nsa_core.kernels.triton.sizes import cdiv, next_power_of_2
 from nsa_core.kernels.triton.sources import LOG2E
 from nsa_core.kernels.triton.topk import top_blocks_kernel, top_few_blocks_kernel
 
@@ -52,11 +52,11 @@ def select_blocks(
     launch = launch_for("score", q.device, q.shape[2], q.shape[2])
     keys = max(launch.keys, docs.block // compress_stride)
     cell = keys * compress_stride // docs.block
-    num_blocks = triton.cdiv(docs.max_seqlen, docs.block)
+    num_blocks = cdiv(docs.max_seqlen, docs.block)
     chunk_slots = _SCORE_BYTES // (4 * groups * docs.block * num_blocks)
     chunk_slots = min(docs.num_slots, max(1, chunk_slots))
     rows = partial(torch.empty, groups, chunk_slots * docs.block, device=q.device)
-    scores, maxima = rows(num_blocks), rows(triton.cdiv(num_blocks, cell))
+    scores, maxima = rows(num_blocks), rows(cdiv(num_blocks, cell))
     for first_slot in range(0, docs.num_slots, chunk_slots):
         slots = min(chunk_slots, docs.num_slots - first_slot)
         chunk = _Chunk(first_slot, slots, scores, maxima, cell)
@@ -87,19 +87,19 @@ def _take_top(ids: Tensor, docs: Documents, chunk: _Chunk) -> None:
     num_blocks = chunk.scores.shape[2]
     reach = min(num_blocks, chunk.first_slot + chunk.slots)
     simulated = device_architecture(ids.device) == INTERPRETER
-    places = max(16, triton.next_power_of_2(num_selected))
+    places = max(16, next_power_of_2(num_selected))
     if reach <= _FEW_BLOCKS:
         tokens = docs.block if simulated else min(_FEW_TOKENS, docs.block)
         run(
             top_few_blocks_kernel, (chunk.slots * (docs.block // tokens), groups),
             chunk.scores, ids, docs.tile_document, docs.cu_seqlens,
             chunk.first_slot, chunk.scores.shape[1], num_blocks,
-            docs.block, groups, num_selected, max(16, triton.next_power_of_2(reach)), places,
+            docs.block, groups, num_selected, max(16, next_power_of_2(reach)), places,
             tokens, num_warps=_FEW_WARPS,
         )  # fmt: skip
         return
     tokens = docs.block if simulated else _TOP_TOKENS
-    cells = triton.next_power_of_2(triton.cdiv(reach, chunk.cell))
+    cells = next_power_of_2(cdiv(reach, chunk.cell))
     run(
         top_blocks_kernel, (chunk.slots * (docs.block // tokens), groups),
         chunk.scores, chunk.maxima, ids, docs.tile_document, docs.cu_seqlens,

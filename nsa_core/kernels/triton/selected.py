@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from nsa_core.kernels.triton import attend_host
@@ -38,6 +37,7 @@ from nsa_core.kernels.triton.merge import (
     merge_query_gradient_kernel,
 )
 from nsa_core.kernels.triton.row_terms import RowTerms
+from nsa_core.kernels.triton.sizes import cdiv
 from nsa_core.kernels.triton.sources import LOG2E, GradientSource, chosen_mode
 
 _MAX_ELEMENTS = (1 << 31) - 1  # partial outputs of a chunk are addressed in 32 bits
@@ -178,7 +178,7 @@ def _partial_rows(docs: Documents, index: QueryIndex, shape: _Shape) -> int:
 def _item_programs(docs: Documents, index: QueryIndex, shape: _Shape, chunks: int) -> int:
     """Bound on the items of `chunks` chunks: a chunk's lists end at its own last KV block."""
     tokens = min(docs.num_tokens, chunks * index.size.chunk_slots * docs.block)
-    reach = index.size.chunk_slots + triton.cdiv(docs.max_seqlen, docs.block) + 1
+    reach = index.size.chunk_slots + cdiv(docs.max_seqlen, docs.block) + 1
     lists = chunks * shape.groups * min(reach, docs.num_slots)
     return max(1, max_items(tokens * shape.groups * shape.num_selected, lists, shape.item_queries))
 

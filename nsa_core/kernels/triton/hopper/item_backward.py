@@ -1,6 +1,5 @@
 """Host side of `item_backward_kernel.py`."""
 
-import triton
 from torch import Tensor
 
 from nsa_core.kernels.triton.document_slots import Documents
@@ -9,6 +8,7 @@ from nsa_core.kernels.triton.hopper.support import ITEM_BACKWARD, multiprocessor
 from nsa_core.kernels.triton.index import QueryIndex
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.row_terms import RowTerms
+from nsa_core.kernels.triton.sizes import cdiv
 from nsa_core.kernels.triton.sources import LOG2E
 
 _ROWS = 64  # of a tile
@@ -25,7 +25,7 @@ def add_items(
     _, num_heads, width = q.shape
     groups = k.shape[1]
     launch = ITEM_BACKWARD
-    programs = min(multiprocessors(q.device), triton.cdiv(most_items, LANES.value))
+    programs = min(multiprocessors(q.device), cdiv(most_items, LANES.value))
     run(
         hopper_item_backward_kernel, (programs,),
         q, k, v, grad, terms.offset, terms.delta,

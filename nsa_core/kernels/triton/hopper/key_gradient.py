@@ -1,7 +1,6 @@
 """Host side of `key_gradient_kernel.py`."""
 
 import torch
-import triton
 from torch import Tensor
 
 from nsa_core.kernels.triton.descriptors import TileDescriptor
@@ -10,6 +9,7 @@ from nsa_core.kernels.triton.hopper.key_gradient_kernel import hopper_key_gradie
 from nsa_core.kernels.triton.hopper.support import KEY_GRADIENT, segment_tokens
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import COMPRESSED
+from nsa_core.kernels.triton.sizes import cdiv
 from nsa_core.kernels.triton.sources import LOG2E, GradientSource
 
 _KEYS = 128  # of a program
@@ -31,8 +31,8 @@ def key_gradient(
         return
     segment = segment_tokens(docs.max_seqlen)
     if deterministic:
-        segment *= max(1, triton.cdiv(docs.max_seqlen, _MAX_COPIES * segment))
-    copies = max(1, triton.cdiv(docs.max_seqlen, segment)) if deterministic else 1
+        segment *= max(1, cdiv(docs.max_seqlen, _MAX_COPIES * segment))
+    copies = max(1, cdiv(docs.max_seqlen, segment)) if deterministic else 1
     sums = [of.new_zeros(copies, *of.shape, dtype=torch.float32) for of in (source.k, source.v)]
     tiles = tile_documents(docs.cu_seqlens, docs.num_tokens, _KEYS * mode.stride)
     pair = sums[0], sums[1]
@@ -49,7 +49,7 @@ def _launch(
     num_tokens, num_heads, width = q.shape
     num_keys, groups, _ = k.shape
     launch = KEY_GRADIENT[width]
-    segments = max(1, triton.cdiv(docs.max_seqlen, segment))
+    segments = max(1, cdiv(docs.max_seqlen, segment))
     rows, keys = (num_tokens, num_heads * width), (num_keys, groups * width)
     terms = TileDescriptor(source.terms.by_head, (2 * num_heads, docs.num_padded), (1, _TOKENS))
     words = groups * mode.num_words
