@@ -49,7 +49,7 @@ def note(facts: DeviceFacts) -> str:
         "backward of items": support.items_refusal(facts.widths),
     }
     served = ", ".join(what for what, why in reasons.items() if why is None)
-    rest = "; ".join(f"{what}: {why}" for what, why in reasons.items() if why is not None)
+    rest = ", ".join(f"{what} ({why})" for what, why in reasons.items() if why is not None)
     return f"Hopper's Gluon kernels: {served}" + (f"; Triton's: {rest}" if rest else "")
 
 

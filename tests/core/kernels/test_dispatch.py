@@ -78,9 +78,9 @@ def test_auto_follows_the_architecture_and_says_why_not(capability, name):
     ("change", "said"),
     [
         ({}, "Hopper's Gluon kernels: key gradients, query gradients, forward; Triton's: backward"),
-        ({}, "backward of items: heads are 128 wide, not 64"),
-        ({"widths": (64, 64)}, "backward of items; Triton's: forward: heads are 64 wide, not 128"),
-        ({"heads": (12, 4)}, "query gradients: a group has 3 heads, not a multiple of 2"),
+        ({}, "backward of items (heads are 128 wide, not 64)"),
+        ({"widths": (64, 64)}, "backward of items; Triton's: forward (heads are 64 wide, not 128)"),
+        ({"heads": (12, 4)}, "query gradients (a group has 3 heads, not a multiple of 2)"),
         ({"widths": (64, 64), "heads": (16, 4)}, "a group has 4 heads, not a multiple of 3"),
         ({"dtype": torch.float16}, "the inputs are torch.float16, not bfloat16"),
         ({"capability": (8, 0)}, "any card: the card is not sm_90"),
