@@ -1,9 +1,10 @@
 """Launch tables: tiles, warps and stages of every kernel, per architecture and head width.
 
 Rows are (token, head) pairs, keys are key rows of a tile. The sm_90 numbers were measured on an
-H100 (docs/kernel-experiments.md); sm_80 and sm_89 are cut to their shared memory (163 KB, 99 KB)
-and only compiled. A kernel's tile follows the data where it must: `row_tile` never pads a group,
-and the key tile of the window and of chosen blocks is one selection block (or two).
+H100 or an H200 (docs/kernel-experiments.md); sm_80 and sm_89 are cut to their shared memory
+(163 KB, 99 KB) and only compiled. A kernel's tile follows the data where it must: `row_tile` never
+pads a group, a key tile of the forward over chosen blocks is one selection block, and the key
+gradients of the window and of chosen blocks take one (or two).
 """
 
 from dataclasses import dataclass

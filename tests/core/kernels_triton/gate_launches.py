@@ -121,7 +121,7 @@ def record_hopper(
     terms: row_terms.RowTerms,
     docs: Documents,
 ) -> None:
-    """Record the Gluon kernels: key gradients, and of wide heads forward and dq.
+    """Record the Gluon kernels that walk over keys: gradients, and the forward of wide heads.
 
     A deterministic key gradient only stores where this one adds.
     """

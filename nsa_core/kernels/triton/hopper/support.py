@@ -52,9 +52,10 @@ class WalkLaunch:
     """How a kernel that walks over keys is launched; registers as above, `worker` for `sum`.
 
     Attributes:
-        heads: Of a work item, one for each warpgroup that multiplies.
+        heads: Of a work item, one for each warpgroup that multiplies; the forward is written for 2,
+            dq for 2 or 3.
         stages: Tiles of the ring of keys.
-        query_stages: Work items whose rows are in shared memory at a time.
+        query_stages: Work items whose rows are in shared memory at a time; in the forward 2.
     """
 
     heads: int
