@@ -87,7 +87,7 @@ def test_the_digest_follows_whatever_decides_machine_code(monkeypatch) -> None:
     assert len(digests) == 8
 
 
-@pytest.mark.parametrize("cells", [2, 64, 256])
+@pytest.mark.parametrize("cells", [2, 64, 512])
 def test_top_blocks_compiles_for_long_documents(cells: int) -> None:
     (launch,) = [one for one in record_all("A", 90) if one.kernel.__name__ == "top_blocks_kernel"]
     constants = tuple({**dict(launch.constants), "CELLS": cells}.items())

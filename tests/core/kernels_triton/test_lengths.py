@@ -1,0 +1,71 @@
+"""Which kernels and tiles the longest document of a call decides, to the token."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the Triton kernels need the train extra")
+
+from nsa_core.kernels.triton import attend_host, select, sources
+from nsa_core.kernels.triton.document_slots import documents
+from tests.core.kernels_triton.compiling import Recorded, recording
+
+BLOCK, WIDTH = 64, 64
+
+
+def choices(*lengths: int) -> list[Recorded]:
+    """Launches that choose the blocks of documents of these lengths."""
+    tokens = sum(lengths)
+    q, k = torch.zeros(tokens, 2, WIDTH), torch.zeros(tokens // 16, 1, WIDTH)
+    borders = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    with recording(90) as launches:
+        docs = documents(borders, tokens, max(lengths), BLOCK)
+        select.select_blocks(q, k, torch.zeros(tokens, 2), docs, 32, 16, 16)
+    return [one for one in launches if one.kernel.__name__.startswith("top_")]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kernel"),
+    [
+        ((4096,), "top_few_blocks_kernel"),
+        ((4097,), "top_blocks_kernel"),
+        ((4096, 4096), "top_few_blocks_kernel"),
+    ],
+    ids=str,
+)
+def test_up_to_64_blocks_are_chosen_in_registers(lengths, kernel) -> None:
+    (launch,) = choices(*lengths)
+    assert launch.kernel.__name__ == kernel
+
+
+@pytest.mark.parametrize(("length", "places"), [(1, 16), (1024, 16), (2048, 32), (2049, 64)])
+def test_a_choice_in_registers_holds_all_blocks_of_the_longest_document(length, places) -> None:
+    (launch,) = choices(length)
+    assert dict(launch.constants)["BLOCKS"] == places
+
+
+def test_the_first_chunk_of_a_long_document_is_chosen_in_registers(monkeypatch) -> None:
+    monkeypatch.setattr(select, "_SCORE_BYTES", 64 * 4 * BLOCK * 128)  # chunks of 64 query blocks
+    first, *later = choices(8192)
+    assert first.kernel.__name__ == "top_few_blocks_kernel"
+    assert {one.kernel.__name__ for one in later} == {"top_blocks_kernel"}
+
+
+def key_tile(longest: int, mode: sources.Mode, width: int = WIDTH) -> int:
+    """Keys of a tile in the forward of a branch on sm_90."""
+    q, k = torch.zeros(128, 2, width), torch.zeros(128, 1, width)
+    with recording(90) as launches:
+        docs = documents(torch.tensor([0, 128], dtype=torch.int32), 128, longest, BLOCK)
+        attend_host.forward(q, k, k, docs, mode, (torch.zeros_like(q), torch.zeros(128, 2)))
+    keys: int = dict(launches[-1].constants)["BN"]
+    return keys
+
+
+def test_the_compressed_branch_takes_narrower_tiles_up_to_8192_tokens() -> None:
+    mode = sources.compressed_mode(32, 16)
+    assert [key_tile(longest, mode) for longest in (2048, 8192, 8193)] == [32, 32, 64]
+    assert key_tile(2048, mode, 128) == key_tile(8193, mode, 128)
+
+
+def test_the_tiles_of_the_window_do_not_follow_the_longest_document() -> None:
+    widths = {key_tile(longest, sources.sliding_mode(512)) for longest in (2048, 8193)}
+    assert len(widths) == 1
