@@ -144,6 +144,20 @@ def ties_case(x: Inputs) -> Errors:
     return {"wrong": float(wrong)}
 
 
+def zeros_case(x: Inputs) -> Errors:
+    """A key that outweighs all others: where it is seen, their blocks score 0 to the last bit.
+
+    They are chosen all the same, the lowest indices first.
+    """
+    lone = copy.copy(x)
+    lone.q, lone.kc = torch.ones_like(x.q), torch.zeros_like(x.kc)
+    per_block = x.geometry.select_block // x.geometry.compress_stride
+    for start, stop in oracle.borders(x.cu):
+        if stop - start > 6 * x.geometry.select_block:
+            lone.kc[start // x.geometry.compress_stride + 5 * per_block + 1] = 100.0
+    return select_case(lone)
+
+
 def arbitrary_ids(x: Inputs) -> Tensor:
     """Ids that no rule made: any blocks up to the token's own, any number of them, or none."""
     generator = torch.Generator().manual_seed(7)

@@ -1,6 +1,6 @@
 """Run the kernels under the interpreter beyond their first word, chunk, cell and segment.
 
-A mask word holds 32 blocks, a chunk of scores as many query blocks as fit its buffer, a cell 16
+A mask word holds 32 blocks, a chunk of scores as many query blocks as fit its buffer, a cell 4
 blocks, a segment 8 query blocks: documents of a few blocks never leave the first of each. As slow
 as they are long, so each case is as short as its border allows.
 """
@@ -38,12 +38,24 @@ def small_buffers() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def parts_of_a_query_block() -> Iterator[None]:
+    """Programs that choose for eight tokens, half a query block, as on a card."""
+    with (
+        mock.patch.object(select, "INTERPRETER", None),
+        mock.patch.object(select, "_FEW_TOKENS", 8),
+    ):
+        yield
+
+
 def choice_cases(*, few_blocks: int) -> Errors:
     """The choice and its ties over chunks, and over cells where no document has few blocks."""
     x = Inputs(LENGTHS, 3, 1, 16, 16, GEOMETRY)
     with small_buffers(), mock.patch.object(select, "_FEW_BLOCKS", few_blocks):
-        chosen, ties = interpreted.select_case(x), interpreted.ties_case(x)
-    return {"choice": chosen["wrong"], "ties": ties["wrong"]}
+        found = {"choice": interpreted.select_case(x), "ties": interpreted.ties_case(x)}
+        with parts_of_a_query_block():
+            found["zeros"] = interpreted.zeros_case(x)
+    return {name: errors["wrong"] for name, errors in found.items()}
 
 
 def mask_case(*, keys: int) -> Errors:
