@@ -12,7 +12,7 @@ from nsa_core.env import RankEnvironment
 from nsa_core.kernels.backend import BackendChoice
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.manifest import KernelChoice, read_manifest
-from nsa_core.train import parallel
+from nsa_core.train import learner, parallel
 from nsa_core.train.attempt import COMPILER_MODULES
 from nsa_core.train.failure import TrainerConfigurationError
 from nsa_core.train.group import RankGroup
@@ -120,6 +120,16 @@ class Wrapped(nn.Module):
         self.hooks.append(state)
 
 
+class Whole:
+    """Stands for ShardedModel; one rank keeps it all."""
+
+    def __init__(self, model, device, group):
+        self.hold = self.clip = None
+
+    def parameter_infos(self, model):
+        return model.parameter_infos()
+
+
 @pytest.mark.parametrize("is_half", [False, True])
 def test_the_residual_stream_is_as_configured(is_half):
     runtime = {"half_residual": is_half, "precision": "bf16"}
@@ -155,6 +165,34 @@ def test_the_forward_pass_waits_for_no_other_rank(alone):
     loss, _ = share_loss(make_model(), RunConfig(), CPU, group)
     assert list(loss.buffers())
     assert not loss.will_sync_module_buffers()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "accumulation", "sharding", "keeps"),
+    [
+        (1, 4, "ddp", False),  # alone there are no buckets
+        (2, 2, "ddp", False),  # one micro-batch a rank
+        (2, 4, "ddp", True),
+        (4, 8, "ddp", True),
+        (2, 4, "fsdp", False),
+    ],
+)
+def test_gradients_of_several_micro_batches_stay_in_the_buckets_of_ddp(
+    monkeypatch, ranks, accumulation, sharding, keeps
+):
+    monkeypatch.setattr(parallel, "DistributedDataParallel", Wrapped)
+    monkeypatch.setattr(learner, "ShardedModel", Whole)
+    changes = {
+        "data": {"path": "text.jsonl"},
+        "batch": {"accumulation": accumulation},
+        "runtime": {"cpu_ranks": ranks, "sharding": sharding},
+    }
+    config = RunConfig.model_validate(merge(SMALL, changes))
+    group = RankGroup(RankEnvironment(world_size=ranks))
+    optimizers = make_learner(config, CPU, group=group).steps.optimizers
+    grads = [parameter.grad for parameter in optimizers.parameters]
+    assert optimizers.keeps_gradients is keeps
+    assert [grad is not None for grad in grads] == [keeps] * len(grads)
 
 
 def test_blocks_are_compiled_whole_beside_buckets_of_gradients(alone, monkeypatch):

@@ -128,6 +128,23 @@ def test_every_parameter_has_an_optimizer_and_only_one():
         assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_kept_gradients_are_filled_with_0_where_they_are_and_others_dropped(kind):
+    for keeps in (True, False):
+        config = OptimizerConfig(kind=kind)
+        infos = make_model().parameter_infos()
+        made = OptimizerSet(infos, config, CPU, keeps_gradients=keeps)
+        given = [torch.full_like(parameter, torch.nan) for parameter in made.parameters]
+        for parameter, grad in zip(made.parameters, given, strict=True):
+            parameter.grad = grad
+        made.zero_grad()
+        left = [parameter.grad for parameter in made.parameters]
+        if keeps:
+            assert all(a is b and not a.any() for a, b in zip(left, given, strict=True))
+        else:
+            assert left == [None] * len(given)
+
+
 def test_vectors_and_embeddings_are_not_decayed():
     model = make_model()
     made = OptimizerSet(model.parameter_infos(), OptimizerConfig(weight_decay=0.5), CPU)
