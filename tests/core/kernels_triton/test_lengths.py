@@ -50,22 +50,31 @@ def test_the_first_chunk_of_a_long_document_is_chosen_in_registers(monkeypatch) 
     assert {one.kernel.__name__ for one in later} == {"top_blocks_kernel"}
 
 
-def key_tile(longest: int, mode: sources.Mode, width: int = WIDTH) -> int:
-    """Keys of a tile in the forward of a branch on sm_90."""
+def forward_launch(longest: int, mode: sources.Mode, width: int = WIDTH) -> Recorded:
+    """The forward of a branch on sm_90."""
     q, k = torch.zeros(128, 2, width), torch.zeros(128, 1, width)
     with recording(90) as launches:
         docs = documents(torch.tensor([0, 128], dtype=torch.int32), 128, longest, BLOCK)
         attend_host.forward(q, k, k, docs, mode, (torch.zeros_like(q), torch.zeros(128, 2)))
-    keys: int = dict(launches[-1].constants)["BN"]
+    return launches[-1]
+
+
+def key_tile(longest: int, width: int = WIDTH) -> int:
+    """Keys of a tile in the forward of the compressed branch."""
+    launch = forward_launch(longest, sources.compressed_mode(32, 16), width)
+    keys: int = dict(launch.constants)["BN"]
     return keys
 
 
 def test_the_compressed_branch_takes_narrower_tiles_up_to_8192_tokens() -> None:
-    mode = sources.compressed_mode(32, 16)
-    assert [key_tile(longest, mode) for longest in (2048, 8192, 8193)] == [32, 32, 64]
-    assert key_tile(2048, mode, 128) == key_tile(8193, mode, 128)
+    assert [key_tile(longest) for longest in (2048, 8192, 8193)] == [32, 32, 64]
+    assert key_tile(2048, 128) == key_tile(8193, 128)
 
 
-def test_the_tiles_of_the_window_do_not_follow_the_longest_document() -> None:
-    widths = {key_tile(longest, sources.sliding_mode(512)) for longest in (2048, 8193)}
-    assert len(widths) == 1
+@pytest.mark.parametrize(
+    "mode",
+    [sources.sliding_mode(512), sources.chosen_mode(torch.zeros(1, 1, 192, dtype=torch.int32))],
+    ids=["window", "chosen"],
+)
+def test_the_other_branches_are_launched_alike_for_any_length(mode: sources.Mode) -> None:
+    assert forward_launch(2048, mode) == forward_launch(8193, mode)
