@@ -52,9 +52,9 @@ def choice_cases(*, few_blocks: int) -> Errors:
     """The choice and its ties over chunks, and over cells where no document has few blocks."""
     x = Inputs(LENGTHS, 3, 1, 16, 16, GEOMETRY)
     with small_buffers(), mock.patch.object(select, "_FEW_BLOCKS", few_blocks):
-        found = {"choice": interpreted.select_case(x), "ties": interpreted.ties_case(x)}
+        found = {"ties": interpreted.ties_case(x), "zeros": interpreted.zeros_case(x)}
         with parts_of_a_query_block():
-            found["zeros"] = interpreted.zeros_case(x)
+            found["choice"] = interpreted.select_case(x)
     return {name: errors["wrong"] for name, errors in found.items()}
 
 
