@@ -46,7 +46,9 @@ def note(facts: DeviceFacts) -> str:
         "key gradients": None,
         "query gradients": support.walk_refusal(support.QUERY_GRADIENT, *sizes),
         "forward": support.walk_refusal(support.FORWARD, *sizes),
-        "backward of items": support.items_refusal(facts.widths),
+        "backward of items": "repeats have to be equal to the bit"
+        if _wants_determinism()
+        else support.items_refusal(facts.widths),
     }
     served = ", ".join(what for what, why in reasons.items() if why is None)
     rest = ", ".join(f"{what} ({why})" for what, why in reasons.items() if why is not None)

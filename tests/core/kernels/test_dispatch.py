@@ -93,10 +93,20 @@ def test_auto_follows_the_architecture_and_says_why_not(capability, name):
 def test_the_reason_names_the_kernels_of_hopper(change, said, monkeypatch):
     triton = pytest.importorskip("triton", reason="the Triton kernels need the train extra")
     monkeypatch.setattr(triton, "__version__", "3.6.0")
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
     known = DeviceFacts("cuda", (9, 0), torch.bfloat16, widths=(128, 128), blocks=(64, 16))
     for choice in dispatch.choose_backends(RuntimeConfig(), replace(known, **change)).choices:
         assert choice.name == "triton"
         assert said in choice.reason
+
+
+def test_ordered_sums_of_items_are_not_hoppers(monkeypatch):
+    triton = pytest.importorskip("triton", reason="the Triton kernels need the train extra")
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    facts = DeviceFacts("cuda", (9, 0), torch.bfloat16, widths=(64, 64))
+    for choice in dispatch.choose_backends(RuntimeConfig(), facts).choices:
+        assert "backward of items (repeats have to be equal to the bit)" in choice.reason
 
 
 def test_a_triton_whose_gluon_was_not_proven_is_named(monkeypatch):

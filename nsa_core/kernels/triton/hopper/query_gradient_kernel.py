@@ -260,6 +260,7 @@ def hopper_query_gradient_kernel(
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Dq of 64 tokens of HEADS heads at a time, summed over the branches that it HAS."""
+    gl.static_assert(HEADS == 2 or HEADS == 3)
     H: gl.constexpr = G * HG
     ROWS: gl.constexpr = HEADS * Q_STAGES
     q_tiles = gl.allocate_shared_memory(q_desc.dtype, [ROWS, 64, D], q_desc.layout)

@@ -16,10 +16,10 @@ def advance(slot, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def count_turns(num_items):
-    """Work items of this program: every other turn the programs take theirs in reverse order.
+    """Number of this program's work items: one a turn, in reverse order every other turn.
 
-    In one order throughout, a number of programs that the length of documents divides would give
-    one program the longest rows of every document, and another the shortest.
+    If all turns had one order, and the items of a document divided the number of programs, one
+    program would get the longest rows of every document, and another the shortest.
     """
     programs = gl.num_programs(0)
     whole = num_items // programs
