@@ -195,7 +195,9 @@ def resume(
     overrides, changed = parse_overrides(override or (), (OLD_POD,)), tuple(sets or ())
     record = choose_record(session.operator, run, among=RESUMABLE) if pods is None else None
     run = record.run_id if record is not None else run
-    is_moved = record and pod is not None and is_elsewhere(session.operator, record, pod)
+    is_moved = (
+        record is not None and pod is not None and is_elsewhere(session.operator, record, pod)
+    )
     if record is None or record.others or is_moved:
         names = pods if pods is not None else pod
         request = FleetResumeRequest(
