@@ -13,20 +13,15 @@ pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 from nsa_core.kernels.triton import attend_host, ops, selected
 from nsa_core.kernels.triton.hopper import support
 from tests import oracle
+from tests.gpu.test_hopper_kernels import only_on_hopper
 from tests.gpu.test_triton_backend import errors, leaves, poison
 
 pytestmark = pytest.mark.gpu
-__all__ = ["poison"]  # the fixture: every test here finds NaN in fresh memory
+#: Fixtures of every test here: it needs Hopper, and finds NaN in fresh memory.
+__all__ = ["only_on_hopper", "poison"]
 
 TOLERANCE = 1e-2
 BLOCK, WIDTH = 64, 64
-
-
-@pytest.fixture(autouse=True)
-def only_where_it_is_proven() -> None:
-    reason = support.refusal(torch.cuda.get_device_capability(), torch.bfloat16, None, None)
-    if reason is not None:
-        pytest.skip(f"the backward of items is Triton's here: {reason}")
 
 
 @dataclass(frozen=True)

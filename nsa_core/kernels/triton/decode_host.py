@@ -129,7 +129,7 @@ def plan_slices(
 
 
 def _slice_keys(keys: int, slices: int, tile: int) -> int:
-    tiles = -(-keys // (slices * tile))
+    tiles = cdiv(keys, slices * tile)
     return max(1, tiles) * tile
 
 

@@ -198,7 +198,7 @@ class QueryIndex:
 
 def _aligned(words: int) -> int:
     """Sections begin at multiples of 16 bytes, as the compiled kernels take for granted."""
-    return -(-words // 4) * 4
+    return cdiv(words, 4) * 4
 
 
 def index_words(size: IndexSize) -> int:

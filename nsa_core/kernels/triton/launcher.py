@@ -57,17 +57,16 @@ def _key(kernel: JITFunction, args: tuple[Any, ...], options: dict[str, int]) ->
     tensors = [args[i] for i in where.tensors]
     tensors += [args[i].base for i in where.descriptors]
     pointers = [tensor.data_ptr() for tensor in tensors]
-    alignment = 0
+    low_bits = 0
     for pointer in pointers:
-        alignment |= pointer
-    alignment &= _ALIGNMENT_MASK
+        low_bits |= pointer & _ALIGNMENT_MASK
     return (
         id(kernel),
         tensors[0].get_device(),
         *[args[i] for i in where.constants],
         *[tensor.dtype for tensor in tensors],
-        # which of them are not aligned is seldom asked
-        *[pointer & _ALIGNMENT_MASK == 0 for pointer in pointers if alignment],
+        # Nearly always all are aligned.
+        tuple([pointer & _ALIGNMENT_MASK == 0 for pointer in pointers]) if low_bits else None,
         *options.values(),
     )
 

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from nsa_core.kernels.triton.hopper.ring import advance, hide_broken
+from nsa_core.kernels.triton.hopper.ring import advance, hide_broken, product_layout
 from nsa_core.kernels.triton.rows import (
     CHOSEN,
     COMPRESSED,
@@ -148,12 +148,8 @@ def attend_head(
     HG: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One head of every work item: what one warpgroup does."""
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16]
-    )
-    out_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16]
-    )
+    s_layout: gl.constexpr = product_layout(BN)
+    out_layout: gl.constexpr = product_layout(D)
     operand: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
     rows: gl.constexpr = gl.SliceLayout(1, s_layout)
     stored: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])

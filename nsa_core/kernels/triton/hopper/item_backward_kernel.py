@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from nsa_core.kernels.triton.hopper.ring import advance
+from nsa_core.kernels.triton.hopper.ring import advance, product_layout
 
 LANES = gl.constexpr(2)
 
@@ -122,12 +122,8 @@ def multiply_items(
     STAGES: gl.constexpr, KEY_STAGES: gl.constexpr, LINES: gl.constexpr,
 ):  # fmt: skip
     """dk, dv and dq of every item of a lane: what one warpgroup does."""
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16]
-    )
-    sum_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16]
-    )
+    s_layout: gl.constexpr = product_layout(BM)
+    sum_layout: gl.constexpr = product_layout(D)
     operand: gl.constexpr = gl.DotOperandLayout(0, sum_layout, 2)
     columns: gl.constexpr = gl.SliceLayout(0, s_layout)
     # As `sum_layout`, but columns that a thread holds have changed places with its neighbours':

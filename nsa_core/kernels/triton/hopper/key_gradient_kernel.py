@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from nsa_core.kernels.triton.hopper.ring import advance, clear_rows
+from nsa_core.kernels.triton.hopper.ring import advance, clear_rows, product_layout
 from nsa_core.kernels.triton.rows import CHOSEN, COMPRESSED, INFINITY, SLIDING
 
 
@@ -101,12 +101,8 @@ def add_tile(
     CLEAR: gl.constexpr,
 ):  # fmt: skip
     """Add 64 tokens of one head to dk, dv; with AHEAD, S comes in and the next tile's goes out."""
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16]
-    )
-    sum_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16]
-    )
+    s_layout: gl.constexpr = product_layout(BM)
+    sum_layout: gl.constexpr = product_layout(D)
     operand: gl.constexpr = gl.DotOperandLayout(0, sum_layout, 2)
     columns: gl.constexpr = gl.SliceLayout(0, s_layout)
     zero = gl.full([64, BM], 0.0, gl.float32, s_layout)
@@ -168,9 +164,7 @@ def add_tiles(
     """Every head of `count` token tiles, two heads a round where they are even: no moves."""
     PAIRS: gl.constexpr = HG % 2 == 0
     STEP: gl.constexpr = 2 if PAIRS else 1
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16]
-    )
+    s_layout: gl.constexpr = product_layout(BM)
     s = gl.full([64, BM], 0.0, gl.float32, s_layout)
     if AHEAD:
         mbarrier.wait(filled.index(slot), phase, pred=count > 0)
@@ -213,12 +207,8 @@ def sum_half(
     IN_REGISTERS: gl.constexpr, AHEAD: gl.constexpr, ATOMIC: gl.constexpr,
 ):  # fmt: skip
     """dk, dv of 64 keys: what one warpgroup does."""
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16]
-    )
-    sum_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16]
-    )
+    s_layout: gl.constexpr = product_layout(BM)
+    sum_layout: gl.constexpr = product_layout(D)
     mbarrier.wait(keys_filled, 0)
     if IN_REGISTERS:
         k = k_tiles.index(half).load(gl.DotOperandLayout(0, s_layout, 2))

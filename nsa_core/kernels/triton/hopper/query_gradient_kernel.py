@@ -19,7 +19,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from nsa_core.kernels.triton.hopper.forward_kernel import visible_keys
-from nsa_core.kernels.triton.hopper.ring import advance, clear_rows, count_turns, turn_item
+from nsa_core.kernels.triton.hopper.ring import (
+    advance,
+    clear_rows,
+    count_turns,
+    product_layout,
+    turn_item,
+)
 from nsa_core.kernels.triton.rows import COMPRESSED, INFINITY
 
 
@@ -148,12 +154,8 @@ def walk_head(
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
 ):  # fmt: skip
     """Dq of one head of every work item: what one warpgroup does."""
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16]
-    )
-    sum_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16]
-    )
+    s_layout: gl.constexpr = product_layout(BN)
+    sum_layout: gl.constexpr = product_layout(D)
     operand: gl.constexpr = gl.DotOperandLayout(0, sum_layout, 2)
     rows: gl.constexpr = gl.SliceLayout(1, s_layout)
     stored: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])

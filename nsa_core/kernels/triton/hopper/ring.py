@@ -1,10 +1,18 @@
-"""Rings of tiles in shared memory, and what is mended in a tile before products read it."""
+"""What Hopper's kernels share: rings of tiles in shared memory, turns, the layout of products."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from nsa_core.kernels.triton.rows import HUGE, INFINITY
+
+
+@gluon.constexpr_function
+def product_layout(columns):
+    """Where the 64 rows of a warpgroup's product lie; `columns` is how many the product has."""
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16]
+    )
 
 
 @gluon.jit
