@@ -13,8 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nsa_core.config.model import NSAConfig
 from nsa_core.kernels.geometry import BlockGeometry
-from nsa_core.kernels.packing import Packing
+from nsa_core.kernels.packing import Packing, compressed_slots
 from nsa_core.kernels.triton.triton_backend import TritonBackend
+from nsa_core.model.compression import MeanCompression, cut_strides
 
 #: The paper's sizes (section 4.1), which are the defaults.
 NSA_SIZES = NSAConfig()
@@ -66,26 +67,33 @@ def random_tensors(shape: Shape, num_tokens: int, dtype: torch.dtype) -> dict[st
 
 
 def nsa_cases(shape: Shape, length: int, num_tokens: int, dtype: torch.dtype) -> list[Case]:
-    """Whole NSA (pooling, three branches, choice, sigmoid gates) and each branch alone."""
+    """Whole NSA (phi, three branches, choice, gates) and each branch alone.
+
+    What surrounds the operator, phi as the mean and the gates' sigmoid, is compiled, as runs do.
+    """
     t = random_tensors(shape, num_tokens, dtype)
     packing = Packing.uniform(num_tokens // length, length, "cuda")
     backend = TritonBackend()
+    slots = compressed_slots(packing, GEOMETRY)
+
+    def mean(x_NGD: Tensor) -> Tensor:
+        strides_CdGD = cut_strides(x_NGD, GEOMETRY, packing, slots)
+        num_strides = GEOMETRY.compress_block // GEOMETRY.compress_stride
+        return MeanCompression().of_strides(strides_CdGD, num_strides)
+
+    @torch.compile(fullgraph=True)
+    def surround(k_NGD: Tensor, v_NGE: Tensor, gate_NH3: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return mean(k_NGD), mean(v_NGE), torch.sigmoid(gate_NH3)
 
     def whole() -> Tensor:
-        pooled = (
-            backend.mean_pool(t["k_cmp"], GEOMETRY, packing),
-            backend.mean_pool(t["v_cmp"], GEOMETRY, packing),
-        )
+        k_CGD, v_CGE, gate_NH3 = surround(t["k_cmp"], t["v_cmp"], t["gate"])
         out, _ = backend.attend(
-            t["q"], pooled, (t["k_slc"], t["v_slc"]), (t["k_win"], t["v_win"]),
-            torch.sigmoid(t["gate"]), GEOMETRY, packing,
+            t["q"], (k_CGD, v_CGE), (t["k_slc"], t["v_slc"]), (t["k_win"], t["v_win"]),
+            gate_NH3, GEOMETRY, packing,
         )  # fmt: skip
         return out
 
-    k_pooled, v_pooled = (
-        backend.mean_pool(t[name], GEOMETRY, packing).detach().requires_grad_()
-        for name in ("k_cmp", "v_cmp")
-    )
+    k_pooled, v_pooled = (mean(t[name]).detach().requires_grad_() for name in ("k_cmp", "v_cmp"))
     with torch.no_grad():
         _, lse = backend.compressed(t["q"], k_pooled, v_pooled, GEOMETRY, packing)
         ids = backend.select(t["q"], k_pooled, lse, GEOMETRY, packing)

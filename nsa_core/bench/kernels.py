@@ -153,6 +153,7 @@ def floor_of(shape: Shape, length: int, tokens: int, tflops: float) -> Floor:
 
 def measure_row(shape: Shape, length: int, request: KernelRequest, tflops: float) -> KernelRow:
     """Time one shape at one length, dense first; `tflops` is the rate of a matrix product."""
+    torch.compiler.reset()  # or one row's graph would serve, and slow, the next
     dense = {
         name: run_case(dense_case(name, shape, length, request.tokens, request.dtype), request.runs)
         for name in DENSE_BACKENDS

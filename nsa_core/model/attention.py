@@ -17,7 +17,7 @@ from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.inputs import require_count
 from nsa_core.kernels.mixing import gated_sum
 from nsa_core.kernels.packing import CompressedSlots, Packing, compressed_slots
-from nsa_core.model.compression import make_compression
+from nsa_core.model.compression import cut_strides, make_compression
 from nsa_core.model.layers import BranchGate
 from nsa_core.model.rotary import MAX_POSITIONS, Rotary, rotate
 from nsa_core.model.statistics import measure
@@ -193,8 +193,12 @@ class NSAAttention(nn.Module):
         """
         geometry = context.geometry
         num_strides = geometry.compress_block // geometry.compress_stride
-        k_CGD = self.phi_k.of_strides(_strides(pairs.k_cmp, context), num_strides)
-        v_CGE = self.phi_v.of_strides(_strides(pairs.v_cmp, context), num_strides)
+        k_CdGD, v_CdGE = (
+            cut_strides(x, geometry, context.packing, context.slots)
+            for x in (pairs.k_cmp, pairs.v_cmp)
+        )
+        k_CGD = self.phi_k.of_strides(k_CdGD, num_strides)
+        v_CGE = self.phi_v.of_strides(v_CdGE, num_strides)
         return rotate(k_CGD, context.slot_tables), v_CGE
 
 
@@ -208,23 +212,6 @@ def _one_product(x_NW: Tensor, weights: list[Tensor], widths: list[int]) -> list
         filler = x_NW.new_zeros(padding, x_NW.shape[1], dtype=weights[0].dtype)
         weights, widths = [*weights, filler], [*widths, padding]
     return list(torch.split(F.linear(x_NW, torch.cat(weights)), widths, dim=-1))
-
-
-def _strides(x_NGD: Tensor, context: AttentionContext) -> Tensor:
-    """The tokens [C, d, G, D] of every stride of the documents; anything in slots without a block.
-
-    A compression block is l / d strides of its document that follow each other, and so do their
-    slots. Of equally long documents of whole strides they are the tokens as they lie, without a
-    gather.
-    """
-    stride = context.geometry.compress_stride
-    length = context.packing.uniform_length
-    if length is not None and length % stride == 0:
-        return x_NGD.reshape(-1, stride, *x_NGD.shape[1:])
-    offsets = torch.arange(stride, device=x_NGD.device)
-    row_Cd = context.slots.first_row_C[:, None] + offsets
-    flat = x_NGD.index_select(0, row_Cd.clamp_(max=len(x_NGD) - 1).flatten())
-    return flat.view(*row_Cd.shape, *x_NGD.shape[1:])
 
 
 class DenseAttention(nn.Module):

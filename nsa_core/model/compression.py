@@ -14,7 +14,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nsa_core.kernels.geometry import BlockGeometry
+from nsa_core.kernels.packing import CompressedSlots, Packing
 from nsa_core.model.layers import widen
+
+
+def cut_strides(
+    x_NGD: Tensor, geometry: BlockGeometry, packing: Packing, slots: CompressedSlots
+) -> Tensor:
+    """The tokens [C, d, G, D] of every stride of the documents; anything in slots without a block.
+
+    A compression block is l / d strides of its document that follow each other, and so do their
+    slots. Of equally long documents of whole strides they are the tokens as they lie, without a
+    gather.
+    """
+    stride, length = geometry.compress_stride, packing.uniform_length
+    if length is not None and length % stride == 0:
+        return x_NGD.reshape(-1, stride, *x_NGD.shape[1:])
+    offsets = torch.arange(stride, device=x_NGD.device)
+    row_Cd = slots.first_row_C[:, None] + offsets
+    flat = x_NGD.index_select(0, row_Cd.clamp_(max=len(x_NGD) - 1).flatten())
+    return flat.view(*row_Cd.shape, *x_NGD.shape[1:])
 
 
 def join_strides(parts: Sequence[Tensor]) -> Tensor:

@@ -15,6 +15,7 @@ from nsa_core.kernels.triton.attend import (
 )
 from nsa_core.kernels.triton.document_slots import Documents, num_slots, tile_documents
 from nsa_core.kernels.triton.hopper.support import takes_forward, takes_query_gradient
+from nsa_core.kernels.triton.key_sums import new_sums, round_sums
 from nsa_core.kernels.triton.launch import Kernel, key_tile, launch_for, policy_for, row_tile
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import CHOSEN, COMPRESSED, SLIDING
@@ -162,19 +163,17 @@ def _compressed_key_gradient(
         segment *= max(1, cdiv(docs.max_seqlen, 16 * segment))
     segments = max(1, cdiv(docs.max_seqlen, segment))
     copies = segments if deterministic else 1
-    dk = k.new_zeros(copies, *k.shape, dtype=torch.float32)
-    dv = v.new_zeros(copies, *v.shape, dtype=torch.float32)
+    sums = new_sums(k, v, copies)
     tile = launch.keys * mode.stride
     tiles = tile_documents(docs.cu_seqlens, docs.num_tokens, tile)
     grid = (num_slots(docs.num_tokens, docs.num_documents, tile), k.shape[1], segments)
     run(
         attend_key_gradient_kernel, grid,
-        q, k, v, grad, source.terms.by_head, tiles, dk, dv, tiles, docs.cu_seqlens,
+        q, k, v, grad, source.terms.by_head, tiles, *sums, tiles, docs.cu_seqlens,
         docs.num_padded, 0, segment, k.shape[0],
         q.shape[2]**-0.5 * LOG2E, q.shape[2]**-0.5,
         mode.kind, mode.span, mode.stride, docs.block, k.shape[1], q.shape[1] // k.shape[1],
         q.shape[2], v.shape[2], launch.rows, launch.keys, launch.stages, not deterministic,
         **launch.options(),
     )  # fmt: skip
-    for target, sums in zip(into, (dk, dv), strict=True):
-        target.copy_(sums.sum(0) if copies > 1 else sums[0])
+    round_sums(sums, into)

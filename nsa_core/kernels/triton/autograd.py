@@ -54,32 +54,10 @@ def _save_attend(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ..
 
 
 def _attend_backward(ctx: Context, grad: Tensor, *_unused: Tensor | None) -> tuple[Any, ...]:
-    q, *keys_values, gate, out_c, out_s, out_w, lse, ids, words, cu_seqlens = ctx.saved_tensors
-    grads = ops.attend_backward(
-        grad,
-        q,
-        keys_values,
-        gate,
-        [out_c, out_s, out_w],
-        lse,
-        ids,
-        words,
-        cu_seqlens,
-        *ctx.numbers,
-    )
+    q, *keys_values, gate = ctx.saved_tensors[:8]
+    *saved, cu_seqlens = ctx.saved_tensors[8:]
+    grads = ops.attend_backward(grad, q, keys_values, gate, saved, cu_seqlens, *ctx.numbers)
     return (*grads, *[None] * 5)
-
-
-def _save_pool(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    x, cu_seqlens, *sizes = inputs
-    ctx.save_for_backward(cu_seqlens)
-    ctx.numbers = (x.shape[0], *sizes)
-
-
-def _pool_backward(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
-    (cu_seqlens,) = ctx.saved_tensors
-    return ops.mean_pool_backward(grad, cu_seqlens, *ctx.numbers), None, None, None
 
 
 def register() -> None:
@@ -87,5 +65,4 @@ def register() -> None:
     ops.compressed.register_autograd(_compressed_backward, setup_context=_save_mode)
     ops.sliding.register_autograd(_sliding_backward, setup_context=_save_mode)
     ops.selected_attention.register_autograd(_selected_backward, setup_context=_save_selected)
-    ops.mean_pool.register_autograd(_pool_backward, setup_context=_save_pool)
     ops.attend.register_autograd(_attend_backward, setup_context=_save_attend)

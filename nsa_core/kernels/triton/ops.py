@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from nsa_core.kernels.triton import attend_host, pool, row_terms, selected
-from nsa_core.kernels.triton.document_slots import Documents, documents
+from nsa_core.kernels.triton import attend_host, row_terms, selected
+from nsa_core.kernels.triton.document_slots import Documents, documents, num_slots
 from nsa_core.kernels.triton.hopper.support import takes_planes
 from nsa_core.kernels.triton.select import select_blocks
 from nsa_core.kernels.triton.sources import GradientSource, Mode, compressed_mode, sliding_mode
@@ -132,15 +132,15 @@ def attend(
     q: Tensor, k_compressed: Tensor, v_compressed: Tensor, k_selected: Tensor, v_selected: Tensor,
     k_sliding: Tensor, v_sliding: Tensor, gate: Tensor, cu_seqlens: Tensor, max_seqlen: int,
     geometry: list[int], dense: bool, deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """All of NSA: the three branches, the choice between them and the gated sum.
 
     `gate` [N, H, 3] weighs (compressed, selected, sliding) and is not negative; `geometry` is
     l, d, l', n, w; `dense` takes the masked-dense selected path instead of the KV-major one.
 
     Returns:
-        out [N, H, E]; for the backward the three branch outputs, lse [3, N, H], ids [N, G, S] and
-        the words of the inverted ids.
+        out [N, H, E] and ids [N, G, S]; for the backward the three branch outputs, lse [3, N, H],
+        the words of the inverted ids and the document of every query block.
     """
     span, stride, block, num_selected, window = geometry
     docs = documents(cu_seqlens, q.shape[0], max_seqlen, block)
@@ -164,20 +164,23 @@ def attend(
         ),
         choose_and_read,
     )
-    return row_terms.mix((out_c, out_s, out_w), gate), out_c, out_s, out_w, lse, ids, words
+    out = row_terms.mix((out_c, out_s, out_w), gate)
+    return out, ids, out_c, out_s, out_w, lse, words, docs.tile_document
 
 
 @custom_op("nsa::attend_backward", mutates_args=())
 def attend_backward(
-    grad: Tensor, q: Tensor, keys_values: list[Tensor], gate: Tensor, branches: list[Tensor],
-    lse: Tensor, ids: Tensor, words: Tensor, cu_seqlens: Tensor, max_seqlen: int,
-    geometry: list[int], dense: bool, deterministic: bool,
+    grad: Tensor, q: Tensor, keys_values: list[Tensor], gate: Tensor, saved: list[Tensor],
+    cu_seqlens: Tensor, max_seqlen: int, geometry: list[int], dense: bool, deterministic: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of (q, the three pairs k, v, gate) of `attend`; the key gradients run beside."""
+    """Gradients of (q, the three pairs k, v, gate) of `attend`; the key gradients run beside.
+
+    `saved` is all that `attend` returned but the gated sum.
+    """
     span, stride, block, _, window = geometry
-    docs = documents(cu_seqlens, q.shape[0], max_seqlen, block)
+    ids, out_c, out_s, out_w, lse, words, tile_document = saved
+    docs = Documents(cu_seqlens, q.shape[0], max_seqlen, block, tile_document)
     grad = grad.contiguous()
-    out_c, out_s, out_w = branches
     (terms_c, terms_s, terms_w), dgate = row_terms.mix_prepare(
         grad, (out_c, out_s, out_w), lse, gate, docs, planes=takes_planes(q, out_c, docs.block)
     )
@@ -210,38 +213,6 @@ def attend_backward(
 
     dq = run_beside(q.device, key_gradients, other_gradients)
     return [dq, *into_c, *into_s, *into_w, dgate]
-
-
-@custom_op("nsa::mean_pool", mutates_args=())
-def mean_pool(x: Tensor, cu_seqlens: Tensor, compress_block: int, compress_stride: int) -> Tensor:
-    """Means [N // d, G, D] of the compression blocks of x [N, G, D]; unused slots are zero."""
-    return pool.pool(x, cu_seqlens, compress_block, compress_stride)
-
-
-@custom_op("nsa::mean_pool_backward", mutates_args=())
-def mean_pool_backward(
-    grad: Tensor, cu_seqlens: Tensor, num_tokens: int, compress_block: int, compress_stride: int
-) -> Tensor:
-    """Gradient of x of `mean_pool`."""
-    return pool.pool_gradient(
-        grad.contiguous(), cu_seqlens, num_tokens, compress_block, compress_stride
-    )
-
-
-@mean_pool.register_fake
-def _fake_mean_pool(
-    x: Tensor, cu_seqlens: Tensor, compress_block: int, compress_stride: int
-) -> Tensor:
-    del cu_seqlens, compress_block
-    return x.new_empty(x.shape[0] // compress_stride, *x.shape[1:])
-
-
-@mean_pool_backward.register_fake
-def _fake_mean_pool_backward(
-    grad: Tensor, cu_seqlens: Tensor, num_tokens: int, compress_block: int, compress_stride: int
-) -> Tensor:
-    del cu_seqlens, compress_block, compress_stride
-    return grad.new_empty(num_tokens, *grad.shape[1:])
 
 
 @compressed.register_fake
@@ -286,15 +257,17 @@ def _fake_attend(
     q: Tensor, k_compressed: Tensor, v_compressed: Tensor, k_selected: Tensor, v_selected: Tensor,
     k_sliding: Tensor, v_sliding: Tensor, gate: Tensor, cu_seqlens: Tensor, max_seqlen: int,
     geometry: list[int], dense: bool, deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     del k_compressed, v_compressed, k_sliding, gate, deterministic
     out, out_c, out_s, out_w = (_new_out(q, v_sliding) for _ in range(4))
     lse = q.new_empty(3, q.shape[0], q.shape[1], dtype=torch.float32)
     ids = q.new_empty(q.shape[0], k_selected.shape[1], geometry[3], dtype=torch.int32)
-    num_words = selected.count_words(
-        ids, q, v_selected, cu_seqlens.shape[0] - 1, max_seqlen, geometry[2], dense=dense
+    num_documents, block = cu_seqlens.shape[0] - 1, geometry[2]
+    words = ids.new_empty(
+        selected.count_words(ids, q, v_selected, num_documents, max_seqlen, block, dense=dense)
     )
-    return out, out_c, out_s, out_w, lse, ids, ids.new_empty(num_words)
+    tile_document = ids.new_empty(num_slots(q.shape[0], num_documents, block))
+    return out, ids, out_c, out_s, out_w, lse, words, tile_document
 
 
 @attend_backward.register_fake

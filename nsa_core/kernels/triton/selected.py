@@ -28,6 +28,7 @@ from nsa_core.kernels.triton.items import (
     item_forward_kernel,
     sum_items_kernel,
 )
+from nsa_core.kernels.triton.key_sums import new_sums
 from nsa_core.kernels.triton.launch import launch_for, policy_for, row_tile
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.merge import (
@@ -257,8 +258,7 @@ def items_backward(
     assert choice.index is not None  # noqa: S101 - narrows the type
     shape = _shape(q, k, v, choice.ids)
     work = _Backward(q, k, v, grad, terms, choice.ids, choice.index, docs, shape)
-    item_dk = torch.zeros_like(k, dtype=torch.float32)
-    item_dv = torch.zeros_like(v, dtype=torch.float32)
+    item_dk, item_dv = (sums[0] for sums in new_sums(k, v))
     if _is_atomic(q, v, deterministic=deterministic):
         dq = torch.empty_like(q)
         sum_dq = torch.zeros_like(q, dtype=torch.float32) if add_to is None else add_to

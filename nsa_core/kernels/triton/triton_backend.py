@@ -191,7 +191,7 @@ class TritonBackend:
             geometry.compress_block, geometry.compress_stride, geometry.select_block,
             geometry.num_selected, _span(geometry.window, packing),
         ]  # fmt: skip
-        out_NHE, *_saved, ids_NGS, _words = ops.attend(
+        out_NHE, ids_NGS, *_saved = ops.attend(
             *_contiguous(q_NHD, *compressed, *selected, *sliding, gate_NH3),
             packing.cu_seqlens, packing.max_seqlen, sizes,
             self._is_dense(q_NHD, selected[1], packing), _wants_determinism(),
@@ -203,15 +203,6 @@ class TritonBackend:
         if limit is None:
             limit = policy_for(q_NHD.device, q_NHD.shape[2], v_NGE.shape[2]).dense_until
         return packing.max_seqlen <= limit
-
-    def mean_pool(self, x_NGD: Tensor, geometry: BlockGeometry, packing: Packing) -> Tensor:
-        """Means [C, G, D] of the compression blocks (phi = `avg`); unused slots are zero."""
-        check_shapes(x_NGD, x_NGD, x_NGD, geometry, packing)
-        pooled_CGD: Tensor = ops.mean_pool(
-            x_NGD.contiguous(), packing.cu_seqlens,
-            geometry.compress_block, geometry.compress_stride,
-        )  # fmt: skip
-        return pooled_CGD
 
 
 def _contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:

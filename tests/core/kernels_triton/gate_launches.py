@@ -11,7 +11,6 @@ from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.triton import (
     attend_host,
     decode_host,
-    pool,
     row_terms,
     select,
     selected,
@@ -71,8 +70,6 @@ def record_all(shape: str, arch: int) -> list[Recorded]:
             if chosen is not None:
                 attend_host.query_gradient(q, q, (*branches, chosen), docs)
                 branches.append(chosen)
-        pool.pool(k, borders, 32, 16)
-        pool.pool_gradient(k_short, borders, TOKENS, 32, 16)
         row_terms.mix((q, q, q), gate)
         for is_planes in (False, True) if arch == 90 else (False,):
             row_terms.prepare(q, q, rows, docs, planes=is_planes)

@@ -226,24 +226,6 @@ def attend_case(x: Inputs, *, dense: bool, deterministic: bool) -> Errors:
     return compare(ours, theirs, tensors, x.grad)
 
 
-def pool_case(x: Inputs) -> Errors:
-    """Block means and their gradient against slices of each document."""
-    span, stride = x.geometry.compress_block, x.geometry.compress_stride
-
-    def theirs(k: Tensor) -> Tensor:
-        means = torch.zeros(k.shape[0] // stride, *k.shape[1:], dtype=k.dtype)
-        for start, stop in oracle.borders(x.cu):
-            for i in range(oracle.num_compressed(stop - start, span, stride)):
-                first = start + i * stride
-                means[start // stride + i] = k[first : first + span].mean(0)
-        return means
-
-    grad = torch.randn(x.kc.shape, generator=torch.Generator().manual_seed(1))
-    return compare(
-        lambda k: TritonBackend().mean_pool(k, x.geometry, x.packing), theirs, [x.k], grad
-    )
-
-
 def compile_case(x: Inputs) -> Errors:
     """torch.compile without a graph break: forward and gradients keep their bits."""
     backend = TritonBackend()
@@ -271,7 +253,6 @@ def compile_case(x: Inputs) -> Errors:
 def block_cases(name: str, x: Inputs) -> dict[str, Callable[[], Errors]]:
     """What depends on the block sizes, with others than l = 2 d."""
     return {
-        f"{name}-pool": lambda: pool_case(x),
         f"{name}-compressed": lambda: compressed_case(x),
         f"{name}-select": lambda: select_case(x),
         f"{name}-dense": lambda: attend_case(x, dense=True, deterministic=False),
@@ -296,7 +277,6 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
             "out": float(TritonBackend().compressed(
                 tiny.q, tiny.kc, tiny.vc, tiny.geometry, tiny.packing)[0].abs().sum())
         },
-        "pool": lambda: pool_case(six),
         "select-6": lambda: select_case(six),
         "select-16": lambda: select_case(sixteen),
         "ties": lambda: ties_case(six),

@@ -55,10 +55,6 @@ def branch_calls(x: Inputs) -> dict[str, Call]:
             "selected_backward",
             (*tokens, ids, chosen, chosen_lse, x.grad, *docs, False, True), FAST,
         ),
-        "mean_pool": ("mean_pool", (*leaves(x.k), x.cu, SPAN, STRIDE), FAST),
-        "mean_pool_backward": (
-            "mean_pool_backward", (x.kc, x.cu, x.k.shape[0], SPAN, STRIDE), FAST,
-        ),
     }  # fmt: skip
 
 
@@ -67,14 +63,13 @@ def fused_calls(x: Inputs) -> dict[str, Call]:
     tensors, docs = (x.q, x.kc, x.vc, x.k, x.v, x.k2, x.v2, x.gate), (x.cu, x.packing.max_seqlen)
     found: dict[str, Call] = {}
     for name, dense in (("dense", True), ("items", False)):
-        _, *branches, lse, ids, words = ops.attend(*tensors, *docs, SIZES, dense, True)
+        _, *saved = ops.attend(*tensors, *docs, SIZES, dense, True)
         found[f"attend-{name}"] = (
             "attend", (*leaves(*tensors), *docs, SIZES, dense, True), FAST if dense else TRACED,
         )  # fmt: skip
         found[f"attend_backward-{name}"] = (
             "attend_backward",
-            (x.grad, x.q, list(tensors[1:7]), x.gate, branches, lse, ids, words, *docs, SIZES,
-             dense, True), FAST,
+            (x.grad, x.q, list(tensors[1:7]), x.gate, saved, *docs, SIZES, dense, True), FAST,
         )  # fmt: skip
     hidden, weight = torch.randn(7, 4), torch.randn(5, 4)
     target = torch.tensor([0, 4, -1, 2, 3, 1, -1])
@@ -95,7 +90,7 @@ def check(call: Call) -> dict[str, str]:
 def unwritten_words(x: Inputs) -> int:
     """Words of a deterministic run's index that nobody wrote; torch fills those with the most."""
     torch.use_deterministic_algorithms(mode=True)
-    *_, words = ops.attend(
+    *_, words, _ = ops.attend(
         x.q, x.kc, x.vc, x.k, x.v, x.k2, x.v2, x.gate,
         x.cu, x.packing.max_seqlen, SIZES, False, True,
     )  # fmt: skip

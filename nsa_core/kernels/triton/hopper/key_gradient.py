@@ -1,12 +1,12 @@
 """Host side of `key_gradient_kernel.py`."""
 
-import torch
 from torch import Tensor
 
 from nsa_core.kernels.triton.descriptors import TileDescriptor
 from nsa_core.kernels.triton.document_slots import Documents, tile_documents
 from nsa_core.kernels.triton.hopper.key_gradient_kernel import hopper_key_gradient_kernel
 from nsa_core.kernels.triton.hopper.support import KEY_GRADIENT, segment_tokens
+from nsa_core.kernels.triton.key_sums import new_sums, round_sums
 from nsa_core.kernels.triton.launcher import run
 from nsa_core.kernels.triton.rows import COMPRESSED
 from nsa_core.kernels.triton.sizes import cdiv
@@ -33,12 +33,10 @@ def key_gradient(
     if deterministic:
         segment *= max(1, cdiv(docs.max_seqlen, _MAX_COPIES * segment))
     copies = max(1, cdiv(docs.max_seqlen, segment)) if deterministic else 1
-    sums = [of.new_zeros(copies, *of.shape, dtype=torch.float32) for of in (source.k, source.v)]
+    sums = new_sums(source.k, source.v, copies)
     tiles = tile_documents(docs.cu_seqlens, docs.num_tokens, _KEYS * mode.stride)
-    pair = sums[0], sums[1]
-    _launch(q, grad, source, docs, tiles, pair, segment=segment, atomic=not deterministic)
-    for target, of in zip(into, sums, strict=True):
-        target.copy_(of.sum(0) if copies > 1 else of[0])
+    _launch(q, grad, source, docs, tiles, sums, segment=segment, atomic=not deterministic)
+    round_sums(sums, into)
 
 
 def _launch(
