@@ -5,10 +5,9 @@
    the best blocks of each tile of blocks. 3. `partial_chosen_kernel`: the best of those, and slices
    of their keys. 4. `merge_kernel`: all slices of a head, gated and summed.
 
-The h heads of a group are the rows of one tile of ROWS >= 16. A slice leaves its running maximum
-(base 2), its sum and its unnormalised output; one that saw nothing leaves LOWEST, 0 and 0, so
-nothing of an earlier step is ever read. Slices are cut on the device from each sequence's own
-position; the grids follow from the buffers, so a CUDA graph holds for every position.
+Every slice is written at every step (`decode_slices.py`), so nothing of an earlier step is ever
+read. Slices are cut on the device from each sequence's own position; the grids follow from the
+buffers, so a CUDA graph holds for every position.
 
 With OVERLAPPED a launch begins while the one before it still runs (programmatic dependent launch,
 sm_90), and `gdc_wait` stands before the first read of what that one wrote. Every program waits, so
@@ -19,46 +18,20 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from nsa_core.kernels.triton.rows import (
-    COMPRESSED,
-    INFINITY,
-    LOWEST,
-    is_free,
-    matmul,
-    num_visible,
-    softmax_step,
+from nsa_core.kernels.triton.decode_slices import (
+    add_overlap,
+    block_key,
+    chosen_step,
+    compressed_slice,
+    empty_slice,
+    keep_slice,
+    load_query,
+    log_normaliser,
+    num_better,
+    window_slice,
 )
+from nsa_core.kernels.triton.rows import COMPRESSED, INFINITY, LOWEST, is_free, num_visible
 from nsa_core.kernels.triton.topk import NONE, given_blocks
-
-
-@triton.jit
-def _query(Q, pair, HG: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
-    """Queries [ROWS, D] of one sequence and group."""
-    head = tl.arange(0, ROWS)
-    at = (pair.to(tl.int64) * HG + head)[:, None] * D + tl.arange(0, D)[None, :]
-    return tl.load(Q + at, mask=(head < HG)[:, None], other=0.0)
-
-
-@triton.jit
-def _load_row(X, row, seen, first_row, g, G: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows [keys, WIDTH] of a buffer [B * R, G, WIDTH]."""
-    at = ((first_row + row) * G + g)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    return tl.load(X + at, mask=seen[:, None], other=0.0)
-
-
-@triton.jit
-def _keep_slice(
-    PEAK, TOTAL, OUT, COUNT, slot, peak, total, out, count,
-    HG: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Leave one slice's softmax: PEAK, TOTAL [slots, HG], OUT [slots, HG, E], COUNT [slots]."""
-    head = tl.arange(0, ROWS)
-    row = slot.to(tl.int64) * HG + head
-    held = head < HG
-    tl.store(PEAK + row, peak, mask=held)
-    tl.store(TOTAL + row, total, mask=held)
-    tl.store(OUT + row[:, None] * E + tl.arange(0, E)[None, :], out, mask=held[:, None])
-    tl.store(COUNT + slot, count)
 
 
 @triton.jit(do_not_specialize=["rows", "window_rows", "num_slots", "span_slots", "window_slots"])
@@ -74,53 +47,26 @@ def partial_cached_kernel(
         gdc_launch_dependents()
     slot = tl.program_id(0)
     pair = tl.program_id(1)
-    g = pair % G
-    sequence = (pair // G).to(tl.int64)
     position = tl.load(POSITION + pair // G).to(tl.int32)
-    q = _query(Q, pair, HG, D, ROWS)
-    peak = tl.full([ROWS], LOWEST, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    out = tl.zeros([ROWS, E], tl.float32)
-    head = tl.arange(0, ROWS)
+    q = load_query(Q, pair, HG, D, ROWS)
     if slot < span_slots:
-        visible = num_visible(position, COMPRESSED, SPAN, STRIDE)
-        share = tl.cdiv(tl.cdiv(visible, KEYS), span_slots) * KEYS
-        first = tl.minimum(slot * share, visible)
-        last = tl.minimum(first + share, visible)
-        score_at = (pair.to(tl.int64) * HG + head)[:, None] * rows
-        for start in tl.range(first, last, KEYS, num_stages=STAGES):
-            row = start + tl.arange(0, KEYS)
-            seen = row < last
-            k = _load_row(K, row, seen, sequence * rows, g, G, D)
-            v = _load_row(V, row, seen, sequence * rows, g, G, E)
-            scores = matmul(q, tl.trans(k))
-            held = (head < HG)[:, None] & seen[None, :]
-            tl.store(SCORE + score_at + row[None, :], scores * qk_scale, mask=held)
-            scores = tl.where(seen[None, :], scores, -INFINITY)
-            peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, seen, False)
+        peak, total, out, count = compressed_slice(
+            q, K, V, SCORE, pair, slot, span_slots, position, rows, qk_scale,
+            SPAN, STRIDE, G, HG, D, E, ROWS, KEYS, STAGES,
+        )  # fmt: skip
     else:
-        oldest = tl.maximum(position - WINDOW + 1, 0)
-        visible = position + 1 - oldest
-        share = tl.cdiv(tl.cdiv(visible, KEYS), window_slots) * KEYS
-        first = tl.minimum((slot - span_slots) * share, visible)
-        last = tl.minimum(first + share, visible)
-        for start in tl.range(first, last, KEYS, num_stages=STAGES):
-            index = start + tl.arange(0, KEYS)
-            seen = index < last
-            row = (oldest + index) % window_rows
-            k = _load_row(K_WINDOW, row, seen, sequence * window_rows, g, G, D)
-            v = _load_row(V_WINDOW, row, seen, sequence * window_rows, g, G, E)
-            scores = tl.where(seen[None, :], matmul(q, tl.trans(k)), -INFINITY)
-            peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, seen, False)
-    _keep_slice(
-        PEAK, TOTAL, OUT, COUNT, pair * num_slots + slot, peak, total, out, last - first,
-        HG, E, ROWS,
-    )  # fmt: skip
+        peak, total, out, count = window_slice(
+            q, K_WINDOW, V_WINDOW, pair, slot - span_slots, window_slots, position, window_rows,
+            qk_scale, WINDOW, G, D, E, ROWS, KEYS, STAGES,
+        )  # fmt: skip
+    keep_slice(
+        PEAK, TOTAL, OUT, COUNT, pair * num_slots + slot, peak, total, out, count, HG, E, ROWS
+    )
 
 
 @triton.jit
-def _log_normaliser(PEAK, TOTAL, first_slot, num_slots, HG: tl.constexpr, HEADS: tl.constexpr,
-                    SLOTS: tl.constexpr):  # fmt: skip
+def _branch_normaliser(PEAK, TOTAL, first_slot, num_slots, HG: tl.constexpr,
+                       HEADS: tl.constexpr, SLOTS: tl.constexpr):  # fmt: skip
     """Log2 of each head's normaliser over a range of slices: [HEADS], 0 for heads beyond HG."""
     head = tl.arange(0, HEADS)
     slot = tl.arange(0, SLOTS)
@@ -130,7 +76,7 @@ def _log_normaliser(PEAK, TOTAL, first_slot, num_slots, HG: tl.constexpr, HEADS:
     total = tl.load(TOTAL + row, mask=held, other=0.0)
     top = tl.max(peak, 1)
     weight = tl.sum(total * tl.exp2(peak - top[:, None]), 1)
-    return tl.where(weight > 0, top + tl.log2(tl.where(weight > 0, weight, 1.0)), 0.0)
+    return log_normaliser(top, weight)
 
 
 @triton.jit
@@ -142,7 +88,7 @@ def _block_scores(
     """Importance of these selection blocks; equal blocks add equal terms in one order."""
     REACH: tl.constexpr = SPAN // STRIDE
     STEP: tl.constexpr = BLOCK // STRIDE
-    offset_h = _log_normaliser(PEAK, TOTAL, pair * num_slots, span_slots, HG, HEADS, SPAN_SLOTS)
+    offset_h = _branch_normaliser(PEAK, TOTAL, pair * num_slots, span_slots, HG, HEADS, SPAN_SLOTS)
     visible = num_visible(position, COMPRESSED, SPAN, STRIDE)
     head = tl.arange(0, HEADS)
     score_at = SCORE + (pair.to(tl.int64) * HG + head)[:, None] * rows
@@ -151,15 +97,8 @@ def _block_scores(
         row = block * STEP + offset
         held = (head < HG)[:, None] & ((row >= 0) & (row < visible))[None, :]
         score = tl.load(score_at + row[None, :], mask=held, other=-INFINITY)
-        strides = min(offset + REACH, STEP) - max(offset, 0)
-        by_head += strides * tl.exp2(score - offset_h[:, None])
+        by_head = add_overlap(by_head, score, offset_h, offset, REACH, STEP)
     return tl.sum(by_head, 0)
-
-
-@triton.jit
-def _num_better(key):
-    """How many keys are above each; a thread adds up those of its own, without the others."""
-    return tl.sum((key[:, None] > key[None, :]).to(tl.int32), 0)
 
 
 @triton.jit(do_not_specialize=["rows", "num_slots", "span_slots"])
@@ -189,10 +128,8 @@ def rank_blocks_kernel(
             SCORE, PEAK, TOTAL, pair, block, position, rows, num_slots, span_slots,
             SPAN, STRIDE, BLOCK, HG, HEADS, SPAN_SLOTS,
         )  # fmt: skip
-        # No score is negative, so its bits order like an integer; below them, the lower index.
-        bits = score.to(tl.int32, bitcast=True).to(tl.int64)
-        key = tl.where(is_open, (bits << 32) | (NONE - block.to(tl.int64)), -1)
-        rank = _num_better(key)
+        key = block_key(score, block, is_open)
+        rank = num_better(key)
         target = BEST + (pair.to(tl.int64) * tl.num_programs(0) + tile) * KEEP
         tl.store(target + rank, key, mask=is_open & (rank < KEEP))
         column = tl.arange(0, KEEP)
@@ -217,7 +154,7 @@ def _choose(
         score = (key >> 32).to(tl.int32)  # -1 where there is none
         block = NONE - (key & 0xFFFFFFFF).to(tl.int32)
         if COUNTED:
-            is_here = _num_better(key)[None, :] == column[:, None]
+            is_here = num_better(key)[None, :] == column[:, None]
             taken = tl.sum(tl.where(is_here, block[None, :], 0), 1)
             ids = tl.where(column < CHOSEN - 3, taken, ids)
         else:
@@ -247,10 +184,8 @@ def partial_chosen_kernel(
         gdc_launch_dependents()
     slot = tl.program_id(0)
     pair = tl.program_id(1)
-    g = pair % G
-    sequence = (pair // G).to(tl.int64)
     position = tl.load(POSITION + pair // G).to(tl.int32)
-    q = _query(Q, pair, HG, D, ROWS)
+    q = load_query(Q, pair, HG, D, ROWS)
     if OVERLAPPED:
         gdc_wait()
     ids = _choose(BEST, pair, position // BLOCK, CHOSEN, COLUMNS, RANKED, COUNTED)
@@ -258,9 +193,7 @@ def partial_chosen_kernel(
         place = tl.sum((ids[None, :] < ids[:, None]).to(tl.int32), 1)
         target = IDS + pair.to(tl.int64) * CHOSEN + place
         tl.store(target, tl.where(ids >= NONE, -1, ids), mask=place < CHOSEN)
-    peak = tl.full([ROWS], LOWEST, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    out = tl.zeros([ROWS, E], tl.float32)
+    peak, total, out = empty_slice(ROWS, E)
     count = tl.zeros([KEYS], tl.int32)
     for start in tl.range(slot * SHARE, slot * SHARE + SHARE, KEYS, num_stages=STAGES):
         index = start + tl.arange(0, KEYS)
@@ -268,14 +201,12 @@ def partial_chosen_kernel(
         is_nth = nth[None, :] == tl.arange(0, COLUMNS)[:, None]
         block = tl.sum(tl.where(is_nth, ids[:, None], 0), 0)
         is_chosen = (nth < CHOSEN) & (block < NONE)
-        row = tl.where(is_chosen, block, 0) * BLOCK + index % BLOCK
-        seen = is_chosen & (row <= position)
-        k = _load_row(K, row, seen, sequence * rows, g, G, D)
-        v = _load_row(V, row, seen, sequence * rows, g, G, E)
-        scores = tl.where(seen[None, :], matmul(q, tl.trans(k)), -INFINITY)
-        peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, seen, False)
-        count += seen.to(tl.int32)
-    _keep_slice(
+        peak, total, out, read = chosen_step(
+            q, K, V, pair, block, index % BLOCK, is_chosen, position, rows, qk_scale,
+            peak, total, out, BLOCK, G, D, E,
+        )  # fmt: skip
+        count += read
+    keep_slice(
         PEAK, TOTAL, OUT, COUNT, pair * num_slots + first_slot + slot, peak, total, out,
         tl.sum(count, 0), HG, E, ROWS,
     )  # fmt: skip
