@@ -25,6 +25,16 @@ PROMPT, STEPS = 1500, 220
 TOLERANCES = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 2e-6}
 
 
+@pytest.fixture(params=["split", "short"])
+def form(request, monkeypatch):
+    """Once in the form of any cache, once in the short one where the card and the sizes have it."""
+    from nsa_core.kernels.triton.decode_launch import ShortLaunch
+
+    if request.param == "split":
+        monkeypatch.setattr(ShortLaunch, "serves", lambda *_: False)
+    return request.param
+
+
 def make_attention(name):
     """A policy that gives all branches to one backend."""
     if name == "gathered":
@@ -61,15 +71,19 @@ def poisoned(positions, heads, groups, widths, *, capacity, ring, dtype):
     return randn(batch, heads, widths[0]), pairs, gate, position_B, GEOMETRY
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(
-    ("heads", "groups", "widths"),
-    [(12, 2, (64, 64)), (64, 4, (128, 128)), (5, 1, (64, 128)), (3, 3, (128, 64))],
+    "positions", [[0, 30, 31, 46, 47, 511, 512], [63, 1023, 1024, 1087, 3000, 8190, 8191]]
 )
-def test_the_kernels_agree_with_plain_pytorch_in_float64(heads, groups, widths, dtype):
+@pytest.mark.parametrize(
+    ("heads", "groups", "widths"),
+    [(12, 2, (64, 64)), (16, 1, (32, 64)), (64, 4, (128, 128)), (5, 1, (64, 128)),
+     (3, 3, (128, 64))],
+)  # fmt: skip
+def test_the_kernels_agree_with_plain_pytorch_in_float64(heads, groups, widths, positions, dtype):
     from nsa_core.kernels.triton.decode_host import TritonDecode
 
-    positions = [0, 30, 31, 46, 47, 511, 512, 1023, 1024, 3000, 8190, 8191]
     arguments = poisoned(positions, heads, groups, widths, capacity=8192, ring=700, dtype=dtype)
     q, pairs, gate, position_B, geometry = arguments
     torch.use_deterministic_algorithms(mode=True)  # fills whatever is allocated with NaN
@@ -87,6 +101,7 @@ def test_the_kernels_agree_with_plain_pytorch_in_float64(heads, groups, widths, 
     assert reads.tolist() == [oracle.num_reads(geometry, t) for t in positions]
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize(("copies", "capacity"), [(1, 8192), (9, 65_536)])
 def test_the_kernels_break_exact_ties_by_the_lowest_index(copies, capacity):
     from nsa_core.kernels.triton.decode_host import TritonDecode

@@ -6,25 +6,27 @@ import torch
 from nsa_core.kernels.cuda_graph import capture
 from nsa_core.kernels.decode_attention import CachedPairs, GatheredDecode
 from tests import oracle
-from tests.gpu.test_decode import TOLERANCES, poisoned
+from tests.gpu.test_decode import TOLERANCES, form, poisoned
 
 pytestmark = pytest.mark.gpu
 REPLAYS = 1000
+__all__ = ["form"]  # a fixture
 
 
+@pytest.mark.parametrize("capacity", [8192, 65_536])
 @pytest.mark.parametrize("batch", [1, 16])
 @pytest.mark.parametrize(("heads", "groups", "width"), [(12, 2, 64), (64, 4, 128)], ids=["A", "B"])
 def test_launches_that_overlap_give_the_bits_of_launches_that_wait(
-    heads, groups, width, batch, monkeypatch
+    heads, groups, width, batch, capacity, monkeypatch
 ):
-    """16 tiles of blocks, and as many slices as there can be."""
+    """The short form, and 16 tiles of blocks with as many slices as there can be."""
     from nsa_core.kernels.triton import decode_host
 
     if not decode_host.can_overlap(torch.device("cuda")):
         pytest.skip("no launches overlap before sm_90")
     arguments = poisoned(
-        [65_535 - 977 * b for b in range(batch)], heads, groups, (width, width),
-        capacity=65_536, ring=512, dtype=torch.bfloat16,
+        [capacity - 1 - capacity // 67 * b for b in range(batch)], heads, groups, (width, width),
+        capacity=capacity, ring=512, dtype=torch.bfloat16,
     )  # fmt: skip
     found = [decode_host.TritonDecode().attend(*arguments) for _ in range(3)]
     monkeypatch.setattr(decode_host, "can_overlap", lambda _: False)
@@ -44,6 +46,7 @@ def keep_busy(stream, calls):
             x = torch.tanh(x @ x) if i % 3 else torch.tanh(x[:128] @ x).repeat(16, 1)
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("is_filled", [False, True], ids=["tight", "filled"])
 @pytest.mark.parametrize("batch", [1, 16])
 def test_a_graph_keeps_its_bits_for_1000_replays_beside_other_work(is_filled, batch):

@@ -1,12 +1,11 @@
-"""Host side of `split_decode.py`: shapes in, four launches out, no question to the device.
+"""Host side of decode: shapes in, four launches or two out, no question to the device.
 
 Legend: B sequences, H query heads, G groups, h = H / G, D key width, E value width, C rows of the
 compressed buffer, S = num_selected.
 """
 
 import math
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,8 +13,16 @@ from torch import Tensor
 from nsa_core.config.backend_policy import decode_refusal
 from nsa_core.kernels.decode_attention import CachedPairs, CountedReads, DecodedToken
 from nsa_core.kernels.geometry import BlockGeometry
-from nsa_core.kernels.triton import launch as launch_table
-from nsa_core.kernels.triton.sizes import cdiv, next_power_of_2
+from nsa_core.kernels.triton.decode_launch import (
+    ROWS,
+    DecodePlan,
+    can_overlap,
+    decode_launch,
+    num_cores,
+    plan_decode,
+)
+from nsa_core.kernels.triton.short_decode import partial_short_kernel
+from nsa_core.kernels.triton.sizes import next_power_of_2
 from nsa_core.kernels.triton.split_decode import (
     merge_kernel,
     partial_cached_kernel,
@@ -25,146 +32,7 @@ from nsa_core.kernels.triton.split_decode import (
 
 LOG2E = 1.4426950408889634
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_ROWS = 16  # the fewest rows of a product
-_MAX_SLICES = 64  # of one branch: the merge holds them all
-_MAX_TILES = 16  # of ranked blocks: the choice goes through the best of all of them
-_MAX_COUNTED = 64  # candidates up to which comparing each with each is the shorter way to a choice
 _MERGED_ELEMENTS = 2048  # of outputs that the one warp of a merge holds: 64 registers
-_OVERLAPPING_ARCHITECTURE = 90
-_FEW_PAIRS = 16  # sequences times groups: 2 and 32 of them want different rows (docs/decode.md)
-
-
-@dataclass(frozen=True)
-class DecodeLaunch:
-    """How the kernels of one architecture are launched.
-
-    Attributes:
-        programs_per_core: Slices are cut until there are about so many a multiprocessor.
-        keys: Keys of a tile.
-        warps: Of the kernels that read keys.
-        stages: Tiles that are on their way at a time.
-        ranked_blocks: Selection blocks that a program ranks, at least.
-        rank_warps: Of that program.
-    """
-
-    programs_per_core: int
-    keys: int
-    warps: int
-    stages: int
-    ranked_blocks: int
-    rank_warps: int
-
-    def for_dtype(self, dtype: torch.dtype) -> "DecodeLaunch":
-        """Tiles of as many bytes: half the keys in float32, but no fewer than a product takes."""
-        return replace(self, keys=max(_ROWS, 2 * self.keys // dtype.itemsize))
-
-
-_SM80 = DecodeLaunch(3, keys=64, warps=4, stages=2, ranked_blocks=64, rank_warps=4)
-_INTERPRETED = DecodeLaunch(5, keys=16, warps=4, stages=1, ranked_blocks=4, rank_warps=4)
-_TABLE = {
-    (80, 64): _SM80,
-    (80, 128): _SM80,
-    (89, 64): _SM80,
-    (89, 128): _SM80,
-    # A product of 16 rows is the work of one warp: alone, it never waits for another.
-    (90, 64): DecodeLaunch(6, keys=32, warps=1, stages=3, ranked_blocks=32, rank_warps=1),
-    (90, 128): DecodeLaunch(3, keys=64, warps=4, stages=3, ranked_blocks=64, rank_warps=4),
-}
-_FEW_PAIRS_TABLE = {
-    (90, 64): DecodeLaunch(8, keys=32, warps=1, stages=2, ranked_blocks=64, rank_warps=2),
-}
-
-
-def decode_launch(
-    device: torch.device, key_width: int, value_width: int, pairs: int
-) -> DecodeLaunch:
-    """The row of the table for a device, these head widths and so many sequences times groups."""
-    arch = launch_table.device_architecture(device)
-    if arch == launch_table.INTERPRETER:
-        return _INTERPRETED
-    key = arch, launch_table.width_class(key_width, value_width)
-    if pairs <= _FEW_PAIRS and key in _FEW_PAIRS_TABLE:
-        return _FEW_PAIRS_TABLE[key]
-    return _TABLE[key]
-
-
-def can_overlap(device: torch.device) -> bool:
-    """Whether a launch may begin while the one before it runs (programmatic dependent launch)."""
-    return launch_table.device_architecture(device) >= _OVERLAPPING_ARCHITECTURE
-
-
-@dataclass(frozen=True)
-class Slices:
-    """Into how many slices the keys of each branch are cut."""
-
-    compressed: int
-    window: int
-    chosen: int
-    chosen_keys: int
-
-    @property
-    def total(self) -> int:
-        """Of all branches."""
-        return self.compressed + self.window + self.chosen
-
-
-def plan_slices(
-    compressed_rows: int, geometry: BlockGeometry, *, pairs: int, programs: int, tile: int
-) -> Slices:
-    """Cut so that a launch has about `programs` programs for `pairs` sequences and groups.
-
-    The compressed keys and the window share a launch, so they share the length of a slice.
-    """
-    first = _slice_keys((compressed_rows + geometry.window) * pairs, programs, tile)
-    first = max(first, _slice_keys(compressed_rows, _MAX_SLICES, tile))
-    chosen = geometry.num_selected * geometry.select_block
-    second = _slice_keys(chosen * pairs, programs, tile)
-    second = max(second, _slice_keys(chosen, _MAX_SLICES, tile))
-    return Slices(
-        compressed=max(1, cdiv(compressed_rows, first)),
-        window=min(_MAX_SLICES, cdiv(geometry.window, first)),
-        chosen=cdiv(chosen, second),
-        chosen_keys=second,
-    )
-
-
-def _slice_keys(keys: int, slices: int, tile: int) -> int:
-    tiles = cdiv(keys, slices * tile)
-    return max(1, tiles) * tile
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """How the selection blocks of a sequence are ranked: tiles of blocks, the best of each kept."""
-
-    tiles: int
-    blocks: int
-    keep: int
-
-    @property
-    def candidates(self) -> int:
-        """That all tiles leave."""
-        return self.tiles * self.keep
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether the choice compares each candidate with each."""
-        return self.candidates <= _MAX_COUNTED
-
-
-def plan_ranking(num_blocks: int, num_selected: int, ranked_blocks: int) -> Ranking:
-    """Tiles of `ranked_blocks`, or of more where that would be too many tiles."""
-    per_tile = max(ranked_blocks, next_power_of_2(cdiv(num_blocks, _MAX_TILES)))
-    tiles = next_power_of_2(cdiv(num_blocks, per_tile))
-    return Ranking(tiles, per_tile, next_power_of_2(num_selected))
-
-
-@cache
-def num_cores(device: torch.device) -> int:
-    """Multiprocessors; the interpreter pretends to have one."""
-    if device.type == "cpu":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 class TritonDecode:
@@ -187,9 +55,12 @@ class TritonDecode:
         """
         check_shapes(q_BHD, pairs, geometry)
         run = _Run.prepare(q_BHD, pairs, gate_BH3, position_B, geometry)
-        run.attend_cached()
-        run.rank_blocks()
-        run.attend_chosen()
+        if run.plan.is_short:
+            run.attend_short()
+        else:
+            run.attend_cached()
+            run.rank_blocks()
+            run.attend_chosen()
         run.merge()
         return DecodedToken(run.out, run.ids, run.counted())
 
@@ -219,8 +90,8 @@ def check_shapes(q_BHD: Tensor, pairs: CachedPairs, geometry: BlockGeometry) -> 
 class _Run:
     """The tensors of one call: slices are [B, G, slot], scores [B, G, h, C] in units of ln 2.
 
-    `best` holds the best blocks of each tile, [B, G, tiles, keep]; `ids` is [B, G, S], `out`
-    [B, H, E] in the dtype of q.
+    `best` holds the best blocks of each tile, [B, G, tiles, keep]; it and the scores are empty in
+    the short form. `ids` is [B, G, S], `out` [B, H, E] in the dtype of q.
     """
 
     q: Tensor
@@ -228,9 +99,7 @@ class _Run:
     gate: Tensor
     position: Tensor
     geometry: BlockGeometry
-    launch: DecodeLaunch
-    slices: Slices
-    ranking: Ranking
+    plan: DecodePlan
     scores: Tensor
     peaks: Tensor
     totals: Tensor
@@ -247,26 +116,29 @@ class _Run:
         """Allocate and copy before the first launch: a launch reads gates before the last ends."""
         batch, rows, groups, _ = pairs.compressed[0].shape
         heads, width = q.shape[1] // groups, pairs.selected[1].shape[3]
-        table = decode_launch(q.device, q.shape[2], width, batch * groups).for_dtype(q.dtype)
-        programs = table.programs_per_core * num_cores(q.device)
-        slices = plan_slices(
-            rows, geometry, pairs=batch * groups, programs=programs, tile=table.keys
+        plan = plan_decode(
+            decode_launch(q.device, q.shape[2], width, batch * groups),
+            geometry,
+            (rows, pairs.selected[0].shape[1]),
+            pairs=batch * groups,
+            cores=num_cores(q.device),
+            dtype=q.dtype,
         )
-        num_blocks = geometry.num_select_blocks(pairs.selected[0].shape[1])
-        ranking = plan_ranking(num_blocks, geometry.num_selected, table.ranked_blocks)
+        slices, ranking = plan.slices, plan.ranking
+        num_scores, num_tiles = (0, 0) if plan.is_short else (rows, ranking.tiles)
         kept = (batch, groups, slices.total, heads)
 
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=q.device)
 
         return cls(
-            q.contiguous(), pairs, gate.contiguous(), position, geometry, table, slices, ranking,
-            scores=empty(batch, groups, heads, rows),
+            q.contiguous(), pairs, gate.contiguous(), position, geometry, plan,
+            scores=empty(batch, groups, heads, num_scores),
             peaks=empty(*kept),
             totals=empty(*kept),
             parts=empty(*kept, width),
             counts=empty(*kept[:3], dtype=torch.int32),
-            best=empty(batch, groups, ranking.tiles, ranking.keep, dtype=torch.int64),
+            best=empty(batch, groups, num_tiles, ranking.keep, dtype=torch.int64),
             ids=empty(batch, groups, geometry.num_selected, dtype=torch.int32),
             out=empty(batch, q.shape[1], width, dtype=q.dtype),
         )  # fmt: skip
@@ -296,49 +168,66 @@ class _Run:
         early = {"launch_pdl": True} if self.is_overlapped else {}
         return {"num_warps": warps, **early}
 
+    def attend_short(self) -> None:
+        """Slices of all branches; one program more leaves the ids of the chosen blocks."""
+        (k, v), selected, window = self.pairs.compressed, self.pairs.selected, self.pairs.sliding
+        geometry, slices, launch = self.geometry, self.plan.slices, self.plan.launch
+        partial_short_kernel[(slices.total + 1, self.num_pairs)](
+            self.q, k, v, *selected, *window, self.position, self.ids,
+            self.peaks, self.totals, self.parts, self.counts,
+            k.shape[1], selected[0].shape[1], window[0].shape[1],
+            slices.total, slices.compressed, slices.window, self.qk_scale,
+            geometry.compress_block, geometry.compress_stride, geometry.select_block,
+            geometry.num_selected, geometry.window,
+            self.plan.ranking.blocks, self.plan.ranking.keep, self.groups, self.heads,
+            k.shape[3], v.shape[3], ROWS, launch.keys, launch.stages, self.is_overlapped,
+            num_warps=launch.warps,
+        )  # fmt: skip
+
     def attend_cached(self) -> None:
         """Slices of the compressed keys and of the window; leaves the compressed scores."""
         (k, v), (k_window, v_window) = self.pairs.compressed, self.pairs.sliding
-        geometry, slices = self.geometry, self.slices
+        geometry, slices, launch = self.geometry, self.plan.slices, self.plan.launch
         partial_cached_kernel[(slices.compressed + slices.window, self.num_pairs)](
             self.q, k, v, k_window, v_window, self.position,
             self.scores, self.peaks, self.totals, self.parts, self.counts,
             k.shape[1], k_window.shape[1], slices.total, slices.compressed, slices.window,
             self.qk_scale, geometry.compress_block, geometry.compress_stride, geometry.window,
             self.groups, self.heads, k.shape[3], v.shape[3],
-            _ROWS, self.launch.keys, self.launch.stages, self.is_overlapped,
-            num_warps=self.launch.warps,
+            ROWS, launch.keys, launch.stages, self.is_overlapped, num_warps=launch.warps,
         )  # fmt: skip
 
     def rank_blocks(self) -> None:
         """The best blocks of each tile."""
-        geometry, heads, ranking = self.geometry, self.heads, self.ranking
+        geometry, heads = self.geometry, self.heads
+        slices, ranking = self.plan.slices, self.plan.ranking
         rank_blocks_kernel[(ranking.tiles, self.num_pairs)](
             self.scores, self.peaks, self.totals, self.position, self.best,
-            self.scores.shape[3], self.slices.total, self.slices.compressed,
+            self.scores.shape[3], slices.total, slices.compressed,
             geometry.compress_block, geometry.compress_stride, geometry.select_block,
             geometry.num_selected, self.groups, heads, next_power_of_2(heads),
-            next_power_of_2(self.slices.compressed), ranking.blocks, ranking.keep,
-            self.is_overlapped, **self._options(self.launch.rank_warps),
+            next_power_of_2(slices.compressed), ranking.blocks, ranking.keep,
+            self.is_overlapped, **self._options(self.plan.launch.rank_warps),
         )  # fmt: skip
 
     def attend_chosen(self) -> None:
         """Slices of the chosen blocks, and their ids."""
         k, v = self.pairs.selected
-        geometry, slices, ranking = self.geometry, self.slices, self.ranking
+        geometry, plan = self.geometry, self.plan
+        slices, ranking, launch = plan.slices, plan.ranking, plan.launch
         partial_chosen_kernel[(slices.chosen, self.num_pairs)](
             self.q, k, v, self.position, self.best, self.ids,
             self.peaks, self.totals, self.parts, self.counts,
             k.shape[1], slices.total, slices.compressed + slices.window, self.qk_scale,
             geometry.select_block, geometry.num_selected, ranking.keep, ranking.candidates,
             slices.chosen_keys, self.groups, self.heads, k.shape[3], v.shape[3],
-            _ROWS, self.launch.keys, self.launch.stages, ranking.is_counted, self.is_overlapped,
-            **self._options(self.launch.warps),
+            ROWS, launch.keys, launch.stages, ranking.is_counted, self.is_overlapped,
+            **self._options(launch.warps),
         )  # fmt: skip
 
     def merge(self) -> None:
         """Gated sum of the branches."""
-        slices, width = self.slices, self.out.shape[2]
+        slices, width = self.plan.slices, self.out.shape[2]
         slots = next_power_of_2(slices.total)
         columns = max(1, min(width, _MERGED_ELEMENTS // slots))
         merge_kernel[(self.q.shape[0] * self.q.shape[1], width // columns)](
@@ -349,6 +238,7 @@ class _Run:
 
     def counted(self) -> CountedReads:
         """Keys that the programs of each branch read."""
-        slices = (self.slices.compressed, self.slices.window, self.slices.chosen)
-        compressed, window, chosen = self.counts.split(slices, dim=2)
+        slices = self.plan.slices
+        parts = (slices.compressed, slices.window, slices.chosen)
+        compressed, window, chosen = self.counts.split(parts, dim=2)
         return CountedReads(compressed, chosen, window)

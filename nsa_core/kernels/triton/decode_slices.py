@@ -1,4 +1,4 @@
-"""What the launches of decode share: queries, rows, slices of keys and terms of block scores.
+"""What the launches of decode share: queries, rows, slices of keys and the order of blocks.
 
 The h heads of a group are the rows of one tile of ROWS >= 16. A slice leaves its running maximum
 (base 2), its sum and its unnormalised output; one that saw nothing leaves LOWEST, 0 and 0.
@@ -127,22 +127,6 @@ def chosen_step(
     scores = tl.where(seen[None, :], matmul(q, tl.trans(k)), -INFINITY)
     peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, seen, False)
     return peak, total, out, seen.to(tl.int32)
-
-
-@triton.jit
-def add_overlap(
-    by_head, score, offset_h, OFFSET: tl.constexpr, REACH: tl.constexpr, STEP: tl.constexpr
-):
-    """Add what the compressed keys at this offset give to their selection blocks (Eq. 9)."""
-    strides = min(OFFSET + REACH, STEP) - max(OFFSET, 0)
-    by_head += strides * tl.exp2(score - offset_h[:, None])
-    return by_head
-
-
-@triton.jit
-def log_normaliser(top, weight):
-    """Log2 of a softmax's divisor from its maximum and its sum; 0 where nothing was seen."""
-    return tl.where(weight > 0, top + tl.log2(tl.where(weight > 0, weight, 1.0)), 0.0)
 
 
 @triton.jit

@@ -19,14 +19,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from nsa_core.kernels.triton.decode_slices import (
-    add_overlap,
     block_key,
     chosen_step,
     compressed_slice,
     empty_slice,
     keep_slice,
     load_query,
-    log_normaliser,
     num_better,
     window_slice,
 )
@@ -65,8 +63,8 @@ def partial_cached_kernel(
 
 
 @triton.jit
-def _branch_normaliser(PEAK, TOTAL, first_slot, num_slots, HG: tl.constexpr,
-                       HEADS: tl.constexpr, SLOTS: tl.constexpr):  # fmt: skip
+def _log_normaliser(PEAK, TOTAL, first_slot, num_slots, HG: tl.constexpr, HEADS: tl.constexpr,
+                    SLOTS: tl.constexpr):  # fmt: skip
     """Log2 of each head's normaliser over a range of slices: [HEADS], 0 for heads beyond HG."""
     head = tl.arange(0, HEADS)
     slot = tl.arange(0, SLOTS)
@@ -76,7 +74,7 @@ def _branch_normaliser(PEAK, TOTAL, first_slot, num_slots, HG: tl.constexpr,
     total = tl.load(TOTAL + row, mask=held, other=0.0)
     top = tl.max(peak, 1)
     weight = tl.sum(total * tl.exp2(peak - top[:, None]), 1)
-    return log_normaliser(top, weight)
+    return tl.where(weight > 0, top + tl.log2(tl.where(weight > 0, weight, 1.0)), 0.0)
 
 
 @triton.jit
@@ -88,7 +86,7 @@ def _block_scores(
     """Importance of these selection blocks; equal blocks add equal terms in one order."""
     REACH: tl.constexpr = SPAN // STRIDE
     STEP: tl.constexpr = BLOCK // STRIDE
-    offset_h = _branch_normaliser(PEAK, TOTAL, pair * num_slots, span_slots, HG, HEADS, SPAN_SLOTS)
+    offset_h = _log_normaliser(PEAK, TOTAL, pair * num_slots, span_slots, HG, HEADS, SPAN_SLOTS)
     visible = num_visible(position, COMPRESSED, SPAN, STRIDE)
     head = tl.arange(0, HEADS)
     score_at = SCORE + (pair.to(tl.int64) * HG + head)[:, None] * rows
@@ -97,7 +95,8 @@ def _block_scores(
         row = block * STEP + offset
         held = (head < HG)[:, None] & ((row >= 0) & (row < visible))[None, :]
         score = tl.load(score_at + row[None, :], mask=held, other=-INFINITY)
-        by_head = add_overlap(by_head, score, offset_h, offset, REACH, STEP)
+        strides = min(offset + REACH, STEP) - max(offset, 0)
+        by_head += strides * tl.exp2(score - offset_h[:, None])
     return tl.sum(by_head, 0)
 
 

@@ -24,6 +24,7 @@ SHAPES = {"A": (12, 2, 64), "B": (64, 4, 128)}
 TOKENS, LONGEST, BLOCK = 256, 65536, 64
 CORES = 132  # of a Hopper card: into how many slices decode cuts the keys
 BATCHES = (1, 16)  # sequences of decode: few and many for the launch table
+SHORT_CACHES = (1024, 8192)  # tokens: as many selection blocks as a token may choose, and the most
 
 
 def record_all(shape: str, arch: int) -> list[Recorded]:
@@ -80,15 +81,15 @@ def record_all(shape: str, arch: int) -> list[Recorded]:
     return launches
 
 
-def record_decode(shape: str, arch: int, batch: int) -> list[Recorded]:
-    """Record what one token launches at 65,536 of them; the buffers take no memory."""
+def record_decode(shape: str, arch: int, batch: int, tokens: int = LONGEST) -> list[Recorded]:
+    """Record what one token launches with caches of so many; the buffers take no memory."""
     heads, groups, width = SHAPES[shape]
 
     def pair(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         one = torch.zeros(1, dtype=torch.bfloat16).expand(batch, rows, groups, width)
         return one, one
 
-    pairs = CachedPairs(pair(LONGEST // 16 - 1), pair(LONGEST), pair(512))
+    pairs = CachedPairs(pair(tokens // 16 - 1), pair(tokens), pair(512))
     q = torch.zeros(batch, heads, width, dtype=torch.bfloat16)
     gate, position = torch.zeros(batch, heads, 3), torch.zeros(batch, dtype=torch.int64)
     with recording(arch) as launches, mock.patch.object(decode_host, "num_cores", lambda _: CORES):
@@ -152,6 +153,8 @@ def gated(shape: str, arch: int) -> list[Recorded]:
     """The launches of one job."""
     launches = record_all(shape, arch)
     decode = [one for batch in BATCHES for one in record_decode(shape, arch, batch)]
+    if (shape, arch) == ("A", 90):
+        decode += [one for tokens in SHORT_CACHES for one in record_decode(shape, arch, 1, tokens)]
     return (launches if arch == 90 else without_parts(launches)) + decode
 
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from nsa_core.kernels.decode_attention import CachedPairs, GatheredDecode, Pair
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.triton.decode_host import TritonDecode
+from nsa_core.kernels.triton.decode_launch import ShortLaunch
 from tests import oracle
 
 GEOMETRY = BlockGeometry(
@@ -111,6 +113,16 @@ def alone(inputs: Inputs) -> Errors:
 BORDERS = [0, 6, 7, 11, 15, 16, 23, 24, 79, 80, 81, 127, 199]
 
 
+def in_form(case: Callable[[], Errors], *, short: bool) -> Callable[[], Errors]:
+    """A case in one of the two forms, whatever its buffers would get."""
+
+    def run() -> Errors:
+        with mock.patch.object(ShortLaunch, "serves", lambda *_: short):
+            return case()
+
+    return run
+
+
 def all_cases() -> dict[str, Callable[[], Errors]]:
     """Groups of 1 to 16 heads, d_k unlike d_v, every border of a position, other block sizes."""
     wide = BlockGeometry(16, 16, 16, 3, 40)
@@ -124,7 +136,7 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
         "heads-16": lambda: compare(Inputs([177], 32, 2, (16, 16))),
         "one-block": lambda: compare(Inputs([199, 47, 16], 4, 2, (16, 16), ring=40, geometry=wide)),
         "fine": lambda: compare(Inputs([190, 128, 4], 4, 2, (16, 16), ring=5, geometry=fine)),
-        "short-cache": lambda: compare(Inputs([4, 0], 4, 2, (16, 16), capacity=5)),
+        "few-tokens": lambda: compare(Inputs([4, 0], 4, 2, (16, 16), capacity=5)),
         "float16": lambda: compare(Inputs([199, 90], 12, 2, (16, 16)), torch.float16),
         "ties": lambda: tied(Inputs(BORDERS, 6, 1, (16, 16))),
         "ties-of-many": lambda: tied(Inputs([530, 24], 3, 1, (16, 16), capacity=540)),
@@ -136,5 +148,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)  # fills whatever is allocated with NaN
     wanted = sys.argv[1:]
-    results = {name: case() for name, case in all_cases().items() if not wanted or name in wanted}
+    cases = {}
+    for name, case in all_cases().items():
+        cases[name] = in_form(case, short=False)
+        cases[f"short-{name}"] = in_form(case, short=True)
+    results = {name: case() for name, case in cases.items() if not wanted or name in wanted}
     sys.stdout.write(json.dumps(results))

@@ -1,5 +1,6 @@
 """The decode kernels: under the interpreter beside plain PyTorch, and compiled for every card."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -12,8 +13,9 @@ from nsa_core.kernels.decode_attention import CachedPairs
 from nsa_core.kernels.dispatch import choose_decode_attention
 from nsa_core.kernels.gathered_backend import GatheredBackend
 from nsa_core.kernels.geometry import BlockGeometry
-from nsa_core.kernels.triton.decode_host import (
-    TritonDecode,
+from nsa_core.kernels.triton.decode_host import TritonDecode
+from nsa_core.kernels.triton.decode_launch import (
+    ShortLaunch,
     decode_launch,
     plan_ranking,
     plan_slices,
@@ -22,16 +24,17 @@ from nsa_core.kernels.triton.launch import MAX_SHARED_BYTES
 from nsa_core.kernels.triton.triton_backend import TritonBackend
 from tests.core.kernels_triton import gate_record
 from tests.core.kernels_triton.compiling import Recorded, compile_launch, recording
-from tests.core.kernels_triton.gate_launches import BATCHES, JOBS, record_decode
+from tests.core.kernels_triton.gate_launches import BATCHES, JOBS, SHORT_CACHES, record_decode
 
 INTERPRETED = "interpreted_decode"
-CASES = (
+INPUTS = (
     "heads-6", "heads-5", "heads-1", "heads-16", "one-block", "quarters", "fine",
-    "short-cache", "float16", "ties", "ties-of-many", "alone",
+    "few-tokens", "float16", "ties", "ties-of-many", "alone",
 )  # fmt: skip
+CASES = tuple(form + case for case in INPUTS for form in ("", "short-"))
 # float32 against float64: rounding alone gives 2e-7 on these sizes; float16 rounds the output
 # (half an ulp: 2.4e-4) and the probabilities before the second product (the same again).
-TOLERANCES = {"float16": 5e-4}
+TOLERANCES = {"float16": 5e-4, "short-float16": 5e-4}
 TOLERANCE = 1e-6
 GEOMETRY = BlockGeometry(32, 16, 64, 16, 512)
 
@@ -84,6 +87,15 @@ def test_no_launch_spills(shape: str, arch: int, batch: int) -> None:
         assert stack_bytes == 0, f"{one.name} spills {stack_bytes} bytes"
 
 
+@pytest.mark.parametrize("tokens", SHORT_CACHES)
+def test_the_short_form_spills_nothing(tokens: int) -> None:
+    launches = record_decode("A", 90, batch=1, tokens=tokens)
+    assert [one.kernel.__name__ for one in launches] == ["partial_short_kernel", "merge_kernel"]
+    for one in launches:
+        verdict = gate_record.look_up(one, 90)
+        assert (verdict.stack_bytes, verdict.serialised) == (0, 0), one.name
+
+
 @pytest.mark.parametrize(("arch", "overlaps"), [(80, False), (89, False), (90, True)])
 def test_launches_overlap_from_hopper_on(arch: int, overlaps: bool) -> None:
     first, *later = record_decode("A", arch, batch=1)
@@ -107,6 +119,20 @@ def test_nothing_that_an_earlier_launch_wrote_is_read_before_the_wait() -> None:
         # One of position; four of queries as well; three gates.
         assert before.count("ld.global") <= {"rank": 1, "chosen": 5, "merge": 3}[name], name
         assert "st.global" in after, name
+
+
+@pytest.mark.slow
+def test_the_short_form_reads_the_keys_that_it_ranks_by_together() -> None:
+    """A barrier between two loads would make the second wait for the first one's memory."""
+    launches = record_decode("A", 90, 1, 8192)
+    first, merge = [compile_launch(one, 90).ptx for one in launches]
+    threads = 32 * dict(launches[0].options)["num_warps"]
+    begin = first.split("bar.sync")[0]
+    assert begin.count("ld.global.v4.b32") >= 512 * 64 * 2 // 16 // threads
+    assert first.count("griddepcontrol.launch_dependents") == 1
+    assert "griddepcontrol.wait" not in first
+    assert merge.split("griddepcontrol.wait")[0].count("ld.global") <= 3
+    assert "st.global" in merge.split("griddepcontrol.wait")[1]
 
 
 def test_the_merge_reads_gates_that_nothing_copied_behind_the_first_launch() -> None:
@@ -134,6 +160,38 @@ def test_few_sequences_on_hopper_have_a_launch_of_their_own() -> None:
     assert [row.programs_per_core for row in narrow] == [8, 8, 6, 6]
     assert [row.ranked_blocks for row in narrow] == [64, 64, 32, 32]
     assert len(wide) == 1
+
+
+SHORT = ShortLaunch(4, keys=32, warps=8, stages=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_blocks", "dtype", "is_short"),
+    [
+        ({}, 128, torch.bfloat16, True),
+        ({}, 1, torch.float16, True),
+        ({}, 129, torch.bfloat16, False),
+        ({}, 128, torch.float32, False),
+        ({"compress_stride": 8}, 128, torch.bfloat16, False),  # 1,024 compressed keys
+        ({"compress_stride": 8}, 64, torch.bfloat16, True),
+        ({"select_block": 48, "compress_stride": 16}, 64, torch.bfloat16, False),
+        ({"num_selected": 33}, 128, torch.bfloat16, False),  # 66 slices of chosen blocks
+    ],
+)
+def test_a_cache_is_short_that_a_program_ranks_at_once(
+    changes, num_blocks, dtype, is_short
+) -> None:
+    assert SHORT.serves(replace(GEOMETRY, **changes), num_blocks, dtype) is is_short
+
+
+@pytest.mark.parametrize(
+    ("batch", "arch", "capacity", "count"),
+    [(1, 90, 8192, 2), (8, 90, 8192, 2), (9, 90, 8192, 4), (1, 90, 8193, 4), (1, 89, 8192, 4)],
+)
+def test_short_caches_of_few_sequences_take_two_launches_on_hopper(
+    batch, arch, capacity, count
+) -> None:
+    assert len(record(arch, *inputs(batch, 12, 2, 64, capacity=capacity))) == count
 
 
 @pytest.mark.slow
