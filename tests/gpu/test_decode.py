@@ -1,6 +1,7 @@
 """Decode on the card: the kernels beside plain PyTorch, and one graph for hundreds of positions."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,11 +28,22 @@ TOLERANCES = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 2e-6}
 
 @pytest.fixture(params=["split", "short"])
 def form(request, monkeypatch):
-    """Once in the form of any cache, once in the short one where the card and the sizes have it."""
-    from nsa_core.kernels.triton.decode_launch import ShortLaunch
+    """Once in the form of any cache, once in the short one, for any number of sequences.
+
+    The card and the sizes must have it: wide heads, float32 and long caches are split twice.
+    """
+    from nsa_core.kernels.triton import decode_host
+    from nsa_core.kernels.triton.decode_launch import ShortLaunch, decode_launch
 
     if request.param == "split":
         monkeypatch.setattr(ShortLaunch, "serves", lambda *_: False)
+        return request.param
+
+    def launch(device, key_width, value_width, _pairs):
+        row = decode_launch(device, key_width, value_width, 1)
+        return replace(row, short=row.short and replace(row.short, max_pairs=1 << 20))
+
+    monkeypatch.setattr(decode_host, "decode_launch", launch)
     return request.param
 
 

@@ -29,6 +29,7 @@ class ShortLaunch:
         keys: Keys of a tile, and of a slice of a chosen block.
         warps: Of a program, which ranks all blocks and then reads one tile.
         stages: As in `DecodeLaunch`.
+        max_pairs: Sequences times groups; with 8 of them the card is full of programs that rank.
         max_bytes: Of an element of the keys.
         max_blocks: Selection blocks of the buffer, each compared with each.
         max_rows: Compressed keys of the buffer, which a program holds at once.
@@ -38,6 +39,7 @@ class ShortLaunch:
     keys: int
     warps: int
     stages: int
+    max_pairs: int = 2
     max_bytes: int = 2
     max_blocks: int = 128
     max_rows: int = 512
@@ -47,10 +49,13 @@ class ShortLaunch:
         """The same program ranks."""
         return self.warps
 
-    def serves(self, geometry: BlockGeometry, num_blocks: int, dtype: torch.dtype) -> bool:
-        """Whether a cache of so many selection blocks is short."""
+    def serves(
+        self, geometry: BlockGeometry, num_blocks: int, pairs: int, dtype: torch.dtype
+    ) -> bool:
+        """Whether caches of so many selection blocks are short, and few."""
         return (
-            num_blocks <= self.max_blocks
+            pairs <= self.max_pairs
+            and num_blocks <= self.max_blocks
             and next_power_of_2(num_blocks) * geometry.compressed_per_select <= self.max_rows
             and dtype.itemsize <= self.max_bytes
             and geometry.select_block % self.keys == 0
@@ -88,7 +93,7 @@ class DecodeLaunch:
 _SM80 = DecodeLaunch(3, keys=64, warps=4, stages=2, ranked_blocks=64, rank_warps=4)
 _INTERPRETED = DecodeLaunch(
     5, keys=16, warps=4, stages=1, ranked_blocks=4, rank_warps=4,
-    short=ShortLaunch(5, keys=16, warps=4, stages=1, max_bytes=4),
+    short=ShortLaunch(5, keys=16, warps=4, stages=1, max_pairs=64, max_bytes=4),
 )  # fmt: skip
 _TABLE = {
     (80, 64): _SM80,
@@ -103,7 +108,7 @@ _TABLE = {
 _FEW_PAIRS_TABLE = {
     (90, 64): DecodeLaunch(
         8, keys=32, warps=1, stages=2, ranked_blocks=64, rank_warps=2,
-        short=ShortLaunch(4, keys=32, warps=8, stages=2),
+        short=ShortLaunch(4, keys=64, warps=8, stages=2),
     ),
 }
 # fmt: on
@@ -232,7 +237,7 @@ def plan_decode(
     """Take the short form where it serves; `rows` are of the compressed and the token buffer."""
     num_blocks = geometry.num_select_blocks(rows[1])
     short = launch.short
-    if short is not None and short.serves(geometry, num_blocks, dtype):
+    if short is not None and short.serves(geometry, num_blocks, pairs, dtype):
         keys = geometry.num_selected * geometry.select_block
         slices = replace(
             _cut(short, geometry, rows[0], pairs, cores),

@@ -4,7 +4,8 @@ Rows are (token, head) pairs, keys are key rows of a tile. The sm_90 numbers wer
 H100 or an H200 (docs/kernel-experiments.md); sm_80 and sm_89 are cut to their shared memory
 (163 KB, 99 KB) and only compiled. A kernel's tile follows the data where it must: `row_tile` never
 pads a group, a key tile of the forward over chosen blocks is one selection block, and the key
-gradients of the window and of chosen blocks take one (or two).
+gradients of the window and of chosen blocks take one (or two). The keys of `one_tile` are the
+fewest of its tile.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 Kernel = Literal[
     "compressed_forward", "short_compressed_forward", "sliding_forward", "chosen_forward",
     "query_gradient", "compressed_key_gradient", "sliding_key_gradient", "chosen_key_gradient",
-    "score", "item_forward", "item_backward", "merge", "band",
+    "one_tile", "score", "item_forward", "item_backward", "merge", "band",
 ]  # fmt: skip
 MAX_SHARED_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 
@@ -45,6 +46,7 @@ class KernelPolicy:
 
     dense_until: int  # longest document for which the masked-dense path is the faster one
     short_until: int  # longest document whose compressed forward is launched as a short one's
+    one_tile_keys: int  # compressed keys up to which attention and the choice share a kernel
     chunk_tokens: int  # queries whose partial outputs are alive at a time (memory)
     item_queries: int  # queries per work item of a KV block
     segment_tokens: int  # queries per program of the compressed key gradient
@@ -71,6 +73,7 @@ _SM90_64: dict[Kernel, Launch] = {
     "short_compressed_forward": Launch(64, 32, 4, 3),
     "sliding_forward": Launch(64, 32, 4, 3),
     "chosen_forward": Launch(64, 64, 4, 3, 128),
+    "one_tile": Launch(64, 64, 4, 3),
     "score": Launch(64, 32, 4, 1),
     "item_forward": Launch(64, 64, 4, 1, 80),
     "item_backward": Launch(64, 64, 4, 1),
@@ -79,6 +82,7 @@ _SM90_64: dict[Kernel, Launch] = {
 }
 _SM90_128: dict[Kernel, Launch] = {
     **_attend(Launch(128, 64, 8, 3), Launch(64, 64, 4, 2), Launch(64, 128, 8, 3)),
+    "one_tile": Launch(64, 128, 4, 1),
     "score": Launch(64, 256, 8, 2),
     "item_forward": Launch(64, 64, 4, 1),
     "item_backward": Launch(64, 64, 4, 2),
@@ -114,6 +118,7 @@ _POLICIES = {
     64: KernelPolicy(
         dense_until=3328,
         short_until=8192,
+        one_tile_keys=128,
         chunk_tokens=16384,
         item_queries=128,
         segment_tokens=1024,
@@ -122,6 +127,7 @@ _POLICIES = {
     128: KernelPolicy(
         dense_until=3328,
         short_until=0,
+        one_tile_keys=128,
         chunk_tokens=8192,
         item_queries=64,
         segment_tokens=1024,
@@ -132,6 +138,7 @@ _INTERPRETED = Launch(32, 16, 4, 1)
 _INTERPRETED_POLICY = KernelPolicy(
     dense_until=3328,
     short_until=0,
+    one_tile_keys=32,
     chunk_tokens=64,
     item_queries=16,
     segment_tokens=64,

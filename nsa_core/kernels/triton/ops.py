@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from nsa_core.kernels.triton import attend_host, row_terms, selected
+from nsa_core.kernels.triton import attend_host, one_tile, row_terms, selected
 from nsa_core.kernels.triton.document_slots import Documents, documents, num_slots
 from nsa_core.kernels.triton.hopper.support import takes_planes
 from nsa_core.kernels.triton.select import select_blocks
@@ -149,8 +149,12 @@ def attend(
     out_c, out_w = _new_out(q, v_compressed), _new_out(q, v_sliding)
 
     def choose_and_read() -> tuple[Tensor, Tensor, Tensor]:
-        attend_host.forward(q, k_compressed, v_compressed, docs, compression, (out_c, lse[0]))
-        ids = select_blocks(q, k_compressed, lse[0], docs, span, stride, num_selected)
+        into, sizes = (out_c, lse[0]), (span, stride, num_selected)
+        if one_tile.takes_one_tile(q, v_compressed, docs, stride):
+            ids = one_tile.attend_and_choose(q, k_compressed, v_compressed, docs, *sizes, into)
+        else:
+            attend_host.forward(q, k_compressed, v_compressed, docs, compression, into)
+            ids = select_blocks(q, k_compressed, lse[0], docs, *sizes)
         words = selected.invert(ids, q, v_selected, docs, dense=dense, deterministic=deterministic)
         choice = selected.open_choice(ids, words, q, v_selected, docs, dense=dense)
         out_s = _new_out(q, v_selected)

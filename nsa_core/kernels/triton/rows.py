@@ -93,14 +93,27 @@ def hide_unseen(scores, v, seen):
     for NaN would cost the loop a reduction. Half precision has no number that no sum of values
     reaches: there the scores of the rows that do see such a key are made NaN.
     """
+    return hide_scores(scores, v, seen), tame_values(v)
+
+
+@triton.jit
+def hide_scores(scores, v, seen):
+    """The scores of `hide_unseen`."""
+    if v.dtype == tl.float16:
+        is_broken = tl.max(tl.where(tl.abs(v.to(tl.float32)) < INFINITY, 0, 1), 1) > 0
+        scores = tl.where(is_broken[None, :], float("nan"), scores)
+    return tl.where(seen, scores, -INFINITY)
+
+
+@triton.jit
+def tame_values(v):
+    """The values of `hide_unseen`."""
     is_finite = tl.abs(v.to(tl.float32)) < INFINITY
     if v.dtype == tl.float16:
-        is_broken = tl.max(tl.where(is_finite, 0, 1), 1) > 0
-        scores = tl.where(is_broken[None, :], float("nan"), scores)
-        v = tl.where(is_finite, v, 0.0).to(v.dtype)
+        tamed = tl.where(is_finite, v, 0.0).to(v.dtype)
     else:
-        v = tl.where(is_finite, v, tl.full(v.shape, HUGE, v.dtype))
-    return tl.where(seen, scores, -INFINITY), v
+        tamed = tl.where(is_finite, v, tl.full(v.shape, HUGE, v.dtype))
+    return tamed
 
 
 @triton.jit

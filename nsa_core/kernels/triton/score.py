@@ -23,6 +23,27 @@ def _head_rows(Q, LSE, head_row, token, inside, head, H: tl.constexpr, D: tl.con
     return q, tl.where(lse == -INFINITY, INFINITY, lse * LOG2E)
 
 
+@triton.jit
+def spread_over_blocks(
+    prob, carry, TILE_BLOCKS: tl.constexpr, PER_BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    """What the probabilities [rows, keys] of a tile give to its selection blocks [rows, blocks].
+
+    `carry` [rows] is what the tile before left for the first block; returned is what this one
+    leaves for the next.
+    """
+    lane = tl.arange(0, PER_BLOCK)
+    own_weight = tl.minimum(OVERLAP, PER_BLOCK - lane).to(tl.float32)
+    next_weight = tl.maximum(0, lane + OVERLAP - PER_BLOCK).to(tl.float32)
+    jj = tl.arange(0, TILE_BLOCKS)
+    strides = tl.reshape(prob, [prob.shape[0], TILE_BLOCKS, PER_BLOCK])
+    own = tl.sum(strides * own_weight[None, None, :], 2)
+    spill = tl.sum(strides * next_weight[None, None, :], 2)
+    before = tl.broadcast_to(tl.maximum(jj - 1, 0)[None, :], [prob.shape[0], TILE_BLOCKS])
+    own += tl.where((jj == 0)[None, :], carry[:, None], tl.gather(spill, before, 1))
+    return own, tl.sum(tl.where((jj == TILE_BLOCKS - 1)[None, :], spill, 0.0), 1)
+
+
 @triton.jit(do_not_specialize=["first_slot", "chunk_tokens", "num_blocks", "num_cells"])
 def score_kernel(
     Q, K, LSE, SCORE, CELL_MAX, DOCUMENT, CU,
@@ -57,9 +78,6 @@ def score_kernel(
     k_tile = kk[:, None] * (G * D) + tl.arange(0, D)[None, :]
     num_keys = num_visible(length - 1, COMPRESSED, SPAN, STRIDE)
     high = num_visible(position, COMPRESSED, SPAN, STRIDE)
-    lane = tl.arange(0, PER_BLOCK)
-    own_weight = tl.minimum(OVERLAP, PER_BLOCK - lane).to(tl.float32)
-    next_weight = tl.maximum(0, lane + OVERLAP - PER_BLOCK).to(tl.float32)
     jj = tl.arange(0, TILE_BLOCKS)
     carry = tl.zeros([BLOCK], tl.float32)
     score_row = SCORE + (g.to(tl.int64) * chunk_tokens + slot * BLOCK) * num_blocks
@@ -84,12 +102,7 @@ def score_kernel(
                 q, lse = _head_rows(Q, LSE, head_row, token, inside, h, G * HG, D)
                 prob += tl.exp2(matmul(q, tl.trans(k)) * qk_scale - lse[:, None])
         prob = tl.where((j * BN + kk)[None, :] < high[:, None], prob, 0.0)
-        strides = tl.reshape(prob, [BLOCK, TILE_BLOCKS, PER_BLOCK])
-        own = tl.sum(strides * own_weight[None, None, :], 2)
-        spill = tl.sum(strides * next_weight[None, None, :], 2)
-        before = tl.broadcast_to(tl.maximum(jj - 1, 0)[None, :], [BLOCK, TILE_BLOCKS])
-        own += tl.where((jj == 0)[None, :], carry[:, None], tl.gather(spill, before, 1))
-        carry = tl.sum(tl.where((jj == TILE_BLOCKS - 1)[None, :], spill, 0.0), 1)
+        own, carry = spread_over_blocks(prob, carry, TILE_BLOCKS, PER_BLOCK, OVERLAP)
         column = j * TILE_BLOCKS + jj
         own = tl.where(is_free(column, block)[None, :], own, -1.0)
         target = score_row + token[:, None] * num_blocks + column[None, :]

@@ -83,6 +83,36 @@ def top_blocks_kernel(
     tl.store(target[:, None] + rank, tl.where(ids >= NONE, -1, ids), mask=held)
 
 
+@triton.jit
+def store_few_best(
+    IDS, left, token, inside, current, g,
+    G: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Choose by the scores `left` [tokens, blocks], -1 where a block is not free, and store ids.
+
+    The scores do not matter where `current` is below CHOSEN.
+    """
+    BT: tl.constexpr = left.shape[0]
+    BLOCKS: tl.constexpr = left.shape[1]
+    block = tl.arange(0, BLOCKS)
+    is_given = (block <= current) & (~is_free(block, current) | (current < CHOSEN))
+    chosen = tl.zeros([BT, BLOCKS], tl.int32) + is_given.to(tl.int32)[None, :]
+    if current >= CHOSEN:
+        for _ in range(CHOSEN - 3):
+            best = tl.max(left, 1)
+            first = tl.min(tl.where(left == best[:, None], block[None, :], NONE), 1)
+            is_next = (block[None, :] == first[:, None]) & (best >= 0.0)[:, None]
+            chosen = tl.where(is_next, 1, chosen)
+            left = tl.where(is_next, -1.0, left)
+    target = IDS + (token.to(tl.int64) * G + g)[:, None] * CHOSEN
+    ids = tl.zeros([BT, BLOCKS], tl.int32) + block[None, :]
+    tl.store(target + tl.cumsum(chosen, 1) - 1, ids, mask=inside[:, None] & (chosen > 0))
+    column = tl.arange(0, SLOTS)[None, :]
+    is_empty = (column >= tl.sum(chosen, 1)[:, None]) & (column < CHOSEN)
+    nothing = tl.full([BT, SLOTS], -1, tl.int32)
+    tl.store(target + column, nothing, mask=inside[:, None] & is_empty)
+
+
 @triton.jit(do_not_specialize=["first_slot", "chunk_tokens", "num_blocks"])
 def top_few_blocks_kernel(
     SCORE, IDS, DOCUMENT, CU, first_slot, chunk_tokens, num_blocks,
@@ -101,22 +131,9 @@ def top_few_blocks_kernel(
     if current * BLOCK + (pid % PARTS) * BT >= length:
         return
     block = tl.arange(0, BLOCKS)
-    is_given = (block <= current) & (~is_free(block, current) | (current < CHOSEN))
-    chosen = tl.zeros([BT, BLOCKS], tl.int32) + is_given.to(tl.int32)[None, :]
+    left = tl.full([BT, BLOCKS], -1.0, tl.float32)
     if current >= CHOSEN:
         row = g.to(tl.int64) * chunk_tokens + slot * BLOCK + token
         made = inside[:, None] & (block < current - 1)[None, :]
         left = tl.load(SCORE + row[:, None] * num_blocks + block[None, :], mask=made, other=-1.0)
-        for _ in range(CHOSEN - 3):
-            best = tl.max(left, 1)
-            first = tl.min(tl.where(left == best[:, None], block[None, :], NONE), 1)
-            is_next = (block[None, :] == first[:, None]) & (best >= 0.0)[:, None]
-            chosen = tl.where(is_next, 1, chosen)
-            left = tl.where(is_next, -1.0, left)
-    target = IDS + ((start + position).to(tl.int64) * G + g)[:, None] * CHOSEN
-    ids = tl.zeros([BT, BLOCKS], tl.int32) + block[None, :]
-    tl.store(target + tl.cumsum(chosen, 1) - 1, ids, mask=inside[:, None] & (chosen > 0))
-    column = tl.arange(0, SLOTS)[None, :]
-    is_empty = (column >= tl.sum(chosen, 1)[:, None]) & (column < CHOSEN)
-    nothing = tl.full([BT, SLOTS], -1, tl.int32)
-    tl.store(target + column, nothing, mask=inside[:, None] & is_empty)
+    store_few_best(IDS, left, start + position, inside, current, g, G, CHOSEN, SLOTS)

@@ -11,6 +11,7 @@ from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.triton import (
     attend_host,
     decode_host,
+    one_tile,
     row_terms,
     select,
     selected,
@@ -77,6 +78,7 @@ def record_all(shape: str, arch: int) -> list[Recorded]:
             lse = torch.zeros(3, TOKENS, heads)
             row_terms.mix_prepare(q, (q, q, q), lse, gate, docs, planes=is_planes)
         if arch == 90:
+            record_one_tile(q, k_short, rows, borders)
             record_hopper(q, branches, row_terms.RowTerms(rows, rows, planes), docs)
     return launches
 
@@ -96,6 +98,15 @@ def record_decode(shape: str, arch: int, batch: int, tokens: int = LONGEST) -> l
         geometry = BlockGeometry(32, 16, 64, 16, 512)
         decode_host.TritonDecode().attend(q, pairs, gate, position, geometry)
     return launches
+
+
+def record_one_tile(
+    q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, borders: torch.Tensor
+) -> None:
+    """Record compressed attention with the choice, for short documents and the longest of them."""
+    for longest in (1024, 2048):
+        docs = documents(borders, TOKENS, longest, BLOCK)
+        one_tile.attend_and_choose(q, k, k, docs, 32, 16, 16, (q, lse))
 
 
 def record_items(

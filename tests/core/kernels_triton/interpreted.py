@@ -5,13 +5,15 @@ import json
 import sys
 from collections.abc import Callable
 from typing import Self
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
-from nsa_core.kernels.triton import ops
+from nsa_core.kernels.triton import one_tile, ops
+from nsa_core.kernels.triton.document_slots import documents
 from nsa_core.kernels.triton.triton_backend import TritonBackend
 from tests import oracle
 
@@ -120,6 +122,31 @@ def select_case(x: Inputs) -> Errors:
     return {"wrong": float((ids != expected_ids(x, span, stride, block)).sum())}
 
 
+def one_tile_case(x: Inputs) -> Errors:
+    """Compressed attention and the choice in one kernel: the same, and as good, as apart."""
+    g = x.geometry
+    docs = documents(x.cu, len(x.q), x.packing.max_seqlen, g.select_block)
+    sizes = (g.compress_block, g.compress_stride, g.num_selected)
+    out, lse = x.q.new_empty(*x.q.shape[:2], x.v.shape[2]), x.q.new_empty(x.q.shape[:2])
+    ids = one_tile.attend_and_choose(x.q, x.kc, x.vc, docs, *sizes, (out, lse))
+    expected, expected_lse = oracle.compressed(
+        x.q.double(), x.kc.double(), x.vc.double(), x.cu, *sizes[:2]
+    )
+    nothing = expected_lse.isneginf()
+    q = torch.zeros_like(x.q)
+    tied_lse = torch.empty_like(lse)
+    tied = one_tile.attend_and_choose(
+        q, x.kc, x.vc, docs, *sizes, (torch.empty_like(out), tied_lse)
+    )
+    return {
+        "out": oracle.relative_error(out, expected),
+        "lse": float((lse - expected_lse).masked_fill(nothing, 0.0).abs().max()),
+        "nothing": float((lse.isneginf() != nothing).sum()),
+        "wrong": float((ids != expected_ids(x, *sizes[:2], g.select_block)).sum()),
+        "ties": float((tied != TritonBackend().select(q, x.kc, tied_lse, g, x.packing)).sum()),
+    }
+
+
 def expected_ids(x: Inputs, span: int, stride: int, block: int) -> Tensor:
     """Ids by the rule from float64 scores."""
     scores = oracle.block_scores(x.q.double(), x.kc.double(), x.cu, span, stride, block)
@@ -226,6 +253,12 @@ def attend_case(x: Inputs, *, dense: bool, deterministic: bool) -> Errors:
     return compare(ours, theirs, tensors, x.grad)
 
 
+def apart(case: Callable[[], Errors]) -> Errors:
+    """A case with compressed attention, scores and choice in kernels of their own."""
+    with mock.patch.object(one_tile, "takes_one_tile", lambda *_: False):
+        return case()
+
+
 def compile_case(x: Inputs) -> Errors:
     """torch.compile without a graph break: forward and gradients keep their bits."""
     backend = TritonBackend()
@@ -255,6 +288,7 @@ def block_cases(name: str, x: Inputs) -> dict[str, Callable[[], Errors]]:
     return {
         f"{name}-compressed": lambda: compressed_case(x),
         f"{name}-select": lambda: select_case(x),
+        f"{name}-one-tile": lambda: one_tile_case(x),
         f"{name}-dense": lambda: attend_case(x, dense=True, deterministic=False),
         f"{name}-ordered": lambda: attend_case(x, dense=False, deterministic=True),
     }
@@ -280,6 +314,10 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
         "select-6": lambda: select_case(six),
         "select-16": lambda: select_case(sixteen),
         "ties": lambda: ties_case(six),
+        "one-tile-6": lambda: one_tile_case(six),
+        "one-tile-5": lambda: one_tile_case(five),
+        "one-tile-1": lambda: one_tile_case(single),
+        "one-tile-16": lambda: one_tile_case(sixteen),
         "sliding-6": lambda: sliding_case(six),
         "sliding-5": lambda: sliding_case(five),
         "sliding-1": lambda: sliding_case(single),
@@ -292,6 +330,9 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
         ),
         "attend-dense": lambda: attend_case(five, dense=True, deterministic=False),
         "attend-items": lambda: attend_case(six, dense=False, deterministic=False),
+        "attend-apart": lambda: apart(
+            lambda: attend_case(six, dense=True, deterministic=False)
+        ),
         "attend-ordered": lambda: attend_case(five, dense=False, deterministic=True),
         "half-dense": lambda: attend_case(
             single.to(torch.float16), dense=True, deterministic=False

@@ -24,7 +24,7 @@ SHIFT = tl.constexpr(1)
 NEVER_SPILL = (
     "attend_forward_kernel", "attend_query_gradient_kernel", "attend_key_gradient_kernel",
     "item_forward_kernel", "merge_forward_kernel", "merge_query_gradient_kernel", "score_kernel",
-    "top_blocks_kernel", "top_few_blocks_kernel", "hopper_item_backward_kernel",
+    "top_blocks_kernel", "top_few_blocks_kernel", "one_tile_kernel", "hopper_item_backward_kernel",
 )  # fmt: skip
 #: A cap on registers may cost this much stack where it was measured to be the faster choice.
 MAX_CAPPED_STACK_BYTES = 64

@@ -162,35 +162,34 @@ def test_few_sequences_on_hopper_have_a_launch_of_their_own() -> None:
     assert len(wide) == 1
 
 
-SHORT = ShortLaunch(4, keys=32, warps=8, stages=2)
+SHORT = ShortLaunch(4, keys=64, warps=8, stages=2)
 
 
 @pytest.mark.parametrize(
-    ("changes", "num_blocks", "dtype", "is_short"),
+    ("changes", "num_blocks", "pairs", "dtype", "is_short"),
     [
-        ({}, 128, torch.bfloat16, True),
-        ({}, 1, torch.float16, True),
-        ({}, 129, torch.bfloat16, False),
-        ({}, 128, torch.float32, False),
-        ({"compress_stride": 8}, 128, torch.bfloat16, False),  # 1,024 compressed keys
-        ({"compress_stride": 8}, 64, torch.bfloat16, True),
-        ({"select_block": 48, "compress_stride": 16}, 64, torch.bfloat16, False),
-        ({"num_selected": 33}, 128, torch.bfloat16, False),  # 66 slices of chosen blocks
+        ({}, 128, 2, torch.bfloat16, True),
+        ({}, 1, 1, torch.float16, True),
+        ({}, 128, 3, torch.bfloat16, False),
+        ({}, 129, 2, torch.bfloat16, False),
+        ({}, 128, 2, torch.float32, False),
+        ({"compress_stride": 8}, 128, 2, torch.bfloat16, False),  # 1,024 compressed keys
+        ({"compress_stride": 8}, 64, 2, torch.bfloat16, True),
+        ({"select_block": 48, "compress_stride": 16}, 64, 2, torch.bfloat16, False),
+        ({"num_selected": 65}, 128, 2, torch.bfloat16, False),  # 65 slices of chosen blocks
     ],
 )
 def test_a_cache_is_short_that_a_program_ranks_at_once(
-    changes, num_blocks, dtype, is_short
+    changes, num_blocks, pairs, dtype, is_short
 ) -> None:
-    assert SHORT.serves(replace(GEOMETRY, **changes), num_blocks, dtype) is is_short
+    assert SHORT.serves(replace(GEOMETRY, **changes), num_blocks, pairs, dtype) is is_short
 
 
 @pytest.mark.parametrize(
     ("batch", "arch", "capacity", "count"),
-    [(1, 90, 8192, 2), (8, 90, 8192, 2), (9, 90, 8192, 4), (1, 90, 8193, 4), (1, 89, 8192, 4)],
+    [(1, 90, 8192, 2), (2, 90, 8192, 4), (9, 90, 8192, 4), (1, 90, 8193, 4), (1, 89, 8192, 4)],
 )
-def test_short_caches_of_few_sequences_take_two_launches_on_hopper(
-    batch, arch, capacity, count
-) -> None:
+def test_one_short_cache_takes_two_launches_on_hopper(batch, arch, capacity, count) -> None:
     assert len(record(arch, *inputs(batch, 12, 2, 64, capacity=capacity))) == count
 
 

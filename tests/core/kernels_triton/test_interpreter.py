@@ -8,13 +8,15 @@ pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 INTERPRETED = "interpreted"
 CASES = (
     "compressed-6", "compressed-5", "compressed-1", "compressed-nothing",
-    "select-6", "select-16", "ties", "sliding-6", "sliding-5", "sliding-1",
+    "select-6", "select-16", "ties", "one-tile-6", "one-tile-5", "one-tile-1", "one-tile-16",
+    "sliding-6", "sliding-5", "sliding-1",
     "dense-6", "dense-5", "items-6", "items-5", "items-16",
-    "attend-dense", "attend-items", "attend-ordered", "compile", "half-dense", "half-ordered",
+    "attend-dense", "attend-items", "attend-apart", "attend-ordered",
+    "compile", "half-dense", "half-ordered",
     *(
         f"{blocks}-{case}"
         for blocks in ("quarters", "strides")
-        for case in ("compressed", "select", "dense", "ordered")
+        for case in ("compressed", "select", "one-tile", "dense", "ordered")
     ),
 )  # fmt: skip
 # float32 against float64: rounding alone gives up to 5e-7 on these sizes.

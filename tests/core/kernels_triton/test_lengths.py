@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
-from nsa_core.kernels.triton import attend_host, select, sources
+from nsa_core.kernels.triton import attend_host, one_tile, select, sources
 from nsa_core.kernels.triton.document_slots import documents
 from tests.core.kernels_triton.compiling import Recorded, recording
 
@@ -48,6 +48,28 @@ def test_the_first_chunk_of_a_long_document_is_chosen_in_registers(monkeypatch) 
     first, *later = choices(8192)
     assert first.kernel.__name__ == "top_few_blocks_kernel"
     assert {one.kernel.__name__ for one in later} == {"top_blocks_kernel"}
+
+
+@pytest.mark.parametrize(
+    ("arch", "longest", "is_taken"),
+    [(90, 2048, True), (90, 2049, False), (90, 1, True), (89, 2048, False), (80, 64, False)],
+)
+def test_documents_whose_keys_fit_one_tile_are_attended_and_chosen_at_once_on_hopper(
+    arch, longest, is_taken
+) -> None:
+    q, k = torch.zeros(128, 2, WIDTH), torch.zeros(8, 1, WIDTH)
+    with recording(arch):
+        docs = documents(torch.tensor([0, 128], dtype=torch.int32), 128, longest, BLOCK)
+        assert one_tile.takes_one_tile(q, k, docs, 16) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("longest", "keys"), [(1, 16), (256, 16), (257, 32), (1024, 64), (1025, 128), (2048, 128)]
+)
+def test_one_tile_holds_the_keys_and_the_blocks_of_the_longest_document(longest, keys) -> None:
+    assert max(16, one_tile.tile_keys(longest, BLOCK, 16)) == keys
+    assert keys >= (longest - 32) // 16 + 1
+    assert keys * 16 // BLOCK >= -(-longest // BLOCK)
 
 
 def forward_launch(longest: int, mode: sources.Mode, width: int = WIDTH) -> Recorded:
