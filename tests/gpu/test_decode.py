@@ -41,7 +41,8 @@ def form(request, monkeypatch):
 
     def launch(device, key_width, value_width, _pairs):
         row = decode_launch(device, key_width, value_width, 1)
-        return replace(row, short=row.short and replace(row.short, max_pairs=1 << 20))
+        limits = {"max_pairs": 1 << 20, "max_ranked": 1 << 40}
+        return replace(row, short=row.short and replace(row.short, **limits))
 
     monkeypatch.setattr(decode_host, "decode_launch", launch)
     return request.param

@@ -29,20 +29,22 @@ class ShortLaunch:
         keys: Keys of a tile, and of a slice of a chosen block.
         warps: Of a program, which ranks all blocks and then reads one tile.
         stages: As in `DecodeLaunch`.
-        max_pairs: Sequences times groups; with 8 of them the card is full of programs that rank.
+        max_pairs: Sequences times groups.
         max_bytes: Of an element of the keys.
         max_blocks: Selection blocks of the buffer, each compared with each.
         max_rows: Compressed keys of the buffer, which a program holds at once.
+        max_ranked: Those of all sequences and groups, which 17 programs of each read again.
     """
 
     programs_per_core: int
     keys: int
     warps: int
     stages: int
-    max_pairs: int = 2
+    max_pairs: int = 8
     max_bytes: int = 2
     max_blocks: int = 128
     max_rows: int = 512
+    max_ranked: int = 2048
 
     @property
     def rank_warps(self) -> int:
@@ -53,10 +55,11 @@ class ShortLaunch:
         self, geometry: BlockGeometry, num_blocks: int, pairs: int, dtype: torch.dtype
     ) -> bool:
         """Whether caches of so many selection blocks are short, and few."""
+        rows = next_power_of_2(num_blocks) * geometry.compressed_per_select
         return (
             pairs <= self.max_pairs
             and num_blocks <= self.max_blocks
-            and next_power_of_2(num_blocks) * geometry.compressed_per_select <= self.max_rows
+            and rows <= min(self.max_rows, self.max_ranked // pairs)
             and dtype.itemsize <= self.max_bytes
             and geometry.select_block % self.keys == 0
             and geometry.num_selected * geometry.select_block <= _MAX_SLICES * self.keys
@@ -93,7 +96,9 @@ class DecodeLaunch:
 _SM80 = DecodeLaunch(3, keys=64, warps=4, stages=2, ranked_blocks=64, rank_warps=4)
 _INTERPRETED = DecodeLaunch(
     5, keys=16, warps=4, stages=1, ranked_blocks=4, rank_warps=4,
-    short=ShortLaunch(5, keys=16, warps=4, stages=1, max_pairs=64, max_bytes=4),
+    short=ShortLaunch(
+        5, keys=16, warps=4, stages=1, max_pairs=64, max_bytes=4, max_ranked=1 << 20
+    ),
 )  # fmt: skip
 _TABLE = {
     (80, 64): _SM80,

@@ -170,7 +170,11 @@ SHORT = ShortLaunch(4, keys=64, warps=8, stages=2)
     [
         ({}, 128, 2, torch.bfloat16, True),
         ({}, 1, 1, torch.float16, True),
-        ({}, 128, 3, torch.bfloat16, False),
+        ({}, 128, 4, torch.bfloat16, True),
+        ({}, 128, 5, torch.bfloat16, False),  # 2,560 compressed keys are read again
+        ({}, 64, 8, torch.bfloat16, True),
+        ({}, 64, 9, torch.bfloat16, False),
+        ({}, 16, 10, torch.bfloat16, False),
         ({}, 129, 2, torch.bfloat16, False),
         ({}, 128, 2, torch.float32, False),
         ({"compress_stride": 8}, 128, 2, torch.bfloat16, False),  # 1,024 compressed keys
@@ -187,9 +191,10 @@ def test_a_cache_is_short_that_a_program_ranks_at_once(
 
 @pytest.mark.parametrize(
     ("batch", "arch", "capacity", "count"),
-    [(1, 90, 8192, 2), (2, 90, 8192, 4), (9, 90, 8192, 4), (1, 90, 8193, 4), (1, 89, 8192, 4)],
-)
-def test_one_short_cache_takes_two_launches_on_hopper(batch, arch, capacity, count) -> None:
+    [(2, 90, 8192, 2), (3, 90, 8192, 4), (4, 90, 4096, 2), (5, 90, 2048, 4), (1, 90, 8193, 4),
+     (1, 89, 8192, 4)],
+)  # fmt: skip
+def test_few_short_caches_take_two_launches_on_hopper(batch, arch, capacity, count) -> None:
     assert len(record(arch, *inputs(batch, 12, 2, 64, capacity=capacity))) == count
 
 
