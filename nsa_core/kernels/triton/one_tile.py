@@ -95,16 +95,17 @@ def one_tile_kernel(
     start, length, block = locate(DOCUMENT, CU, slot, BLOCK)
     if block * BLOCK >= length:
         return
-    if (LEAST <= HALF) & ((block + 1) * BLOCK <= HALF * STRIDE):
-        _attend_and_choose(
-            Q, K, V, OUT, LSE, IDS, start, length, block, g, qk_scale,
-            SPAN, STRIDE, BLOCK, CHOSEN, G, HG, D, E, max(LEAST, HALF), SLOTS, STAGES,
-        )  # fmt: skip
-    else:
-        _attend_and_choose(
-            Q, K, V, OUT, LSE, IDS, start, length, block, g, qk_scale,
-            SPAN, STRIDE, BLOCK, CHOSEN, G, HG, D, E, BN, SLOTS, STAGES,
-        )  # fmt: skip
+    if LEAST <= HALF:  # noqa: SIM102 - the compiler decides the first and leaves out the second
+        if (block + 1) * BLOCK <= HALF * STRIDE:
+            _attend_and_choose(
+                Q, K, V, OUT, LSE, IDS, start, length, block, g, qk_scale,
+                SPAN, STRIDE, BLOCK, CHOSEN, G, HG, D, E, HALF, SLOTS, STAGES,
+            )  # fmt: skip
+            return
+    _attend_and_choose(
+        Q, K, V, OUT, LSE, IDS, start, length, block, g, qk_scale,
+        SPAN, STRIDE, BLOCK, CHOSEN, G, HG, D, E, BN, SLOTS, STAGES,
+    )  # fmt: skip
 
 
 def tile_keys(max_seqlen: int, block: int, stride: int) -> int:
