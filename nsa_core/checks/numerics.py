@@ -271,13 +271,13 @@ class ChoiceResult:
 
 def choice_regret(
     config: ModelConfig,
-    backend: AttentionBackend,
+    backends: BranchBackends,
     device: torch.device,
     dtype: torch.dtype,
     num_tokens: int | None = None,
     seed: int = 0,
 ) -> ChoiceResult:
-    """Judge a backend's choice of blocks by the exact scores.
+    """Judge the choice of blocks that a run makes by the exact scores.
 
     Forced blocks, and tokens that take every block there is, are held to the rules and left out of
     the scores: they would hide a poor choice. Documents are those of `parity_probe`.
@@ -285,8 +285,7 @@ def choice_regret(
     x = _draw(config, device, dtype, num_tokens, seed)
     q_NHD, k_CGD = x.q_NHD.float(), x.k_CGD.float()
     exact = ReferenceBackend().select(q_NHD, k_CGD, torch.empty(0), x.geometry, x.packing)
-    _, lse_NH = backend.compressed(x.q_NHD, x.k_CGD, x.v_CGE, x.geometry, x.packing)
-    found = backend.select(x.q_NHD, x.k_CGD, lse_NH, x.geometry, x.packing)
+    found = _choose_as_a_run_does(backends, x)
     wanted_score = found_score = 0.0
     num_choices = 0
     for start, stop in document_borders(x.packing):
@@ -304,6 +303,20 @@ def choice_regret(
     if not num_choices:
         return ChoiceResult(0, 0.0)
     return ChoiceResult(num_choices, max(1 - found_score / wanted_score, 0.0))
+
+
+def _choose_as_a_run_does(backends: BranchBackends, x: _Inputs) -> Tensor:
+    """Chosen ids [N, G, S]: by the operator of all branches where there is one."""
+    if backends.fused is not None:
+        pair = x.k_NGD, x.v_NGE
+        gate_NH3 = torch.ones_like(x.q_NHD[..., :3])
+        _, ids_NGS = backends.fused.attend(
+            x.q_NHD, (x.k_CGD, x.v_CGE), pair, pair, gate_NH3, x.geometry, x.packing
+        )
+        return ids_NGS
+    backend = backends.compressed
+    _, lse_NH = backend.compressed(x.q_NHD, x.k_CGD, x.v_CGE, x.geometry, x.packing)
+    return backend.select(x.q_NHD, x.k_CGD, lse_NH, x.geometry, x.packing)
 
 
 def _free_score(

@@ -283,9 +283,9 @@ def all_branches(x: Case) -> Iterator[tuple[str, Tensor]]:
     yield "compressed", out
     yield "select", ids
     if has_one_tile():
-        out, _, ids = x.at_once()
-        yield "compressed at once", out
-        yield "select at once", ids
+        at_once, _, ids_at_once = x.at_once()
+        yield "compressed at once", at_once
+        yield "select at once", ids_at_once
     for dense in (True, False):
         yield (
             f"selected-{dense}",
@@ -421,9 +421,5 @@ def linear_branches(x: Case) -> Iterator[tuple[str, Tensor]]:
     ids = backend.select(x.q, x.kc, lse, GEOMETRY, x.packing)
     yield "compressed", out
     yield "select", ids
-    if has_one_tile():
-        out, _, ids = x.at_once()
-        yield "compressed at once", out
-        yield "select at once", ids
     yield "selected", backend.selected(x.q, x.k, x.v, ids, GEOMETRY, x.packing)
     yield "sliding", backend.sliding(x.q, x.k, x.v, GEOMETRY, x.packing)

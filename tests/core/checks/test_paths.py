@@ -20,7 +20,7 @@ from nsa_core.kernels.reference import ReferenceBackend
 from nsa_core.kernels.selection import choose_blocks
 from nsa_core.model.rotary import Rotary, rotate
 from nsa_core.model.transformer import LanguageModel
-from tests.core.checks.test_probes import RecordsOtherBlocks
+from tests.core.checks.test_probes import OneOperator
 from tests.core.model.cases import run_attention, small_config, small_model
 
 CPU = torch.device("cpu")
@@ -125,8 +125,28 @@ def test_wrong_weights_in_equation_9_fail_the_choice(
     assert float(check.measured.split()[0]) > 5e-3
 
 
+class ChoosesPoorlyInRowsOfTheRun(OneOperator):
+    """As a kernel of its own for short documents might."""
+
+    def recorded(self, ids_NGS: torch.Tensor, packing) -> torch.Tensor:
+        is_short = packing.max_seqlen <= FOUR_STRIDES.batch.seq_len
+        return torch.zeros_like(ids_NGS) if is_short else ids_NGS
+
+
+def test_one_operator_is_judged_by_its_own_choice_in_rows_of_the_run_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nsa, row = FOUR_STRIDES.model.nsa, FOUR_STRIDES.batch.seq_len
+    assert nsa.num_selected * nsa.select_block < row < short_length(FOUR_STRIDES.model)
+    right = {"parity.choice": "pass", "parity.choice.rows": "pass"}
+    good = probing(monkeypatch, OneOperator(), config=FOUR_STRIDES)
+    assert found(good.choice()) == right
+    poor = probing(monkeypatch, ChoosesPoorlyInRowsOfTheRun(), config=FOUR_STRIDES)
+    assert found(poor.choice()) == right | {"parity.choice.rows": "fail"}
+
+
 def test_only_free_blocks_of_tokens_with_a_choice_are_counted() -> None:
-    result = choice_regret(CONFIG.model, GatheredBackend(), CPU, torch.float32)
+    result = choice_regret(CONFIG.model, BranchBackends.of(GatheredBackend()), CPU, torch.float32)
     nsa = CONFIG.model.nsa
     tokens = short_length(CONFIG.model) - nsa.num_selected * nsa.select_block
     assert result.num_choices == tokens * CONFIG.model.num_kv_groups
@@ -135,7 +155,7 @@ def test_only_free_blocks_of_tokens_with_a_choice_are_counted() -> None:
 
 def test_where_all_blocks_are_forced_there_is_no_choice_to_judge() -> None:
     config = small_config(nsa={"num_selected": 3})
-    result = choice_regret(config, GatheredBackend(), CPU, torch.float32)
+    result = choice_regret(config, BranchBackends.of(GatheredBackend()), CPU, torch.float32)
     assert (result.num_choices, result.regret, result.is_good) == (0, 0.0, True)
 
 
@@ -205,7 +225,7 @@ def test_window_values_that_are_rotated_fail_the_layer(monkeypatch: pytest.Monke
     assert float(check.measured.split()[0]) > 0.1
 
 
-class SwapsPairs(RecordsOtherBlocks):
+class SwapsPairs(OneOperator):
     """One operator for all branches that takes the window's pair for the chosen one's."""
 
     def attend(
