@@ -238,7 +238,7 @@ def _parse_toml(path: Path, content: bytes) -> dict[str, Any]:
     except RecursionError as error:
         message = f"`{path}` is not valid here: its values are nested too deep"
         raise SettingsError(message) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also a number of more digits than Python reads
         message = f"`{path}` is not valid TOML: {error}"
         raise SettingsError(message) from error
 
