@@ -131,7 +131,7 @@ def parse_project(path: Path, content: bytes) -> dict[str, Any]:
     """Settings of a project's file.
 
     Raises:
-        SettingsError: If it is not TOML, or holds what a project may not decide.
+        SettingsError: If it is not TOML, holds what a project may not decide, or no usable value.
     """
     layer = _parse_toml(path, content)
     for name in layer:
@@ -142,6 +142,7 @@ def parse_project(path: Path, content: bytes) -> dict[str, Any]:
                 f"{', '.join(PROJECT_SETTINGS)}"
             )
             raise SettingsError(message)
+    _validate(layer, dict.fromkeys(layer, str(path)))
     return layer
 
 
@@ -160,16 +161,7 @@ def _settings_of(found: Mapping[str, str], layers: Sequence[Layer]) -> Settings:
         for name, value in layer.items():
             _check_name(name, origin)
             values[name], origins[name] = value, origin
-    try:
-        settings = OperatorSettings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        message = (
-            f"Setting `{name}` from {origins[name]} cannot be used: {first['msg']}, "
-            f"and it is {first['input']!r}"
-        )
-        raise SettingsError(message) from error
+    settings = _validate(values, origins)
     state_dir = _expand(settings.state_dir or _platform_state_dir(found)).absolute()
     return Settings(
         values=settings,
@@ -182,6 +174,19 @@ def _settings_of(found: Mapping[str, str], layers: Sequence[Layer]) -> Settings:
         socket_dirs=_socket_dirs(found, state_dir),
         scratch_dirs=_scratch_dirs(found),
     )
+
+
+def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> OperatorSettings:
+    try:
+        return OperatorSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        message = (
+            f"Setting `{name}` from {origins[name]} cannot be used: {first['msg']}, "
+            f"and it is {first['input']!r}"
+        )
+        raise SettingsError(message) from error
 
 
 def _expand(path: str | Path) -> Path:
@@ -238,7 +243,7 @@ def _parse_toml(path: Path, content: bytes) -> dict[str, Any]:
     except RecursionError as error:
         message = f"`{path}` is not valid here: its values are nested too deep"
         raise SettingsError(message) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also a number of more digits than Python reads
         message = f"`{path}` is not valid TOML: {error}"
         raise SettingsError(message) from error
 

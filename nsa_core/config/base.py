@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 #: What to do about a file or disk that refused, by the number of the error.
 _ADVICE = {
@@ -18,6 +24,10 @@ _ADVICE = {
     errno.EPERM: "Give this user the right to write there",
     errno.EIO: "Look at `dmesg`: the disk fails",
 }
+
+
+#: Characters of a refused value that an error repeats.
+_SHOWN = 80
 
 
 class ConfigError(ValueError):
@@ -56,10 +66,32 @@ class FrozenModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
+#: Largest count in a configuration: every whole number up to it is exact as a float, too.
+MAX_COUNT = 2**53
+
+
 class ConfigSection(FrozenModel):
-    """A part of a configuration; each number is finite, because JSON knows no other."""
+    """A configuration or a part of one; each number is finite, because JSON knows no other."""
 
     model_config = ConfigDict(allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_as_number(cls, value: object, info: ValidationInfo) -> object:
+        """`steps: yes` would be one step."""
+        kind = cls.model_fields[info.field_name].annotation if info.field_name else None
+        if isinstance(value, bool) and kind in {int, float}:
+            message = "it must be a number"
+            raise ValueError(message)
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _refuse_countless(cls, value: object) -> object:
+        if isinstance(value, int) and abs(value) > MAX_COUNT:
+            message = f"it must be at most {MAX_COUNT:,}"
+            raise ValueError(message)
+        return value
 
 
 class TolerantModel(BaseModel):
@@ -87,7 +119,8 @@ def parse_yaml(text: str, where: str) -> Any:
     """Parse YAML strictly.
 
     Raises:
-        ConfigError: For a syntax error or a duplicate key; the message begins with `where`.
+        ConfigError: For a syntax error, a duplicate key, or a value or key that YAML's own types
+            cannot hold; the message begins with `where`.
     """
     try:
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - derived from SafeLoader
@@ -97,6 +130,13 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(message) from error
     except yaml.YAMLError as error:
         message = f"{where}: not YAML: {str(error).splitlines()[0]}"
+        raise ConfigError(message) from error
+    except RecursionError as error:
+        message = f"{where}: its values are nested too deep"
+        raise ConfigError(message) from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        # What PyYAML's constructors let out: `2026-13-45`, `!!int x`, a list as a key.
+        message = f"{where}: a value or a key cannot be read: {one_line(ValueError(*error.args))}"
         raise ConfigError(message) from error
 
 
@@ -136,5 +176,12 @@ def first_error(error: ValidationError) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     text = problem["msg"].removeprefix(_OWN_WORDS)
     value = problem["input"]
-    shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
+    shown = f" (got {_brief(value)})" if isinstance(value, str | int | float | bool) else ""
     return f"{where}: {text}{shown}" if where else text
+
+
+def _brief(value: str | float) -> str:
+    # Python refuses to write an integer of more than 4,300 digits, but in hexadecimal.
+    is_long = isinstance(value, int) and abs(value) > 10**_SHOWN
+    shown = f"{value:#x}" if is_long else repr(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}… ({len(shown):,} characters)"

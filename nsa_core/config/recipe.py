@@ -69,7 +69,7 @@ def leaves(config: BaseModel, prefix: str = "") -> dict[str, Any]:
 
 _DEFAULTS = leaves(RunConfig())
 _KNOWN_KEYS = list(_DEFAULTS)
-_SECTIONS = {key.rpartition(".")[0] for key in _KNOWN_KEYS} | {"model"}
+_SECTIONS = {key.rpartition(".")[0] for key in _KNOWN_KEYS if "." in key} | {"model"}
 
 
 def _flatten(values: Mapping[Any, Any], where: str, prefix: str = "") -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from nsa_core.config.base import FrozenModel
+from nsa_core.config.base import ConfigSection
 from nsa_core.config.model import ModelConfig
 from nsa_core.config.training import (
     NOT_BY_FLASH,
@@ -23,7 +23,7 @@ from nsa_core.config.training import (
 TOKENIZER_VOCABULARY = {"byte": 257, "gpt2": 50_257}
 
 
-class RunConfig(FrozenModel):
+class RunConfig(ConfigSection):
     """Model, data, batch, schedule and limits of a run, as the trainer receives them.
 
     Raises:

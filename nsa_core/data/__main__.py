@@ -38,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
         tell(f"error: {one_line(error)}; `nsa-ops run show` names the directory of a run")
         return TrainerExit.CONFIGURATION
     except ValidationError as error:
-        tell(f"error: data.{one_line(error)}; `nsa-ops config show` lists the keys of data")
+        where = "data." if error.errors()[0]["loc"] else "stdin holds no configuration of data: "
+        tell(f"error: {where}{one_line(error)}; `nsa-ops config show` lists the keys of data")
         return TrainerExit.CONFIGURATION
     try:
         root = parsed.root or Path.cwd()

@@ -94,7 +94,7 @@ def known_backups(operator: Operator) -> list[BackupFolder]:
     default = operator.settings.state_dir / BACKUPS
     found = {path for path in default.iterdir() if path.is_dir()} if default.is_dir() else set()
     # A receipt names checkpoints/step_N inside the backup.
-    found |= {Path(receipt.path).parents[1] for receipt in operator.store.receipts()}
+    found |= {Path(receipt.path).parent.parent for receipt in operator.store.receipts()}
     return [BackupFolder(path) for path in sorted(found) if path.is_dir()]
 
 

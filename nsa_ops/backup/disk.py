@@ -77,20 +77,31 @@ def describe_need(place: str, what: str, size: int, free_bytes: int) -> str:
     )
 
 
-def check_space(root: Path, pending_bytes: int, free_bytes: int) -> None:
+def check_space(
+    root: Path,
+    pending_bytes: int,
+    free_bytes: int,
+    what: str = "the backup",
+    hint: str = "Free space, or name a folder on another disk",
+) -> None:
     """Raise LocalResourceError unless this machine's disk has room for the bytes and a reserve."""
     if free_bytes < pending_bytes + RESERVE_BYTES:
-        message = describe_need(f"`{root}`", "the backup", pending_bytes, free_bytes)
-        raise LocalResourceError(message, hint="Free space, or name a folder on another disk")
+        message = describe_need(f"`{root}`", what, pending_bytes, free_bytes)
+        raise LocalResourceError(message, hint=hint)
 
 
-def check_space_there(transport: Transport, path: PurePosixPath, pending_bytes: int) -> None:
+def check_space_there(
+    transport: Transport,
+    path: PurePosixPath,
+    pending_bytes: int,
+    what: str = "the backup",
+    hint: str = "Free space there, or name another place",
+) -> None:
     """Raise LocalResourceError if a pod's disk is known to have no room for the bytes."""
     free_bytes = read_free_bytes_there(transport, path)
     if free_bytes is not None and free_bytes < pending_bytes + RESERVE_BYTES:
-        place = f"`{path}` on {transport.where}"
-        message = describe_need(place, "the backup", pending_bytes, free_bytes)
-        raise LocalResourceError(message, hint="Free space there, or name another place")
+        message = describe_need(f"`{path}` on {transport.where}", what, pending_bytes, free_bytes)
+        raise LocalResourceError(message, hint=hint)
 
 
 def send_folder(

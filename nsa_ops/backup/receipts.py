@@ -56,10 +56,12 @@ def receipts_of(receipts: Sequence[Receipt], attempt: int, attempt_id: str) -> l
     """
     if not attempt_id:
         return list(receipts)
-    folders = {Path(one.path).parents[1] for one in receipts}
+    folders = {Path(one.path).parent.parent for one in receipts}
     lineages = {folder: lineage_here(BackupFolder(folder)) for folder in folders}
     return [
-        one for one in receipts if _fits(lineages[Path(one.path).parents[1]], attempt, attempt_id)
+        one
+        for one in receipts
+        if _fits(lineages[Path(one.path).parent.parent], attempt, attempt_id)
     ]
 
 

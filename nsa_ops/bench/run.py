@@ -10,7 +10,7 @@ from nsa_core.rundir.bench_result import (
     BenchResultError,
     parse_bench_result,
 )
-from nsa_ops.bench.panels import Panels, panels_of
+from nsa_ops.bench.panels import panels_of
 from nsa_ops.bench.plot import draw_panels
 from nsa_ops.configure import RunChoice, resolve_choice
 from nsa_ops.context import Operator, PodLink
@@ -209,26 +209,26 @@ def keep(found: Benched, *, out: Path | None, plot: Path | None) -> Benched:
         write_text(out, found.result.model_dump_json(indent=1) + "\n")
         kept.append(out)
     if plot is not None:
-        panels = _drawable(found)
-        if not panels.panels:
-            message = f"The result of `bench {found.result.bench}` has no rows that can be drawn"
-            raise ConfigurationError(message, hint="Show it without `--plot`")
-        write_text(plot, draw_panels(panels))
+        write_text(plot, _draw(found))
         kept.append(plot)
     return Benched(found.source, found.result, found.failure, tuple(kept))
 
 
-def _drawable(found: Benched) -> Panels:
-    """The picture of rows that may come from any file.
+def _draw(found: Benched) -> str:
+    """The SVG document of rows that may come from any file.
 
     Raises:
-        ConfigurationError: If they are not such as this bench writes.
+        ConfigurationError: If they are not such as this bench writes, or none can be drawn.
     """
     try:
-        return panels_of(found.result)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        panels = panels_of(found.result)
+        if panels.panels:
+            return draw_panels(panels)
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         message = (
             f"The rows of {found.source} are not those of `bench {found.result.bench}`: "
             f"{type(error).__name__}: {error}"
         )
         raise ConfigurationError(message, hint="Show it without `--plot`") from error
+    message = f"The result of `bench {found.result.bench}` has no rows that can be drawn"
+    raise ConfigurationError(message, hint="Show it without `--plot`")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from nsa_ops.backup.disk import check_space, check_space_there, read_free_bytes
 from nsa_ops.context import Operator, PodLink, open_transport
 from nsa_ops.errors import ConfigurationError, LocalResourceError, PodUnreachableError
 from nsa_ops.pods.known import choose_pod
@@ -20,6 +21,7 @@ from nsa_ops.remote.transport import QUICK_S
 COMMANDS = 20
 _MIB = 2**20
 _MAKE_S = 300.0
+_HINT = "Free space there, or measure with `--mib 20`"
 
 #: Writes a file of random bytes and prints its sha256, as a checkpoint's manifest would know it.
 _MAKE = """
@@ -87,6 +89,7 @@ def bench_transport(
 
     Raises:
         ConfigurationError: If the pod is not reached by OpenSSH.
+        LocalResourceError: If the disk of the pod or of this machine has no room for the file.
         PodUnreachableError: If bare ssh fails.
     """
     wanted = pod_name or operator.settings.values.pod or None
@@ -95,10 +98,13 @@ def bench_transport(
     if not isinstance(bare, OpenSSHTransport):
         message = f"Pod `{link.record.name}` is of kind `{link.record.kind}`: there is no bare ssh"
         raise ConfigurationError(message, hint="Name a pod that was added with `--transport ssh`")
+    check_space_there(link.transport, link.root, mib * _MIB, "the bench", hint=_HINT)
+    state_dir = operator.settings.state_dir
+    check_space(state_dir, mib * _MIB, read_free_bytes(state_dir), "the bench", hint=_HINT)
     source = link.root / f".bench-{secrets.token_hex(6)}"
     try:
         sha256 = _make_file(link, source, mib * _MIB)
-        with tempfile.TemporaryDirectory(prefix="bench-", dir=operator.settings.state_dir) as here:
+        with tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as here:
             rounds = [
                 _round(link, bare, source, Path(here), mib * _MIB, sha256)
                 for _ in range(num_rounds)
@@ -121,7 +127,7 @@ def _make_file(link: PodLink, source: PurePosixPath, num_bytes: int) -> str:
     done = link.transport.run(argv, timeout_s=_MAKE_S)
     if done.exit_code:
         message = f"A file for the bench could not be made on the pod: {done.last_error_line}"
-        raise LocalResourceError(message, hint="Free space there, or measure with `--mib 20`")
+        raise LocalResourceError(message, hint=_HINT)
     return done.text.strip()
 
 

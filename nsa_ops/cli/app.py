@@ -132,10 +132,16 @@ def _fail(error: OpsError, words: Sequence[str]) -> int:
     """Say what failed on stderr, and as an envelope on stdout if JSON was asked for."""
     complain(error)
     if "--json" in words:
-        command = " ".join(word for word in words[:2] if re.fullmatch(r"[a-z][a-z-]*", word))
         with suppress(OSError):  # stdout may be what failed; stderr and the exit code tell it
-            typer.echo(envelope(command or "nsa-ops", None, error))
+            typer.echo(envelope(_command_of(words) or "nsa-ops", None, error))
     return error.exit_code
+
+
+def _command_of(words: Sequence[str]) -> str:
+    """The words of the command, without the name of a pod or run that may follow them."""
+    groups = {one.typer_instance.info.name for one in app.registered_groups if one.typer_instance}
+    named = [word for word in words[:2] if re.fullmatch(r"[a-z][a-z-]*", word)]
+    return " ".join(named[: 2 if named and named[0] in groups else 1])
 
 
 def _usage_error(error: typer.TyperException) -> ConfigurationError:

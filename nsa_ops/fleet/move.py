@@ -41,7 +41,7 @@ def newest_backup(operator: Operator, run_id: str) -> BackupFolder:
         hint = f"Only its own pod can: `nsa-ops resume {run_id}`, or `nsa-ops backup pull {run_id}`"
         raise NotFoundError(message, hint=hint)
     # A receipt names checkpoints/step_N inside the backup.
-    return BackupFolder(Path(receipt.path).parents[1])
+    return BackupFolder(Path(receipt.path).parent.parent)
 
 
 def choose_code(link: PodLink, manifest: RunManifest) -> Snapshot | None:

@@ -22,6 +22,8 @@ def _after(names: str, number: str = _NUMBER) -> re.Pattern[str]:
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 #: No figure has so many digits; patterns must not wander through more, nor Python read them.
 _LONG_NUMBER = re.compile(r"\d{40,}")
+#: Nor does so much space stand before one; patterns try every way to share it out.
+_LONG_SPACE = re.compile(r"\s{40,}")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
 _STEPS = (
     re.compile(r"(?<![\w-])iteration\s*[:=]?\s*(\d+)\s*(?:/\s*(\d+))?", re.IGNORECASE),
@@ -125,8 +127,8 @@ class LineFigures:
 
 
 def clean(line: str) -> str:
-    """A line without colours and without numbers of more digits than any figure has."""
-    return _LONG_NUMBER.sub("?", _ANSI.sub("", line))
+    """A line without colours, long gaps and numbers of more digits than any figure has."""
+    return _LONG_NUMBER.sub("?", _LONG_SPACE.sub(" ", _ANSI.sub("", line)))
 
 
 def number(text: str) -> float:

@@ -113,6 +113,11 @@ def read_named_manifest(link: PodLink, run_id: str) -> RunManifest:
     """The manifest of a run that somebody has named."""
     try:
         return read_run_manifest(link, check_run_id(run_id))
+    except NotFoundError as error:
+        pod = link.record.name
+        message = f"Pod `{pod}` has no run `{run_id}` below `{link.runs}`"
+        hint = f"See `nsa-ops run ls`, and `nsa-ops pod show {pod}` for its root"
+        raise NotFoundError(message, hint=hint) from error
     except ValueError as error:
         raise ConfigurationError(sentence_case(str(error)), hint="See `nsa-ops run ls`") from error
 

@@ -47,7 +47,11 @@ class AuditHead:
             if "no such table" in str(error):
                 return None
             raise self._refusal(error, "read") from error
-        return Head(*row) if row else None
+        if row is None:
+            return None
+        if [type(cell) for cell in row] != [int, int, str]:
+            raise self._refusal(sqlite3.DatabaseError(f"it holds {row!r:.80}"), "read")
+        return Head(*row)
 
     def _open(self) -> sqlite3.Connection:
         """Open the registry to read, also where its folder cannot be written."""

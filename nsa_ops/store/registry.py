@@ -50,6 +50,22 @@ def _refusal(path: Path, error: sqlite3.Error | ValidationError) -> LocalResourc
     )
 
 
+def _record_of(kind: type[RecordT], table: str, row: tuple[Any, ...]) -> RecordT:
+    """A row as a record; raise sqlite3.DatabaseError where a cell holds what none of ours does."""
+    for field, value in zip(fields(kind), row, strict=True):
+        if not isinstance(value, field.type):  # type: ignore[arg-type]
+            message = f"{table}.{field.name} holds {value!r:.40}"
+            raise sqlite3.DatabaseError(message)
+    record = kind(*row)
+    try:
+        for parsed in ("others", "details"):  # what records read from a column of JSON
+            getattr(record, parsed, None)
+    except (ValueError, TypeError) as error:
+        message = f"a row of {table} holds no JSON of ours: {error}"
+        raise sqlite3.DatabaseError(message) from error
+    return record
+
+
 def registry_advice(error: sqlite3.Error) -> str:
     """What to do about an sqlite error that is no damage, as the beginning of a hint."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says where it was found
@@ -211,7 +227,8 @@ class Store:
         names = ", ".join(field.name for field in fields(kind))
         statement = f"SELECT {names} FROM {table} {tail}"  # noqa: S608 (names are ours)
         with self._errors():
-            return [kind(*row) for row in self._connection.execute(statement, values)]
+            rows = self._connection.execute(statement, values).fetchall()
+            return [_record_of(kind, table, row) for row in rows]
 
     def add_pod(self, pod: PodRecord) -> None:
         """Add a pod.

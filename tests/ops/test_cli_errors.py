@@ -55,6 +55,24 @@ def test_an_unknown_profile_is_one_line_and_a_hint(cli: CommandLine) -> None:
     assert "nsa-ops profile ls" in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("words", "schema"),
+    [
+        (("status", "nosuch"), "nsa-ops/status/1"),
+        (("preflight", "nosuch"), "nsa-ops/preflight/1"),
+        (("pod", "show", "nosuch"), "nsa-ops/pod-show/1"),
+        (("profile", "show", "nosuch"), "nsa-ops/profile-show/1"),
+        (("bench", "kernels", "nosuch"), "nsa-ops/bench-kernels/1"),
+    ],
+)
+def test_an_error_has_the_schema_of_its_command_whatever_is_named(
+    cli: CommandLine, words: tuple[str, ...], schema: str
+) -> None:
+    outcome = cli(*words, "--json")
+    assert outcome.exit_code != 0
+    assert json.loads(outcome.out)["schema"] == schema
+
+
 def test_a_missing_pod_names_the_command_that_adds_it(cli: CommandLine) -> None:
     outcome = cli("pod", "show", "a100-1")
     assert outcome.exit_code == 6

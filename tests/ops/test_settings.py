@@ -169,6 +169,7 @@ def test_a_settings_file_that_cannot_be_used_says_why(
     [
         (None, "cannot be used: it is no regular file"),
         ("pod = " + "[" * 20_000, "its values are nested too deep"),
+        ("timeout_s = " + "9" * 5_000, "is not valid TOML"),
     ],
 )
 def test_a_named_settings_file_that_is_a_folder_or_nested_without_end_is_refused(

@@ -58,7 +58,23 @@ def test_every_recipe_resolves_on_every_profile(recipe, profile) -> None:
         ("model.rope.scale=.inf", "model.rope.scale: Input should be a finite number"),
         ("model.rope.scale=.nan", "model.rope.scale: Input should be a finite number"),
         ("model.rope.base=.inf", "model.rope.base: Input should be a finite number"),
+        ("=3", "unknown key ''"),
+        ("schedule.steps=" + "9" * 5000, "schedule.steps: a value or a key cannot be read"),
+        ("schedule.steps=0x" + "f" * 5000, "it must be at most 9,007,199,254,740,992 (got 0xfff"),
+        ("schedule.steps='99999999999999999999'", "schedule.steps: it must be at most"),
+        ("seed=99999999999999999999", "seed: it must be at most"),
+        ("optimizer.weight_decay=1" + "0" * 400, "optimizer.weight_decay: "),
+        ("schedule.steps=yes", "schedule.steps: it must be a number (got True)"),
+        ("optimizer.weight_decay=on", "optimizer.weight_decay: it must be a number (got True)"),
+        ("schedule.steps=" + "[" * 5000, "schedule.steps: its values are nested too deep"),
+        ("schedule.steps=2026-13-45", "a value or a key cannot be read: month must be"),
+        ("schedule.steps={[1]: 2}", "a value or a key cannot be read: unhashable"),
+        ("schedule.steps=!!int x", "a value or a key cannot be read: invalid literal"),
+        ("schedule.steps=!!bool x", "a value or a key cannot be read"),
+        ("schedule.steps=!!timestamp x", "a value or a key cannot be read"),
+        ("schedule.steps=" + "x" * 5000, "… (5,002 characters)"),
     ],
+    ids=lambda text: text[:60],
 )
 def test_a_bad_flag_is_one_line_that_names_the_nearest_key_or_both_values(
     flag: str, says: str

@@ -53,11 +53,18 @@ def test_bad_data_is_exit_14_and_one_line(run, tmp_path: Path) -> None:
     assert "correct data.path" in line
 
 
-@pytest.mark.parametrize("content", ["{}x", '{"sourc": "stdlib"}'])
-def test_a_bad_configuration_is_exit_2(run, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "stdin holds no configuration of data: Invalid JSON"),
+        ("{}x", "stdin holds no configuration of data: Invalid JSON"),
+        ('{"sourc": "stdlib"}', "data.sourc: Extra inputs"),
+    ],
+)
+def test_a_bad_configuration_is_exit_2(run, content: str, said: str) -> None:
     code, out, err = run(content)
     assert (code, out) == (2, "")
-    assert err.startswith("error: data.")
+    assert err.startswith(f"error: {said}")
 
 
 def test_a_folder_that_is_no_run_directory_is_exit_2(run, tmp_path: Path) -> None:

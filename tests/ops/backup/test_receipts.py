@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsa_ops.backup.receipts import at_most_lost
+from nsa_ops.backup.receipts import at_most_lost, receipts_of
 from nsa_ops.store import Receipt
 
 STEP_400 = "the newest verified backup is step 400, verified at 1970-01-01 00:01:00 UTC"
@@ -24,3 +24,9 @@ def test_the_sentence(
 ) -> None:
     saved = Receipt("r", saved_step, "/b", 5, "sha", 1.0, 60.0) if saved_step else None
     assert at_most_lost(last_step=last, saved=saved, step_s=step_s).sentence == sentence
+
+
+@pytest.mark.parametrize("path", ["", "/", "step_000400"])
+def test_a_receipt_whose_path_has_no_folders_ends_nothing(path: str) -> None:
+    receipt = Receipt("r", 400, path, 5, "sha", 1.0, 60.0)
+    assert receipts_of([receipt], 1, "id") == [receipt]

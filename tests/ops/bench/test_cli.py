@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -163,12 +164,24 @@ def test_flags_that_measure_are_refused_beside_a_result_that_is_only_shown(
     assert hint.startswith("hint: Leave out `--from`")
 
 
-def test_rows_of_another_kind_are_not_drawn(cli: CommandLine, tmp_path: Path) -> None:
-    path = tmp_path / "compare.json"
-    path.write_text(document([{"attention": "nsa"}], bench="compare"))
-    outcome = cli("bench", "compare", "--from", str(path), "--plot", str(tmp_path / "x.svg"))
+@pytest.mark.parametrize(
+    ("bench", "row", "why"),
+    [
+        ("compare", {"attention": "nsa"}, "KeyError: 'loss_curve'"),
+        ("kernels", ROW | {"branches_ms": 1.5}, "AttributeError: "),
+        ("kernels", ROW | {"branches_ms": {"selected": [1.0]}}, "IndexError: "),
+        ("validate", {"path": 1e308, "T": 512, "tokens_per_s": 3e5}, "AttributeError: "),
+    ],
+)
+def test_rows_of_another_kind_are_not_drawn(
+    cli: CommandLine, tmp_path: Path, bench: str, row: dict[str, Any], why: str
+) -> None:
+    path, plot = tmp_path / "result.json", tmp_path / "x.svg"
+    path.write_text(document([row], bench=bench))
+    outcome = cli("bench", bench, "--from", str(path), "--plot", str(plot))
     assert outcome.exit_code == 2
-    assert "are not those of `bench compare`: KeyError: 'loss_curve'" in outcome.err
+    assert f"are not those of `bench {bench}`: {why}" in outcome.err
+    assert not plot.exists()
 
 
 def test_a_result_without_rows_is_not_drawn(cli: CommandLine, tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_bytes_that_are_no_log_give_nothing() -> None:
     [f"iter {'9' * 5000}: loss 3.0", "9," * 10_000, "OVERFLOW! reducing to 6.5.5",
      "read batch time : 0.-", "2025-13-31 23:59:59 step 1 loss 3.0", "1.2.3s/it step 1 loss 3.0",
      "iter 1: loss 3.0\niter 99999999999999: loss 3.0, time 1000ms", '{"a":' * 100_000,
+     *(f"step 1 loss{gap * 20_000}3.0" for gap in (" ", "\t", " \u00a0")),
      '{"lm loss": {"values": {"one": 1.0}}}', "step,loss,step_s\n1,2,1e300\n3,3,1e300\n"],
 )  # fmt: skip
 def test_no_line_of_a_hostile_log_is_an_error_or_takes_long(text: str) -> None:

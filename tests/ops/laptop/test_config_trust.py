@@ -61,6 +61,8 @@ def test_what_is_trusted_is_in_a_file_that_nobody_else_may_read(
         ('ssh_config = "evil"\n', 0o644, 2, "`ssh_config` may not come from"),
         ('state_dir = "/x"\n', 0o644, 2, "`state_dir` may not come from"),
         ("profile = [", 0o644, 2, "is not valid TOML"),
+        ("timeout_s = nan\n", 0o644, 2, "Setting `timeout_s` from"),
+        ('color = "pink"\n', 0o644, 2, "Setting `color` from"),
         ('profile = "cpu"\n', 0o666, 3, "lets others change it"),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_run_that_became_known_since_is_a_conflict(pod: Desk) -> None:
         ("", None, NotFoundError, "has no run to adopt"),
         ("r1\nr2\n", None, ConfigurationError, "Which run\\? Pod `a100-1` has 2"),
         ("", "../evil", ConfigurationError, "Run id '../evil' must be"),
-        ("", "r7", NotFoundError, "r7/manifest.json` does not exist"),
+        ("", "r7", NotFoundError, "Pod `a100-1` has no run `r7` below `/pod/runs`"),
     ],
 )
 def test_what_cannot_be_adopted_is_named(

@@ -10,7 +10,9 @@ import pytest
 
 from nsa_core.rundir.report import CheckResult, Report
 from nsa_ops.errors import DeadlineError, LocalResourceError, PodUnreachableError
+from nsa_ops.remote.audit import Head
 from nsa_ops.store import MemberPod, Receipt, RunRecord, Store
+from nsa_ops.store.audit_head import AuditHead
 from nsa_ops.store.registry import registry_advice
 from tests.ops.operators import POD
 
@@ -172,6 +174,40 @@ def test_a_report_that_is_no_report_any_more_is_damage(store: Store) -> None:
         file.execute("UPDATE reports SET content = '{'")
     with pytest.raises(LocalResourceError, match="is damaged"):
         store.newest_report("p", "c", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        ("UPDATE pods SET added_unix_s = 'x'", Store.pods),
+        ("UPDATE pods SET root = x'ff00'", Store.pods),
+        ("UPDATE runs SET other_pods = '['", Store.runs),
+        ("UPDATE runs SET other_pods = '[1]'", Store.runs),
+        ("UPDATE intents SET detail = '[1]'", Store.open_intents),
+        ("UPDATE receipts SET verified_unix_s = 'x'", Store.receipts),
+    ],
+)
+def test_a_cell_that_holds_what_no_version_writes_is_damage(
+    store: Store, change: str, read: Callable[[Store], object]
+) -> None:
+    store.add_pod(POD)
+    store.save_run(_run("r1", 1.0))
+    store.save_receipt(Receipt("r", 1, "/b", 5, "sha", 1.0, 2.0))
+    with sqlite3.connect(store.path) as file:
+        file.execute("INSERT INTO intents VALUES (1, 1.0, 'a', 's', '{}', NULL, NULL)")
+        file.execute(change)
+    with pytest.raises(LocalResourceError, match="is damaged"):
+        read(store)
+
+
+@pytest.mark.parametrize("column", ["lines", "bytes", "sha256"])
+def test_a_head_of_the_audit_log_that_is_none_is_refused(store: Store, column: str) -> None:
+    head = AuditHead(store.path)
+    head.write(Head(1, 2, "sha"))
+    with sqlite3.connect(store.path) as file:
+        file.execute(f"UPDATE audit_head SET {column} = x'ff00'")
+    with pytest.raises(LocalResourceError, match="cannot read the audit log's head"):
+        head.read()
 
 
 def test_two_commands_at_once_lose_nothing(store: Store) -> None:
