@@ -4,7 +4,7 @@ import difflib
 import errno
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import (
@@ -80,7 +80,8 @@ class ConfigSection(FrozenModel):
     def _refuse_truth_as_number(cls, value: object, info: ValidationInfo) -> object:
         """`steps: yes` would be one step."""
         kind = cls.model_fields[info.field_name].annotation if info.field_name else None
-        if isinstance(value, bool) and kind in {int, float}:
+        kinds = {kind, *get_args(kind)}
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
             message = "it must be a number"
             raise ValueError(message)
         return value

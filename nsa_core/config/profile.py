@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat, ValidationError
 
-from nsa_core.config.base import ConfigError, FrozenModel, first_error, load_mapping, names_in
+from nsa_core.config.base import ConfigError, ConfigSection, first_error, load_mapping, names_in
 from nsa_core.config.training import Precision
 
 
-class BatchTier(FrozenModel):
+class BatchTier(ConfigSection):
     """Batch of one optimizer step for cards with at least this much memory."""
 
     min_memory_gib: float = Field(ge=0)  # smallest card of the tier, as nvidia-smi counts (base 2)
@@ -19,7 +19,7 @@ class BatchTier(FrozenModel):
     tokens_per_step: int = Field(ge=1)  # what accumulation fills up to
 
 
-class Expected(FrozenModel):
+class Expected(ConfigSection):
     """What a healthy card reaches, from the vendor's datasheet unless `source` says measured."""
 
     #: Dense matrix product in the profile's precision; None where unknown.
@@ -37,7 +37,7 @@ class Expected(FrozenModel):
     source: str  # where the figures are from
 
 
-class HardwareProfile(FrozenModel):
+class HardwareProfile(ConfigSection):
     """One file of profiles/."""
 
     name: str

@@ -41,6 +41,7 @@ from nsa_ops.runs.resume import (
     changed_config,
     differing_values,
     next_attempt_action,
+    refuse_other_model,
     resumed_of,
     with_config,
 )
@@ -253,6 +254,8 @@ def _kept_share(
     refuse_marked(link, {})
     there = find_run_manifest(link, old.run_id) or old  # that of pod 0 where it has none yet
     config = changed_config(operator, link, host, old, sets).config
+    if source.checkpoint:
+        refuse_other_model(source.checkpoint, source.attempt, old, config)
     changed = {one.key for one in differing_values(old.config, config)}
     facts = {"pod_facts": there.pod_facts, "preflight_sha256": there.preflight_sha256}
     if changed <= {NUM_PODS}:  # what the kernels were proven for is the same

@@ -152,6 +152,7 @@ def plan_resume(
         LocalResourceError: If the pod lacks what a run is started with.
         NotFoundError: If there is no checkpoint to continue from.
         VerificationError: If the named checkpoint is damaged, or of another run.
+        ConfigurationError: If the values cannot go together, or with the weights.
     """
     found = find_run(operator, run_id, among=RESUMABLE)
     pod = found.link.record
@@ -167,6 +168,8 @@ def plan_resume(
         refuse_foreign(checkpoint, manifest)
     changed = changed_config(operator, found.link, host, manifest, sets)
     config = changed.config
+    if checkpoint is not None:
+        refuse_other_model(checkpoint.path, checkpoint.attempt, manifest, config)
     _require_one_pod(config, found.record)
     start_at = checkpoint.path if path and checkpoint else AUTO
     new = {"resume": AFRESH if afresh else start_at, "pod_id": pod.pod_id}
@@ -296,6 +299,30 @@ def differing_values(before: RunConfig, now: RunConfig) -> list[ChangedValue]:
     """Values of the configuration that two attempts do not share."""
     old, new = leaves(before), leaves(now)
     return [ChangedValue(key, old[key], new[key]) for key in old if old[key] != new[key]]
+
+
+def refuse_other_model(path: str, attempt: int, manifest: RunManifest, config: RunConfig) -> None:
+    """Refuse a model that the weights of a checkpoint are not of.
+
+    Of a checkpoint that an earlier attempt wrote, only the trainer knows: the manifest may have
+    changed since.
+
+    Args:
+        path: Folder of the checkpoint on the pod.
+        attempt: Attempt that wrote it.
+        manifest: Of the newest attempt.
+        config: Of the next one.
+    """
+    if attempt != manifest.attempt:
+        return
+    for one in differing_values(manifest.config, config):
+        if one.key.startswith("model."):
+            message = (
+                f"Checkpoint `{path}` holds another model: `{one.key}` is {one.before} there, "
+                f"not {one.now}"
+            )
+            hint = f"Leave `--set {one.key}=…` out, or begin at the first step with `--afresh`"
+            raise ConfigurationError(message, hint=hint)
 
 
 def next_attempt_action(

@@ -1,9 +1,10 @@
 """The number of cards and the batch of the ranks that share a step."""
 
 import pytest
+from pydantic import ValidationError
 
 from nsa_core.config.base import ConfigError
-from nsa_core.config.profile import load_profile
+from nsa_core.config.profile import HardwareProfile, load_profile
 from nsa_core.config.ranks import OfferedCards, share_rows
 from nsa_core.config.recipe import ResolvedConfig, resolve
 from nsa_core.config.step_memory import MEMORY_SHARE, estimate_step
@@ -158,3 +159,10 @@ def test_a_number_that_no_library_takes_is_refused_at_plan_time(flag: str) -> No
     batch = ("batch.accumulation=257",) if flag.endswith("=257") else ()
     with pytest.raises(ConfigError, match=f"{key}: Input should be (less than|a finite)"):
         resolve("tiny-cpu", "cpu", (flag, *batch))
+
+
+@pytest.mark.parametrize("value", [True, 1 << 60, float("inf")])
+def test_a_profile_allows_a_number_of_cards_and_nothing_like_it(value: object) -> None:
+    values = load_profile("a100").model_dump()
+    with pytest.raises(ValidationError, match="max_gpus"):
+        HardwareProfile.model_validate(values | {"max_gpus": value})

@@ -186,6 +186,19 @@ def test_a_batch_or_a_number_that_does_not_fit_the_pods_is_refused(
             plan(desk, pods, pods=names, sets=("runtime.num_pods=3",))
 
 
+def test_another_model_than_the_weights_are_of_is_refused(
+    desk: Desk, pods: list[ScriptedPod]
+) -> None:
+    hashed = HashedCheckpoints(checkpoints=[WHOLE.model_copy(update={"attempt": 1})])
+    pods[0].transport.answers["nsa_ops.pod.verify"] = completed(hashed.model_dump_json())
+    with pytest.raises(
+        ConfigurationError, match=r"another model: .model\.num_layers. is \d+ there"
+    ):
+        plan(desk, pods, sets=("model.num_layers=3",))
+    afresh = plan(desk, pods, sets=("model.num_layers=3",), afresh=True)
+    assert afresh.members[0].manifest.config.model.num_layers == 3
+
+
 def test_pod_0_is_left_only_with_a_backup(desk: Desk, pods: list[ScriptedPod]) -> None:
     pods[0].script = lambda _look: PodUnreachableError("a does not answer")
     with pytest.raises(NotFoundError, match="Nothing of `r1` is backed up here"):

@@ -344,6 +344,30 @@ def test_a_resume_that_was_cut_before_the_start_only_starts(pod: Desk) -> None:
     assert len(started) == 1
 
 
+@pytest.mark.parametrize("wrote", [1, 2])
+def test_a_resume_refuses_another_model_than_the_weights_are_of(pod: Desk, wrote: int) -> None:
+    """Where an earlier attempt wrote them, its model may be another than the manifest's."""
+    request = LaunchRequest(RunChoice(), run_id="r1", overrides={"preflight": "trial"})
+    manifest = plan_launch(pod.operator, request).manifest.model_copy(update={"attempt": 2})
+    pod.transport.files["/pod/runs/r1/manifest.json"] = manifest.model_dump_json().encode()
+    whole = f'{{"checkpoints": [{{"path": "/c/step_000140", "step": 140, "attempt": {wrote}}}]}}'
+    pod.transport.answers |= {
+        "nsa_ops.pod.verify": completed(whole),
+        "nsa_ops.pod.probe": answer(report("failed")),
+        "list-panes": completed("nsa-r1|watchdog|5|0|/pod/runs/r1\n"),
+    }
+    pod.store.save_run(RUN)
+    other = ("model.num_layers=3", "schedule.steps=500")
+    if wrote == manifest.attempt:
+        with pytest.raises(ConfigurationError, match=r"num_layers. is \d+ there, not 3") as refused:
+            plan_resume(pod.operator, None, sets=other)
+        assert "--afresh" in refused.value.hint
+    else:
+        assert plan_resume(pod.operator, None, sets=other).new.config.model.num_layers == 3
+    assert plan_resume(pod.operator, None, sets=other[1:]).checkpoint is not None
+    assert plan_resume(pod.operator, None, sets=other, afresh=True).checkpoint is None
+
+
 def test_a_resume_says_which_damaged_checkpoint_it_passed_over(pod: Desk) -> None:
     request = LaunchRequest(RunChoice(), run_id="r1", overrides={"preflight": "trial"})
     manifest = plan_launch(pod.operator, request).manifest
