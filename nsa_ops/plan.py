@@ -25,8 +25,11 @@ class Step:
 
     @property
     def shell(self) -> str:
-        """The command as a shell would take it."""
-        return shlex.join(self.command)
+        """The command as a shell would take it, on one line; a script of several is counted."""
+        return shlex.join(
+            f"(script of {len(word.strip().splitlines())} lines)" if "\n" in word else word
+            for word in self.command
+        )
 
 
 @dataclass(frozen=True)

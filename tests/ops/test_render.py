@@ -53,6 +53,11 @@ def test_a_plan_is_lines_with_commands_files_and_notes() -> None:
     ]  # fmt: skip
 
 
+def test_a_plan_counts_the_lines_of_a_script_and_stays_on_one() -> None:
+    step = Step("tools", "install rsync", ("sh", "-c", "\nset -e\necho $1\n", "sh", "a b"))
+    assert plan_lines(plan_of("Do it", [step]))[2] == "     $ sh -c '(script of 2 lines)' sh 'a b'"
+
+
 def test_what_a_plan_passes_over_is_told_also_where_nobody_is_asked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
