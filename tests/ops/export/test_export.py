@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nsa_core.config.training import MAX_PODS
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import RunManifest, write_manifest
 from nsa_ops.errors import PodUnreachableError
@@ -114,6 +115,7 @@ def test_a_run_is_read_from_its_pod_and_a_silent_pod_names_the_backup(desk: Desk
         (("--to", "slurm", *TINY, "--run-id", "a b"), 2, "Run id `a b`"),
         (("--to", "slurm", *TINY, "--image", "a b"), 2, "no name of a container image"),
         (("--to", "slurm", *TINY, "--nodes", "0"), 2, "`--nodes`"),
+        (("--to", "slurm", *TINY, "--nodes", f"{MAX_PODS + 1}"), 2, "`--nodes`"),
         (("--to", "slurm", *TINY, "--nodes", "3"), 2, "does not divide"),
         (("--to", "slurm", *TINY, "--output", "no/where.sh"), 6, "folder `no`"),
         (("--to", "slurm", *TINY, "--output", "."), 7, "exists already"),
