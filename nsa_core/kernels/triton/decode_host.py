@@ -16,6 +16,7 @@ from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.triton.decode_launch import (
     ROWS,
     DecodePlan,
+    ShortLaunch,
     can_overlap,
     decode_launch,
     num_cores,
@@ -55,8 +56,8 @@ class TritonDecode:
         """
         check_shapes(q_BHD, pairs, geometry)
         run = _Run.prepare(q_BHD, pairs, gate_BH3, position_B, geometry)
-        if run.plan.is_short:
-            run.attend_short()
+        if run.plan.short is not None:
+            run.attend_short(run.plan.short)
         else:
             run.attend_cached()
             run.rank_blocks()
@@ -125,7 +126,7 @@ class _Run:
             dtype=q.dtype,
         )
         slices, ranking = plan.slices, plan.ranking
-        num_scores, num_tiles = (0, 0) if plan.is_short else (rows, ranking.tiles)
+        num_scores, num_tiles = (0, 0) if plan.short is not None else (rows, ranking.tiles)
         kept = (batch, groups, slices.total, heads)
 
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -168,10 +169,10 @@ class _Run:
         early = {"launch_pdl": True} if self.is_overlapped else {}
         return {"num_warps": warps, **early}
 
-    def attend_short(self) -> None:
+    def attend_short(self, launch: ShortLaunch) -> None:
         """Slices of all branches; one program more leaves the ids of the chosen blocks."""
         (k, v), selected, window = self.pairs.compressed, self.pairs.selected, self.pairs.sliding
-        geometry, slices, launch = self.geometry, self.plan.slices, self.plan.launch
+        geometry, slices = self.geometry, self.plan.slices
         partial_short_kernel[(slices.total + 1, self.num_pairs)](
             self.q, k, v, *selected, *window, self.position, self.ids,
             self.peaks, self.totals, self.parts, self.counts,

@@ -33,7 +33,7 @@ class ShortLaunch:
         max_bytes: Of an element of the keys.
         max_blocks: Selection blocks of the buffer, each compared with each.
         max_rows: Compressed keys of the buffer, which a program holds at once.
-        max_ranked: Those of all sequences and groups, which 17 programs of each read again.
+        max_ranked: Those of all sequences and groups, which every program that ranks reads again.
     """
 
     programs_per_core: int
@@ -45,11 +45,6 @@ class ShortLaunch:
     max_blocks: int = 128
     max_rows: int = 512
     max_ranked: int = 2048
-
-    @property
-    def rank_warps(self) -> int:
-        """The same program ranks."""
-        return self.warps
 
     def serves(
         self, geometry: BlockGeometry, num_blocks: int, pairs: int, dtype: torch.dtype
@@ -216,18 +211,15 @@ class DecodePlan:
     """How one call is cut into launches.
 
     Attributes:
-        launch: Tiles and warps of the form that is taken.
+        launch: Tiles and warps of the four launches.
         ranking: How blocks are ranked; in the short form all of them in one tile.
+        short: Those of the short form, where that is taken.
     """
 
-    launch: DecodeLaunch | ShortLaunch
+    launch: DecodeLaunch
     slices: Slices
     ranking: Ranking
-
-    @property
-    def is_short(self) -> bool:
-        """Whether one launch makes all slices."""
-        return isinstance(self.launch, ShortLaunch)
+    short: ShortLaunch | None = None
 
 
 def plan_decode(
@@ -250,7 +242,8 @@ def plan_decode(
             chosen_keys=short.keys,
         )
         ranked = max(ROWS, next_power_of_2(num_blocks))
-        return DecodePlan(short, slices, plan_ranking(num_blocks, geometry.num_selected, ranked))
+        ranking = plan_ranking(num_blocks, geometry.num_selected, ranked)
+        return DecodePlan(launch, slices, ranking, short)
     launch = launch.for_dtype(dtype)
     ranking = plan_ranking(num_blocks, geometry.num_selected, launch.ranked_blocks)
     return DecodePlan(launch, _cut(launch, geometry, rows[0], pairs, cores), ranking)
