@@ -67,7 +67,7 @@ def draw_audit(console: "Console", view: "AuditView") -> None:
         line(console, f"no command was run on a pod yet: {view.path}")
         return
     rows = [
-        (one.line, format_time(one.at), one.pod, one.call, one.what, one.outcome, one.seconds)
+        (one.line, format_time(one.at), one.pod, one.call, one.command, one.outcome, one.seconds)
         for one in view.entries
     ]
     if rows:

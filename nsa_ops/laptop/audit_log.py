@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from nsa_ops.errors import ConfigurationError, VerificationError
 from nsa_ops.remote.audit import CALLS, Chain, ChainHead, read_chain
 
 _CUT_OFF = "cut off"
+#: `env`, variables without blanks in their values, and those that it removes.
+_ENVIRONMENT = re.compile(r"env(?: -u \w+| \w+=[^\s']*)+ ")
 _MAX_S = 1e12
 
 
@@ -41,6 +44,12 @@ class AuditEntry:
     what: str  # command or path, in one line
     outcome: str  # exit code, size, or the error
     seconds: float  # how long it took
+
+    @property
+    def command(self) -> str:
+        """What was done, without the environment that a command was given."""
+        found = _ENVIRONMENT.match(self.what)
+        return self.what[found.end() :] if found else self.what
 
     @property
     def has_failed(self) -> bool:

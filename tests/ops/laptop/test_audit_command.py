@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nsa_ops.errors import NotFoundError
-from nsa_ops.laptop.audit_log import AuditQuery, read_audit, refusal_of
+from nsa_ops.laptop.audit_log import AuditEntry, AuditQuery, read_audit, refusal_of
 from nsa_ops.remote.audit import CALLS, AuditedTransport, AuditLog
 from nsa_ops.remote.transport import Completed
 from nsa_ops.store.audit_head import AuditHead
@@ -63,6 +63,20 @@ def test_an_entry_says_what_was_done_and_how_it_ended(log: AuditLog) -> None:
         ("missing", "error: `missing` does not exist on a fake pod"),
         ("/f", "2 bytes"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("what", "command"),
+    [
+        ("env PYTHONPATH=/pod/code/1 python3 -m nsa_ops.pod.act", "python3 -m nsa_ops.pod.act"),
+        ("env -u TMUX TERM=xterm tmux -L a ls", "tmux -L a ls"),
+        ("env 'A=two words' ls", "env 'A=two words' ls"),
+        ("env", "env"),
+        ("ls env A=b c", "ls env A=b c"),
+    ],
+)
+def test_the_table_leaves_the_environment_of_a_command_out(what: str, command: str) -> None:
+    assert AuditEntry(1, 0.0, "a", "run", what, "exit 0", 0.1).command == command
 
 
 @pytest.mark.parametrize(
