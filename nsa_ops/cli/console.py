@@ -80,7 +80,7 @@ def make_console(color: str, *, is_color_forbidden: bool) -> "Console":
     return Console(
         highlight=False,
         emoji=False,  # `:x:` in a text from a pod is not a picture
-        no_color=not wanted,
+        color_system="auto" if wanted else None,  # without one rich writes no bold either
         force_terminal=True if color == "always" else None,
         width=None if probe.is_terminal else _PIPE_WIDTH,
     )

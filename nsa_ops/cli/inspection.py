@@ -83,7 +83,7 @@ def draw_written(console: "Console", written: "WrittenReport") -> None:
     line(console, written.outcome)
     facts(console, [("page", str(written.page)), ("markdown", str(written.markdown))])
     for missing in written.missing:
-        line(console, f"missing: {missing}")
+        line(console, f"note: {missing}")
 
 
 @command(commands, "status", is_emergency=True)

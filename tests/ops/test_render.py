@@ -191,9 +191,10 @@ def test_status_says_what_a_lost_pod_would_cost() -> None:
 )
 def test_colour_is_for_terminals_or_on_demand(color: str, forbidden: bool, colored: bool) -> None:
     console = make_console(color, is_color_forbidden=forbidden)
-    with console.capture() as captured:
-        console.print("[red]x[/]")
-    assert ("\x1b[" in captured.get()) == colored
+    for style in ("red", "bold"):
+        with console.capture() as captured:
+            console.print(f"[{style}]x[/]")
+        assert ("\x1b[" in captured.get()) == colored
 
 
 def test_values_are_shown_as_people_read_them() -> None:

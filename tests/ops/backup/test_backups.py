@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_ops.backup.backups import BACKUPS, backup_folder
+from nsa_ops.backup.backups import BACKUPS, backup_folder, find_backup
 from nsa_ops.backup.folder import RECORD_NAME
 from nsa_ops.errors import ConfigurationError
 from tests.ops.backup.case import RUN_ID, Case
@@ -45,3 +45,10 @@ def test_a_destination_inside_another_backup_is_refused_also_behind_a_link(
         with pytest.raises(ConfigurationError, match="is inside the backup"):
             backup_folder(case.operator, RUN_ID, dest)
     assert backup_folder(case.operator, RUN_ID, other.parent).root == other.parent / RUN_ID
+
+
+def test_an_empty_word_is_no_backup(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(case.operator.settings.state_dir.parent)
+    with pytest.raises(ConfigurationError, match="empty word"):
+        find_backup(case.operator, "")
+    assert find_backup(case.operator, ".").root == Path.cwd()
