@@ -24,6 +24,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LONG_NUMBER = re.compile(r"\d{40,}")
 #: Nor does so much space stand before one; patterns try every way to share it out.
 _LONG_SPACE = re.compile(r"\s{40,}")
+_DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))(?:e[-+]?\d+)?", re.IGNORECASE)
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
 _STEPS = (
     re.compile(r"(?<![\w-])iteration\s*[:=]?\s*(\d+)\s*(?:/\s*(\d+))?", re.IGNORECASE),
@@ -132,8 +133,12 @@ def clean(line: str) -> str:
 
 
 def number(text: str) -> float:
-    """A number as logs write it: thousands separators, nan and inf in any case."""
-    return float(text.replace(",", ""))
+    """A number as logs write it: thousands separators, a decimal comma, nan and inf in any case.
+
+    One comma before three digits separates thousands, unless only a zero stands before it.
+    """
+    digits = text.rstrip(",")  # that of a list is no part of the number
+    return float(digits.replace(",", "." if _DECIMAL_COMMA.fullmatch(digits) else ""))
 
 
 def _search(pattern: re.Pattern[str], line: str) -> float | None:

@@ -35,6 +35,10 @@ KINDS = {
         "{'loss': '1.25', 'grad_norm': '0.5', 'learning_rate': '9.7e-06'}",
         {"loss": 1.25, "grad_norm": 0.5},
     ),
+    "decimal commas": (
+        "step 1,200, loss 2,828341, lr 0,001, grad norm 1,25, 45,678 tok/s",
+        {"step": 1200, "loss": 2.828341, "lr": 1e-3, "grad_norm": 1.25, "tokens_per_s": 45_678},
+    ),
     "OLMo": (
         "INFO    [step=1,200/739328,epoch=0]\n    optim/total_grad_norm=231.7\n"
         "    train/CrossEntropyLoss=12.18\n    throughput/total_tokens=1,048,576",
