@@ -4,6 +4,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from nsa_ops.quantities import count_of
+
 
 @dataclass(frozen=True)
 class Step:
@@ -26,10 +28,13 @@ class Step:
     @property
     def shell(self) -> str:
         """The command as a shell would take it, on one line; a script of several is counted."""
-        return shlex.join(
-            f"(script of {len(word.strip().splitlines())} lines)" if "\n" in word else word
-            for word in self.command
-        )
+        return shlex.join(map(_on_one_line, self.command))
+
+
+def _on_one_line(word: str) -> str:
+    if "\n" not in word:
+        return word
+    return f"(script of {count_of(len(word.strip().splitlines()), 'line')})"
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ WRITERS = {
         "typer.echo(printable_lines(''.join(traceback.format_exception(error))), err=True)",
     ),
     ("app.py", "typer.echo(f'nsa-ops {__version__}')"),
-    ("app.py", "typer.echo(envelope(command or 'nsa-ops', None, error))"),
+    ("app.py", "typer.echo(envelope(_command_of(words) or 'nsa-ops', None, error))"),
     ("console.py", "console.print(printable_brief(text), markup=False, soft_wrap=True)"),
     ("console.py", "console.print(drawn)"),  # made by `cell`
     ("screen.py", "console.print(styled(row), soft_wrap=True)"),  # of printable text
