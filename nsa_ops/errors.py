@@ -98,6 +98,16 @@ class InterruptedByOperatorError(OpsError):
     exit_code = 130
 
 
+class Terminated(KeyboardInterrupt):
+    """TERM, as of `timeout` or of a job that was cancelled: taken as Ctrl-C is."""
+
+
+class TerminatedError(InterruptedByOperatorError):
+    """TERM: says what continues; the code is what the signal gives: 128 + 15."""
+
+    exit_code = 143
+
+
 class ReaderGoneError(OpsError):
     """The reader of stdout left, as with `| head`; the code is what SIGPIPE gives: 128 + 13."""
 

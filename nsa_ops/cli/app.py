@@ -1,6 +1,7 @@
 """The `nsa-ops` command: arguments in, one use case called, a result rendered, an exit code."""
 
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,7 +23,13 @@ from nsa_ops.cli import (
     this_laptop,
 )
 from nsa_ops.cli.console import close_stdout, complain, envelope, prepare_streams
-from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError, ReaderGoneError
+from nsa_ops.errors import (
+    ConfigurationError,
+    LocalResourceError,
+    OpsError,
+    ReaderGoneError,
+    Terminated,
+)
 from nsa_ops.printable import printable_lines
 
 #: How alike two words must be (difflib's ratio) before one is offered for the other.
@@ -81,10 +88,15 @@ def root(
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; an `OpsError` becomes one line, a hint and its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, _terminate)
     prepare_streams()
     code = _run(words)
     close_stdout()
     raise SystemExit(code)
+
+
+def _terminate(_signal: int, _frame: object) -> NoReturn:
+    raise Terminated
 
 
 def _run(words: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from nsa_ops.cli.session import Options, Session
-from nsa_ops.errors import InterruptedByOperatorError
+from nsa_ops.errors import InterruptedByOperatorError, Terminated, TerminatedError
 
 _COMMON: dict[str, tuple[Any, Any]] = {
     "json": (
@@ -91,8 +91,10 @@ def command(
                 if not is_without_settings:
                     session.check_settings()
                 function(session, **values)
+            except Terminated as error:
+                raise TerminatedError(_interrupted(session, error, "TERM")) from error
             except KeyboardInterrupt as error:
-                raise InterruptedByOperatorError(_interrupted(session, error)) from error
+                raise InterruptedByOperatorError(_interrupted(session, error, "Ctrl-C")) from error
             finally:
                 session.close()
 
@@ -118,11 +120,11 @@ def _signature(
     return inspect.Signature([*own, *options])
 
 
-def _interrupted(session: Session, error: KeyboardInterrupt) -> str:
+def _interrupted(session: Session, error: KeyboardInterrupt, by: str) -> str:
     """What was stopped and what continues: the command's note, and what the transport did."""
     notes = [session.interrupt_note, *getattr(error, "__notes__", ())]
     said = "; ".join(note for note in notes if note)
-    return f"Stopped by Ctrl-C: {said or 'no command was running on a pod'}"
+    return f"Stopped by {by}: {said or 'no command was running on a pod'}"
 
 
 def _options(values: dict[str, Any]) -> Options:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from nsa_core.config.base import disk_advice
 from nsa_core.rundir.process import identify
 from nsa_core.rundir.redaction import redact
-from nsa_ops.errors import LocalResourceError, OpsError
+from nsa_ops.errors import LocalResourceError, OpsError, Terminated
 from nsa_ops.quantities import count_of
 from nsa_ops.remote.transport import MAX_OUTPUT_BYTES, Completed, Transport
 
@@ -370,7 +370,8 @@ def _why(error: BaseException) -> str:
     if isinstance(error, OpsError):
         return error.message
     if isinstance(error, KeyboardInterrupt):
-        return "; ".join(["interrupted by Ctrl-C", *getattr(error, "__notes__", ())])
+        by = "TERM" if isinstance(error, Terminated) else "Ctrl-C"
+        return "; ".join([f"interrupted by {by}", *getattr(error, "__notes__", ())])
     return f"{type(error).__name__}: {error}"
 
 

@@ -53,28 +53,31 @@ def preflight(pod: LocalPod, pids: Path) -> subprocess.Popen[bytes]:
     return asking
 
 
-def check_ended(pod: LocalPod, asking: subprocess.Popen[bytes], pids: Path) -> None:
-    asking.send_signal(signal.SIGINT)
+def check_ended(
+    pod: LocalPod, asking: subprocess.Popen[bytes], pids: Path, by: str = "Ctrl-C"
+) -> None:
+    asking.send_signal(signal.SIGTERM if by == "TERM" else signal.SIGINT)
     began_s = time.monotonic()
     _, err = asking.communicate(timeout=30)
     assert time.monotonic() - began_s < 10
     said = err.decode()
-    assert asking.returncode == 130, said
-    assert "Stopped by Ctrl-C: no verdict was recorded; `" in said
+    assert asking.returncode == (143 if by == "TERM" else 130), said
+    assert f"Stopped by {by}: no verdict was recorded; `" in said
     assert said.rstrip().endswith("was ended")
     assert running(pids) == []
     audit = pod.folder / "state" / "audit.jsonl"
     ends = [json.loads(line) for line in audit.read_text().splitlines()]
     errors = [end["error"] for end in ends if "error" in end]
-    assert any(error.startswith("interrupted by Ctrl-C; `") for error in errors)
+    assert any(error.startswith(f"interrupted by {by}; `") for error in errors)
     assert first_broken_line(audit) is None
     listed = pod.must("audit", "--failed", "--json").data["entries"]
-    assert any("interrupted by Ctrl-C" in entry["outcome"] for entry in listed)
+    assert any(f"interrupted by {by}" in entry["outcome"] for entry in listed)
 
 
-def test_the_probe_of_a_preflight_over_ssh_is_ended(pod: SshPod) -> None:
+@pytest.mark.parametrize("by", ["Ctrl-C", "TERM"])
+def test_the_probe_of_a_preflight_over_ssh_is_ended(pod: SshPod, by: str) -> None:
     pids = stall_probes(pod)
-    check_ended(pod, preflight(pod, pids), pids)
+    check_ended(pod, preflight(pod, pids), pids, by)
 
 
 def test_the_probe_of_a_preflight_on_this_machine_is_ended(tmp_path: Path) -> None:
