@@ -24,6 +24,7 @@ from nsa_core.kernels.triton.decode_launch import (
 )
 from nsa_core.kernels.triton.short_decode import partial_short_kernel
 from nsa_core.kernels.triton.sizes import next_power_of_2
+from nsa_core.kernels.triton.sources import LOG2E
 from nsa_core.kernels.triton.split_decode import (
     merge_kernel,
     partial_cached_kernel,
@@ -31,7 +32,6 @@ from nsa_core.kernels.triton.split_decode import (
     rank_blocks_kernel,
 )
 
-LOG2E = 1.4426950408889634
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MERGED_ELEMENTS = 2048  # of outputs that the one warp of a merge holds: 64 registers
 

@@ -104,14 +104,12 @@ _TABLE = {
     (90, 64): DecodeLaunch(6, keys=32, warps=1, stages=3, ranked_blocks=32, rank_warps=1),
     (90, 128): DecodeLaunch(3, keys=64, warps=4, stages=3, ranked_blocks=64, rank_warps=4),
 }
-# fmt: off
 _FEW_PAIRS_TABLE = {
     (90, 64): DecodeLaunch(
         8, keys=32, warps=1, stages=2, ranked_blocks=64, rank_warps=2,
         short=ShortLaunch(4, keys=64, warps=8, stages=2),
     ),
-}
-# fmt: on
+}  # fmt: skip
 
 
 def decode_launch(

@@ -56,7 +56,15 @@ def empty_slice(ROWS: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def compressed_slice(
+def _slice_of(visible, slot, slots, KEYS: tl.constexpr):
+    """First key of a slice and the one behind its last, in whole tiles of KEYS."""
+    share = tl.cdiv(tl.cdiv(visible, KEYS), slots) * KEYS
+    first = tl.minimum(slot * share, visible)
+    return first, tl.minimum(first + share, visible)
+
+
+@triton.jit
+def _compressed_slice(
     q, K, V, SCORE, pair, slot, slots, position, rows, qk_scale,
     SPAN: tl.constexpr, STRIDE: tl.constexpr, G: tl.constexpr, HG: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
@@ -68,9 +76,7 @@ def compressed_slice(
     head = tl.arange(0, ROWS)
     peak, total, out = empty_slice(ROWS, E)
     visible = num_visible(position, COMPRESSED, SPAN, STRIDE)
-    share = tl.cdiv(tl.cdiv(visible, KEYS), slots) * KEYS
-    first = tl.minimum(slot * share, visible)
-    last = tl.minimum(first + share, visible)
+    first, last = _slice_of(visible, slot, slots, KEYS)
     for start in tl.range(first, last, KEYS, num_stages=STAGES):
         row = start + tl.arange(0, KEYS)
         seen = row < last
@@ -87,7 +93,7 @@ def compressed_slice(
 
 
 @triton.jit
-def window_slice(
+def _window_slice(
     q, K, V, pair, slot, slots, position, rows, qk_scale,
     WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
@@ -98,9 +104,7 @@ def window_slice(
     peak, total, out = empty_slice(ROWS, E)
     oldest = tl.maximum(position - WINDOW + 1, 0)
     visible = position + 1 - oldest
-    share = tl.cdiv(tl.cdiv(visible, KEYS), slots) * KEYS
-    first = tl.minimum(slot * share, visible)
-    last = tl.minimum(first + share, visible)
+    first, last = _slice_of(visible, slot, slots, KEYS)
     for start in tl.range(first, last, KEYS, num_stages=STAGES):
         index = start + tl.arange(0, KEYS)
         seen = index < last
@@ -110,6 +114,28 @@ def window_slice(
         scores = tl.where(seen[None, :], matmul(q, tl.trans(k)), -INFINITY)
         peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, seen, False)
     return peak, total, out, last - first
+
+
+@triton.jit
+def cached_slice(
+    q, K, V, K_WINDOW, V_WINDOW, SCORE, pair, slot, span_slots, window_slots, position, rows,
+    window_rows, qk_scale,
+    SPAN: tl.constexpr, STRIDE: tl.constexpr, WINDOW: tl.constexpr, G: tl.constexpr,
+    HG: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """A slice of the compressed keys (slots 0 .. span_slots - 1) or of the window (the next)."""
+    if slot < span_slots:
+        peak, total, out, count = _compressed_slice(
+            q, K, V, SCORE, pair, slot, span_slots, position, rows, qk_scale,
+            SPAN, STRIDE, G, HG, D, E, ROWS, KEYS, STAGES,
+        )  # fmt: skip
+    else:
+        peak, total, out, count = _window_slice(
+            q, K_WINDOW, V_WINDOW, pair, slot - span_slots, window_slots, position, window_rows,
+            qk_scale, WINDOW, G, D, E, ROWS, KEYS, STAGES,
+        )  # fmt: skip
+    return peak, total, out, count
 
 
 @triton.jit

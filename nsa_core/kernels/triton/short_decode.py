@@ -10,14 +10,13 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from nsa_core.kernels.triton.decode_slices import (
     block_key,
+    cached_slice,
     chosen_step,
-    compressed_slice,
     empty_slice,
     keep_slice,
     load_query,
     load_rows,
     num_better,
-    window_slice,
 )
 from nsa_core.kernels.triton.rows import (
     COMPRESSED,
@@ -151,15 +150,9 @@ def partial_short_kernel(
             )
     else:
         cached = slot - CHOSEN * PARTS - 1
-        if cached < span_slots:
-            peak, total, out, count = compressed_slice(
-                q, K, V, None, pair, cached, span_slots, position, rows, qk_scale,
-                SPAN, STRIDE, G, HG, D, E, ROWS, KEYS, STAGES,
-            )  # fmt: skip
-        else:
-            peak, total, out, count = window_slice(
-                q, K_WINDOW, V_WINDOW, pair, cached - span_slots, window_slots, position,
-                window_rows, qk_scale, WINDOW, G, D, E, ROWS, KEYS, STAGES,
-            )  # fmt: skip
+        peak, total, out, count = cached_slice(
+            q, K, V, K_WINDOW, V_WINDOW, None, pair, cached, span_slots, window_slots, position,
+            rows, window_rows, qk_scale, SPAN, STRIDE, WINDOW, G, HG, D, E, ROWS, KEYS, STAGES,
+        )  # fmt: skip
         place = pair * num_slots + cached
         keep_slice(PEAK, TOTAL, OUT, COUNT, place, peak, total, out, count, HG, E, ROWS)

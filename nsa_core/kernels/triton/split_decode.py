@@ -20,13 +20,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from nsa_core.kernels.triton.decode_slices import (
     block_key,
+    cached_slice,
     chosen_step,
-    compressed_slice,
     empty_slice,
     keep_slice,
     load_query,
     num_better,
-    window_slice,
 )
 from nsa_core.kernels.triton.rows import COMPRESSED, INFINITY, LOWEST, is_free, num_visible
 from nsa_core.kernels.triton.topk import NONE, given_blocks
@@ -47,16 +46,10 @@ def partial_cached_kernel(
     pair = tl.program_id(1)
     position = tl.load(POSITION + pair // G).to(tl.int32)
     q = load_query(Q, pair, HG, D, ROWS)
-    if slot < span_slots:
-        peak, total, out, count = compressed_slice(
-            q, K, V, SCORE, pair, slot, span_slots, position, rows, qk_scale,
-            SPAN, STRIDE, G, HG, D, E, ROWS, KEYS, STAGES,
-        )  # fmt: skip
-    else:
-        peak, total, out, count = window_slice(
-            q, K_WINDOW, V_WINDOW, pair, slot - span_slots, window_slots, position, window_rows,
-            qk_scale, WINDOW, G, D, E, ROWS, KEYS, STAGES,
-        )  # fmt: skip
+    peak, total, out, count = cached_slice(
+        q, K, V, K_WINDOW, V_WINDOW, SCORE, pair, slot, span_slots, window_slots, position, rows,
+        window_rows, qk_scale, SPAN, STRIDE, WINDOW, G, HG, D, E, ROWS, KEYS, STAGES,
+    )  # fmt: skip
     keep_slice(
         PEAK, TOTAL, OUT, COUNT, pair * num_slots + slot, peak, total, out, count, HG, E, ROWS
     )
