@@ -77,6 +77,14 @@ def describe_need(place: str, what: str, size: int, free_bytes: int) -> str:
     )
 
 
+def _require_room(
+    place: str, pending_bytes: int, free_bytes: int | None, what: str, hint: str
+) -> None:
+    if free_bytes is not None and free_bytes < pending_bytes + RESERVE_BYTES:
+        message = describe_need(place, what, pending_bytes, free_bytes)
+        raise LocalResourceError(message, hint=hint)
+
+
 def check_space(
     root: Path,
     pending_bytes: int,
@@ -85,9 +93,7 @@ def check_space(
     hint: str = "Free space, or name a folder on another disk",
 ) -> None:
     """Raise LocalResourceError unless this machine's disk has room for the bytes and a reserve."""
-    if free_bytes < pending_bytes + RESERVE_BYTES:
-        message = describe_need(f"`{root}`", what, pending_bytes, free_bytes)
-        raise LocalResourceError(message, hint=hint)
+    _require_room(f"`{root}`", pending_bytes, free_bytes, what, hint)
 
 
 def check_space_there(
@@ -99,9 +105,7 @@ def check_space_there(
 ) -> None:
     """Raise LocalResourceError if a pod's disk is known to have no room for the bytes."""
     free_bytes = read_free_bytes_there(transport, path)
-    if free_bytes is not None and free_bytes < pending_bytes + RESERVE_BYTES:
-        message = describe_need(f"`{path}` on {transport.where}", what, pending_bytes, free_bytes)
-        raise LocalResourceError(message, hint=hint)
+    _require_room(f"`{path}` on {transport.where}", pending_bytes, free_bytes, what, hint)
 
 
 def send_folder(
