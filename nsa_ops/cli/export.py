@@ -57,9 +57,7 @@ def export(
     sets: SetOption = None,
     nodes: Annotated[
         int | None,
-        typer.Option(
-            "--nodes", min=1, max=4096, metavar="N", help="Nodes, each with `runtime.num_gpus`"
-        ),
+        typer.Option("--nodes", min=1, metavar="N", help="Nodes, each with `runtime.num_gpus`"),
     ] = None,
     image: Annotated[
         str, typer.Option("--image", metavar="IMAGE", help="Container image with the packages")

@@ -12,6 +12,7 @@ from pathlib import Path
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.recipe import ResolvedConfig, config_sha256, leaves
 from nsa_core.config.run import RunConfig
+from nsa_core.config.training import MAX_PODS
 from nsa_core.rundir.atomic import write_bytes, write_text
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import (
@@ -167,6 +168,9 @@ def resolve_request(operator: Operator, request: ExportRequest) -> ResolvedConfi
         NotFoundError: If there is no such run.
     """
     nodes = request.num_nodes
+    if nodes is not None and nodes > MAX_PODS:
+        message = f"`--nodes` is {nodes:,}, and a run takes {MAX_PODS:,} at most"
+        raise ConfigurationError(message, hint="Name fewer nodes")
     more = () if nodes is None else (f"runtime.num_pods={nodes}",)
     choice = RunChoice(request.choice.recipe, request.choice.profile, (*request.choice.sets, *more))
     if not request.run:
