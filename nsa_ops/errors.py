@@ -99,7 +99,7 @@ class InterruptedByOperatorError(OpsError):
 
 
 class Terminated(KeyboardInterrupt):
-    """TERM, as of `timeout` or of a job that was cancelled: taken as Ctrl-C is."""
+    """TERM, which `timeout` and cancelled jobs send; it is taken as Ctrl-C is."""
 
 
 class TerminatedError(InterruptedByOperatorError):
