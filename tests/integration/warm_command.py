@@ -89,7 +89,7 @@ def _keep(asked: dict[str, Any]) -> None:
         "is_late": is_late,
     }
     result = Path(asked["result"])
-    part = result.with_suffix(".part")
+    part = result.with_name(f"{result.name}.part")  # its suffix is its number
     part.write_text(json.dumps(found))
     part.replace(result)
     os._exit(0)
