@@ -73,10 +73,13 @@ class WatchdogKeeper:
     def look(self) -> None:
         """Start the watchdog if the one that the run had is dead; each start is an event.
 
-        A run that never had one, or whose watchdog is done, is left alone.
+        A run that never had one, or whose watchdog is done with this attempt, is left alone. One
+        that was done with an attempt before may have missed that this one was begun.
         """
         watchdog = read_watchdog(self._run)
-        if watchdog is None or watchdog.doing == "done" or is_running(watchdog.identity):
+        if watchdog is None or is_running(watchdog.identity):
+            return
+        if watchdog.doing == "done" and watchdog.attempt >= self._attempt:
             return
         if self._num_starts == MAX_STARTS:
             return

@@ -14,6 +14,13 @@ _LIST_FORMAT = _BETWEEN.join(
 #: What tmux prints as it is in every locale; for anything else it may print `_`.
 _UNCERTAIN = re.compile(r"[^ -^`-~]")
 
+#: All but the first two are for a client that reaches a server as its last session ends.
+_NO_SERVER = (
+    "no server running", "error connecting to", "server exited", "lost server", "no current ",
+    "no sessions",
+)  # fmt: skip
+_SESSION_CHANGED = ("duplicate session", "can't find session")
+
 
 @dataclass(frozen=True)
 class Window:
@@ -93,10 +100,10 @@ def parse_windows(stdout: str) -> list[Window]:
 
 
 def is_no_server(stderr: str) -> bool:
-    """Whether tmux says that no server runs, which only means that nothing runs in it."""
-    return "no server running" in stderr or "error connecting to" in stderr
+    """Whether tmux says that no server runs, or one that is just ending: nothing runs in it."""
+    return any(said in stderr for said in _NO_SERVER)
 
 
-def is_duplicate_session(stderr: str) -> bool:
-    """Whether tmux refused a session because one of that name exists."""
-    return "duplicate session" in stderr
+def is_session_changed(stderr: str) -> bool:
+    """Whether tmux refused because a session of that name exists, or because it is gone."""
+    return is_no_server(stderr) or any(said in stderr for said in _SESSION_CHANGED)

@@ -1,6 +1,6 @@
 """The tmux windows of a run on its pod: one that trains and one that watches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nsa_ops.context import PodLink, RunHandle
 from nsa_ops.errors import LocalResourceError, StateConflictError, VerificationError
@@ -9,17 +9,18 @@ from nsa_ops.machine.judge_host import TOOL_HINTS
 from nsa_ops.plan import Step
 from nsa_ops.remote.tmux import (
     Window,
-    is_duplicate_session,
     is_no_server,
+    is_session_changed,
     parse_windows,
     session_name,
 )
-from nsa_ops.remote.transport import QUICK_S, Completed
+from nsa_ops.remote.transport import QUICK_S
 
 TRAINER_MODULE = "nsa_core.train"
 TRAIN = "train"
 WATCHDOG = "watchdog"
-#: Another command may make the session between our look and our start; its windows come next.
+#: Another command may make the session between our look and our start, or its last window may
+#: end, and with it the server: the next look shows it.
 _TRIES = 3
 _LOG_END_BYTES = "4096"
 #: Output goes to a file of the run: a window dies with its process, the file does not.
@@ -63,32 +64,24 @@ def start_session(run: RunHandle, module: str = TRAINER_MODULE) -> None:
         StateConflictError: If tmux does not start them.
         VerificationError: If the runner ended as soon as it was started.
     """
-    for _ in range(_TRIES):
-        if _start_missing(run, module):
-            return
-    message = f"tmux on pod `{run.pod}` refuses a session of `{run.run_id}` and lists none"
-    raise StateConflictError(message, hint=f"Try `nsa-ops preflight {run.pod}`")
+    _until_started(run, lambda: _start_missing(run, module))
 
 
-def _start_missing(run: RunHandle, module: str) -> bool:
-    """Start what the list lacks; False if somebody else made the session meanwhile: list again."""
+def _start_missing(run: RunHandle, module: str) -> str:
+    """Start what the list lacks; the words of tmux if the session came or went since the list."""
     names = {window.name for window in list_windows(run)}
-    train, watchdog = train_command(run, module), watchdog_command(run, module)
-    session, folder, tmux = session_name(run.run_id), str(run.run_dir), run.link.tmux
-    if not names:
-        done = _tmux(run, tmux.new_session(session, TRAIN, folder, train))
-        if done.exit_code:
-            return False
-    elif TRAIN not in names:
-        _tmux(run, tmux.new_window(session, TRAIN, folder, train))
-    if WATCHDOG not in names:
-        try:
-            _tmux(run, tmux.new_window(session, WATCHDOG, folder, watchdog))
-        except StateConflictError:
-            if not list_windows(run):  # the session went with its first window
-                raise runner_ended(run) from None
-            raise
-    return True
+    if {TRAIN, WATCHDOG} <= names:
+        return ""
+    if TRAIN not in names:
+        refusal = _open(run, TRAIN, train_command(run, module), in_session=bool(names))
+        if refusal:
+            return refusal
+    # A watchdog beside no runner is of an attempt that ended, and may be about to leave: the new
+    # one waits for its lock, and ends if the old one stays.
+    refusal = _open(run, WATCHDOG, watchdog_command(run, module), in_session=True)
+    if refusal and not list_windows(run):  # the session went with its first window
+        raise runner_ended(run)
+    return refusal
 
 
 def runner_ended(run: RunHandle) -> VerificationError:
@@ -103,11 +96,22 @@ def runner_ended(run: RunHandle) -> VerificationError:
 
 
 def start_watchdog(run: RunHandle, module: str = TRAINER_MODULE) -> None:
-    """Start the watchdog of a run that nobody watches; a second one would refuse by its lock."""
-    tmux, names = run.link.tmux, {window.name for window in list_windows(run)}
-    start = tmux.new_window if names else tmux.new_session
+    """Start the watchdog of a run that nobody watches; a second one would refuse by its lock.
+
+    Raises:
+        StateConflictError: If tmux does not start it.
+    """
     command = watchdog_command(run, module)
-    _tmux(run, start(session_name(run.run_id), WATCHDOG, str(run.run_dir), command))
+    _until_started(run, lambda: _open(run, WATCHDOG, command, in_session=bool(list_windows(run))))
+
+
+def _until_started(run: RunHandle, start: Callable[[], str]) -> None:
+    refusal = ""
+    for _ in range(_TRIES):
+        refusal = start()
+        if not refusal:
+            return
+    raise _not_started(run, refusal)
 
 
 def list_windows(run: RunHandle) -> list[Window]:
@@ -136,9 +140,27 @@ def list_windows(run: RunHandle) -> list[Window]:
     return windows
 
 
-def _tmux(run: RunHandle, argv: Sequence[str]) -> Completed:
+def _open(run: RunHandle, window: str, command: Sequence[str], *, in_session: bool) -> str:
+    """Run a command in a window of the run's session, or in the first one of a new session.
+
+    Returns:
+        Nothing, or the words of tmux if the session has come or gone since it was looked for.
+
+    Raises:
+        StateConflictError: If tmux refuses for any other reason.
+    """
+    tmux = run.link.tmux
+    argv = (tmux.new_window if in_session else tmux.new_session)(
+        session_name(run.run_id), window, str(run.run_dir), command
+    )
     done = run.link.transport.run(argv, timeout_s=QUICK_S)
-    if done.exit_code == 0 or is_duplicate_session(done.stderr.decode(errors="replace")):
-        return done
-    message = f"tmux on pod `{run.pod}` did not start it: {done.last_error_line}"
-    raise StateConflictError(message, hint=f"Try `nsa-ops preflight {run.pod}`")
+    if done.exit_code == 0:
+        return ""
+    if is_session_changed(done.stderr.decode(errors="replace")):
+        return done.last_error_line
+    raise _not_started(run, done.last_error_line)
+
+
+def _not_started(run: RunHandle, refusal: str) -> StateConflictError:
+    message = f"tmux on pod `{run.pod}` did not start `{run.run_id}`: {refusal}"
+    return StateConflictError(message, hint=f"Try `nsa-ops preflight {run.pod}`")

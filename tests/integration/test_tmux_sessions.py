@@ -2,12 +2,19 @@
 
 import secrets
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from nsa_ops.remote.tmux import Tmux, Window, parse_windows, session_name
+from nsa_ops.remote.tmux import (
+    Tmux,
+    Window,
+    is_session_changed,
+    parse_windows,
+    session_name,
+)
 from tests.tmux_server import end_server, socket_path
 
 pytestmark = pytest.mark.integration
@@ -71,3 +78,13 @@ def test_a_server_that_was_ended_leaves_no_socket(tmux: Tmux) -> None:
     assert socket_path(tmux.socket).exists()
     end_server(tmux.socket)
     assert not socket_path(tmux.socket).exists()
+
+
+def test_a_session_that_ends_as_it_is_asked_about_counts_as_gone(tmux: Tmux) -> None:
+    """Whatever tmux says then, and it has many words for it, is one of those that are known."""
+    brief, more = ("sleep", "0.02"), tmux.new_window("a", "more", "/", ("true",))
+    for number in range(60):
+        for argv in (tmux.new_session("a", "train", "/", brief), more, tmux.list_windows()):
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=20)
+            assert done.returncode == 0 or is_session_changed(done.stderr), done.stderr
+            time.sleep(0.005 + number % 20 / 1000)

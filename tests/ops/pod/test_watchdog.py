@@ -63,6 +63,16 @@ def test_a_watchdog_that_lives_or_is_done_or_never_was_is_left_alone(run: RunDir
     assert started == []
 
 
+def test_a_watchdog_that_was_done_with_the_attempt_before_is_followed_by_another(
+    run: RunDir,
+) -> None:
+    """It judged the end of attempt 1 while attempt 2 was begun, and its window was still there."""
+    record(run, DEAD, doing="done")
+    started = []
+    WatchdogKeeper(run, 2, "a.trainer", lambda *given: started.append(given)).look()
+    assert started == [(run, "a.trainer")]
+
+
 def test_what_is_started_is_the_watchdog_of_that_run(run: RunDir) -> None:
     """It finds an ended attempt, and nothing to watch."""
     write_end(run, 0)

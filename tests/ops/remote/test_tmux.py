@@ -33,4 +33,6 @@ def test_windows_are_parsed_and_noise_is_passed_over() -> None:
 def test_no_server_is_told_from_a_broken_tmux() -> None:
     assert is_no_server("no server running on /tmp/tmux-0/nsa\n")
     assert is_no_server("error connecting to /tmp/tmux-0/nsa (No such file or directory)\n")
+    for ending in ("server exited unexpectedly", "lost server", "no current target", "no sessions"):
+        assert is_no_server(f"{ending}\n")
     assert not is_no_server("open terminal failed: missing or unsuitable terminal: kitty\n")

@@ -1,6 +1,6 @@
 """An attempt is started once, whoever else starts or moves the run at the same moment."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,12 +13,13 @@ from nsa_ops.errors import OpsError, PodUnreachableError, StateConflictError, Ve
 from nsa_ops.fleet.launch import FleetMember
 from nsa_ops.fleet.resume import FleetResumePlan, execute_fleet_resume
 from nsa_ops.fleet.source import Source
+from nsa_ops.remote.transport import Completed
 from nsa_ops.runs.choose import FoundRun
 from nsa_ops.runs.launch import LaunchRequest, execute_launch, plan_launch
 from nsa_ops.runs.lease import OldPod, Takeover, lease_held
 from nsa_ops.runs.reconcile import execute_reconcile, plan_reconcile
 from nsa_ops.runs.resume import ResumePlan, execute_resume
-from nsa_ops.runs.windows import start_session
+from nsa_ops.runs.windows import start_session, start_watchdog
 from nsa_ops.store import PodRecord
 from tests.ops.fakes import completed
 from tests.ops.operators import POD, Desk
@@ -153,8 +154,71 @@ def test_a_session_that_somebody_made_meanwhile_is_listed_again_and_completed(de
 def test_a_session_that_is_refused_and_never_listed_is_an_error(desk: Desk) -> None:
     windows(desk, "")
     desk.transport.answers["new-session"] = DUPLICATE
-    with pytest.raises(StateConflictError, match="refuses a session of `r1` and lists none"):
+    with pytest.raises(StateConflictError, match="did not start `r1`: duplicate session"):
         start_session(RunHandle(desk.operator.link(POD), "code", "r1"))
+
+
+TRAINS = "nsa-r1|train|7|0|/pod/runs/r1\n"
+WATCHES = "nsa-r1|watchdog|8|0|/pod/runs/r1\n"
+#: What tmux says where the last session, and the server with it, ends between a look and a start.
+GONE = [
+    "no server running on /tmp/tmux-0/nsa",
+    "error connecting to /tmp/tmux-0/nsa (No such file or directory)",
+    "server exited unexpectedly",
+    "lost server",
+    "no current target",
+    "can't find session: nsa-r1",
+]
+
+
+def once_refused(stderr: str) -> Callable[[Sequence[str], bytes], Completed]:
+    """The first answer is a refusal, every later one is none."""
+    answers = [completed(exit_code=1, stderr=stderr)]
+    return lambda _words, _stdin: answers.pop() if answers else completed()
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_a_session_whose_last_window_just_ended_is_made_anew(desk: Desk, gone: str) -> None:
+    """The watchdog of the attempt before leaves while the next attempt is started."""
+    windows(desk, WATCHES, "")
+    desk.transport.answers |= {"new-window": once_refused(gone), "new-session": completed()}
+    start_session(RunHandle(desk.operator.link(POD), "code", "r1"))
+    assert started(desk) == ["new-window", "new-session", "new-window"]
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_a_watchdog_alone_is_started_in_a_session_that_just_went(desk: Desk, gone: str) -> None:
+    windows(desk, TRAINS, "")
+    desk.transport.answers |= {"new-window": once_refused(gone), "new-session": completed()}
+    start_watchdog(RunHandle(desk.operator.link(POD), "code", "r1"))
+    assert started(desk) == ["new-window", "new-session"]
+
+
+def test_a_server_that_ends_as_a_session_is_made_is_tried_again(desk: Desk) -> None:
+    windows(desk, "")
+    desk.transport.answers |= {
+        "new-session": once_refused("server exited unexpectedly"),
+        "new-window": completed(),
+    }
+    start_session(RunHandle(desk.operator.link(POD), "code", "r1"))
+    assert started(desk) == ["new-session", "new-session", "new-window"]
+
+
+def test_a_watchdog_of_the_attempt_before_does_not_stand_for_the_new_one(desk: Desk) -> None:
+    """It may be about to leave, and the run would train unwatched."""
+    windows(desk, WATCHES)
+    desk.transport.answers["new-window"] = completed()
+    start_session(RunHandle(desk.operator.link(POD), "code", "r1"))
+    made = [words for words in desk.transport.asked if "new-window" in words]
+    assert [words[words.index("-n") + 1] for words in made] == ["train", "watchdog"]
+
+
+def test_another_refusal_of_tmux_is_an_error_at_once(desk: Desk) -> None:
+    windows(desk, "")
+    desk.transport.answers["new-session"] = completed(exit_code=1, stderr="fork failed: no pids")
+    with pytest.raises(StateConflictError, match="did not start `r1`: fork failed: no pids"):
+        start_session(RunHandle(desk.operator.link(POD), "code", "r1"))
+    assert started(desk) == ["new-session"]
 
 
 def test_a_session_of_another_directory_is_not_taken_for_this_run(desk: Desk) -> None:

@@ -339,9 +339,9 @@ def test_a_resume_that_was_cut_before_the_start_only_starts(pod: Desk) -> None:
     planned = plan_resume(pod.operator, None)
     assert planned.plan.steps[0].is_done
     execute_resume(pod.operator, planned)
-    started = [words[11] for words in pod.transport.asked if "new-window" in words]
+    made = [words for words in pod.transport.asked if "new-window" in words]
     assert not any("nsa_ops.pod.act" in words for words in pod.transport.asked)
-    assert len(started) == 1
+    assert [words[words.index("-n") + 1] for words in made] == ["train", "watchdog"]
 
 
 @pytest.mark.parametrize("wrote", [1, 2])
