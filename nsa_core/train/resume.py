@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError
 
 from nsa_core.config.base import one_line
-from nsa_core.config.recipe import leaves
+from nsa_core.config.compare import differing_values, other_model
 from nsa_core.config.run import RunConfig
 from nsa_core.data.tokenizer import Tokenizer
 from nsa_core.model.stored_tensors import find_stored, read_stored
@@ -242,19 +242,11 @@ def set_aside_later(run: RunDir, step: int, attempt: int) -> list[str]:
     return moved
 
 
-def find_differences(before: RunConfig, now: RunConfig) -> list[str]:
-    """Dotted keys whose values differ, each as `key: old -> new`; pure."""
-    old, new = leaves(before), leaves(now)
-    return [
-        f"{key}: {value} -> {new[key]}" for key, value in sorted(old.items()) if value != new[key]
-    ]
-
-
 def require_same_model(point: ResumePoint, config: RunConfig) -> None:
     """Raise CheckpointError if a field of `model` differs; the first is named."""
-    differences = [d for d in find_differences(point.config, config) if d.startswith("model.")]
-    if differences:
-        message = f"{point.path.name} is of another model: {differences[0]}"
+    other = other_model(point.config, config)
+    if other is not None:
+        message = f"{point.path.name} is of another model: {other}"
         raise CheckpointError(
             message, hint="Resume with the configuration that the checkpoint was trained with"
         )
@@ -369,7 +361,7 @@ def note_beginning(
             why = "as was asked for" if asked else "there was no checkpoint yet"
             telemetry.event("resumed", f"from step 0: {why}", step=0)
         return
-    differences = find_differences(point.config, context.manifest.config)
+    differences = [str(one) for one in differing_values(point.config, context.manifest.config)]
     changed = f"; changed: {'; '.join(differences)}" if differences else ""
     telemetry.event(
         "resumed",

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from nsa_core.config.compare import differing_values
 from nsa_core.config.run import RunConfig
 from nsa_ops.errors import ConfigurationError, RefusedError
 from nsa_ops.quantities import count_of
 from nsa_ops.runs.launch import LaunchRequest, ReadyPod
-from nsa_ops.runs.resume import differing_values
 
 #: More pods are the business of an engine.
 MAX_PODS = 16

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nsa_core.config.compare import ChangedValue, differing_values
 from nsa_core.config.recipe import list_recipes
 from nsa_core.rundir.manifest import AUTO, Parent, RunManifest
 from nsa_ops.backup.folder import BackupFolder
@@ -18,7 +19,7 @@ from nsa_ops.preflight.preflight import offered_cards, subject_of
 from nsa_ops.preflight.proof import find_proof
 from nsa_ops.remote.snapshot import Snapshot, has_code, take_snapshot
 from nsa_ops.runs.launch import read_startable_pod, require_data
-from nsa_ops.runs.resume import ChangedValue, differing_values, settled, with_config
+from nsa_ops.runs.resume import settled, with_config
 from nsa_ops.store import RunRecord
 
 #: Fields of the manifest whose change an operator wants to read, in this order.

@@ -4,14 +4,19 @@ If pod 0 itself is left out, its newest verified backup becomes the run director
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nsa_core.config.compare import ChangedValue, differing_values
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.checkpoint import CONFIG_FILE
+from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import Node, RunManifest
 from nsa_ops.agents import ask, find_run_manifest, read_run_manifest
 from nsa_ops.backup.restore import restore_to_pod
 from nsa_ops.context import Operator, PodLink, RunHandle
-from nsa_ops.errors import ConfigurationError
+from nsa_ops.errors import ConfigurationError, NotFoundError
 from nsa_ops.fleet.alike import NUM_PODS, check_pods, num_pods_set, require_alike
 from nsa_ops.fleet.launch import FleetMember, join_all, register
 from nsa_ops.fleet.leave import grounds_for, leave_pods, refuse_living_shares
@@ -26,6 +31,7 @@ from nsa_ops.fleet.source import (
     with_restore,
 )
 from nsa_ops.fleet.start import start_fleet
+from nsa_ops.local_files import read_named
 from nsa_ops.machine.host import read_host
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import SetAsideAction
@@ -33,15 +39,13 @@ from nsa_ops.pods.known import choose_pod
 from nsa_ops.preflight.proof import note_another_probed, refuse_marked
 from nsa_ops.remote.snapshot import Snapshot
 from nsa_ops.runs.attempt import AttemptStart, ship_to, start_attempt
+from nsa_ops.runs.checkpoints import refuse_other_model, refuse_other_model_of
 from nsa_ops.runs.choose import RESUMABLE, choose_record
 from nsa_ops.runs.lease import Takeover, holding, require_unmoved, unsettled_notes
 from nsa_ops.runs.resume import (
-    ChangedValue,
     Resumed,
     changed_config,
-    differing_values,
     next_attempt_action,
-    refuse_other_model,
     resumed_of,
     with_config,
 )
@@ -120,7 +124,7 @@ class FleetResumePlan:
             steps.append(replace(step, name=f"{step.name} on {run.pod}"))
         passed = [f"passed over a damaged checkpoint: {one}" for one in source.damaged]
         passed += source.restore.plan.notes if source.restore is not None else ()
-        notes = [*self.notes, *passed, *(one.note for one in self.differences)]
+        notes = [*self.notes, *passed, *(f"differs: {one}" for one in self.differences)]
         pods, left = ", ".join(run.pod for run in runs), ", ".join(one.left for one in self.left)
         title = f"Resume {self.record.run_id} on {pods} {where}{left and f', not on {left}'}"
         return plan_of(title, steps, notes)
@@ -161,6 +165,8 @@ def plan_fleet_resume(operator: Operator, request: FleetResumeRequest) -> FleetR
     snapshots = choose_codes(links, source.old, may_change=not stays)
     members = plan_members(operator, record, source, links, meeting, snapshots, request)
     first = members[0].manifest
+    if source.checkpoint:
+        _refuse_other_model(source, links[0], first.config)
     notes = unsettled_notes(operator.store, record.run_id)
     notes += [note for one in left for note in one.notes]
     proven = operator.store.newest_report(first.pod_id, first.code_id, first.profile)
@@ -169,6 +175,17 @@ def plan_fleet_resume(operator: Operator, request: FleetResumeRequest) -> FleetR
         notes += rank_map({one.run.pod: one.manifest for one in members}, meeting)
     notes += meeting_notes(first, meeting)
     return FleetResumePlan(record, source, members, tuple(left), snapshots, notes)
+
+
+def _refuse_other_model(source: Source, link: PodLink, config: RunConfig) -> None:
+    """Refuse a checkpoint of another model, on pod 0 or in the backup that becomes its run."""
+    if source.restore is None:
+        refuse_other_model(link, source.checkpoint, config)
+    else:
+        held = RunDir(source.restore.source).checkpoint(source.step)
+        with suppress(NotFoundError):  # as `refuse_other_model`
+            content = read_named(held / CONFIG_FILE, "Configuration")
+            refuse_other_model_of(content, str(held), config)
 
 
 def meet(
@@ -254,8 +271,6 @@ def _kept_share(
     refuse_marked(link, {})
     there = find_run_manifest(link, old.run_id) or old  # that of pod 0 where it has none yet
     config = changed_config(operator, link, host, old, sets).config
-    if source.checkpoint:
-        refuse_other_model(source.checkpoint, source.attempt, old, config)
     changed = {one.key for one in differing_values(old.config, config)}
     facts = {"pod_facts": there.pod_facts, "preflight_sha256": there.preflight_sha256}
     if changed <= {NUM_PODS}:  # what the kernels were proven for is the same

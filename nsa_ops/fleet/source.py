@@ -51,7 +51,6 @@ class Source:
         trained: Manifest of the attempt that ended; None where `old` is it.
         step: Step of the checkpoint; 0 without one.
         checkpoint: Its folder; empty without one.
-        attempt: Attempt that wrote it; 0 without one.
         damaged: Newer checkpoints that are passed over, each in one line.
         is_unstarted: The attempt of `old` was begun and never started, as after a cut.
         backup: Where the copy for a new pod 0 comes from; None if pod 0 stays.
@@ -63,7 +62,6 @@ class Source:
     old: RunManifest
     step: int = 0
     checkpoint: str = ""
-    attempt: int = 0
     damaged: tuple[str, ...] = ()
     resume: str = AUTO
     module: str = TRAINER_MODULE
@@ -95,7 +93,6 @@ def find_on_pod(record: RunRecord, link: PodLink, wanted: FleetResumeRequest) ->
         old=old,
         step=checkpoint.step if checkpoint else 0,
         checkpoint=checkpoint.path if checkpoint else "",
-        attempt=checkpoint.attempt if checkpoint else 0,
         damaged=tuple(damaged),
         resume=AFRESH if wanted.afresh else start_at,
         module=module,

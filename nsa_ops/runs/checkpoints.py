@@ -1,13 +1,18 @@
 """Checkpoints on a pod: a named one must exist and be whole before anything begins from it."""
 
+from contextlib import suppress
 from pathlib import PurePosixPath
 
-from nsa_core.rundir.checkpoint import NO_FOLDER, CheckpointState
+from nsa_core.config.base import one_line
+from nsa_core.config.compare import other_model
+from nsa_core.config.run import RunConfig
+from nsa_core.rundir.bounded_json import MANIFEST, parse_model
+from nsa_core.rundir.checkpoint import CONFIG_FILE, NO_FOLDER, CheckpointState
 from nsa_core.rundir.lineage import find_foreign
 from nsa_core.rundir.manifest import Parent, RunManifest
 from nsa_ops.agents import verify
 from nsa_ops.context import PodLink, RunHandle
-from nsa_ops.errors import NotFoundError, VerificationError
+from nsa_ops.errors import ConfigurationError, NotFoundError, VerificationError
 from nsa_ops.remote.snapshot import has_code
 from nsa_ops.remote.transport import QUICK_S
 
@@ -43,12 +48,45 @@ def refuse_foreign(checkpoint: CheckpointState, manifest: RunManifest) -> None:
         raise VerificationError(message, hint=hint)
 
 
+def refuse_other_model(link: PodLink, folder: str, config: RunConfig) -> None:
+    """Refuse a checkpoint on a pod whose weights are not of this model.
+
+    Its own file says which one they are of: the manifest of its run may have changed since. Where
+    another trainer writes no such file, that trainer judges.
+
+    Raises:
+        ConfigurationError: If a value of the model differs.
+        VerificationError: If the file cannot be read.
+    """
+    path = f"{folder}/{CONFIG_FILE}"
+    with suppress(NotFoundError):
+        content = link.transport.tail(path, 0, max_bytes=MANIFEST.max_bytes, timeout_s=QUICK_S)
+        refuse_other_model_of(content, folder, config)
+
+
+def refuse_other_model_of(content: bytes, folder: str, config: RunConfig) -> None:
+    """As `refuse_other_model`, by the bytes of the checkpoint's configuration."""
+    try:
+        own = parse_model(RunConfig, content, MANIFEST)
+    except ValueError as error:
+        message = f"`{folder}/{CONFIG_FILE}` cannot be used: {one_line(error)}"
+        hint = "Name another checkpoint, or begin at the first step"
+        raise VerificationError(message, hint=hint) from error
+    other = other_model(own, config)
+    if other is not None:
+        is_there = f"`{other.key}` is {other.before} there, not {other.now}"
+        message = f"Checkpoint `{folder}` holds another model: {is_there}"
+        hint = f"Leave `{other.key}` as the checkpoint has it, or begin at the first step"
+        raise ConfigurationError(message, hint=hint)
+
+
 def with_parent(link: PodLink, manifest: RunManifest) -> RunManifest:
     """Verify the checkpoint to begin from, and name its run as the parent; once is enough."""
     if manifest.resume == "auto" or manifest.parent is not None:
         return manifest
     run = RunHandle(link, manifest.code_id, manifest.run_id)
     checkpoint = require_checkpoint(run, manifest.resume)
+    refuse_other_model(link, checkpoint.path, manifest.config)
     parent = Parent(
         run_id=checkpoint.run_id, step=checkpoint.step, attempt_id=checkpoint.attempt_id
     )

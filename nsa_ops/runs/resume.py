@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from nsa_core.config.recipe import config_sha256, leaves
+from nsa_core.config.compare import ChangedValue, differing_values
+from nsa_core.config.recipe import config_sha256
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.checkpoint import CheckpointState
 from nsa_core.rundir.manifest import AFRESH, AUTO, RunManifest
@@ -25,7 +25,7 @@ from nsa_ops.preflight.proof import refuse_marked, require_summed
 from nsa_ops.preflight.several_cards import num_cards, takes_several
 from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.runs.attempt import AttemptStart, FirstBeat, start_attempt
-from nsa_ops.runs.checkpoints import refuse_foreign, require_checkpoint
+from nsa_ops.runs.checkpoints import refuse_foreign, refuse_other_model, require_checkpoint
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.lease import (
     OLD_POD,
@@ -37,20 +37,6 @@ from nsa_ops.runs.lease import (
 )
 from nsa_ops.runs.windows import TRAINER_MODULE, require_tmux, start_step
 from nsa_ops.store import PodRecord, RunRecord
-
-
-@dataclass(frozen=True)
-class ChangedValue:
-    """A value that the new attempt does not share with the one before."""
-
-    key: str
-    before: Any
-    now: Any
-
-    @property
-    def note(self) -> str:
-        """The same for people."""
-        return f"differs: {self.key} {self.before} -> {self.now}"
 
 
 @dataclass(frozen=True)
@@ -98,7 +84,7 @@ class ResumePlan:
         return plan_of(
             f"Resume {report.run_id} {where}",
             [next_attempt, start_step(self.found.run, self.trainer_module)],
-            [*self.notes, *notes, *(one.note for one in self.differences)],
+            [*self.notes, *notes, *(f"differs: {one}" for one in self.differences)],
         )
 
 
@@ -169,7 +155,7 @@ def plan_resume(
     changed = changed_config(operator, found.link, host, manifest, sets)
     config = changed.config
     if checkpoint is not None:
-        refuse_other_model(checkpoint.path, checkpoint.attempt, manifest, config)
+        refuse_other_model(found.link, checkpoint.path, config)
     _require_one_pod(config, found.record)
     start_at = checkpoint.path if path and checkpoint else AUTO
     new = {"resume": AFRESH if afresh else start_at, "pod_id": pod.pod_id}
@@ -293,36 +279,6 @@ def with_config(manifest: RunManifest, config: RunConfig) -> RunManifest:
         "origins": manifest.origins | {one.key: "resume --set" for one in differences},
     }
     return manifest.model_copy(update=values)
-
-
-def differing_values(before: RunConfig, now: RunConfig) -> list[ChangedValue]:
-    """Values of the configuration that two attempts do not share."""
-    old, new = leaves(before), leaves(now)
-    return [ChangedValue(key, old[key], new[key]) for key in old if old[key] != new[key]]
-
-
-def refuse_other_model(path: str, attempt: int, manifest: RunManifest, config: RunConfig) -> None:
-    """Refuse a model that the weights of a checkpoint are not of.
-
-    Of a checkpoint that an earlier attempt wrote, only the trainer knows: the manifest may have
-    changed since.
-
-    Args:
-        path: Folder of the checkpoint on the pod.
-        attempt: Attempt that wrote it.
-        manifest: Of the newest attempt.
-        config: Of the next one.
-    """
-    if attempt != manifest.attempt:
-        return
-    for one in differing_values(manifest.config, config):
-        if one.key.startswith("model."):
-            message = (
-                f"Checkpoint `{path}` holds another model: `{one.key}` is {one.before} there, "
-                f"not {one.now}"
-            )
-            hint = f"Leave `--set {one.key}=…` out, or begin at the first step with `--afresh`"
-            raise ConfigurationError(message, hint=hint)
 
 
 def next_attempt_action(

@@ -17,7 +17,7 @@ from nsa_core.rundir.checkpoint import (
 from nsa_core.train import checkpoint_files as content
 from nsa_core.train.failure import CheckpointError
 from nsa_core.train.random_state import read_random_state, restore_random_state
-from nsa_core.train.resume import find_differences, find_resume_point, set_aside_later
+from nsa_core.train.resume import find_resume_point, set_aside_later
 from tests.core.train.models import CPU, make_model, same, weights
 
 ORIGIN = content.CheckpointOrigin("r1", 1, "c0ffee", "tokens")
@@ -176,8 +176,3 @@ def test_setting_aside_keeps_the_content_and_frees_the_name(run):
     write(run, 10)
     assert set_aside_later(run, 5, 2) == ["aside_attempt2_step_000010_again"]
     assert [c.step for c in list_checkpoints(run)] == [5]
-
-
-def test_differences_name_the_key_and_both_values():
-    changed = RunConfig.model_validate({"optimizer": {"learning_rate": 0.5}})
-    assert find_differences(RunConfig(), changed) == ["optimizer.learning_rate: 0.0006 -> 0.5"]

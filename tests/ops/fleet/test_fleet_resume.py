@@ -57,6 +57,7 @@ def pods(desk: Desk) -> list[ScriptedPod]:
     pods[2].script = lambda _look: NotFoundError("it is not there")
     hashed = HashedCheckpoints(checkpoints=[WHOLE]).model_dump_json()
     pods[0].transport.answers["nsa_ops.pod.verify"] = completed(hashed)
+    pods[0].transport.files[f"{WHOLE.path}/config.json"] = CONFIG.config.model_dump_json().encode()
     return pods
 
 
@@ -189,12 +190,11 @@ def test_a_batch_or_a_number_that_does_not_fit_the_pods_is_refused(
 def test_another_model_than_the_weights_are_of_is_refused(
     desk: Desk, pods: list[ScriptedPod]
 ) -> None:
-    hashed = HashedCheckpoints(checkpoints=[WHOLE.model_copy(update={"attempt": 1})])
-    pods[0].transport.answers["nsa_ops.pod.verify"] = completed(hashed.model_dump_json())
-    with pytest.raises(
-        ConfigurationError, match=r"another model: .model\.num_layers. is \d+ there"
-    ):
-        plan(desk, pods, sets=("model.num_layers=3",))
+    for names in ((), ("a", "c")):  # also with a pod that never had the run
+        with pytest.raises(
+            ConfigurationError, match=r"another model: .model\.num_layers. is \d+ there"
+        ):
+            plan(desk, pods, pods=names, sets=("model.num_layers=3",))
     afresh = plan(desk, pods, sets=("model.num_layers=3",), afresh=True)
     assert afresh.members[0].manifest.config.model.num_layers == 3
 

@@ -15,7 +15,7 @@ from nsa_ops.agents import read_run_manifest
 from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.backup.restore import restore_to_pod
 from nsa_ops.context import Operator
-from nsa_ops.errors import PodUnreachableError, StateConflictError
+from nsa_ops.errors import ConfigurationError, PodUnreachableError, StateConflictError
 from nsa_ops.fleet.resume import (
     FleetResumePlan,
     begin_on_pods,
@@ -94,6 +94,16 @@ def test_a_cut_after_the_restore_restores_nothing_twice(case: Case) -> None:
     again = plan(case)
     assert (again.is_begun, again.source.restore, again.source.aside) == (True, None, ())
     assert again.attempt == 2
+
+
+def test_a_backup_of_another_model_becomes_no_pod_0(case: Case) -> None:
+    """The plan refuses it, before anything is copied."""
+    manifest = read_manifest(case.backup.run)
+    model = manifest.config.model.model_copy(update={"num_layers": 3})
+    wrote = manifest.config.model_copy(update={"model": model})
+    (case.backup.run.checkpoint(40) / "config.json").write_text(wrote.model_dump_json())
+    with pytest.raises(ConfigurationError, match=r"num_layers. is 3 there, not \d+"):
+        plan(case)
 
 
 def test_what_the_backup_passes_over_is_in_the_plan(case: Case) -> None:

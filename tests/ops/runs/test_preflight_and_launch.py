@@ -193,6 +193,16 @@ def test_a_whole_checkpoint_is_hashed_once_and_names_the_parent(pod: Desk) -> No
     assert sum("nsa_ops.pod.verify" in words for words in pod.transport.asked) == 1
 
 
+def test_a_run_that_begins_from_a_checkpoint_of_another_model_is_refused(pod: Desk) -> None:
+    pod.transport.answers["nsa_ops.pod.verify"] = completed(verified())
+    config = plan_launch(pod.operator, RESUMING).manifest.config
+    model = config.model.model_copy(update={"num_layers": config.model.num_layers + 1})
+    wrote = config.model_copy(update={"model": model}).model_dump_json().encode()
+    pod.transport.files["/pod/step_000140/config.json"] = wrote
+    with pytest.raises(ConfigurationError, match="step_000140` holds another model"):
+        plan_launch(pod.operator, RESUMING)
+
+
 def test_a_pod_without_the_code_hashes_the_checkpoint_once_it_has_it(pod: Desk) -> None:
     pod.transport.answers |= {
         "sys.exit(not": completed(exit_code=1),
@@ -344,34 +354,45 @@ def test_a_resume_that_was_cut_before_the_start_only_starts(pod: Desk) -> None:
     assert [words[words.index("-n") + 1] for words in made] == ["train", "watchdog"]
 
 
-@pytest.mark.parametrize("wrote", [1, 2])
-def test_a_resume_refuses_another_model_than_the_weights_are_of(pod: Desk, wrote: int) -> None:
-    """Where an earlier attempt wrote them, its model may be another than the manifest's."""
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_resume_refuses_another_model_than_the_weights_are_of(pod: Desk, layers: int) -> None:
+    """The checkpoint's own file says which: an earlier attempt may have had another model."""
     request = LaunchRequest(RunChoice(), run_id="r1", overrides={"preflight": "trial"})
     manifest = plan_launch(pod.operator, request).manifest.model_copy(update={"attempt": 2})
-    pod.transport.files["/pod/runs/r1/manifest.json"] = manifest.model_dump_json().encode()
-    whole = f'{{"checkpoints": [{{"path": "/c/step_000140", "step": 140, "attempt": {wrote}}}]}}'
+    assert manifest.config.model.num_layers == 2
+    model = manifest.config.model.model_copy(update={"num_layers": layers})
+    wrote = manifest.config.model_copy(update={"model": model})
+    pod.transport.files |= {
+        "/pod/runs/r1/manifest.json": manifest.model_dump_json().encode(),
+        "/c/step_000140/config.json": wrote.model_dump_json().encode(),
+    }
     pod.transport.answers |= {
-        "nsa_ops.pod.verify": completed(whole),
+        "nsa_ops.pod.verify": completed(
+            '{"checkpoints": [{"path": "/c/step_000140", "step": 140}]}'
+        ),
         "nsa_ops.pod.probe": answer(report("failed")),
         "list-panes": completed("nsa-r1|watchdog|5|0|/pod/runs/r1\n"),
     }
     pod.store.save_run(RUN)
-    other = ("model.num_layers=3", "schedule.steps=500")
-    if wrote == manifest.attempt:
-        with pytest.raises(ConfigurationError, match=r"num_layers. is \d+ there, not 3") as refused:
-            plan_resume(pod.operator, None, sets=other)
-        assert "--afresh" in refused.value.hint
-    else:
-        assert plan_resume(pod.operator, None, sets=other).new.config.model.num_layers == 3
-    assert plan_resume(pod.operator, None, sets=other[1:]).checkpoint is not None
-    assert plan_resume(pod.operator, None, sets=other, afresh=True).checkpoint is None
+    same, other = f"model.num_layers={layers}", f"model.num_layers={5 - layers}"
+    with pytest.raises(
+        ConfigurationError, match=rf"num_layers. is {layers} there, not {5 - layers}"
+    ):
+        plan_resume(pod.operator, None, sets=(other, "schedule.steps=500"))
+    assert plan_resume(pod.operator, None, sets=(same, "schedule.steps=500")).checkpoint is not None
+    assert plan_resume(pod.operator, None, sets=(other,), afresh=True).checkpoint is None
+    pod.transport.files["/c/step_000140/config.json"] = b'{"model": '
+    with pytest.raises(VerificationError, match=r"step_000140/config.json. cannot be used"):
+        plan_resume(pod.operator, None)
 
 
 def test_a_resume_says_which_damaged_checkpoint_it_passed_over(pod: Desk) -> None:
     request = LaunchRequest(RunChoice(), run_id="r1", overrides={"preflight": "trial"})
     manifest = plan_launch(pod.operator, request).manifest
-    pod.transport.files["/pod/runs/r1/manifest.json"] = manifest.model_dump_json().encode()
+    pod.transport.files |= {
+        "/pod/runs/r1/manifest.json": manifest.model_dump_json().encode(),
+        "/c/step_000140/config.json": manifest.config.model_dump_json().encode(),
+    }
     pod.transport.answers |= {
         "nsa_ops.pod.verify": completed(
             '{"checkpoints": [{"path": "/c/step_000141", "damage": "x is missing", "step": 141}, '
