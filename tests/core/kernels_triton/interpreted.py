@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
@@ -259,6 +260,33 @@ def apart(case: Callable[[], Errors]) -> Errors:
         return case()
 
 
+def recomputed_case(x: Inputs) -> Errors:
+    """Activation checkpointing: a forward that runs again for the backward keeps every bit."""
+    backend = TritonBackend()
+
+    def attend(q, kc, vc, ks, vs, kw, vw, gate) -> Tensor:
+        pairs = (kc, vc), (ks, vs), (kw, vw)
+        out, _ = backend.attend(q, *pairs, gate, x.geometry, x.packing)
+        return out
+
+    def recomputed(*tensors: Tensor) -> Tensor:
+        out: Tensor = checkpoint(attend, *tensors, use_reentrant=False, preserve_rng_state=False)
+        return out
+
+    results = []
+    for call in (attend, recomputed):
+        leaves = [
+            t.clone().requires_grad_() for t in (x.q, x.kc, x.vc, x.k, x.v, x.k2, x.v2, x.gate)
+        ]
+        out = call(*leaves)
+        results.append([out, *torch.autograd.grad(out, leaves, x.grad)])
+    kept, again = results
+    return {
+        f"difference{i}": float((a - b).detach().abs().max())
+        for i, (a, b) in enumerate(zip(kept, again, strict=True))
+    }
+
+
 def compile_case(x: Inputs) -> Errors:
     """torch.compile without a graph break: forward and gradients keep their bits."""
     backend = TritonBackend()
@@ -341,6 +369,7 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
             single.to(torch.float16), dense=False, deterministic=True
         ),
         "compile": lambda: compile_case(single),
+        "recomputed": lambda: recomputed_case(single),
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ CASES = (
     "sliding-6", "sliding-5", "sliding-1",
     "dense-6", "dense-5", "items-6", "items-5", "items-16",
     "attend-dense", "attend-items", "attend-apart", "attend-ordered",
-    "compile", "half-dense", "half-ordered",
+    "compile", "recomputed", "half-dense", "half-ordered",
     *(
         f"{blocks}-{case}"
         for blocks in ("quarters", "strides")
