@@ -148,6 +148,32 @@ def one_tile_case(x: Inputs) -> Errors:
     }
 
 
+def broken_value_case(x: Inputs) -> Errors:
+    """A compressed value that is not finite: NaN for who sees it, no bit of it for all others."""
+    g = x.geometry
+    docs = documents(x.cu, len(x.q), x.packing.max_seqlen, g.select_block)
+    start, stop = max(oracle.borders(x.cu), key=lambda border: border[1] - border[0])
+    block = oracle.num_compressed(stop - start, g.compress_block, g.compress_stride) // 2
+    sees = torch.zeros(len(x.q), dtype=torch.bool)
+    sees[start + block * g.compress_stride + g.compress_block - 1 : stop] = True
+
+    def attend(vc: Tensor) -> Tensor:
+        out, lse = x.q.new_empty(*x.q.shape[:2], vc.shape[2]), torch.empty(x.q.shape[:2])
+        one_tile.attend_and_choose(
+            x.q, x.kc, vc, docs, g.compress_block, g.compress_stride, g.num_selected, (out, lse)
+        )
+        return out
+
+    sound, moved, hidden = attend(x.vc), 0, 0
+    for value in (float("nan"), float("inf"), float("-inf")):
+        vc = x.vc.clone()
+        vc[start // g.compress_stride + block] = value
+        out = attend(vc)
+        moved += int((out != sound)[~sees].sum())
+        hidden += int((~out[sees].isnan()).sum())
+    return {"moved": float(moved), "hidden": float(hidden)}
+
+
 def expected_ids(x: Inputs, span: int, stride: int, block: int) -> Tensor:
     """Ids by the rule from float64 scores."""
     scores = oracle.block_scores(x.q.double(), x.kc.double(), x.cu, span, stride, block)
@@ -346,6 +372,8 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
         "one-tile-5": lambda: one_tile_case(five),
         "one-tile-1": lambda: one_tile_case(single),
         "one-tile-16": lambda: one_tile_case(sixteen),
+        "one-tile-broken-value": lambda: broken_value_case(six),
+        "half-one-tile-broken-value": lambda: broken_value_case(six.to(torch.float16)),
         "sliding-6": lambda: sliding_case(six),
         "sliding-5": lambda: sliding_case(five),
         "sliding-1": lambda: sliding_case(single),
