@@ -68,6 +68,9 @@ class FrozenModel(BaseModel):
 
 #: Largest count in a configuration: every whole number up to it is exact as a float, too.
 MAX_COUNT = 2**53
+#: Largest seed: runs were started with any that torch takes, and their records have to load. Half
+#: of that range is left for what ranks add to it.
+MAX_SEED = 2**63 - 1
 
 
 class ConfigSection(FrozenModel):
@@ -88,9 +91,10 @@ class ConfigSection(FrozenModel):
 
     @field_validator("*", mode="after")
     @classmethod
-    def _refuse_countless(cls, value: object) -> object:
-        if isinstance(value, int) and abs(value) > MAX_COUNT:
-            message = f"it must be at most {MAX_COUNT:,}"
+    def _refuse_countless(cls, value: object, info: ValidationInfo) -> object:
+        limit = MAX_SEED if info.field_name == "seed" else MAX_COUNT
+        if isinstance(value, int) and abs(value) > limit:
+            message = f"it must be at most {limit:,}"
             raise ValueError(message)
         return value
 

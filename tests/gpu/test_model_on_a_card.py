@@ -135,9 +135,12 @@ class Trained:
     statistics: AttentionStatistics | None
 
 
-def one_step(config: ModelConfig, backends: BranchBackends, how: str = "eager") -> Trained:
+def one_step(
+    config: ModelConfig, backends: BranchBackends, how: str = "eager", recomputed: str = "none"
+) -> Trained:
     """Loss and gradients of one step on packed rows under bf16."""
     model = LanguageModel(config, backends, seed=1).cuda()
+    model.activation_checkpointing = recomputed
     loss = model.loss
     if how == "blocks":
         for block in model.blocks:
@@ -178,6 +181,15 @@ def test_the_fused_operator_trains_as_the_single_branches_do(gate):
         theirs.statistics.worst.entropy_mean, rel=1e-2
     )
     assert ours.statistics.worst.selected_blocks == theirs.statistics.worst.selected_blocks
+
+
+@pytest.mark.parametrize("recomputed", ["selective", "full"])
+def test_a_model_that_recomputes_has_the_gradients_of_one_that_keeps(recomputed):
+    backends = BranchBackends.of(TritonBackend())
+    ours = one_step(SMALL, backends, recomputed=recomputed)
+    theirs = one_step(SMALL, backends)
+    assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
+    assert distance(ours, theirs) < 1e-2  # atomics add in any order
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler itself, which are not ours to mend

@@ -324,9 +324,8 @@ def test_a_later_value_that_is_not_finite_changes_no_bit_of_the_past(dtype, valu
         tensor[700 // GEOMETRY.compress_stride + first :] = value
     for name, after in all_branches(x):
         assert torch.equal(before[name][:cut], after[:cut]), name
-        if (
-            name.split()[0] != "select"
-        ):  # who sees it says so: a NaN that disappears would hide a fault
+        # Who sees it says so: a NaN that disappears would hide a fault.
+        if name.split()[0] != "select":
             assert after[cut + GEOMETRY.compress_stride :].isnan().any(-1).all(), name
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from nsa_core.kernels.triton import ops
 
 Context = Any  # torch hands its own context object to both halves
+_NUM_ATTENDED = 8  # inputs of `attend` with a gradient: q, three pairs of keys and values, gates
 
 
 def _save_mode(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -54,8 +55,9 @@ def _save_attend(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ..
 
 
 def _attend_backward(ctx: Context, grad: Tensor, *_unused: Tensor | None) -> tuple[Any, ...]:
-    q, *keys_values, gate = ctx.saved_tensors[:8]
-    *saved, cu_seqlens = ctx.saved_tensors[8:]
+    kept = ctx.saved_tensors  # once: a checkpoint gives each tensor it made again a single time
+    q, *keys_values, gate = kept[:_NUM_ATTENDED]
+    *saved, cu_seqlens = kept[_NUM_ATTENDED:]
     grads = ops.attend_backward(grad, q, keys_values, gate, saved, cu_seqlens, *ctx.numbers)
     return (*grads, *[None] * 5)
 

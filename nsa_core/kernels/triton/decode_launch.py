@@ -20,6 +20,11 @@ _OVERLAPPING_ARCHITECTURE = 90
 _FEW_PAIRS = 16  # sequences times groups: 2 and 32 of them want different rows (docs/decode.md)
 
 
+def ranked_at_once(num_blocks: int) -> int:
+    """Selection blocks that the one tile of the short form holds, those of the buffer or more."""
+    return max(ROWS, next_power_of_2(num_blocks))
+
+
 @dataclass(frozen=True)
 class ShortLaunch:
     """How the short form is launched, and what it serves.
@@ -50,11 +55,12 @@ class ShortLaunch:
         self, geometry: BlockGeometry, num_blocks: int, pairs: int, dtype: torch.dtype
     ) -> bool:
         """Whether caches of so many selection blocks are short, and few."""
-        rows = next_power_of_2(num_blocks) * geometry.compressed_per_select
+        rows = ranked_at_once(num_blocks) * geometry.compressed_per_select
         return (
             pairs <= self.max_pairs
             and num_blocks <= self.max_blocks
-            and rows <= min(self.max_rows, self.max_ranked // pairs)
+            and rows <= self.max_rows
+            and rows * pairs <= self.max_ranked
             and dtype.itemsize <= self.max_bytes
             and geometry.select_block % self.keys == 0
             and geometry.num_selected * geometry.select_block <= _MAX_SLICES * self.keys
@@ -239,8 +245,7 @@ def plan_decode(
             chosen=keys // short.keys,
             chosen_keys=short.keys,
         )
-        ranked = max(ROWS, next_power_of_2(num_blocks))
-        ranking = plan_ranking(num_blocks, geometry.num_selected, ranked)
+        ranking = plan_ranking(num_blocks, geometry.num_selected, ranked_at_once(num_blocks))
         return DecodePlan(launch, slices, ranking, short)
     launch = launch.for_dtype(dtype)
     ranking = plan_ranking(num_blocks, geometry.num_selected, launch.ranked_blocks)

@@ -28,7 +28,8 @@ from nsa_core.kernels.triton.sizes import cdiv, next_power_of_2
 from nsa_core.kernels.triton.sources import LOG2E
 from nsa_core.kernels.triton.topk import store_few_best
 
-_MEASURED = (launch_table.INTERPRETER, 90)  # where it was compared with a kernel for each step
+#: Where it was compared with a kernel for each step; newer cards have the table of sm_90, too.
+_MEASURED = (9, 0)
 _PRODUCT_KEYS = 16  # the fewest of a product
 
 
@@ -115,7 +116,9 @@ def tile_keys(max_seqlen: int, block: int, stride: int) -> int:
 
 def takes_one_tile(q: Tensor, v: Tensor, docs: Documents, stride: int) -> bool:
     """Whether the documents are so short that this kernel is the faster way."""
-    if launch_table.device_architecture(q.device) not in _MEASURED:
+    if launch_table.device_architecture(q.device) not in {launch_table.INTERPRETER, 90}:
+        return False
+    if launch_table.device_capability(q.device) not in {None, _MEASURED}:  # a CPU has none
         return False
     policy = launch_table.policy_for(q.device, q.shape[2], v.shape[2])
     return tile_keys(docs.max_seqlen, docs.block, stride) <= policy.one_tile_keys

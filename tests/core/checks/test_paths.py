@@ -145,6 +145,14 @@ def test_one_operator_is_judged_by_its_own_choice_in_rows_of_the_run_too(
     assert found(poor.choice()) == right | {"parity.choice.rows": "fail"}
 
 
+def test_rows_in_which_every_block_is_taken_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    nsa = FOUR_STRIDES.model.nsa
+    row = nsa.num_selected * nsa.select_block
+    config = resolve("tiny-cpu", "cpu", sets=[*SETS, f"batch.seq_len={row}"]).config
+    made = probing(monkeypatch, ChoosesPoorlyInRowsOfTheRun(), config=config)
+    assert found(made.choice()) == {"parity.choice": "pass"}
+
+
 def test_only_free_blocks_of_tokens_with_a_choice_are_counted() -> None:
     result = choice_regret(CONFIG.model, BranchBackends.of(GatheredBackend()), CPU, torch.float32)
     nsa = CONFIG.model.nsa

@@ -11,6 +11,7 @@ from nsa_core.config.backend_policy import (
 from nsa_core.config.base import ConfigError
 from nsa_core.config.profile import list_profiles, load_profile
 from nsa_core.config.recipe import list_recipes, resolve
+from nsa_core.config.run import RunConfig
 
 
 def test_flags_win_over_variables_over_profile_over_recipe_and_each_value_knows_its_origin() -> (
@@ -82,6 +83,14 @@ def test_a_bad_flag_is_one_line_that_names_the_nearest_key_or_both_values(
     with pytest.raises(ConfigError, match=r"^[^\n]+$") as caught:
         resolve("tiny-cpu", "cpu", [flag])
     assert says in str(caught.value)
+
+
+def test_a_seed_of_63_bits_is_taken_and_its_record_loads() -> None:
+    seed = 2**63 - 1
+    config = resolve("tiny-cpu", "cpu", [f"seed={seed}"]).config
+    assert RunConfig.model_validate_json(config.model_dump_json()).seed == seed
+    with pytest.raises(ConfigError, match="seed: it must be at most"):
+        resolve("tiny-cpu", "cpu", [f"seed={seed + 1}"])
 
 
 @pytest.mark.parametrize("key", ["watchdog.straggler_factor", "optimizer.learning_rate"])

@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.packing import Packing
@@ -147,6 +148,32 @@ def one_tile_case(x: Inputs) -> Errors:
     }
 
 
+def broken_value_case(x: Inputs) -> Errors:
+    """A compressed value that is not finite: NaN for who sees it, no bit of it for all others."""
+    g = x.geometry
+    docs = documents(x.cu, len(x.q), x.packing.max_seqlen, g.select_block)
+    start, stop = max(oracle.borders(x.cu), key=lambda border: border[1] - border[0])
+    block = oracle.num_compressed(stop - start, g.compress_block, g.compress_stride) // 2
+    sees = torch.zeros(len(x.q), dtype=torch.bool)
+    sees[start + block * g.compress_stride + g.compress_block - 1 : stop] = True
+
+    def attend(vc: Tensor) -> Tensor:
+        out, lse = x.q.new_empty(*x.q.shape[:2], vc.shape[2]), torch.empty(x.q.shape[:2])
+        one_tile.attend_and_choose(
+            x.q, x.kc, vc, docs, g.compress_block, g.compress_stride, g.num_selected, (out, lse)
+        )
+        return out
+
+    sound, moved, hidden = attend(x.vc), 0, 0
+    for value in (float("nan"), float("inf"), float("-inf")):
+        vc = x.vc.clone()
+        vc[start // g.compress_stride + block] = value
+        out = attend(vc)
+        moved += int((out != sound)[~sees].sum())
+        hidden += int((~out[sees].isnan()).sum())
+    return {"moved": float(moved), "hidden": float(hidden)}
+
+
 def expected_ids(x: Inputs, span: int, stride: int, block: int) -> Tensor:
     """Ids by the rule from float64 scores."""
     scores = oracle.block_scores(x.q.double(), x.kc.double(), x.cu, span, stride, block)
@@ -259,6 +286,33 @@ def apart(case: Callable[[], Errors]) -> Errors:
         return case()
 
 
+def recomputed_case(x: Inputs) -> Errors:
+    """Activation checkpointing: a forward that runs again for the backward keeps every bit."""
+    backend = TritonBackend()
+
+    def attend(q, kc, vc, ks, vs, kw, vw, gate) -> Tensor:
+        pairs = (kc, vc), (ks, vs), (kw, vw)
+        out, _ = backend.attend(q, *pairs, gate, x.geometry, x.packing)
+        return out
+
+    def recomputed(*tensors: Tensor) -> Tensor:
+        out: Tensor = checkpoint(attend, *tensors, use_reentrant=False, preserve_rng_state=False)
+        return out
+
+    results = []
+    for call in (attend, recomputed):
+        leaves = [
+            t.clone().requires_grad_() for t in (x.q, x.kc, x.vc, x.k, x.v, x.k2, x.v2, x.gate)
+        ]
+        out = call(*leaves)
+        results.append([out, *torch.autograd.grad(out, leaves, x.grad)])
+    kept, again = results
+    return {
+        f"difference{i}": float((a - b).detach().abs().max())
+        for i, (a, b) in enumerate(zip(kept, again, strict=True))
+    }
+
+
 def compile_case(x: Inputs) -> Errors:
     """torch.compile without a graph break: forward and gradients keep their bits."""
     backend = TritonBackend()
@@ -318,6 +372,8 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
         "one-tile-5": lambda: one_tile_case(five),
         "one-tile-1": lambda: one_tile_case(single),
         "one-tile-16": lambda: one_tile_case(sixteen),
+        "one-tile-broken-value": lambda: broken_value_case(six),
+        "half-one-tile-broken-value": lambda: broken_value_case(six.to(torch.float16)),
         "sliding-6": lambda: sliding_case(six),
         "sliding-5": lambda: sliding_case(five),
         "sliding-1": lambda: sliding_case(single),
@@ -341,6 +397,7 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
             single.to(torch.float16), dense=False, deterministic=True
         ),
         "compile": lambda: compile_case(single),
+        "recomputed": lambda: recomputed_case(single),
     }  # fmt: skip
 
 

@@ -181,6 +181,10 @@ SHORT = ShortLaunch(4, keys=64, warps=8, stages=2)
         ({"compress_stride": 8}, 64, 2, torch.bfloat16, True),
         ({"select_block": 48, "compress_stride": 16}, 64, 2, torch.bfloat16, False),
         ({"num_selected": 65}, 128, 2, torch.bfloat16, False),  # 65 slices of chosen blocks
+        ({"compress_stride": 2}, 16, 1, torch.bfloat16, True),
+        # A tile holds 16 blocks at least, and those have 1,024 compressed keys.
+        ({"compress_stride": 1}, 8, 1, torch.bfloat16, False),
+        ({}, 128, 0, torch.bfloat16, True),
     ],
 )
 def test_a_cache_is_short_that_a_program_ranks_at_once(
@@ -204,6 +208,14 @@ def test_other_types_and_widths_compile(dtype: torch.dtype) -> None:
     for one in record(89, *inputs(1, 16, 1, 128, dtype=dtype, value_width=64)):
         machine = compile_launch(one, 89)
         assert machine.shared_bytes <= MAX_SHARED_BYTES[89], one.name
+
+
+@pytest.mark.parametrize("capacity", [8192, 65_536])
+def test_no_sequence_at_all_is_decoded_to_nothing(capacity: int) -> None:
+    with recording(90):
+        found = TritonDecode().attend(*inputs(0, 12, 2, 64, capacity=capacity))
+    assert found.out_BHE.shape == (0, 12, 64)
+    assert found.ids_BGS.shape == (0, 2, 16)
 
 
 def test_a_launch_is_the_same_for_every_position() -> None:

@@ -9,10 +9,11 @@ INTERPRETED = "interpreted"
 CASES = (
     "compressed-6", "compressed-5", "compressed-1", "compressed-nothing",
     "select-6", "select-16", "ties", "one-tile-6", "one-tile-5", "one-tile-1", "one-tile-16",
+    "one-tile-broken-value", "half-one-tile-broken-value",
     "sliding-6", "sliding-5", "sliding-1",
     "dense-6", "dense-5", "items-6", "items-5", "items-16",
     "attend-dense", "attend-items", "attend-apart", "attend-ordered",
-    "compile", "half-dense", "half-ordered",
+    "compile", "recomputed", "half-dense", "half-ordered",
     *(
         f"{blocks}-{case}"
         for blocks in ("quarters", "strides")

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton", reason="the Triton kernels need the train extra")
 
 from nsa_core.kernels.triton import attend_host, one_tile, select, sources
+from nsa_core.kernels.triton import launch as launch_table
 from nsa_core.kernels.triton.document_slots import documents
 from tests.core.kernels_triton.compiling import Recorded, recording
 
@@ -60,6 +61,17 @@ def test_documents_whose_keys_fit_one_tile_are_attended_and_chosen_at_once_on_ho
     q, k = torch.zeros(128, 2, WIDTH), torch.zeros(8, 1, WIDTH)
     with recording(arch):
         docs = documents(torch.tensor([0, 128], dtype=torch.int32), 128, longest, BLOCK)
+        assert one_tile.takes_one_tile(q, k, docs, 16) is is_taken
+
+
+@pytest.mark.parametrize(("capability", "is_taken"), [((9, 0), True), ((10, 0), False)])
+def test_a_newer_card_with_the_launches_of_hopper_attends_and_chooses_apart(
+    capability, is_taken, monkeypatch
+) -> None:
+    monkeypatch.setattr(launch_table, "device_capability", lambda _device: capability)
+    q, k = torch.zeros(128, 2, WIDTH), torch.zeros(8, 1, WIDTH)
+    with recording(launch_table.architecture(*capability)):
+        docs = documents(torch.tensor([0, 128], dtype=torch.int32), 128, 128, BLOCK)
         assert one_tile.takes_one_tile(q, k, docs, 16) is is_taken
 
 

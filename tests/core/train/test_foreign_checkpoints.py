@@ -13,8 +13,9 @@ from nsa_core.rundir.manifest import Parent, read_manifest, write_manifest
 from nsa_core.train import checkpoint_files as content
 from nsa_core.train.failure import CheckpointError
 from nsa_core.train.random_state import read_random_state
-from nsa_core.train.resume import find_resume_point
+from nsa_core.train.resume import find_point, find_resume_point
 from tests.core.train.models import CPU, make_model
+from tests.core.train.sessions import attempt
 from tests.integration.trainer_runs import next_attempt
 
 OWN, OTHER = "a" * 32, "b" * 32
@@ -105,6 +106,18 @@ def test_the_next_attempt_continues_from_a_checkpoint_of_the_one_before(run, own
     write(run, 10, attempt=2, attempt_id=second.attempt_id)
     third = next_attempt(run)
     assert search(run, third) == (10, [])
+
+
+def test_a_checkpoint_of_another_model_is_refused_though_its_weights_would_fit(run, own):
+    write(run, 5)
+    other = RunConfig.model_validate({"model": {"nsa": {"window": 256}}})
+    write_manifest(run, own.model_copy(update={"config": RunConfig()}))
+    with attempt(run) as context:
+        assert find_point(context).state.step == 5
+    write_manifest(run, own.model_copy(update={"config": other}))
+    with attempt(run) as context, pytest.raises(CheckpointError, match="another model") as refused:
+        find_point(context)
+    assert "model.nsa.window 512 -> 256" in str(refused.value)
 
 
 @pytest.fixture
