@@ -96,8 +96,8 @@ class Pulled:
         has_no_room = all(one.exit_code == LocalResourceError.exit_code for one in self.problems)
         if first.is_conflict or is_alone or has_no_room:
             return first.error
-        count = len(self.problems)
-        message = f"{count} of the pod's files were not brought: {first.message}"
+        what = count_of(len(self.problems), "problem")
+        message = f"The pull is not complete, with {what}: {first.message}"
         return PartialError(message, hint=first.hint)
 
 
