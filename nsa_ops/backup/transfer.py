@@ -70,7 +70,8 @@ class Pulled:
         num_files: Small files that were brought.
         pulled_steps: Checkpoints that were brought.
         present_steps: Checkpoints that were here already and whole.
-        newest_step: Newest checkpoint of the backup with a true receipt; None without one.
+        newest_step: Newest checkpoint of the backup with a true receipt that no later attempt has
+            abandoned; None without one.
         num_bytes: Bytes that came over the link.
         at_risk: What would be lost if the pod disappeared now.
         problems: What was refused, failed, or contradicts the backup.
