@@ -26,7 +26,7 @@ def newest_held(receipts: Iterable[Receipt]) -> Receipt | None:
 
 def still_ahead(receipts: Iterable[Receipt], beginnings: Sequence[Beginning]) -> list[Receipt]:
     """Receipts of steps that no rollback or `resume --afresh` has abandoned since."""
-    return [one for one in receipts if not _is_left(Path(one.path), one.step, beginnings)]
+    return [one for one in receipts if not is_left_behind(Path(one.path), one.step, beginnings)]
 
 
 def steps_ahead(run: RunDir, steps: Sequence[int]) -> list[int]:
@@ -35,7 +35,7 @@ def steps_ahead(run: RunDir, steps: Sequence[int]) -> list[int]:
     All of them if it has abandoned all: it has saved nothing since.
     """
     beginnings = read_beginnings(run)
-    kept = [one for one in steps if not _is_left(run.checkpoint(one), one, beginnings)]
+    kept = [one for one in steps if not is_left_behind(run.checkpoint(one), one, beginnings)]
     return kept or list(steps)
 
 
@@ -49,7 +49,8 @@ def newest_ahead(receipts: Sequence[Receipt]) -> Receipt | None:
     return newest_held(still_ahead(receipts, beginnings)) or newest_held(receipts)
 
 
-def _is_left(path: Path, step: int, beginnings: Sequence[Beginning]) -> bool:
+def is_left_behind(path: Path, step: int, beginnings: Sequence[Beginning]) -> bool:
+    """Whether one of these attempts went back behind the checkpoint of a folder."""
     behind = [one for one in beginnings if one.step < step]
     checkpoint = read_checkpoint(path) if behind else None
     return checkpoint is not None and is_abandoned(checkpoint.manifest.attempt, step, behind)
