@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from nsa_core.env import set_before_torch
 from nsa_core.rundir.exit import TrainerExit
-from nsa_core.terminal import add_run_flags, run_to_exit_code, tell
+from nsa_core.terminal import add_run_flags, run_to_exit_code, shown_on, tell
 
 if TYPE_CHECKING:
     from nsa_core.evaluate.run_model import RunModel
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Memory of the decode cache is reserved for all of them at once.
 MAX_NEW_TOKENS = 2**20
+#: Characters; far more than any model here was trained to read.
+MAX_PROMPT = 2**24
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -54,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         sampling = read_sampling(arguments)
         opened = open_by_flags(arguments)
-        prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+        prompt = read_prompt(sys.stdin) if arguments.prompt == "-" else arguments.prompt
         written = write(opened, prompt, sampling, arguments.max_new_tokens, is_quiet=arguments.json)
     except RunModelError as error:
         tell(f"error: {error}")
@@ -67,6 +69,15 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps(describe(opened, arguments, prompt, written), ensure_ascii=False))  # noqa: T201 - the result
     return TrainerExit.FINISHED
+
+
+def read_prompt(stdin: TextIO, most: int = MAX_PROMPT) -> str:
+    """The prompt on stdin; ValueError if it has more characters."""
+    prompt = stdin.read(most + 1)
+    if len(prompt) > most:
+        message = f"the prompt on stdin has more than {most:,} characters"
+        raise ValueError(message)
+    return prompt
 
 
 def read_sampling(arguments: argparse.Namespace) -> "Sampling":
@@ -148,7 +159,7 @@ def write(
     for piece in pieces(tokenizer, map(timed, found)):
         texts.append(piece)
         if not is_quiet:
-            print(piece, end="", flush=True)  # noqa: T201 - the result
+            print(shown_on(sys.stdout, piece), end="", flush=True)  # noqa: T201 - the result
     if not is_quiet:
         print()  # noqa: T201 - the result ends with a line break
     return GeneratedText(

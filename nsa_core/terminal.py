@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 #: What SIGPIPE gives: 128 + 13.
 READER_GONE = 141
@@ -12,7 +13,24 @@ READER_GONE = 141
 
 def tell(line: str) -> None:
     """Print a message on stderr; stdout is for the result."""
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal
+    print(shown_on(sys.stderr, line), file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal
+
+
+def shown_on(stream: TextIO, text: str) -> str:
+    """The text as a stream gets it: escapes instead of what could steer or deceive a terminal.
+
+    A model of bytes draws control characters as readily as letters, and whoever made its weights
+    chose which.
+    """
+    return visible(text) if stream.isatty() else text
+
+
+def visible(text: str) -> str:
+    """A text with control, format and other unprintable characters as escapes; pure."""
+    return "".join(
+        sign if sign.isprintable() or sign in "\n\t" else sign.encode("unicode_escape").decode()
+        for sign in text
+    )
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:

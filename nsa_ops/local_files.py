@@ -14,9 +14,12 @@ from pathlib import Path
 
 from nsa_core.rundir.atomic import check_place
 from nsa_ops.errors import ConfigurationError, LocalResourceError, NotFoundError
+from nsa_ops.quantities import format_bytes
 
 #: What nobody else may do: read, write, enter.
 OTHERS = 0o077
+#: A log of a million steps has less, and what judges it holds several copies of it in memory.
+_MOST_BYTES = 256 * 2**20
 
 
 def expand_home(path: str | Path) -> Path:
@@ -147,21 +150,25 @@ def _open_to_others(folder: str) -> Iterator[tuple[str, int]]:
             continue
 
 
-def read_named(path: Path, what: str, *, hint: str = "Check the path") -> bytes:
-    """The content of a file.
+def read_named(
+    path: Path, what: str, *, hint: str = "Check the path", max_bytes: int = _MOST_BYTES
+) -> bytes:
+    """The content of a file, or of what is piped in under its name; a device never ends.
 
     Args:
         path: As it was typed.
         what: What the message calls it, such as `Log`.
         hint: What to do where it is not there or no file.
+        max_bytes: The most that is read.
 
     Raises:
         NotFoundError: If there is no such file.
-        ConfigurationError: If it is a folder.
+        ConfigurationError: If it is a folder, or has more bytes.
         LocalResourceError: If it may not or cannot be read.
     """
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         message = f"{what} `{path}` does not exist"
         raise NotFoundError(message, hint=hint) from error
@@ -171,6 +178,10 @@ def read_named(path: Path, what: str, *, hint: str = "Check the path") -> bytes:
     except OSError as error:
         message = f"{what} `{path}` cannot be read: {error.strerror or error}"
         raise LocalResourceError(message, hint=f"See `ls -l {path}`") from error
+    if len(content) > max_bytes:
+        message = f"{what} `{path}` has more than {format_bytes(max_bytes)}"
+        raise ConfigurationError(message, hint="Give a part of it, such as its last lines")
+    return content
 
 
 def check_writable_place(path: Path, flag: str) -> None:

@@ -28,6 +28,8 @@ _ADVICE = {
 
 #: Characters of a refused value that an error repeats.
 _SHOWN = 80
+#: A recipe has two thousand.
+_MOST_CHARACTERS = 1_000_000
 
 
 class ConfigError(ValueError):
@@ -154,11 +156,13 @@ def load_mapping(name: str, folder: Path, kind: str) -> tuple[dict[str, Any], Pa
     """Read `folder/name.yaml`, or the file itself if `name` ends in .yaml.
 
     Raises:
-        ConfigError: If it does not exist (the nearest name is given) or is not a mapping.
+        ConfigError: If it does not exist (the nearest name is given), is too long or is not a
+            mapping.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_CHARACTERS + 1)
     except FileNotFoundError as error:
         known = names_in(folder)
         near = difflib.get_close_matches(name, known, n=1)
@@ -168,6 +172,9 @@ def load_mapping(name: str, folder: Path, kind: str) -> tuple[dict[str, Any], Pa
     except (OSError, UnicodeDecodeError) as error:
         message = f"{kind} {path} cannot be read: {error}"
         raise ConfigError(message) from error
+    if len(text) > _MOST_CHARACTERS:
+        message = f"{kind} {path} has more than {_MOST_CHARACTERS:,} characters"
+        raise ConfigError(message)
     values = parse_yaml(text, f"{kind} {path.name}")
     if not isinstance(values, dict):
         message = f"{kind} {path.name} must be a mapping of keys to values"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Every needle with its question fits into so many bytes, and so into as many tokens of any kind.
 LEAST_TOKENS = 96
+#: A longer text is a slip of the finger; it would be written in memory before anything is measured.
+MOST_TOKENS = 2**20
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -102,6 +104,10 @@ def check_sizes(arguments: argparse.Namespace) -> None:
         message = (
             f"--lengths must be at least {LEAST_TOKENS}, or a needle may not fit, got {shortest}"
         )
+        raise ValueError(message)
+    longest = max(arguments.lengths or [LEAST_TOKENS])
+    if longest > MOST_TOKENS:
+        message = f"--lengths must be at most {MOST_TOKENS:,}, got {longest}"
         raise ValueError(message)
     if arguments.trials < 1:
         message = f"--trials must be at least 1, got {arguments.trials}"

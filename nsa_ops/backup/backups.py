@@ -52,13 +52,10 @@ def find_backup(operator: Operator, text: str | None) -> BackupFolder:
 
     Raises:
         NotFoundError: If there is no such backup.
-        ConfigurationError: If there are several, or the name is empty.
+        ConfigurationError: If there are several.
     """
     if text is None:
         return _only_backup(operator)
-    if not text:
-        message = "The backup is named by an empty word"
-        raise ConfigurationError(message, hint="See `nsa-ops backup ls`; `.` is this folder")
     known = known_backups(operator)
     for folder in known:
         if folder.root.name == text:

@@ -32,6 +32,7 @@ from nsa_ops.backup.receipts import (
     median_step_s,
     newest_held,
     receipts_of,
+    steps_ahead,
     still_ahead,
 )
 from nsa_ops.backup.retention import RetentionPolicy
@@ -266,7 +267,8 @@ def bring(
         here = [*planned.unchanged, *transfer.brought]
         write_backup_record(folder, _record(operator, link, planned, here))
     receipts = _receipts(operator, planned)
-    newest = newest_held(one for one in receipts if Path(one.path).parent == folder.run.checkpoints)
+    ahead = still_ahead(receipts, read_beginnings(folder.run))
+    newest = newest_held(one for one in ahead if Path(one.path).parent == folder.run.checkpoints)
     return Pulled(
         run_id=planned.run_id,
         folder=folder.root,
@@ -275,7 +277,7 @@ def bring(
         present_steps=[one.remote.step for one in planned.present],
         newest_step=newest.step if newest else None,
         num_bytes=transfer.num_bytes,
-        at_risk=_at_risk(folder, newest_held(still_ahead(receipts, read_beginnings(folder.run)))),
+        at_risk=_at_risk(folder, newest_held(ahead)),
         problems=[Problem(one.message, one.hint, one.exit_code) for one in transfer.failures],
     )
 
@@ -371,7 +373,8 @@ def _link_errors(operator: Operator) -> Iterator[None]:
 
 
 def _write_latest(folder: BackupFolder) -> None:
-    """Let `latest` name the newest whole checkpoint of the backup."""
-    newest = list_checkpoints(folder.run)
-    if newest:
-        write_text(folder.run.latest, newest[0].path.name + "\n")
+    """Let `latest` name the newest whole checkpoint of the backup that nothing has abandoned."""
+    steps = [one.step for one in list_checkpoints(folder.run)]
+    if steps:
+        newest = folder.run.checkpoint(steps_ahead(folder.run, steps)[0])
+        write_text(folder.run.latest, newest.name + "\n")

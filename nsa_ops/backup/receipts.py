@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_core.rundir.checkpoint import inspect_checkpoint, read_checkpoint
-from nsa_core.rundir.events import Beginning, is_abandoned
+from nsa_core.rundir.events import Beginning, is_abandoned, read_beginnings
 from nsa_core.rundir.heartbeat import Heartbeat
+from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.lineage import Lineage
 from nsa_ops.backup.folder import BackupFolder, lineage_here
 from nsa_ops.quantities import count_of, format_duration, format_time
@@ -25,15 +26,34 @@ def newest_held(receipts: Iterable[Receipt]) -> Receipt | None:
 
 def still_ahead(receipts: Iterable[Receipt], beginnings: Sequence[Beginning]) -> list[Receipt]:
     """Receipts of steps that no rollback or `resume --afresh` has abandoned since."""
-    return [one for one in receipts if not _is_abandoned(one, beginnings)]
+    return [one for one in receipts if not is_left_behind(Path(one.path), one.step, beginnings)]
 
 
-def _is_abandoned(receipt: Receipt, beginnings: Sequence[Beginning]) -> bool:
-    behind = [one for one in beginnings if one.step < receipt.step]
-    checkpoint = read_checkpoint(Path(receipt.path)) if behind else None
-    return checkpoint is not None and is_abandoned(
-        checkpoint.manifest.attempt, receipt.step, behind
-    )
+def steps_ahead(run: RunDir, steps: Sequence[int]) -> list[int]:
+    """Of these checkpoints of a backup the ones that no later attempt has abandoned.
+
+    All of them if it has abandoned all: it has saved nothing since.
+    """
+    beginnings = read_beginnings(run)
+    kept = [one for one in steps if not is_left_behind(run.checkpoint(one), one, beginnings)]
+    return kept or list(steps)
+
+
+def newest_ahead(receipts: Sequence[Receipt]) -> Receipt | None:
+    """As `newest_held`, of what no attempt that any of these backups knows has abandoned.
+
+    Of all receipts if all are abandoned.
+    """
+    runs = {RunDir(Path(one.path).parent.parent) for one in receipts}
+    beginnings = [one for run in runs for one in read_beginnings(run)]
+    return newest_held(still_ahead(receipts, beginnings)) or newest_held(receipts)
+
+
+def is_left_behind(path: Path, step: int, beginnings: Sequence[Beginning]) -> bool:
+    """Whether one of these attempts went back behind the checkpoint of a folder."""
+    behind = [one for one in beginnings if one.step < step]
+    checkpoint = read_checkpoint(path) if behind else None
+    return checkpoint is not None and is_abandoned(checkpoint.manifest.attempt, step, behind)
 
 
 def is_held(receipt: Receipt) -> bool:

@@ -31,6 +31,7 @@ from nsa_ops.backup.folder import (
     BackupFolder,
     read_backup_record,
 )
+from nsa_ops.backup.receipts import steps_ahead
 from nsa_ops.backup.verification import (
     Verification,
     check_verified,
@@ -118,6 +119,9 @@ def plan_restore(
 ) -> RestorePlan:
     """Verify every byte of the backup, and plan what is copied where.
 
+    A checkpoint that a later attempt has abandoned stays in the backup: a resume begins at the
+    highest step, and would go on from it.
+
     Args:
         folder: The backup.
         runs_root: Folder that gets the run directory.
@@ -143,13 +147,19 @@ def plan_restore(
         lacking = "checkpoint" if not verification.steps else "manifest.json"
         message = f"The backup `{folder.root}` has no {lacking}, so it cannot be resumed"
         raise NotFoundError(message, hint="Pull it with `nsa-ops backup pull`")
-    steps = verification.steps[:1] if newest_only else verification.steps
+    ahead = steps_ahead(folder.run, verification.steps)
+    steps = ahead[:1] if newest_only else ahead
     files = files_of(folder, replace(verification, steps=steps))
     size = sum((folder.root / file).stat().st_size for file in files)
     step = Step("copy", f"copy {count_of(len(files), 'file')}, {format_bytes(size)}, to `{target}`")
     check = Step("verify", "hash every file again at its new place, then give it its name")
     notes = [f"passed over: {one.sentence}" for one in passed_over]
     notes += [f"left out: {one.sentence}" for one in _left_out(folder)]
+    notes += [
+        f"left out: the checkpoint of step {one}, which a later attempt went back behind"
+        for one in verification.steps
+        if one not in ahead
+    ]
     plan = plan_of(f"Restore `{run_id}` at step {steps[0]}", [step, check], notes)
     return RestorePlan(run_id, folder.root, files, steps[0], str(target), plan)
 

@@ -7,9 +7,10 @@ from pathlib import Path, PurePosixPath
 
 from nsa_core.rundir.atomic import fsync_dir, write_bytes
 from nsa_core.rundir.checkpoint import MANIFEST_NAME, hash_file
+from nsa_core.rundir.events import read_beginnings
 from nsa_core.rundir.names import path_fault, show_name
 from nsa_ops.backup.folder import BackupFolder, move_aside, read_backup_record
-from nsa_ops.backup.receipts import AtMostLost
+from nsa_ops.backup.receipts import AtMostLost, is_left_behind
 from nsa_ops.backup.survey import RemoteCheckpoint, list_run_files
 from nsa_ops.backup.verification import HeldCheckpoint, is_held_good, is_whole_at, mark_of
 from nsa_ops.context import Operator, Work
@@ -70,7 +71,8 @@ class Pulled:
         num_files: Small files that were brought.
         pulled_steps: Checkpoints that were brought.
         present_steps: Checkpoints that were here already and whole.
-        newest_step: Newest checkpoint of the backup with a true receipt; None without one.
+        newest_step: Newest checkpoint of the backup with a true receipt that no later attempt has
+            abandoned; None without one.
         num_bytes: Bytes that came over the link.
         at_risk: What would be lost if the pod disappeared now.
         problems: What was refused, failed, or contradicts the backup.
@@ -96,8 +98,8 @@ class Pulled:
         has_no_room = all(one.exit_code == LocalResourceError.exit_code for one in self.problems)
         if first.is_conflict or is_alone or has_no_room:
             return first.error
-        count = len(self.problems)
-        message = f"{count} of the pod's files were not brought: {first.message}"
+        what = count_of(len(self.problems), "problem")
+        message = f"The pull is not complete, with {what}: {first.message}"
         return PartialError(message, hint=first.hint)
 
 
@@ -247,16 +249,23 @@ class Transfer:
         final = self._folder.run.checkpoint(remote.step)
         pulling = self._folder.pulling(remote.step)
         run_id = remote.manifest.run_id
+        what = "damaged"
         if is_held_good(final, run_id, self._operator.store.receipts(run_id)):
-            self._keep_conflict(pulling, remote)
+            what = "abandoned"
+            if not self._has_abandoned(final, remote):
+                self._keep_conflict(pulling, remote)
         self._collect(pulling, remote)
         if final.exists() or final.is_symlink():
-            kept = move_aside(self._folder, remote.step, "damaged")
-            self._operator.tell(
-                f"the damaged checkpoint of step {remote.step} is now `{kept.name}`"
-            )
+            kept = move_aside(self._folder, remote.step, what)
+            self._operator.tell(f"the {what} checkpoint of step {remote.step} is now `{kept.name}`")
         pulling.rename(final)
         fsync_dir(final.parent)
+
+    def _has_abandoned(self, held: Path, remote: RemoteCheckpoint) -> bool:
+        """Whether the run went back behind a held checkpoint before it saved this one."""
+        beginnings = read_beginnings(self._folder.run)
+        known = [one for one in beginnings if one.attempt <= remote.manifest.attempt]
+        return is_left_behind(held, remote.step, known)
 
     def _collect(self, pulling: Path, remote: RemoteCheckpoint) -> None:
         """Bring every file of a checkpoint into a folder, verified; the manifest comes last."""

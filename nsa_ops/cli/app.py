@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Annotated, NoReturn
 
 import typer
@@ -103,6 +104,7 @@ def _run(words: Sequence[str]) -> int:
     """Run one command; its exit code. A reader that left (`| head`) ends it as SIGPIPE would."""
     try:
         _require_text(words)
+        _require_filled(words)
         result = app(args=words or ["--help"], prog_name="nsa-ops", standalone_mode=False)
         sys.stdout.flush()
     except OpsError as error:
@@ -138,6 +140,22 @@ def _require_text(words: Sequence[str]) -> None:
                 f"`{shown}` is no text in this shell's encoding ({sys.getfilesystemencoding()})"
             )
             raise ConfigurationError(message, hint="Set `LC_ALL=C.UTF-8`, then repeat it")
+
+
+def _require_filled(words: Sequence[str]) -> None:
+    """Refuse empty words, such as those of a shell variable that is not set.
+
+    Taken as they are, they would mean a default, every run or this folder, each somewhere else.
+
+    Raises:
+        ConfigurationError: If there are any.
+    """
+    for before, word in pairwise(["nsa-ops", *words]):
+        flag = re.fullmatch(r"(--[a-z-]+)=", word)
+        if not word or flag:
+            message = f"The word after `{flag[1] if flag else before}` is empty"
+            hint = "Set the shell variable that it comes from, or leave it out to get the default"
+            raise ConfigurationError(message, hint=hint)
 
 
 def _fail(error: OpsError, words: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ from nsa_ops.cli.arguments import (
 from nsa_ops.cli.command import command
 from nsa_ops.cli.console import facts, line, table
 from nsa_ops.cli.session import Session
-from nsa_ops.quantities import format_bytes
+from nsa_ops.quantities import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -241,5 +241,7 @@ def draw_estimate(console: "Console", estimate: "Estimate") -> None:
     if estimate.best_tokens_per_s is not None and estimate.shortest_hours is not None:
         cards = "one card" if estimate.num_ranks == 1 else f"{estimate.num_ranks} cards"
         best = f"at most {estimate.best_tokens_per_s:,.0f} tokens/s on {cards}"
-        pairs.append(("speed", f"{best}, so {estimate.shortest_hours:.1f} hours or more"))
+        pairs.append(
+            ("speed", f"{best}, so {format_duration(3600 * estimate.shortest_hours)} or more")
+        )
     facts(console, pairs)

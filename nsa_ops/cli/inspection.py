@@ -270,7 +270,7 @@ def draw_run(console: "Console", run: "RunStatusLine") -> None:
         ("config", f"sha256 {manifest.config_sha256}"),
         ("code", f"{manifest.code_id} (commit {manifest.code_commit[:12]})"),
         ("launched", format_time(run.record.launched_unix_s)),
-        ("log", f"{report.log_bytes} bytes"),
+        ("log", format_bytes(report.log_bytes)),
         ("disk free", format_bytes(report.disk_free_bytes)),
     ]
     draw_rows(console, [ScreenLine(name, cell_text(value)) for name, value in pairs if value])
@@ -317,8 +317,11 @@ def draw_log_health(console: "Console", log: "LogHealth") -> None:
 
 def draw_events(console: "Console", events: "list[Event]") -> None:
     """Events, oldest first."""
-    rows = [(event.iso, event.attempt, event.kind, event.by, event.message) for event in events]
-    console.print(table(["WHEN", "ATTEMPT", "WHAT", "BY", "MESSAGE"], rows))
+    rows = [
+        (format_time(event.ts), event.attempt, f"{event.kind} by {event.by}: {event.message}")
+        for event in events
+    ]
+    console.print(table(["WHEN", "ATTEMPT", "EVENT"], rows))
 
 
 def draw_stacks(console: "Console", stacks: "Stacks") -> None:

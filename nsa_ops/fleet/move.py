@@ -9,7 +9,7 @@ from nsa_core.config.compare import ChangedValue, differing_values
 from nsa_core.config.recipe import list_recipes
 from nsa_core.rundir.manifest import AUTO, Parent, RunManifest
 from nsa_ops.backup.folder import BackupFolder
-from nsa_ops.backup.receipts import newest_held, receipts_of
+from nsa_ops.backup.receipts import newest_ahead, receipts_of
 from nsa_ops.configure import RunChoice, load_hardware, overlay, require_profile
 from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import NotFoundError
@@ -36,7 +36,7 @@ def newest_backup(operator: Operator, run_id: str) -> BackupFolder:
     run, receipts = operator.store.find_run(run_id), operator.store.receipts(run_id)
     if run is not None:  # a backup of another lineage of this run id is no backup of it
         receipts = receipts_of(receipts, run.attempt, run.attempt_id)
-    receipt = newest_held(receipts)
+    receipt = newest_ahead(receipts)
     if receipt is None:
         message = f"Nothing of `{run_id}` is backed up here, so it cannot continue on another pod"
         hint = f"Only its own pod can: `nsa-ops resume {run_id}`, or `nsa-ops backup pull {run_id}`"

@@ -39,7 +39,7 @@ from nsa_ops.pods.known import choose_pod
 from nsa_ops.preflight.proof import note_another_probed, refuse_marked
 from nsa_ops.remote.snapshot import Snapshot
 from nsa_ops.runs.attempt import AttemptStart, ship_to, start_attempt
-from nsa_ops.runs.checkpoints import refuse_other_model, refuse_other_model_of
+from nsa_ops.runs.checkpoints import refuse_other_model, refuse_other_model_of, refuse_trained
 from nsa_ops.runs.choose import RESUMABLE, choose_record
 from nsa_ops.runs.lease import Takeover, holding, require_unmoved, unsettled_notes
 from nsa_ops.runs.resume import (
@@ -136,7 +136,8 @@ def plan_fleet_resume(operator: Operator, request: FleetResumeRequest) -> FleetR
     Raises:
         StateConflictError: If anything of the run lives, or it finished.
         PodUnreachableError: If a pod that it is to continue on does not answer.
-        ConfigurationError: If the batch does not divide, or the pods do not fit together.
+        ConfigurationError: If the batch does not divide, the pods do not fit together, or no step
+            is left to train.
         RefusedError: If a guardrail, a preflight or the network forbids it.
         NotFoundError: If there is no checkpoint, or no backup where pod 0 is left.
     """
@@ -167,6 +168,7 @@ def plan_fleet_resume(operator: Operator, request: FleetResumeRequest) -> FleetR
     first = members[0].manifest
     if source.checkpoint:
         _refuse_other_model(source, links[0], first.config)
+        refuse_trained(source.step, first.config, may_only_end=not source.has_finished)
     notes = unsettled_notes(operator.store, record.run_id)
     notes += [note for one in left for note in one.notes]
     proven = operator.store.newest_report(first.pod_id, first.code_id, first.profile)

@@ -52,6 +52,7 @@ class Source:
         step: Step of the checkpoint; 0 without one.
         checkpoint: Its folder; empty without one.
         damaged: Newer checkpoints that are passed over, each in one line.
+        has_finished: The attempt that ended trained all its steps, as far as pod 0 can be asked.
         is_unstarted: The attempt of `old` was begun and never started, as after a cut.
         backup: Where the copy for a new pod 0 comes from; None if pod 0 stays.
         copy_on: Pod that has a restored copy already, as after a cut; empty without one.
@@ -65,6 +66,7 @@ class Source:
     damaged: tuple[str, ...] = ()
     resume: str = AUTO
     module: str = TRAINER_MODULE
+    has_finished: bool = False
     is_unstarted: bool = False
     backup: BackupFolder | None = None
     copy_on: str = ""
@@ -81,7 +83,7 @@ def find_on_pod(record: RunRecord, link: PodLink, wanted: FleetResumeRequest) ->
         NotFoundError, VerificationError: As `plan_resume`.
     """
     found = FoundRun(record, link, probe_run(handle_of(link, record)))
-    require_ended(found, changes_something=bool(wanted.sets))
+    require_ended(found, changes_something=bool(wanted.sets or wanted.path or wanted.afresh))
     old = read_run_manifest(link, record.run_id)
     processes = found.report.processes
     module = wanted.trainer_module or (processes.module if processes else TRAINER_MODULE)
@@ -96,6 +98,7 @@ def find_on_pod(record: RunRecord, link: PodLink, wanted: FleetResumeRequest) ->
         damaged=tuple(damaged),
         resume=AFRESH if wanted.afresh else start_at,
         module=module,
+        has_finished=found.report.state == "finished",
         is_unstarted=found.report.state == "planned" and not (wanted.path or wanted.afresh),
     )
 

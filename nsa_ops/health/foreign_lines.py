@@ -1,7 +1,7 @@
 """The figures in one line of another trainer's log, found by the kind of line.
 
-The spellings are those of nanoGPT and its speed runs, llm.c, Megatron and DeepSpeed, Hugging Face
-trainers, OLMo, fairseq, MXNet and plain `step … loss …` lines.
+The spellings are those of nanoGPT and its speed runs, llm.c, Megatron, NeMo and DeepSpeed, Hugging
+Face trainers, OLMo, fairseq, MXNet and plain `step … loss …` lines.
 """
 
 import re
@@ -30,7 +30,7 @@ _STEPS = (
     re.compile(r"(?<![\w-])iteration\s*[:=]?\s*(\d+)\s*(?:/\s*(\d+))?", re.IGNORECASE),
     re.compile(r"(?<![\w-])num_updates\W+(\d+)()", re.IGNORECASE),
     re.compile(
-        r"(?<![\w-])(?:global[ _]?step|step|iter|update)\b['\"]?\s*[:=]?\s*(\d[\d,]{0,40})"
+        r"(?<![\w-])(?:global[ _]?step|steps?|iter|update)\b['\"]?\s*[:=]?\s*(\d[\d,]{0,40})"
         r"(?:\s*/\s*(\d[\d,]{0,40}))?",
         re.IGNORECASE,
     ),
@@ -65,7 +65,8 @@ _TIME_MS = re.compile(
 _STEP_S = _after(r"itime|step[ _]time|sec/step|time(?=:? +\d+\.\d+[ ,(])")
 _FIGURES = {
     "loss": _after(
-        r"lm loss|(?:train(?:ing)?[ _/])?loss|train/CrossEntropyLoss|(?:train/)?ce[ _]loss|trl"
+        r"lm loss|(?:reduced_)?(?:train(?:ing)?[ _/])?loss|train/CrossEntropyLoss|"
+        r"(?:train/)?ce[ _]loss|trl"
     ),
     "evaluation_loss": _after(r"(?:val|valid|validation|eval|test)[ _/]?loss|tel"),
     "lr": _after(r"(?:optim/)?(?:learning[ _]rate(?:_group0)?|lr)"),

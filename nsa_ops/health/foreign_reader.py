@@ -202,6 +202,7 @@ def facts_of_log(reader: LogReader) -> RunFacts:
         total_steps=reader.total_steps,
         bytes_per_token=_CAUTIOUS_BYTES_PER_TOKEN if language else None,
         objective=objective,
+        speed_unit="a second, in the log's own unit",  # samples, steps or tokens
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from nsa_core.config.base import disk_advice
 from nsa_core.rundir import events
 from nsa_core.rundir.exit import read_exit
 from nsa_core.rundir.halt import HaltRequest, read_halt, write_halt
@@ -52,8 +53,9 @@ def act(content: bytes) -> Reply:
         message = f"the changed manifest is not valid: {error.errors()[0]['msg']}"
         return Reply.to(asked, "refused", message, code=ReplyCode.USAGE)
     except OSError as error:
-        message = f"{asked.run_dir}: {error.strerror or error}"
-        return Reply.to(asked, "refused", message, code=ReplyCode.LOCAL_RESOURCE)
+        message = f"`{asked.run_dir}` cannot be changed: {error.strerror or error}"
+        hint = f"{disk_advice(error)}, then repeat it"
+        return Reply.to(asked, "refused", message, hint, code=ReplyCode.LOCAL_RESOURCE)
 
 
 def _carry_out(asked: AnyAction) -> Reply:

@@ -46,6 +46,7 @@ class RunFacts:
         collective_timeout_s: After so long, ranks that wait for another one give up; None where
             there is one rank.
         num_pods: Pods of the run; the ranks of the others are judged there.
+        speed_unit: What its throughput counts.
     """
 
     total_steps: int | None = None
@@ -56,6 +57,7 @@ class RunFacts:
     objective: Literal["language", "other"] = "language"
     collective_timeout_s: float | None = None
     num_pods: int = 1
+    speed_unit: str = "tokens/s"
 
 
 def facts_of(config: RunConfig, *, fresh: bool) -> RunFacts:

@@ -141,7 +141,8 @@ def _disk(facts: BareFacts, need: int) -> CheckResult:
     limit, hint = f">= {format_bytes(need)}", "Free space, or name another root with `pod add`"
     if not facts.disk_writable:
         message = f"this login cannot write in {facts.disk_path}"
-        return checked(name, "fail", message, limit=limit, command=command, hint=hint)
+        hint = "Name another root with `pod add`, or let this login write there"
+        return checked(name, "fail", message, command=command, hint=hint)
     free = facts.disk_free_bytes
     if free is None:
         message = f"free space in {facts.disk_path} is unknown"

@@ -76,7 +76,8 @@ def check_listed(done: Completed, folder: PurePosixPath, transport: Transport) -
     """Raise unless a listing script ended well."""
     if done.exit_code == _NO_FOLDER:
         message = f"`{folder}` does not exist on {transport.where}"
-        raise NotFoundError(message, hint="See `nsa-ops run ls`")
+        hint = "Repeat it: a run removes old checkpoints; if the run is gone, see `nsa-ops run ls`"
+        raise NotFoundError(message, hint=hint)
     if done.exit_code:
         message = f"`{folder}` on {transport.where} cannot be listed: {done.last_error_line}"
         raise PartialError(

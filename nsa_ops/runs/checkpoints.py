@@ -16,6 +16,8 @@ from nsa_ops.errors import ConfigurationError, NotFoundError, VerificationError
 from nsa_ops.remote.snapshot import has_code
 from nsa_ops.remote.transport import QUICK_S
 
+MORE_STEPS = "To train on, give it more steps: `--set schedule.steps=N`"
+
 
 def require_checkpoint(run: RunHandle, path: str) -> CheckpointState:
     """A whole checkpoint on a run's pod, every hash checked; a relative path is below the root.
@@ -80,6 +82,23 @@ def refuse_other_model_of(content: bytes, folder: str, config: RunConfig) -> Non
         raise ConfigurationError(message, hint=hint)
 
 
+def refuse_trained(step: int, config: RunConfig, *, may_only_end: bool = False) -> None:
+    """Refuse a beginning after which no step is left to train; pure.
+
+    Args:
+        step: Step of the checkpoint that it begins from; 0 without one.
+        config: Configuration of the attempt that would begin.
+        may_only_end: The run was cut between its last step and its end, and has that left to do.
+
+    Raises:
+        ConfigurationError: If nothing is left to train.
+    """
+    steps = config.schedule.steps
+    if step > steps or (step == steps and not may_only_end):
+        message = f"Nothing is left to train at step {step:,}: `schedule.steps` is {steps:,}"
+        raise ConfigurationError(message, hint=MORE_STEPS)
+
+
 def with_parent(link: PodLink, manifest: RunManifest) -> RunManifest:
     """Verify the checkpoint to begin from, and name its run as the parent; once is enough."""
     if manifest.resume == "auto" or manifest.parent is not None:
@@ -87,6 +106,7 @@ def with_parent(link: PodLink, manifest: RunManifest) -> RunManifest:
     run = RunHandle(link, manifest.code_id, manifest.run_id)
     checkpoint = require_checkpoint(run, manifest.resume)
     refuse_other_model(link, checkpoint.path, manifest.config)
+    refuse_trained(checkpoint.step, manifest.config)
     parent = Parent(
         run_id=checkpoint.run_id, step=checkpoint.step, attempt_id=checkpoint.attempt_id
     )

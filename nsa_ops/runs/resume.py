@@ -25,7 +25,13 @@ from nsa_ops.preflight.proof import refuse_marked, require_summed
 from nsa_ops.preflight.several_cards import num_cards, takes_several
 from nsa_ops.remote.snapshot import take_snapshot
 from nsa_ops.runs.attempt import AttemptStart, FirstBeat, start_attempt
-from nsa_ops.runs.checkpoints import refuse_foreign, refuse_other_model, require_checkpoint
+from nsa_ops.runs.checkpoints import (
+    MORE_STEPS,
+    refuse_foreign,
+    refuse_other_model,
+    refuse_trained,
+    require_checkpoint,
+)
 from nsa_ops.runs.choose import RESUMABLE, FoundRun, find_run
 from nsa_ops.runs.lease import (
     OLD_POD,
@@ -138,11 +144,12 @@ def plan_resume(
         LocalResourceError: If the pod lacks what a run is started with.
         NotFoundError: If there is no checkpoint to continue from.
         VerificationError: If the named checkpoint is damaged, or of another run.
-        ConfigurationError: If the values cannot go together, or with the weights.
+        ConfigurationError: If the values cannot go together, or with the weights, or if no step is
+            left to train.
     """
     found = find_run(operator, run_id, among=RESUMABLE)
     pod = found.link.record
-    require_ended(found, changes_something=bool(sets))
+    require_ended(found, changes_something=bool(sets or path or afresh))
     host = read_host(found.link.transport, pod.python, pod.root)
     require_tmux(found.link, host)
     refuse_marked(found.link, {})
@@ -156,6 +163,8 @@ def plan_resume(
     config = changed.config
     if checkpoint is not None:
         refuse_other_model(found.link, checkpoint.path, config)
+        may_only_end = found.report.state != "finished"
+        refuse_trained(checkpoint.step, config, may_only_end=may_only_end)
     _require_one_pod(config, found.record)
     start_at = checkpoint.path if path and checkpoint else AUTO
     new = {"resume": AFRESH if afresh else start_at, "pod_id": pod.pod_id}
@@ -241,8 +250,7 @@ def require_ended(found: FoundRun, *, changes_something: bool) -> None:
         raise StateConflictError(message, hint=hint)
     if report.state == "finished" and not changes_something:
         message = f"Run `{report.run_id}` finished: {report.why}"
-        hint = "To train on, give it more steps: `--set schedule.steps=N`"
-        raise StateConflictError(message, hint=hint)
+        raise StateConflictError(message, hint=MORE_STEPS)
 
 
 def choose_checkpoint(found: FoundRun, path: str) -> tuple[CheckpointState | None, list[str]]:

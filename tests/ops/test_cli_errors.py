@@ -31,6 +31,25 @@ def test_the_nearest_flag_is_offered_and_none_that_is_far(cli: CommandLine) -> N
     assert (far.exit_code, far.err.splitlines()[0]) == (2, "error: No such option: --sett")
 
 
+@pytest.mark.parametrize(
+    ("words", "after"),
+    [
+        (("launch", "--pod", "here", "--resume-from", ""), "--resume-from"),
+        (("resume", "r1", "--from="), "--from"),
+        (("backup", "restore", "r1", "--to", "", "--json"), "--to"),
+        (("report", ""), "report"),
+        (("",), "nsa-ops"),
+    ],
+)
+def test_an_empty_word_stands_for_no_default_and_no_folder(
+    cli: CommandLine, words: tuple[str, ...], after: str
+) -> None:
+    """As of a script whose variable is not set: a run would begin at its first step."""
+    outcome = cli(*words)
+    assert outcome.exit_code == 2
+    assert outcome.err.startswith(f"error: The word after `{after}` is empty\n\nhint: ")
+
+
 def test_an_unknown_key_names_the_nearest_one(cli: CommandLine) -> None:
     outcome = cli("config", "check", "--set", "model.dm=3")
     assert outcome.exit_code == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsa_ops.errors import ConfigurationError, LocalResourceError
-from nsa_ops.local_files import close_tree, expand_home, make_private_folder
+from nsa_ops.local_files import close_tree, expand_home, make_private_folder, read_named
 from nsa_ops.store import Store
 from tests.ops.cli_case import CommandLine
 from tests.ops.operators import POD
@@ -113,6 +113,15 @@ def test_what_cannot_be_closed_is_told(
 
 def refuse(path: object, *_mode: object, **_flags: object) -> None:
     raise PermissionError(1, "Operation not permitted", str(path))
+
+
+def test_a_named_file_is_read_to_its_limit_and_a_device_ends_there(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_bytes(b"12345")
+    assert read_named(log, "Log", max_bytes=5) == b"12345"
+    for path in (log, Path("/dev/zero")):
+        with pytest.raises(ConfigurationError, match=f"Log `{path}` has more than 4 B"):
+            read_named(path, "Log", max_bytes=4)
 
 
 def test_a_home_of_nobody_is_refused_and_no_bug(

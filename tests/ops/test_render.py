@@ -6,8 +6,10 @@ import pytest
 from rich.console import Console
 
 from nsa_core.rundir.data_account import Count, DataAccount
+from nsa_core.rundir.events import Event
 from nsa_ops.backup.receipts import at_most_lost
 from nsa_ops.cli.console import cell_text, envelope, jsonable, make_console, plan_lines, table
+from nsa_ops.cli.inspection import draw_events
 from nsa_ops.cli.render_run import (
     draw_status,
     frame_rows,
@@ -35,6 +37,20 @@ def test_an_envelope_has_the_four_keys_and_a_version() -> None:
 
 def test_what_json_does_not_know_becomes_null() -> None:
     assert jsonable([math.nan, math.inf, 1.5]) == [None, None, 1.5]
+
+
+def test_an_event_has_its_time_and_its_words_in_80_columns() -> None:
+    event = Event(
+        ts=1796014245.5, iso="2026-11-30T04:50:45.500+00:00", attempt=10, kind="save_failed",
+        by="trainer", message="checkpoint of step 600 could not be written",
+    )  # fmt: skip
+    stream = io.StringIO()
+    draw_events(Console(file=stream, width=80), [event])
+    assert [line.rstrip() for line in stream.getvalue().splitlines()] == [
+        "WHEN                     ATTEMPT  EVENT",
+        "2026-11-30 04:50:45 UTC  10       save_failed by trainer: checkpoint of step 600",
+        "                                  could not be written",
+    ]
 
 
 def test_a_sparkline_shows_low_and_high_and_keeps_its_width() -> None:

@@ -31,10 +31,14 @@ def loss_too_good(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding |
     limit = limits.leak_bits_per_byte * math.log(2) * facts.bytes_per_token
     if first < max(_UNTRAINED_NATS, 2 * limit):
         return None
-    newest = [r for r in evidence.records[-3:] if r.loss is not None]
-    if not newest or newest[-1].step > limits.leak_steps:
+    newest = [
+        (r.step, r.loss)
+        for r in evidence.records[-3:]
+        if r.loss is not None and math.isfinite(r.loss)
+    ]
+    if not newest or newest[-1][0] > limits.leak_steps:
         return None
-    losses = [r.loss for r in newest if r.loss is not None]
+    step, losses = newest[-1][0], [loss for _, loss in newest]
     if losses[-1] >= limit:
         return None
     causality = evidence.machine.causality
@@ -43,12 +47,12 @@ def loss_too_good(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding |
     return Finding(
         rule="loss_too_good",
         level="halt" if certain else "warn",
-        sentence=f"The loss {losses[-1]:.3g} at step {newest[-1].step} is below "
+        sentence=f"The loss {losses[-1]:.3g} at step {step} is below "
         f"{limits.leak_bits_per_byte:g} bits per byte ({limit:.2f} nats per token): no text "
         "reaches that so early. The model sees its targets, or it memorised a tiny text; the "
         "causality probe says: "
         f"{causality}",
-        facts={"step": newest[-1].step, "loss": losses[-1], "limit_nats": limit},
+        facts={"step": step, "loss": losses[-1], "limit_nats": limit},
     )
 
 

@@ -41,7 +41,8 @@ def throughput_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
                 rule="throughput_low",
                 level="warn",
                 sentence=f"The throughput is {share:.0%} of the run's own median{before} "
-                f"({usual:.4g} tokens/s), for {slow_s / 60:.0f} min; {_cause(evidence)}",
+                f"({usual:.4g} {evidence.facts.speed_unit}), for {slow_s / 60:.0f} min; "
+                f"{_cause(evidence)}",
                 facts={"share": share, "slow_s": slow_s, "median": usual},
                 stage=stage,
             )

@@ -259,6 +259,12 @@ def test_a_broken_recipe_is_one_line(tmp_path: Path, content: str) -> None:
         resolve(str(recipe))
 
 
+def test_a_recipe_that_is_far_too_long_is_not_read_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "endless.yaml").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=r"endless\.yaml has more than 1,000,000 characters"):
+        resolve(str(tmp_path / "endless.yaml"))
+
+
 def test_an_unknown_recipe_or_profile_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="tiny-cpu"):
         resolve("tiny-cpuu")

@@ -11,7 +11,7 @@ import torch
 from nsa_core.evaluate import device
 from nsa_core.evaluate import sampling as evaluate
 from nsa_core.evaluate.sampling import stream
-from nsa_core.generate import main, rate_of
+from nsa_core.generate import main, rate_of, read_prompt
 from nsa_core.rundir.exit import TrainerExit
 from nsa_core.rundir.manifest import read_manifest
 from tests.core.evaluate.run_case import flip_a_bit, make_run, save
@@ -48,6 +48,33 @@ def test_a_prompt_may_come_from_stdin_or_be_empty(
     assert call(run, "--prompt", "-", "--max-new-tokens", "2", "--json") == 0
     assert json.loads(capsys.readouterr().out)["prompt"] == "Dry sand"
     assert call(run, "--prompt", "", "--max-new-tokens", "2", "--json") == 0
+
+
+def test_a_prompt_on_stdin_is_read_to_a_limit() -> None:
+    assert read_prompt(io.StringIO("Dry"), most=3) == "Dry"
+    with pytest.raises(ValueError, match="the prompt on stdin has more than 2 characters"):
+        read_prompt(io.StringIO("Dry"), most=2)
+
+
+class Terminal(io.StringIO):
+    """What is printed on a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_a_model_writes_steers_no_terminal_and_reaches_a_file_as_it_is(
+    trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = trained
+    hostile = "a\x1b[2Jb\u202e\u2028é\tc\n"
+    monkeypatch.setattr(evaluate, "pieces", lambda *_: iter([hostile]))
+    for stream_, said in (
+        (Terminal(), "a\\x1b[2Jb\\u202e\\u2028é\tc\n"), (io.StringIO(), hostile)
+    ):  # fmt: skip
+        monkeypatch.setattr(sys, "stdout", stream_)
+        assert call(run, "--prompt", "a", "--max-new-tokens", "1") == 0
+        assert stream_.getvalue() == said + "\n"
 
 
 def test_the_text_is_the_greedy_continuation_and_only_ids_of_the_tokenizer(

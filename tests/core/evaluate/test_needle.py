@@ -283,6 +283,7 @@ def test_cut_measures_a_model_without_the_selected_branch_and_says_so(
             "--lengths must be at least 96, or a needle may not fit, got -5",
         ),
         (("--lengths", "128", "95"), "or a needle may not fit, got 95"),
+        (("--lengths", "128", "1048577"), "--lengths must be at most 1,048,576, got 1048577"),
     ],
 )
 def test_sizes_that_mean_nothing_are_one_line_before_the_weights_are_loaded(

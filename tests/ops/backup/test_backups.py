@@ -47,8 +47,6 @@ def test_a_destination_inside_another_backup_is_refused_also_behind_a_link(
     assert backup_folder(case.operator, RUN_ID, other.parent).root == other.parent / RUN_ID
 
 
-def test_an_empty_word_is_no_backup(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dot_means_this_folder(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(case.operator.settings.state_dir.parent)
-    with pytest.raises(ConfigurationError, match="empty word"):
-        find_backup(case.operator, "")
     assert find_backup(case.operator, ".").root == Path.cwd()

@@ -237,6 +237,27 @@ def test_another_checkpoint_of_a_held_step_is_a_conflict_and_both_are_kept(case:
     assert verify_backup(case.backup.root, load=True).differences == []
 
 
+def test_a_step_that_is_saved_again_after_a_rollback_takes_the_place_of_the_abandoned_one(
+    case: Case,
+) -> None:
+    """Both are kept; the run has recorded that it went back."""
+    builder = case.build(10, 20)
+    _pull(case)
+    old, new = _tree(case.backup.run.checkpoint(20)), case.run.checkpoint(20)
+    shutil.rmtree(new)
+    builder.resume().event("resumed", step=10)
+    builder.save(20)
+    assert _pull(case).at_risk.saved_step == 20
+    assert _tree(case.backup.run.checkpoint(20)) == _tree(new)
+    (kept,) = case.backup.run.checkpoints.glob("abandoned_step_*")
+    assert _tree(kept) == old
+    assert verify_backup(case.backup.root, load=True).differences == []
+    shutil.rmtree(new)
+    builder.save(20)  # the same attempt saves another one: no rollback explains that
+    with pytest.raises(StateConflictError, match="Step 20 is here with"):
+        _pull(case)
+
+
 def test_a_conflict_blocks_no_other_checkpoint(case: Case) -> None:
     builder = case.build(20)
     _pull(case)
@@ -454,7 +475,7 @@ def test_links_on_the_pod_are_refused_by_name_and_never_followed(case: Case) -> 
     case.build(20)
     (case.run.root / "notes").symlink_to("/etc/passwd")
     os.mkfifo(case.run.root / "pipe")
-    with pytest.raises(PartialError, match="2 of the pod's files were not brought") as refused:
+    with pytest.raises(PartialError, match="not complete, with 2 problems: ") as refused:
         _pull(case)
     assert "link" in refused.value.message
     assert not (case.backup.root / "notes").exists()

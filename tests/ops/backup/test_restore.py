@@ -1,5 +1,6 @@
 """Restore: verified first, replaces nothing, and what stands there afterwards is a run."""
 
+import shutil
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -44,6 +45,43 @@ def test_a_restored_run_equals_the_original_and_can_go_on(case: Case, tmp_path: 
     assert [inspect_checkpoint(one.path).damage for one in list_checkpoints(run)] == ["", ""]
     assert begin_next_attempt(run, at_unix_s=1.0).attempt == 2
     assert read_manifest(run).run_id == RUN_ID
+
+
+@pytest.fixture
+def begun_again(tmp_path: Path) -> Case:
+    """A backup that has step 40 of attempt 1, and step 10 of attempt 2, which began afresh."""
+    case = Case(tmp_path)
+    builder = case.build(20, 40).end(10, "halted", 40)
+    link = case.link()
+    execute_pull(case.operator, link, plan_pull(link, RUN_ID, case.backup, "latest"))
+    for step in (20, 40):
+        shutil.rmtree(case.run.checkpoint(step))
+    builder.resume().event("resumed", step=0)
+    execute_pull(case.operator, link, plan_pull(link, RUN_ID, case.backup, "latest"))
+    builder.save(10)
+    return case
+
+
+def test_a_restored_run_does_not_go_on_from_what_it_went_back_behind(
+    begun_again: Case, tmp_path: Path
+) -> None:
+    case, link = begun_again, begun_again.link()
+    pulled = execute_pull(case.operator, link, plan_pull(link, RUN_ID, case.backup, "latest"))
+    assert pulled.newest_step == pulled.at_risk.saved_step == 10
+    assert case.backup.run.latest.read_text() == "step_000010\n"
+    planned = plan_restore(case.backup, PurePosixPath(tmp_path / "elsewhere"))
+    assert "which a later attempt went back behind" in planned.plan.notes[-1]
+    restored = restore_here(planned)
+    assert restored.step == 10
+    assert [one.step for one in list_checkpoints(RunDir(Path(restored.target)))] == [10]
+    assert case.backup.run.checkpoint(40).is_dir()
+
+
+def test_all_that_a_run_went_back_behind_is_restored_where_it_saved_nothing_since(
+    begun_again: Case, tmp_path: Path
+) -> None:
+    planned = plan_restore(begun_again.backup, PurePosixPath(tmp_path / "elsewhere"))
+    assert restore_here(planned).step == 40
 
 
 def test_an_existing_run_is_never_replaced(case: Case, tmp_path: Path) -> None:

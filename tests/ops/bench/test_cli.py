@@ -96,10 +96,10 @@ def test_a_folder_where_a_file_is_needed_is_usage(
 def test_a_file_that_may_not_be_read_is_a_lack_of_this_machine(
     cli: CommandLine, result: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, _mode: str) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))  # as root, chmod refuses nothing
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     outcome = cli(*words, str(result))
     assert (outcome.exit_code, outcome.out) == (11, "")
     assert f"`{result}` cannot be read: Permission denied" in outcome.err

@@ -15,7 +15,7 @@ from tests.ops.cli_case import CommandLine
         (("launch", "--pods", "a,b,a"), "names pod `a` twice"),
         (("launch", "--pods", "a,b", "--port", "80"), "greater than or equal to 1024"),
         (("launch", "--port", "30000"), "`--port` is where the ranks of several pods meet"),
-        (("launch", "--pods", ""), "has an empty name"),
+        (("launch", "--pods", "a,,b"), "has an empty name"),
         (("resume", "r1", "--pods", "a,b", "--pod", "a"), "`--pod` names one pod"),
         (("resume", "r1", "--pods", "a,b", "--prove"), "that stays on its one pod"),
         (("resume", "r1", "--pods", "a", "--port", "30000"), "`--port` is where the ranks of"),

@@ -187,6 +187,15 @@ def test_a_batch_or_a_number_that_does_not_fit_the_pods_is_refused(
             plan(desk, pods, pods=names, sets=("runtime.num_pods=3",))
 
 
+def test_fewer_steps_than_are_trained_are_refused(desk: Desk, pods: list[ScriptedPod]) -> None:
+    with pytest.raises(ConfigurationError, match="Nothing is left to train at step 7"):
+        plan(desk, pods, sets=("schedule.steps=6",))
+    assert plan(desk, pods, sets=("schedule.steps=7",)).source.step == 7  # it has to end
+    pods[0].script = lambda _look: report("finished", exit=ended(0, "finished"))
+    with pytest.raises(ConfigurationError, match="Nothing is left to train at step 7"):
+        plan(desk, pods, sets=("schedule.steps=7",))
+
+
 def test_another_model_than_the_weights_are_of_is_refused(
     desk: Desk, pods: list[ScriptedPod]
 ) -> None:

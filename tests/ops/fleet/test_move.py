@@ -1,5 +1,6 @@
 """When a run may leave its pod, and what a move to another one refuses."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from nsa_core.config.run import RunConfig
 from nsa_core.rundir.manifest import RunManifest
+from nsa_ops.backup.folder import BackupFolder
 from nsa_ops.backup.pull import execute_pull, plan_pull
 from nsa_ops.errors import NotFoundError, RefusedError, StateConflictError, VerificationError
 from nsa_ops.fleet.move import is_elsewhere, newest_backup
@@ -48,6 +50,20 @@ def test_the_backup_with_the_newest_verified_checkpoint_is_taken(case: Case) -> 
     assert newest_backup(case.operator, RUN_ID).root == case.backup.root
     flip_bit(case.backup.run.checkpoint(40) / "checkpoint.json")
     assert newest_backup(case.operator, RUN_ID).root == case.backup.root
+
+
+def test_a_backup_of_what_the_run_went_back_behind_is_not_the_newest(tmp_path: Path) -> None:
+    """Another folder has a lower step of the attempt that goes on."""
+    case = Case(tmp_path)
+    builder = case.build(20, 40)
+    pull(case)
+    for step in (20, 40):
+        shutil.rmtree(case.run.checkpoint(step))
+    builder.resume().event("resumed", step=0)
+    builder.save(10)
+    link, other = case.link(), BackupFolder(case.root / "others" / RUN_ID)
+    execute_pull(case.operator, link, plan_pull(link, RUN_ID, other, "all"))
+    assert newest_backup(case.operator, RUN_ID).root == other.root
 
 
 def test_a_backup_without_a_manifest_is_a_damaged_one(case: Case) -> None:

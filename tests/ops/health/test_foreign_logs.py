@@ -211,6 +211,18 @@ def test_a_rate_may_stand_after_its_unit(words: str) -> None:
     assert parse_log(f"epoch 1 | iter 4 | loss 2.0 | {words}").beats[0].tokens_per_s == 330.5
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "steps: 40 loss: 2.5000 iter time (s): 0.5 samples/sec: 32.1",  # DeepSpeed's pipelines
+        "Training epoch 0, iteration 40/99 | lr: 3e-05 | global_step: 40 | reduced_train_loss: 2.5",
+    ],
+)
+def test_lines_of_other_trainers_are_records(line: str) -> None:
+    (beat,) = parse_log(line).beats
+    assert (beat.step, beat.loss) == (40, 2.5)
+
+
 def test_steps_that_each_epoch_counts_anew_are_continued() -> None:
     lines = [f"Epoch: {e} Batch: {b}/40 Loss: 2.5" for e in (1, 2) for b in (10, 20, 30)]
     beats = parse_log("\n".join(lines)).beats

@@ -65,3 +65,12 @@ def test_a_cancelled_job_is_reported_and_stays_healthy(tmp_path: Path) -> None:
     assert (health.level, failure_of(health)) == ("healthy", None)
     assert health.replay.ending.startswith("stopped from outside after step 7")
     assert "TIME LIMIT" in health.replay.ending
+
+
+def test_a_slow_log_is_told_in_its_own_unit(tmp_path: Path) -> None:
+    """It may count samples or steps."""
+    log = tmp_path / "slow.log"
+    speeds = [100.0] * 20 + [20.0] * 9
+    log.write_text("".join(f"iter {n} loss 3 {one} samples/s\n" for n, one in enumerate(speeds)))
+    said = judge_log(log).replay.alarms[0].finding.sentence
+    assert "20% of the run's own median (100 a second, in the log's own unit)" in said

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -104,6 +105,18 @@ def test_a_halt_is_asked_though_its_event_cannot_be_written(run: RunDir) -> None
     assert reply.outcome == "done", reply
     assert reply.message.endswith("; it could not be recorded in events.jsonl: Is a directory")
     assert read_halt(run, run_id="run-1", attempt=1) is not None
+
+
+def test_a_directory_that_cannot_be_changed_is_named_with_what_to_do(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_words: object) -> Reply:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("nsa_ops.pod.act.halt", refuse)
+    reply = do(HaltAction(run_dir=run.root, reason="enough"))
+    assert (reply.code, reply.hint.startswith("Mount the file system for writing")) == (11, True)
+    assert reply.message == f"`{run.root}` cannot be changed: Read-only file system"
 
 
 def test_a_halt_that_means_another_attempt_is_a_conflict(run: RunDir) -> None:

@@ -203,6 +203,15 @@ def test_a_run_that_begins_from_a_checkpoint_of_another_model_is_refused(pod: De
         plan_launch(pod.operator, RESUMING)
 
 
+def test_a_run_that_begins_at_its_last_step_is_refused(pod: Desk) -> None:
+    pod.transport.answers["nsa_ops.pod.verify"] = completed(verified())
+    short = replace(RESUMING, choice=RunChoice(sets=("schedule.steps=140",)))
+    with pytest.raises(ConfigurationError, match=r"Nothing is left to train at step 140"):
+        plan_launch(pod.operator, short)
+    longer = replace(RESUMING, choice=RunChoice(sets=("schedule.steps=141",)))
+    assert plan_launch(pod.operator, longer).manifest.parent == Parent(run_id="r0", step=140)
+
+
 def test_a_pod_without_the_code_hashes_the_checkpoint_once_it_has_it(pod: Desk) -> None:
     pod.transport.answers |= {
         "sys.exit(not": completed(exit_code=1),
@@ -384,6 +393,52 @@ def test_a_resume_refuses_another_model_than_the_weights_are_of(pod: Desk, layer
     pod.transport.files["/c/step_000140/config.json"] = b'{"model": '
     with pytest.raises(VerificationError, match=r"step_000140/config.json. cannot be used"):
         plan_resume(pod.operator, None)
+
+
+def ended_at_140(pod: Desk, state: str) -> None:
+    """A run of 140 steps with a whole checkpoint of the last one."""
+    choice = RunChoice(sets=("schedule.steps=140",))
+    request = LaunchRequest(choice, run_id="r1", overrides={"preflight": "trial"})
+    manifest = plan_launch(pod.operator, request).manifest
+    pod.transport.files["/pod/runs/r1/manifest.json"] = manifest.model_dump_json().encode()
+    whole = '{"checkpoints": [{"path": "/c/step_000140", "step": 140}]}'
+    pod.transport.answers |= {
+        "nsa_ops.pod.verify": completed(whole),
+        "nsa_ops.pod.probe": answer(report(state)),
+        "list-panes": completed("nsa-r1|watchdog|5|0|/pod/runs/r1\n"),
+    }
+    pod.store.save_run(RUN)
+
+
+@pytest.mark.parametrize(
+    ("state", "sets"),
+    [
+        ("finished", ("data.prefetch=4",)),
+        ("finished", ("schedule.steps=139",)),
+        ("halted", ("schedule.steps=139",)),
+    ],
+)
+def test_a_resume_that_would_train_nothing_is_refused(
+    pod: Desk, state: str, sets: tuple[str, ...]
+) -> None:
+    ended_at_140(pod, state)
+    with pytest.raises(ConfigurationError, match="Nothing is left to train at step 140"):
+        plan_resume(pod.operator, None, sets=sets)
+
+
+def test_a_run_that_was_cut_between_its_last_step_and_its_end_resumes(pod: Desk) -> None:
+    ended_at_140(pod, "failed")
+    assert plan_resume(pod.operator, None).checkpoint is not None
+
+
+def test_a_finished_run_trains_again_from_its_first_step_or_an_older_checkpoint(pod: Desk) -> None:
+    ended_at_140(pod, "finished")
+    assert plan_resume(pod.operator, None, afresh=True).new.resume == "afresh"
+    with pytest.raises(ConfigurationError, match="Nothing is left to train at step 140"):
+        plan_resume(pod.operator, None, path="/c/step_000140")
+    older = '{"checkpoints": [{"path": "/c/step_000100", "step": 100}]}'
+    pod.transport.answers["nsa_ops.pod.verify"] = completed(older)
+    assert plan_resume(pod.operator, None, path="/c/step_000100").new.resume == "/c/step_000100"
 
 
 def test_a_resume_says_which_damaged_checkpoint_it_passed_over(pod: Desk) -> None:

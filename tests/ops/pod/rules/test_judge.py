@@ -175,6 +175,8 @@ def test_a_loss_that_no_text_allows_so_early_is_a_leak() -> None:
     low = [beat(n, loss=1.2) for n in range(2, 5)]
     assert found(judged([*start, *low[:2]]))["loss_too_good"] == "warn"
     assert found(judged([*start, *low]))["loss_too_good"] == "halt"
+    for nothing in (float("nan"), float("-inf")):  # below no limit
+        assert "loss_too_good" not in found(judged([*start, beat(2, loss=nothing)]))
 
 
 def test_a_low_loss_is_no_leak_late_or_from_trained_weights_or_without_text() -> None:
