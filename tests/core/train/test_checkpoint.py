@@ -156,6 +156,16 @@ def test_a_manifest_that_lists_too_little_is_damage(run, manifest):
     assert "optimizer.safetensors" in rejected[0][1]
 
 
+def test_shards_that_a_manifest_only_claims_are_not_counted_to(run, manifest):
+    write(run, 5, 10)
+    path = run.checkpoint(10) / "checkpoint.json"
+    claimed = json.loads(path.read_text()) | {"num_shards": 100_000}  # 2**70 fill the memory
+    path.write_text(json.dumps(claimed))
+    point, rejected = find(run, manifest)
+    assert point.state.step == 5
+    assert "claims 100000 shards and lists" in rejected[0][1]
+
+
 def test_a_missing_latest_changes_nothing(run, manifest):
     write(run, 5)
     run.latest.unlink()
