@@ -12,7 +12,7 @@ import pytest
 
 from nsa_core.data.build import BuildJob, batch_documents, build_folder
 from nsa_core.data.documents import Document, RecordOrigin
-from nsa_core.data.reporting import DataError, ignore_progress
+from nsa_core.data.reporting import DataError, StageProgress, ignore_progress
 from nsa_core.data.shards import MANIFEST_NAME, SplitTokens, read_hashes, read_manifest
 from nsa_core.data.staging import folder_lock, open_staged, plan_staging, stage
 from tests.core.data.conftest import local
@@ -76,6 +76,22 @@ def test_changed_text_is_staged_beside_the_old(corpus: Path, tmp_path: Path) -> 
     second = stage(local(corpus), tmp_path, 0)
     assert second.folder != first.folder
     assert first.folder.is_dir()
+
+
+def test_text_that_changes_while_it_is_staged_is_refused_and_staged_anew(
+    corpus: Path, tmp_path: Path
+) -> None:
+    before = corpus.read_text()
+
+    def write_on(progress: StageProgress) -> None:
+        if progress.doing == "tokenise":
+            corpus.write_text(before + json.dumps({"text": "one more"}) + "\n")
+
+    with pytest.raises(DataError, match=r"changed while it was staged: corpus\.jsonl has changed"):
+        stage(local(corpus), tmp_path, 0, write_on)
+    corpus.write_text(before)
+    expected = stage(local(corpus, cache_dir="other"), tmp_path, 0)
+    assert content(stage(local(corpus), tmp_path, 0).folder) == content(expected.folder)
 
 
 def test_the_same_text_elsewhere_gives_the_same_manifest(corpus: Path, tmp_path: Path) -> None:
