@@ -102,8 +102,12 @@ def test_a_leftover_of_a_kill_is_removed_and_named(run):
     leftover = run.checkpoints / f"{content.TEMPORARY_PREFIX}step_000010"
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half")
-    assert content.remove_leftovers(run) == [(leftover.name, "")]
-    assert not leftover.exists()
+    for name in (".latest.9d2m5ylr", ".known_good.ab_12cd3"):
+        (run.checkpoints / name).write_text("step_0")
+    removed = [".known_good.ab_12cd3", ".latest.9d2m5ylr", leftover.name]
+    assert content.remove_leftovers(run) == [(name, "") for name in removed]
+    kept = {path.name for path in run.checkpoints.iterdir()}
+    assert kept == {"latest", run.checkpoint(5).name}
     assert read_checkpoint(run.checkpoint(5)) is not None
 
 
