@@ -2,7 +2,7 @@
 
 import difflib
 import errno
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -83,11 +83,12 @@ class ConfigSection(FrozenModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_truth_as_number(cls, value: object, info: ValidationInfo) -> object:
-        """`steps: yes` would be one step."""
+        """`steps: yes` would be one step, also within a list or a mapping of numbers."""
         kind = cls.model_fields[info.field_name].annotation if info.field_name else None
-        kinds = {kind, *get_args(kind)}
-        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
-            message = "it must be a number"
+        kinds = set(_kinds_in(kind))
+        if _holds_truth(value) and kinds & {int, float} and bool not in kinds:
+            is_one = isinstance(value, bool)
+            message = "it must be a number" if is_one else "yes and no in it must be numbers"
             raise ValueError(message)
         return value
 
@@ -99,6 +100,30 @@ class ConfigSection(FrozenModel):
             message = f"it must be at most {limit:,}"
             raise ValueError(message)
         return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _refuse_unwritable_text(cls, value: object) -> object:
+        """No path of a system has a NUL, and no file in UTF-8 half of a surrogate pair."""
+        text = str(value) if isinstance(value, str | Path) else ""
+        if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+            message = "it holds a NUL, or half of a surrogate pair"
+            raise ValueError(message)
+        return value
+
+
+def _kinds_in(kind: object) -> Iterator[object]:
+    """A type of a field and those within it: `dict` and `int` of `dict[int, int]`."""
+    yield kind
+    for part in get_args(kind):
+        yield from _kinds_in(part)
+
+
+def _holds_truth(value: object) -> bool:
+    """Whether a value is `yes` or `no`, or a list or mapping with one of them."""
+    if isinstance(value, Mapping):
+        return any(map(_holds_truth, (*value.keys(), *value.values())))
+    return any(map(_holds_truth, value)) if isinstance(value, list) else isinstance(value, bool)
 
 
 class TolerantModel(BaseModel):

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, PositiveFloat, ValidationError
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator
 
 from nsa_core.config.base import ConfigError, ConfigSection, first_error, load_mapping, names_in
 from nsa_core.config.training import Precision
@@ -15,7 +15,7 @@ class BatchTier(ConfigSection):
 
     min_memory_gib: float = Field(ge=0)  # smallest card of the tier, as nvidia-smi counts (base 2)
     #: Sequences a micro-step by sequence length: the shortest one that the run fits into counts.
-    micro_batch: dict[int, int]
+    micro_batch: dict[PositiveInt, PositiveInt]
     tokens_per_step: int = Field(ge=1)  # what accumulation fills up to
 
 
@@ -60,6 +60,16 @@ class HardwareProfile(ConfigSection):
     batch_tiers: list[BatchTier] = []  # batches by memory
     config: dict[str, Any] = {}  # values of the run's configuration that this hardware decides
     reasons: dict[str, str] = {}  # why, by dotted key; shown by `nsa-ops profile explain`
+
+    @field_validator("card_pattern")
+    @classmethod
+    def _check_pattern(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            message = f"it is no regular expression: {error}"
+            raise ValueError(message) from error
+        return value
 
     @property
     def needs_card(self) -> bool:

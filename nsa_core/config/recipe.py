@@ -207,7 +207,8 @@ def _profile_values(
 ) -> dict[str, Any]:
     values = _flatten(hardware.config, f"profile {hardware.name}")
     seq_len = asked.get("batch.seq_len", RunConfig().batch.seq_len)
-    batch = hardware.batch_for(seq_len, memory_gib) if isinstance(seq_len, int) else None
+    is_length = isinstance(seq_len, int) and seq_len > 0  # else the configuration refuses it
+    batch = hardware.batch_for(seq_len, memory_gib) if is_length else None
     if batch is None:
         return values
     return {"batch.micro_batch": batch[0], "batch.accumulation": batch[1]} | values

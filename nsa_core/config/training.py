@@ -16,6 +16,10 @@ NOT_BY_FLASH = {
 }
 #: Libraries count a time limit in an integer: beyond this one it is none.
 _MOST_WAIT_S = 30 * 86_400.0
+#: The library of threads ends a process that asks for more than the machine gives.
+_MOST_THREADS = 4096
+#: Beyond float32 torch takes no rate.
+_MOST_RATE = 1e30
 #: Of one machine, which has fewer cards; of a pod that claims more, the first ones are followed.
 MAX_RANKS = 256
 #: No cluster of one run has more machines.
@@ -93,13 +97,13 @@ class OptimizerConfig(ConfigSection):
     """AdamW, optionally with Muon for the matrices of the blocks."""
 
     kind: Literal["adamw", "muon"] = "adamw"
-    learning_rate: float = Field(6e-4, gt=0)
+    learning_rate: float = Field(6e-4, gt=0, le=_MOST_RATE)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.1, ge=0)
     clip_norm: float = Field(1.0, gt=0)
-    muon_learning_rate: float = Field(0.02, gt=0)
+    muon_learning_rate: float = Field(0.02, gt=0, le=_MOST_RATE)
 
 
 class CheckpointConfig(ConfigSection):
@@ -117,7 +121,7 @@ class TelemetryConfig(ConfigSection):
     """How often the run says something, and to whom."""
 
     log_every: int = Field(10, ge=1)
-    beat_interval_s: float = Field(10.0, gt=0)
+    beat_interval_s: float = Field(10.0, gt=0, le=_MOST_WAIT_S)
     tensorboard: bool = True
     gate_every: int = Field(10, ge=1)
 
@@ -166,7 +170,7 @@ class RuntimeConfig(ConfigSection):
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     deterministic: bool = False  # bit-equal repeats on a GPU at the price of speed
     allocator: str = "expandable_segments:True"  # value of PYTORCH_CUDA_ALLOC_CONF
-    threads: int = Field(0, ge=0)  # CPU threads of torch; 0 leaves its own choice
+    threads: int = Field(0, ge=0, le=_MOST_THREADS)  # CPU threads of torch; 0: its own choice
     #: Cards of a pod that train together; `auto` is all that the profile allows and the pod has.
     num_gpus: Annotated[int | Literal["auto"], BeforeValidator(_check_num_gpus)] = 1
     #: Pods that train together, each with `num_gpus` cards.
@@ -187,7 +191,7 @@ class WatchdogLimits(ConfigSection):
     the heartbeat.
     """
 
-    interval_s: float = Field(5.0, gt=0)  # seconds between two looks at the run
+    interval_s: float = Field(5.0, gt=0, le=_MOST_WAIT_S)  # seconds between two looks at the run
     cards_every_s: float = Field(30.0, gt=0)  # seconds between two looks at the cards
     stale_warn_s: float = Field(60.0, gt=0)  # `alive_seq` has not moved for so long
     stale_halt_s: float = Field(180.0, gt=0)  # the same, and the run is halted

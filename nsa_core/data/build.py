@@ -34,9 +34,11 @@ from nsa_core.data.shards import (
     write_manifest,
 )
 from nsa_core.data.sources.make import make_source
-from nsa_core.data.sources.source import SourcePosition
+from nsa_core.data.sources.source import HashOf, SourcePosition
+from nsa_core.data.staged_before import describe_files
 from nsa_core.data.tokenizer import Ids, describe_tokenizer, load_tokenizer, make_tokenizer
 from nsa_core.rundir.atomic import fsync_dir, write_text
+from nsa_core.rundir.checkpoint import hash_file
 from nsa_core.rundir.data_account import DataAccount
 
 #: Text that is tokenised at a time is at most about this long, whatever `document_batch` says.
@@ -57,6 +59,7 @@ class BuildJob:
     folder: Path
     progress: OnProgress
     shard_tokens: int = SHARD_TOKENS
+    hash_of: HashOf = hash_file
 
     @property
     def partial(self) -> Path:
@@ -73,7 +76,8 @@ def build_folder(job: BuildJob) -> None:
     """Stage all documents of a source; continue a partial folder of the same plan.
 
     Raises:
-        DataError: If the source holds no text, or stops at something it cannot pass over.
+        DataError: If the source holds no text, stops at something it cannot pass over, or has
+            changed meanwhile.
         OSError: If the disk is full or not writable.
     """
     journal = _read_journal(job)
@@ -88,6 +92,7 @@ def build_folder(job: BuildJob) -> None:
         if threshold is None:
             break
         journal = _begin(job, threshold)
+    _refuse_changed(job)
     _publish(job, journal)
 
 
@@ -227,6 +232,19 @@ def _missing_split(job: BuildJob, journal: StagingJournal) -> bytes | None:
         return None
     hashes = read_hashes(job.partial, journal.shards)
     return moved_threshold(min(hashes), max(hashes), has_validation="validation" in present)
+
+
+def _refuse_changed(job: BuildJob) -> None:
+    """Drop tokens of files that were written since they were hashed: their name would be wrong."""
+    before = job.plan.source
+    if not before.files:
+        return
+    now = make_source(job.config, job.seed).record(job.hash_of)
+    if now == before:
+        return
+    shutil.rmtree(job.partial)
+    message = f"{job.name} changed while it was staged: {'; '.join(describe_files(before, now))}"
+    raise DataError(message, "start again once nothing writes into it any more")
 
 
 def _publish(job: BuildJob, journal: StagingJournal) -> None:

@@ -60,6 +60,7 @@ class Prefetcher(Generic[Item]):
         Raises:
             LoaderStalled: If it is not built before the deadline, or the thread has died.
             DataError: If building it failed.
+            MemoryError: If there was no room for it.
         """
         self._ask(max(1, self._depth) - len(self._ready))
         item = self._ready.popleft() if self._ready else self._receive(poll)
@@ -81,7 +82,7 @@ class Prefetcher(Generic[Item]):
     def _receive(self, poll: Callable[[], None]) -> Item:
         found = self._wait(poll)
         self._num_received += 1
-        if isinstance(found, DataError):
+        if isinstance(found, DataError | MemoryError):
             raise found
         if isinstance(found, Exception):
             message = f"reading the staged data failed: {found}"

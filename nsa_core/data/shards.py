@@ -2,10 +2,12 @@
 
 import hashlib
 import io
+import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,14 +189,14 @@ class ShardBuffer:
 
 
 class SplitTokens:
-    """The tokens of one split as one row, read from memory maps; safe to use from any thread.
+    """The tokens of one split as one row; safe to use from any thread.
 
     Raises:
-        DataError: If a shard is missing or has another size than its record says.
+        DataError: If a shard is missing, has another size than its record says, or cannot be read.
     """
 
     def __init__(self, folder: Path, shards: Sequence[ShardRecord]) -> None:
-        self._maps = [_open_map(folder, shard) for shard in shards]
+        self._files = [_ShardFile(folder, shard) for shard in shards]
         self._ends = np.cumsum([shard.num_tokens for shard in shards], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -204,11 +206,11 @@ class SplitTokens:
         """Tokens `start` to `stop`, which may lie in several shards; short at the end."""
         parts: list[NDArray[np.int64]] = []
         number = int(np.searchsorted(self._ends, start, side="right"))
-        while number < len(self._maps) and start < min(stop, len(self)):
-            shard = self._maps[number]
+        while number < len(self._files) and start < min(stop, len(self)):
+            shard = self._files[number]
             first = int(self._ends[number]) - len(shard)
-            part = shard[start - first : stop - first]
-            parts.append(part.astype(np.int64))
+            part = shard.read(start - first, stop - first)
+            parts.append(part)
             start += len(part)
             number += 1
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
@@ -240,15 +242,41 @@ def verify_shards(folder: Path, shards: Sequence[ShardRecord], hashes: FileHashe
             raise _broken(folder, f"{name} has SHA-256 {found[:12]}, not {expected[:12]}")
 
 
-def _open_map(folder: Path, shard: ShardRecord) -> NDArray[np.unsignedinteger]:
-    name = f"{shard.name}.tokens.npy"
-    try:
-        row: NDArray[np.unsignedinteger] = np.load(folder / name, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise _broken(folder, f"{name} cannot be opened: {error}") from error
-    if row.shape != (shard.num_tokens,):
-        raise _broken(folder, f"{name} has {row.size} tokens, not {shard.num_tokens}")
-    return row
+class _ShardFile:
+    """The tokens of one shard, read from an open file.
+
+    A memory map would be simpler, but where the disk fails or the file was cut, it ends the process
+    by SIGBUS without a word.
+    """
+
+    def __init__(self, folder: Path, shard: ShardRecord) -> None:
+        self._folder, self._name = folder, f"{shard.name}.tokens.npy"
+        try:
+            row: np.memmap[Any, Any] = np.load(
+                folder / self._name, mmap_mode="r", allow_pickle=False
+            )
+            self._descriptor = os.open(folder / self._name, os.O_RDONLY)
+        except (OSError, ValueError) as error:
+            raise _broken(folder, f"{self._name} cannot be opened: {error}") from error
+        weakref.finalize(self, os.close, self._descriptor)
+        if row.shape != (shard.num_tokens,):
+            raise _broken(folder, f"{self._name} has {row.size} tokens, not {shard.num_tokens}")
+        self._num_tokens, self._dtype, self._offset = shard.num_tokens, row.dtype, row.offset
+
+    def __len__(self) -> int:
+        return self._num_tokens
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Tokens `start` to `stop`; short at the end."""
+        size = self._dtype.itemsize
+        num_bytes = (min(stop, self._num_tokens) - start) * size
+        try:
+            content = os.pread(self._descriptor, num_bytes, self._offset + start * size)
+        except OSError as error:
+            raise _broken(self._folder, f"{self._name} cannot be read: {error.strerror}") from error
+        if len(content) != num_bytes:
+            raise _broken(self._folder, f"{self._name} was cut after it was opened")
+        return np.frombuffer(content, self._dtype).astype(np.int64)
 
 
 def _broken(folder: Path, what: str) -> DataError:

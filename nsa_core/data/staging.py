@@ -191,7 +191,8 @@ class _Request:
         folder = self.cache / f"{plan.source.kind}-{config.tokenizer}-{plan.key()}"
         with folder_lock(self.cache / f".{folder.name}.lock", self.progress):
             if not (folder / MANIFEST_NAME).exists():
-                build_folder(BuildJob(config, self.seed, plan, folder, self.progress))
+                job = BuildJob(config, self.seed, plan, folder, self.progress, hash_of=hashes)
+                build_folder(job)
             note_path(folder, config)
         staged = open_staged(folder, progress=self.progress, hashes=hashes)
         if staged.manifest_sha256 != self.expected:  # a run keeps what it began with

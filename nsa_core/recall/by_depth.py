@@ -16,6 +16,9 @@ from nsa_core.evaluate.device import autocast
 from nsa_core.evaluate.needle import DEPTHS
 from nsa_core.model.transformer import LanguageModel
 
+#: Tokens of one pair and the key that asks for it.
+SHORTEST = 3
+
 
 @dataclass(frozen=True)
 class Recall:
@@ -63,11 +66,12 @@ def measure_recall(
 ) -> Recall:
     """Ask for pairs at several depths; the answer is the most likely of the context's values.
 
-    All ids of a context differ, so a small vocabulary shortens it below `max_context`. The mode of
-    the model is restored; `poll` is called before each depth, and may raise.
+    All ids of a context differ, so a small vocabulary shortens it below `max_context`; one pair and
+    its key are the shortest there is. The mode of the model is restored; `poll` is called before
+    each depth, and may raise.
     """
     device = next(model.parameters()).device
-    context = min(max_context, model.config.vocab_size)
+    context = max(SHORTEST, min(max_context, model.config.vocab_size))
     context -= 1 - context % 2
     was_training = model.training
     model.eval()

@@ -175,7 +175,7 @@ def _named_candidates(path: Path) -> list[Path]:
 def _verify(folder: Path, run: RunDir, manifest: RunManifest) -> ResumePoint | str:
     """The checkpoint in a folder, or why this run cannot go on from it."""
     seen = inspect_checkpoint(folder, with_hashes=False)
-    if seen.manifest is None:
+    if seen.manifest is None or seen.manifest.fault is not None:  # its claims may be endless
         return seen.damage
     found = Checkpoint(folder, seen.manifest)
     foreign = _find_foreign(found, run, manifest)
@@ -326,7 +326,7 @@ def _restore_random(name: str, state: RandomState, device: torch.device) -> None
     """Put the generators back; what is no state of one is an error of many types."""
     try:
         restore_random_state(state, device)
-    except (ValueError, KeyError, OverflowError, RuntimeError, TypeError) as error:
+    except (ValueError, LookupError, OverflowError, RuntimeError, TypeError) as error:
         why = str(error).strip().partition("\n")[0]
         raise _unusable(name, f"it holds no state of a generator: {why}") from error
 

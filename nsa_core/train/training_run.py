@@ -126,5 +126,6 @@ def whole_model(session: TrainingSession) -> LanguageModel:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a card or the host has no memory left."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError)
+    """Whether a card or the host has no memory left; of the host, torch has no type for it."""
+    is_host = isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
+    return is_host or isinstance(error, torch.OutOfMemoryError | MemoryError)

@@ -171,7 +171,7 @@ def test_a_new_run_begins_from_another_runs_checkpoint(
     next_attempt(run, resume=str(parent))
     assert finish(run) == 0, stderr(run)
     assert [row["step"] for row in rows(run.training_csv)] == ["17", "18"]
-    assert "schedule.steps: 24 -> 18" in events(run, "resumed")[0].message
+    assert "schedule.steps 24 -> 18" in events(run, "resumed")[0].message
     assert parent.exists()
 
 

@@ -1,6 +1,8 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from nsa_core.config.backend_policy import (
     ALL_BRANCHES,
@@ -74,6 +76,14 @@ def test_every_recipe_resolves_on_every_profile(recipe, profile) -> None:
         ("schedule.steps=!!bool x", "a value or a key cannot be read"),
         ("schedule.steps=!!timestamp x", "a value or a key cannot be read"),
         ("schedule.steps=" + "x" * 5000, "… (5,002 characters)"),
+        ('data.cache_dir="a\\0b"', "data.cache_dir: it holds a NUL"),
+        ('data.path="a\\0b"', "data.path: it holds a NUL"),
+        ('evaluation.sample_prompt="\\ud800"', "half of a surrogate pair (got '\\ud800')"),
+        ("telemetry.beat_interval_s=1e300", "telemetry.beat_interval_s: "),
+        ("watchdog.interval_s=1e300", "watchdog.interval_s: "),
+        ("runtime.threads=1000000000", "runtime.threads: "),
+        ("optimizer.learning_rate=1e300", "optimizer.learning_rate: "),
+        ("optimizer.muon_learning_rate=1e300", "optimizer.muon_learning_rate: "),
     ],
     ids=lambda text: text[:60],
 )
@@ -82,6 +92,41 @@ def test_a_bad_flag_is_one_line_that_names_the_nearest_key_or_both_values(
 ) -> None:
     with pytest.raises(ConfigError, match=r"^[^\n]+$") as caught:
         resolve("tiny-cpu", "cpu", [flag])
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("length", ["0", "-1", "1"])
+def test_a_length_that_no_row_has_is_refused_on_a_profile_with_batches(length: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--set: batch\.seq_len: Input should be greater"):
+        resolve("m7c-125m", "a100", [f"batch.seq_len={length}"])
+
+
+BROKEN_PROFILES: list[tuple[dict[str, Any], str]] = [
+    ({"batch_tiers": [{"micro_batch": {2048: True}}]}, "micro_batch: yes and no in it must be"),
+    ({"batch_tiers": [{"micro_batch": {True: 8}}]}, "micro_batch: yes and no in it must be"),
+    ({"batch_tiers": [{"micro_batch": {2048: 0}}]}, "micro_batch.2048: Input should be greater"),
+    ({"batch_tiers": [{"micro_batch": {0: 8}}]}, "Input should be greater than 0 (got 0)"),
+    ({"expected": {"tokens_per_s": {"m7c-125m": True}}}, "tokens_per_s: yes and no in it must"),
+    ({"memory_gib": [True]}, "memory_gib: yes and no in it must be numbers"),
+    ({"card_pattern": "A100("}, "card_pattern: it is no regular expression: missing )"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), BROKEN_PROFILES, ids=lambda value: str(value)[:60])
+def test_a_broken_profile_is_one_line_that_names_the_value(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    values = {
+        "description": "a card", "precisions": ["bf16"], "torch_requirement": "torch",
+        "torch_backend": "cpu", "expected": {"source": "nothing"},
+    } | change  # fmt: skip
+    for tier in values.get("batch_tiers", []):
+        tier |= {"min_memory_gib": 0, "tokens_per_step": 4096}
+    values["expected"] = {"source": "nothing"} | values["expected"]
+    path = tmp_path / "card.yaml"
+    path.write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=r"^profile card\.yaml: [^\n]+$") as caught:
+        load_profile(str(path))
     assert says in str(caught.value)
 
 

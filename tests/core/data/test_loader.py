@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nsa_core.config.training import DataConfig
 from nsa_core.data.batch import IGNORED
 from nsa_core.data.loader import Loader, LoaderPlan, Permutation, count_samples, validation_batches
-from nsa_core.data.prefetch import LoaderStalled
+from nsa_core.data.prefetch import LoaderStalled, Prefetcher
 from nsa_core.data.reporting import DataError
 from nsa_core.data.staging import StagedData, stage
 from tests.core.data.conftest import local
@@ -366,3 +366,13 @@ def test_the_order_is_the_one_that_checkpoints_were_made_with() -> None:
     """A cursor is one integer: another permutation would repeat and leave out samples."""
     found = [[Permutation(12, seed, epoch)(p) for p in range(12)] for seed, epoch in KNOWN]
     assert found == list(KNOWN.values())
+
+
+def test_a_batch_without_memory_is_no_fault_of_the_data() -> None:
+    def build(number: int) -> bytearray:
+        return bytearray(2**60)
+
+    made = Prefetcher(build, 1, 10.0)
+    with pytest.raises(MemoryError):
+        made.next()
+    assert made.close()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,17 @@ def test_a_shard_of_another_size_than_its_record_is_refused(written) -> None:
     folder, record = written
     with pytest.raises(DataError, match="has 8 tokens, not 7"):
         SplitTokens(folder, [record.model_copy(update={"num_tokens": 7})])
+
+
+def test_a_shard_that_is_cut_while_it_is_read_is_an_error_and_no_end_of_the_process(
+    written,
+) -> None:
+    folder, record = written
+    tokens = SplitTokens(folder, [record])
+    assert tokens.read(0, 3).tolist() == [1, 2, END]
+    os.truncate(folder / f"{record.name}.tokens.npy", 130)
+    with pytest.raises(DataError, match=r"train_00003\.tokens\.npy was cut after it was opened"):
+        tokens.read(0, 3)
 
 
 def test_any_part_of_several_shards_reads_as_one_row(tmp_path: Path) -> None:

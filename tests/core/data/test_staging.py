@@ -5,15 +5,22 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Never
+from typing import Any, Never
 
 import numpy as np
 import pytest
 
 from nsa_core.data.build import BuildJob, batch_documents, build_folder
 from nsa_core.data.documents import Document, RecordOrigin
-from nsa_core.data.reporting import DataError, ignore_progress
-from nsa_core.data.shards import MANIFEST_NAME, SplitTokens, read_hashes, read_manifest
+from nsa_core.data.reporting import DataError, StageProgress, ignore_progress
+from nsa_core.data.shards import (
+    JOURNAL_NAME,
+    MANIFEST_NAME,
+    SplitTokens,
+    read_hashes,
+    read_manifest,
+)
+from nsa_core.data.staged_before import StagedBefore
 from nsa_core.data.staging import folder_lock, open_staged, plan_staging, stage
 from tests.core.data.conftest import local
 
@@ -66,6 +73,7 @@ def test_a_small_corpus_gets_a_document_on_both_sides(tmp_path: Path, fraction: 
 def test_the_second_staging_reuses_the_first(corpus: Path, tmp_path: Path) -> None:
     first = stage(local(corpus), tmp_path, 0)
     modified = {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
+    assert not (first.folder / JOURNAL_NAME).exists()
     second = stage(local(corpus), tmp_path, 0)
     assert {path: path.stat().st_mtime_ns for path in second.folder.iterdir()} == modified
 
@@ -76,6 +84,34 @@ def test_changed_text_is_staged_beside_the_old(corpus: Path, tmp_path: Path) -> 
     second = stage(local(corpus), tmp_path, 0)
     assert second.folder != first.folder
     assert first.folder.is_dir()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"validation_fraction": 0.5}, {"max_tokens": 500}, {"tokenizer": "bpe"}, {"text_key": "body"}],
+)
+def test_shards_of_other_settings_are_not_those_that_a_run_began_with(
+    corpus: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    folder = stage(local(corpus), tmp_path, 0).folder
+    assert StagedBefore(local(corpus), 0, folder).fits
+    assert not StagedBefore(local(corpus, **changes), 0, folder).fits
+
+
+def test_text_that_changes_while_it_is_staged_is_refused_and_staged_anew(
+    corpus: Path, tmp_path: Path
+) -> None:
+    before = corpus.read_text()
+
+    def write_on(progress: StageProgress) -> None:
+        if progress.doing == "tokenise":
+            corpus.write_text(before + json.dumps({"text": "one more"}) + "\n")
+
+    with pytest.raises(DataError, match=r"changed while it was staged: corpus\.jsonl has changed"):
+        stage(local(corpus), tmp_path, 0, write_on)
+    corpus.write_text(before)
+    expected = stage(local(corpus, cache_dir="other"), tmp_path, 0)
+    assert content(stage(local(corpus), tmp_path, 0).folder) == content(expected.folder)
 
 
 def test_the_same_text_elsewhere_gives_the_same_manifest(corpus: Path, tmp_path: Path) -> None:

@@ -39,6 +39,11 @@ def test_a_model_that_remembers_scores_one() -> None:
     assert measure(Rememberer(make_model().config)).accuracy == (1.0,) * len(DEPTHS)
 
 
+def test_a_run_whose_rows_hold_no_pair_is_asked_for_one() -> None:
+    found = measure_recall(make_model(), "fp32", max_context=2, poll=lambda: None)
+    assert (found.context, found.accuracy) == (3, (1.0,) * len(DEPTHS))
+
+
 def test_an_untrained_model_scores_near_chance_and_the_same_each_time() -> None:
     model = make_model()
     found = measure(model, num_trials=64)

@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
@@ -176,3 +177,16 @@ def test_an_agreed_end_stands_though_the_links_cannot_be_closed(monkeypatch):
     RankGroup.__init__(group)
     group._store = dist.HashStore()
     assert group.leave(0, lambda: True)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda: torch.empty(2**50, dtype=torch.uint8), lambda: bytearray(2**60)],
+    ids=["torch", "Python"],
+)
+def test_a_host_without_memory_is_out_of_memory_and_no_bug(run, manifest, monkeypatch, ask):
+    made = TrainerAttempt(run, manifest)
+    monkeypatch.setattr(made, "_train", lambda signals: ask())
+    assert made.run() == TrainerExit.OUT_OF_MEMORY
+    record = read_exit(run)
+    assert (record.code, record.reason.split(": ")[0]) == (13, "out of memory")

@@ -102,8 +102,12 @@ def test_a_leftover_of_a_kill_is_removed_and_named(run):
     leftover = run.checkpoints / f"{content.TEMPORARY_PREFIX}step_000010"
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half")
-    assert content.remove_leftovers(run) == [(leftover.name, "")]
-    assert not leftover.exists()
+    for name in (".latest.9d2m5ylr", ".known_good.ab_12cd3"):
+        (run.checkpoints / name).write_text("step_0")
+    removed = [".known_good.ab_12cd3", ".latest.9d2m5ylr", leftover.name]
+    assert content.remove_leftovers(run) == [(name, "") for name in removed]
+    kept = {path.name for path in run.checkpoints.iterdir()}
+    assert kept == {"latest", run.checkpoint(5).name}
     assert read_checkpoint(run.checkpoint(5)) is not None
 
 
@@ -154,6 +158,16 @@ def test_a_manifest_that_lists_too_little_is_damage(run, manifest):
     point, rejected = find(run, manifest)
     assert point.state.step == 5
     assert "optimizer.safetensors" in rejected[0][1]
+
+
+def test_shards_that_a_manifest_only_claims_are_not_counted_to(run, manifest):
+    write(run, 5, 10)
+    path = run.checkpoint(10) / "checkpoint.json"
+    claimed = json.loads(path.read_text()) | {"num_shards": 100_000}  # 2**70 fill the memory
+    path.write_text(json.dumps(claimed))
+    point, rejected = find(run, manifest)
+    assert point.state.step == 5
+    assert "claims 100000 shards and lists" in rejected[0][1]
 
 
 def test_a_missing_latest_changes_nothing(run, manifest):

@@ -210,9 +210,9 @@ def test_a_bug_in_the_writer_reaches_the_loop(keeper, monkeypatch):
         save(keeper, 10)
 
 
-@pytest.mark.parametrize("begun_at", [0, 10])
+@pytest.mark.parametrize(("begun_at", "is_own"), [(0, False), (10, True), (19, True), (20, False)])
 def test_a_known_good_checkpoint_of_an_abandoned_future_no_longer_counts(
-    run, telemetry, disk, keeper, begun_at
+    run, telemetry, disk, keeper, begun_at, is_own
 ):
     save(keeper, 20)
     write_known_good(run, 20)
@@ -224,9 +224,9 @@ def test_a_known_good_checkpoint_of_an_abandoned_future_no_longer_counts(
         GoodputClock(0.0, {}),
     )
     aside = run.checkpoint(20).rename(run.checkpoints / "aside_attempt2_step_000020")
-    resumed.begin_at(begun_at, None, is_own=begun_at > 0)
+    resumed.begin_at(begun_at, None, is_own=is_own)
     assert resumed.find_good(first_bad_step=15) is None
-    save(resumed, 12)
+    save(resumed, begun_at + 2)
     assert aside.is_dir(), "the first save of the new life removes nothing of the old one"
 
 

@@ -79,6 +79,21 @@ def test_a_decay_that_would_begin_in_the_warm_up_begins_after_it():
     assert found[4:] == pytest.approx([1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0], abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"kind": "cosine", "steps": 2, "warmup_steps": 1}, [1.0, 0.1]),
+        ({"kind": "cosine", "steps": 4, "warmup_steps": 3}, [1 / 3, 2 / 3, 1.0, 0.1]),
+        ({"kind": "wsd", "steps": 3, "decay_fraction": 0.01}, [1.0, 1.0, 0.1]),
+        ({"kind": "wsd", "steps": 3, "warmup_steps": 2}, [0.5, 1.0, 0.1]),
+        ({"kind": "cosine", "steps": 1}, [1.0]),
+        ({"kind": "wsd", "steps": 1}, [1.0]),
+    ],
+)
+def test_the_last_step_has_the_final_rate_where_no_other_is_left_to_decay(fields, expected):
+    assert scales(**{"warmup_steps": 0, "min_ratio": 0.1} | fields) == pytest.approx(expected)
+
+
 def test_beyond_its_end_a_schedule_keeps_the_final_rate():
     for kind in ("cosine", "wsd"):
         schedule = ScheduleConfig(steps=10, kind=kind, warmup_steps=2, min_ratio=0.3)

@@ -116,6 +116,11 @@ def large_words(snapshot):
     snapshot.random[0] = replace(snapshot.random[0], words=words)
 
 
+def few_words(snapshot):
+    words = snapshot.random[0].words.model_copy(update={"numpy_words": [1]})
+    snapshot.random[0] = replace(snapshot.random[0], words=words)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -125,6 +130,7 @@ def large_words(snapshot):
         (complex_moment, "`norm.weight/exp_avg` is torch.complex64"),
         (short_generator, "no state of a generator: Expected a CPUGeneratorImplState"),
         (large_words, "no state of a generator"),
+        (few_words, "no state of a generator: index 1 is out of bounds"),
     ],
 )
 def test_content_that_would_fail_in_the_first_step_is_refused_in_one_line(

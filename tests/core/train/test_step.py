@@ -2,6 +2,7 @@ import math
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -251,3 +252,26 @@ def test_only_the_last_micro_batch_of_a_step_reaches_the_other_ranks():
     steps.loss = lambda *inputs: (entered.append("loss"), sound(*inputs))[1]
     steps.run(make_batches(3), no_poll)
     assert entered == ["held", "loss", "free", "held", "loss", "free", "loss"]
+
+
+def test_a_ranks_own_work_is_that_of_its_batches_without_the_wait_for_others(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("nsa_core.train.step.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Slow(RankGroup):
+        size = 2
+
+        def sum_in_place(self, tensor):
+            now[0] += 100
+
+    model = make_model()
+    steps = replace(make_steps(model), group=Slow())
+
+    def loss(*inputs):
+        now[0] += 1
+        return model.loss(*inputs)
+
+    def poll(micro_step):
+        now[0] += 10
+
+    assert replace(steps, loss=loss).run(make_batches(3), poll).work_s == 3

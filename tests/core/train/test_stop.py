@@ -8,7 +8,13 @@ import pytest
 
 from nsa_core.rundir.halt import HaltRequest, write_halt
 from nsa_core.rundir.manifest import write_manifest
-from nsa_core.train.stop import SignalWatch, StopAskedError, StopWatch
+from nsa_core.train.stop import (
+    SignalWatch,
+    StopAskedError,
+    StopRequest,
+    StopWatch,
+    _request_from,
+)
 from tests.core.train.thread_ranks import run_both
 
 
@@ -210,3 +216,12 @@ def test_what_one_rank_is_asked_all_do_at_the_same_place(run, manifest, by_file)
 
     expected = (True, "enough") if by_file else (False, "received SIGTERM")
     assert run_both(act) == [(*expected, True)] * 2
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_a_halt_says_whether_to_save_also_after_it_went_to_the_other_ranks(is_saved):
+    asked = HaltRequest(
+        run_id="r1", attempt=1, reason="enough", by="operator", at=0.0, save_checkpoint=is_saved
+    )
+    request = _request_from(StopRequest("enough", asked).to_bytes())
+    assert request.save_checkpoint is is_saved

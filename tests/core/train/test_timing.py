@@ -5,7 +5,7 @@ from nsa_core.rundir.goodput import Goodput, read_goodput, record_hang, write_go
 from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import write_manifest
-from nsa_core.train.timing import GoodputClock, start_clock
+from nsa_core.train.timing import GoodputClock, Meter, start_clock
 
 
 class FakeTime:
@@ -148,3 +148,7 @@ def test_an_end_that_is_not_a_hang_adds_no_hang_time(run):
     write_beats(run, (1, 1110.0), (1, 1250.0))
     record_hang(run, HUNG.model_copy(update={"code": 75}))
     assert read_goodput(run).buckets == {"step": 100.0}
+
+
+def test_the_share_of_the_peak_is_that_of_the_cards_of_all_ranks():
+    assert Meter(10.0, 1000.0, num_ranks=4).mfu(200.0) == pytest.approx(0.5)
