@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from nsa_core.rundir.names import show_sign
+
 #: What SIGPIPE gives: 128 + 13.
 READER_GONE = 141
 
@@ -22,15 +24,9 @@ def shown_on(stream: TextIO, text: str) -> str:
     A model of bytes draws control characters as readily as letters, and whoever made its weights
     chose which.
     """
-    return visible(text) if stream.isatty() else text
-
-
-def visible(text: str) -> str:
-    """A text with control, format and other unprintable characters as escapes; pure."""
-    return "".join(
-        sign if sign.isprintable() or sign in "\n\t" else sign.encode("unicode_escape").decode()
-        for sign in text
-    )
+    if not stream.isatty():
+        return text
+    return "".join(sign if sign in "\n\t" else show_sign(sign) for sign in text)
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:

@@ -7,13 +7,14 @@ points, and bytes that are not UTF-8. Letters, marks, symbols and spaces of ever
 
 import codecs
 import io
-import unicodedata
 from collections.abc import Iterator
+
+from nsa_core.rundir.names import show_sign
 
 
 def printable(text: str) -> str:
     """Text as one line that moves no cursor; newlines and tabs are escaped too."""
-    return text if text.isprintable() else "".join(map(_shown, text))
+    return text if text.isprintable() else "".join(map(show_sign, text))
 
 
 #: No sentence that we write is longer; what a pod says may have megabytes.
@@ -32,11 +33,6 @@ def printable_lines(text: str) -> str:
     """The same with newlines and tabs kept; a carriage return ends a line, as a newline does."""
     whole = text.replace("\r\n", "\n").replace("\r", "\n")
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in whole.split("\n"))
-
-
-def _shown(sign: str) -> str:
-    is_shown = sign.isprintable() or unicodedata.category(sign) == "Zs"
-    return sign if is_shown else sign.encode("unicode_escape").decode()
 
 
 #: Longest line of a stream, before escapes: no trainer writes longer ones, and a pager, `grep` or a

@@ -197,6 +197,12 @@ def beside(name: str, ending: str) -> str:
     return f".{digest[:40]}{ending}"
 
 
+def show_sign(sign: str) -> str:
+    """A character as a person may see it: an escape where it would steer or deceive a terminal."""
+    is_shown = sign.isprintable() or unicodedata.category(sign) == "Zs"
+    return sign if is_shown else sign.encode("unicode_escape").decode()
+
+
 def show_name(name: str) -> str:
     """A name for messages: quoted, printable, and not longer than a line."""
     escaped = "".join(

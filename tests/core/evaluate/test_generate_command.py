@@ -67,10 +67,10 @@ def test_what_a_model_writes_steers_no_terminal_and_reaches_a_file_as_it_is(
     trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, _ = trained
-    hostile = "a\x1b[2Jb\u202e\u2028é\tc\n"
+    hostile = "a\x1b[2Jb\u202e\u2028é\u00a0東\tc\n"
     monkeypatch.setattr(evaluate, "pieces", lambda *_: iter([hostile]))
     for stream_, said in (
-        (Terminal(), "a\\x1b[2Jb\\u202e\\u2028é\tc\n"), (io.StringIO(), hostile)
+        (Terminal(), "a\\x1b[2Jb\\u202e\\u2028é\u00a0東\tc\n"), (io.StringIO(), hostile)
     ):  # fmt: skip
         monkeypatch.setattr(sys, "stdout", stream_)
         assert call(run, "--prompt", "a", "--max-new-tokens", "1") == 0
