@@ -4,19 +4,17 @@ If pod 0 itself is left out, its newest verified backup becomes the run director
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_core.config.compare import ChangedValue, differing_values
 from nsa_core.config.run import RunConfig
-from nsa_core.rundir.checkpoint import CONFIG_FILE
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import Node, RunManifest
 from nsa_ops.agents import ask, find_run_manifest, read_run_manifest
 from nsa_ops.backup.restore import restore_to_pod
 from nsa_ops.context import Operator, PodLink, RunHandle
-from nsa_ops.errors import ConfigurationError, NotFoundError
+from nsa_ops.errors import ConfigurationError
 from nsa_ops.fleet.alike import NUM_PODS, check_pods, num_pods_set, require_alike
 from nsa_ops.fleet.launch import FleetMember, join_all, register
 from nsa_ops.fleet.leave import grounds_for, leave_pods, refuse_living_shares
@@ -31,7 +29,6 @@ from nsa_ops.fleet.source import (
     with_restore,
 )
 from nsa_ops.fleet.start import start_fleet
-from nsa_ops.local_files import read_named
 from nsa_ops.machine.host import read_host
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.pod.messages import SetAsideAction
@@ -39,7 +36,7 @@ from nsa_ops.pods.known import choose_pod
 from nsa_ops.preflight.proof import note_another_probed, refuse_marked
 from nsa_ops.remote.snapshot import Snapshot
 from nsa_ops.runs.attempt import AttemptStart, ship_to, start_attempt
-from nsa_ops.runs.checkpoints import refuse_other_model, refuse_other_model_of, refuse_trained
+from nsa_ops.runs.checkpoints import refuse_other_model, refuse_trained
 from nsa_ops.runs.choose import RESUMABLE, choose_record
 from nsa_ops.runs.lease import Takeover, holding, require_unmoved, unsettled_notes
 from nsa_ops.runs.resume import (
@@ -182,12 +179,10 @@ def plan_fleet_resume(operator: Operator, request: FleetResumeRequest) -> FleetR
 def _refuse_other_model(source: Source, link: PodLink, config: RunConfig) -> None:
     """Refuse a checkpoint of another model, on pod 0 or in the backup that becomes its run."""
     if source.restore is None:
-        refuse_other_model(link, source.checkpoint, config)
+        refuse_other_model(source.checkpoint, config, link)
     else:
         held = RunDir(source.restore.source).checkpoint(source.step)
-        with suppress(NotFoundError):  # as `refuse_other_model`
-            content = read_named(held / CONFIG_FILE, "Configuration")
-            refuse_other_model_of(content, str(held), config)
+        refuse_other_model(str(held), config)
 
 
 def meet(

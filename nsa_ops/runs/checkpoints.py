@@ -1,7 +1,6 @@
 """Checkpoints on a pod: a named one must exist and be whole before anything begins from it."""
 
-from contextlib import suppress
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from nsa_core.config.base import one_line
 from nsa_core.config.compare import other_model
@@ -13,10 +12,12 @@ from nsa_core.rundir.manifest import Parent, RunManifest
 from nsa_ops.agents import verify
 from nsa_ops.context import PodLink, RunHandle
 from nsa_ops.errors import ConfigurationError, NotFoundError, VerificationError
+from nsa_ops.local_files import read_named
 from nsa_ops.remote.snapshot import has_code
 from nsa_ops.remote.transport import QUICK_S
 
 MORE_STEPS = "To train on, give it more steps: `--set schedule.steps=N`"
+_BEGIN = "begin at the first step: `resume --afresh`, or `launch` without `--resume-from`"
 
 
 def require_checkpoint(run: RunHandle, path: str) -> CheckpointState:
@@ -50,35 +51,39 @@ def refuse_foreign(checkpoint: CheckpointState, manifest: RunManifest) -> None:
         raise VerificationError(message, hint=hint)
 
 
-def refuse_other_model(link: PodLink, folder: str, config: RunConfig) -> None:
-    """Refuse a checkpoint on a pod whose weights are not of this model.
+def refuse_other_model(folder: str, config: RunConfig, link: PodLink | None = None) -> None:
+    """Refuse a checkpoint whose weights are not of this model.
 
     Its own file says which one they are of: the manifest of its run may have changed since. Where
     another trainer writes no such file, that trainer judges.
 
+    Args:
+        folder: The checkpoint.
+        config: Configuration of the attempt that would begin from it.
+        link: Pod that has it; None for this machine.
+
     Raises:
         ConfigurationError: If a value of the model differs.
-        VerificationError: If the file cannot be read.
+        VerificationError: If the file cannot be used.
     """
-    path = f"{folder}/{CONFIG_FILE}"
-    with suppress(NotFoundError):
-        content = link.transport.tail(path, 0, max_bytes=MANIFEST.max_bytes, timeout_s=QUICK_S)
-        refuse_other_model_of(content, folder, config)
-
-
-def refuse_other_model_of(content: bytes, folder: str, config: RunConfig) -> None:
-    """As `refuse_other_model`, by the bytes of the checkpoint's configuration."""
+    path, limit = f"{folder}/{CONFIG_FILE}", MANIFEST.max_bytes
     try:
+        if link is None:
+            content = read_named(Path(path), "Configuration", max_bytes=limit)
+        else:
+            content = link.transport.tail(path, 0, max_bytes=limit, timeout_s=QUICK_S)
         own = parse_model(RunConfig, content, MANIFEST)
+    except NotFoundError:
+        return
     except ValueError as error:
-        message = f"`{folder}/{CONFIG_FILE}` cannot be used: {one_line(error)}"
-        hint = "Name another checkpoint, or begin at the first step"
+        message = f"`{path}` cannot be used: {one_line(error)}"
+        hint = f"Name another checkpoint, or {_BEGIN}"
         raise VerificationError(message, hint=hint) from error
     other = other_model(own, config)
     if other is not None:
         is_there = f"`{other.key}` is {other.before} there, not {other.now}"
         message = f"Checkpoint `{folder}` holds another model: {is_there}"
-        hint = f"Leave `{other.key}` as the checkpoint has it, or begin at the first step"
+        hint = f"Leave `{other.key}` as the checkpoint has it, or {_BEGIN}"
         raise ConfigurationError(message, hint=hint)
 
 
@@ -105,7 +110,7 @@ def with_parent(link: PodLink, manifest: RunManifest) -> RunManifest:
         return manifest
     run = RunHandle(link, manifest.code_id, manifest.run_id)
     checkpoint = require_checkpoint(run, manifest.resume)
-    refuse_other_model(link, checkpoint.path, manifest.config)
+    refuse_other_model(checkpoint.path, manifest.config, link)
     refuse_trained(checkpoint.step, manifest.config)
     parent = Parent(
         run_id=checkpoint.run_id, step=checkpoint.step, attempt_id=checkpoint.attempt_id

@@ -162,7 +162,7 @@ def plan_resume(
     changed = changed_config(operator, found.link, host, manifest, sets)
     config = changed.config
     if checkpoint is not None:
-        refuse_other_model(found.link, checkpoint.path, config)
+        refuse_other_model(checkpoint.path, config, found.link)
         may_only_end = found.report.state != "finished"
         refuse_trained(checkpoint.step, config, may_only_end=may_only_end)
     _require_one_pod(config, found.record)

@@ -386,8 +386,9 @@ def test_a_resume_refuses_another_model_than_the_weights_are_of(pod: Desk, layer
     same, other = f"model.num_layers={layers}", f"model.num_layers={5 - layers}"
     with pytest.raises(
         ConfigurationError, match=rf"num_layers. is {layers} there, not {5 - layers}"
-    ):
+    ) as refused:
         plan_resume(pod.operator, None, sets=(other, "schedule.steps=500"))
+    assert "--afresh" in refused.value.hint
     assert plan_resume(pod.operator, None, sets=(same, "schedule.steps=500")).checkpoint is not None
     assert plan_resume(pod.operator, None, sets=(other,), afresh=True).checkpoint is None
     pod.transport.files["/c/step_000140/config.json"] = b'{"model": '
