@@ -156,7 +156,7 @@ def plan_restore(
     notes = [f"passed over: {one.sentence}" for one in passed_over]
     notes += [f"left out: {one.sentence}" for one in _left_out(folder)]
     notes += [
-        f"left out: the checkpoint of step {one}, which a later attempt went back behind"
+        f"left out: the checkpoint of step {one}, which a later attempt abandoned"
         for one in verification.steps
         if one not in ahead
     ]

@@ -286,6 +286,21 @@ def apart(case: Callable[[], Errors]) -> Errors:
         return case()
 
 
+def same_bits(
+    ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: list[Tensor], grad: Tensor
+) -> Errors:
+    """Largest difference of the output and of each gradient: 0 where all bits agree."""
+    results = []
+    for call in (ours, theirs):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = call(*leaves)
+        results.append([out, *torch.autograd.grad(out, leaves, grad)])
+    return {
+        f"difference{i}": float((a - b).detach().abs().max())
+        for i, (a, b) in enumerate(zip(*results, strict=True))
+    }
+
+
 def recomputed_case(x: Inputs) -> Errors:
     """Activation checkpointing: a forward that runs again for the backward keeps every bit."""
     backend = TritonBackend()
@@ -299,18 +314,8 @@ def recomputed_case(x: Inputs) -> Errors:
         out: Tensor = checkpoint(attend, *tensors, use_reentrant=False, preserve_rng_state=False)
         return out
 
-    results = []
-    for call in (attend, recomputed):
-        leaves = [
-            t.clone().requires_grad_() for t in (x.q, x.kc, x.vc, x.k, x.v, x.k2, x.v2, x.gate)
-        ]
-        out = call(*leaves)
-        results.append([out, *torch.autograd.grad(out, leaves, x.grad)])
-    kept, again = results
-    return {
-        f"difference{i}": float((a - b).detach().abs().max())
-        for i, (a, b) in enumerate(zip(kept, again, strict=True))
-    }
+    inputs = [x.q, x.kc, x.vc, x.k, x.v, x.k2, x.v2, x.gate]
+    return same_bits(attend, recomputed, inputs, x.grad)
 
 
 def compile_case(x: Inputs) -> Errors:
@@ -325,16 +330,8 @@ def compile_case(x: Inputs) -> Errors:
         fused, _ = backend.attend(q, (x.kc, x.vc), (k, v), (k, v), x.gate, x.geometry, x.packing)
         return out + chosen + window + fused
 
-    results = []
-    for call in (attend, torch.compile(attend, backend="aot_eager", fullgraph=True)):
-        leaves = [t.clone().requires_grad_() for t in (x.q, x.k, x.v)]
-        out = call(*leaves)
-        results.append([out, *torch.autograd.grad(out, leaves, x.grad)])
-    eager, compiled = results
-    return {
-        f"difference{i}": float((a - b).detach().abs().max())
-        for i, (a, b) in enumerate(zip(eager, compiled, strict=True))
-    }
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    return same_bits(attend, compiled, [x.q, x.k, x.v], x.grad)
 
 
 def block_cases(name: str, x: Inputs) -> dict[str, Callable[[], Errors]]:

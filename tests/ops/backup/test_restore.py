@@ -70,7 +70,7 @@ def test_a_restored_run_does_not_go_on_from_what_it_went_back_behind(
     assert pulled.newest_step == pulled.at_risk.saved_step == 10
     assert case.backup.run.latest.read_text() == "step_000010\n"
     planned = plan_restore(case.backup, PurePosixPath(tmp_path / "elsewhere"))
-    assert "which a later attempt went back behind" in planned.plan.notes[-1]
+    assert "the checkpoint of step 40, which a later attempt abandoned" in planned.plan.notes[-1]
     restored = restore_here(planned)
     assert restored.step == 10
     assert [one.step for one in list_checkpoints(RunDir(Path(restored.target)))] == [10]
