@@ -9,12 +9,14 @@ import codecs
 import io
 from collections.abc import Iterator
 
-from nsa_core.rundir.names import show_sign
-
 
 def printable(text: str) -> str:
     """Text as one line that moves no cursor; newlines and tabs are escaped too."""
-    return text if text.isprintable() else "".join(map(show_sign, text))
+    if text.isprintable():
+        return text
+    from nsa_core.rundir.names import show_sign  # here: `--help` loads nothing of nsa_core
+
+    return "".join(map(show_sign, text))
 
 
 #: No sentence that we write is longer; what a pod says may have megabytes.
