@@ -104,8 +104,7 @@ def nsa_call(
     def pair(rows: int) -> Pair:
         return normal(batch, rows, groups, width), normal(batch, rows, groups, width)
 
-    compressed = GEOMETRY.next_compressed(length - 1) + 1
-    pairs = CachedPairs(pair(compressed), pair(length), pair(GEOMETRY.window))
+    pairs = CachedPairs(pair(GEOMETRY.num_cached(length)), pair(length), pair(GEOMETRY.window))
     q_BHD = normal(batch, shape.num_heads, width)
     gate_BH3 = torch.rand(batch, shape.num_heads, 3, device=device)
     position_B = torch.full((batch,), length - 1, device=device)

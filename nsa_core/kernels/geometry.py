@@ -72,6 +72,14 @@ class BlockGeometry:
         """Compressed block that the token at this position completes, or the next one to be."""
         return max(0, (position - self.compress_block) // self.compress_stride + 1)
 
+    def num_cached(self, num_tokens: int) -> int:
+        """Rows of compressed keys that a cache of this many tokens reserves.
+
+        Those of whole selection blocks: room for the block that is not complete yet too, and
+        decode of a short cache need not ask of each row whether there is one.
+        """
+        return self.num_select_blocks(num_tokens) * self.compressed_per_select
+
     def num_select_blocks(self, num_tokens: int) -> int:
         """Selection blocks that start within the first `num_tokens` tokens; the last may be cut."""
         return -(-num_tokens // self.select_block)

@@ -23,7 +23,7 @@ class CacheSizes:
     Attributes:
         chunk: Most new tokens of one step.
         ring: Rows of the window: w - 1 old ones and a chunk of new ones.
-        compressed: Compressed blocks of the longest sequence, and one that is not complete.
+        compressed: As `BlockGeometry.num_cached` says: one that is not complete has a row too.
         tail: Rows of the raw tail: what the next block already has, and a chunk.
     """
 
@@ -40,7 +40,7 @@ class CacheSizes:
             capacity=capacity,
             chunk=chunk,
             ring=geometry.window - 1 + chunk,
-            compressed=geometry.next_compressed(capacity - 1) + 1,
+            compressed=geometry.num_cached(capacity),
             tail=geometry.compress_block - 1 + chunk,
         )
 

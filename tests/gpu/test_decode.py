@@ -41,7 +41,7 @@ def form(request, monkeypatch):
 
     def launch(device, key_width, value_width, _pairs):
         row = decode_launch(device, key_width, value_width, 1)
-        limits = {"max_pairs": 1 << 20, "max_ranked": 1 << 40}
+        limits = {"max_pairs": 1 << 20, "max_compared": 1 << 40}
         return replace(row, short=row.short and replace(row.short, **limits))
 
     monkeypatch.setattr(decode_host, "decode_launch", launch)
@@ -68,9 +68,7 @@ def poisoned(positions, heads, groups, widths, *, capacity, ring, dtype):
     def pair(rows):
         return tuple(randn(batch, rows, groups, width) for width in widths)
 
-    pairs = CachedPairs(
-        pair(GEOMETRY.next_compressed(capacity - 1) + 1), pair(capacity), pair(ring)
-    )
+    pairs = CachedPairs(pair(GEOMETRY.num_cached(capacity)), pair(capacity), pair(ring))
     for b, position in enumerate(positions):
         first = max(0, position - GEOMETRY.window + 1)
         dead = torch.ones(ring, dtype=torch.bool, device="cuda")

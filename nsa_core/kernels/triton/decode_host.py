@@ -33,7 +33,6 @@ from nsa_core.kernels.triton.split_decode import (
 )
 
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_MERGED_ELEMENTS = 2048  # of outputs that the one warp of a merge holds: 64 registers
 
 
 class TritonDecode:
@@ -172,7 +171,8 @@ class _Run:
     def attend_short(self, launch: ShortLaunch) -> None:
         """Slices of all branches; one program more leaves the ids of the chosen blocks."""
         (k, v), selected, window = self.pairs.compressed, self.pairs.selected, self.pairs.sliding
-        geometry, slices = self.geometry, self.plan.slices
+        geometry, slices, ranking = self.geometry, self.plan.slices, self.plan.ranking
+        is_full = k.shape[1] == ranking.blocks * geometry.compressed_per_select
         partial_short_kernel[(slices.total + 1, self.num_pairs)](
             self.q, k, v, *selected, *window, self.position, self.ids,
             self.peaks, self.totals, self.parts, self.counts,
@@ -180,7 +180,7 @@ class _Run:
             slices.total, slices.compressed, slices.window, self.qk_scale,
             geometry.compress_block, geometry.compress_stride, geometry.select_block,
             geometry.num_selected, geometry.window,
-            self.plan.ranking.blocks, self.plan.ranking.keep, self.groups, self.heads,
+            ranking.blocks, ranking.keep, is_full, self.groups, self.heads,
             k.shape[3], v.shape[3], ROWS, launch.keys, launch.stages, self.is_overlapped,
             num_warps=launch.warps,
         )  # fmt: skip
@@ -230,7 +230,7 @@ class _Run:
         """Gated sum of the branches."""
         slices, width = self.plan.slices, self.out.shape[2]
         slots = next_power_of_2(slices.total)
-        columns = max(1, min(width, _MERGED_ELEMENTS // slots))
+        columns = max(1, min(width, self.plan.launch.merged // slots))
         merge_kernel[(self.q.shape[0] * self.q.shape[1], width // columns)](
             self.peaks, self.totals, self.parts, self.gate, self.out,
             slices.total, slices.compressed, slices.window, self.heads, width, slots, columns,

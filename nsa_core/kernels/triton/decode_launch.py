@@ -38,29 +38,29 @@ class ShortLaunch:
         max_bytes: Of an element of the keys.
         max_blocks: Selection blocks of the buffer, each compared with each.
         max_rows: Compressed keys of the buffer, which a program holds at once.
-        max_ranked: Those of all sequences and groups, which every program that ranks reads again.
+        max_compared: Comparisons of blocks that one program of each sequence and group makes.
     """
 
     programs_per_core: int
     keys: int
     warps: int
     stages: int
-    max_pairs: int = 8
+    max_pairs: int = 16
     max_bytes: int = 2
     max_blocks: int = 128
     max_rows: int = 512
-    max_ranked: int = 2048
+    max_compared: int = 4 * 128 * 128
 
     def serves(
         self, geometry: BlockGeometry, num_blocks: int, pairs: int, dtype: torch.dtype
     ) -> bool:
         """Whether caches of so many selection blocks are short, and few."""
-        rows = ranked_at_once(num_blocks) * geometry.compressed_per_select
+        blocks = ranked_at_once(num_blocks)
         return (
             pairs <= self.max_pairs
             and num_blocks <= self.max_blocks
-            and rows <= self.max_rows
-            and rows * pairs <= self.max_ranked
+            and blocks * geometry.compressed_per_select <= self.max_rows
+            and blocks * blocks * pairs <= self.max_compared
             and dtype.itemsize <= self.max_bytes
             and geometry.select_block % self.keys == 0
             and geometry.num_selected * geometry.select_block <= _MAX_SLICES * self.keys
@@ -78,6 +78,7 @@ class DecodeLaunch:
         stages: Tiles that are on their way at a time.
         ranked_blocks: Selection blocks that a program ranks, at least.
         rank_warps: Of that program.
+        merged: Numbers of the output, times slices, that the one warp of a merge holds.
         short: How a short cache is read instead; None if all caches are read in one way.
     """
 
@@ -87,6 +88,7 @@ class DecodeLaunch:
     stages: int
     ranked_blocks: int
     rank_warps: int
+    merged: int = 2048  # 64 registers
     short: ShortLaunch | None = None
 
     def for_dtype(self, dtype: torch.dtype) -> "DecodeLaunch":
@@ -98,7 +100,7 @@ _SM80 = DecodeLaunch(3, keys=64, warps=4, stages=2, ranked_blocks=64, rank_warps
 _INTERPRETED = DecodeLaunch(
     5, keys=16, warps=4, stages=1, ranked_blocks=4, rank_warps=4,
     short=ShortLaunch(
-        5, keys=16, warps=4, stages=1, max_pairs=64, max_bytes=4, max_ranked=1 << 20
+        5, keys=16, warps=4, stages=1, max_pairs=64, max_bytes=4, max_compared=1 << 20
     ),
 )  # fmt: skip
 _TABLE = {
@@ -112,7 +114,7 @@ _TABLE = {
 }
 _FEW_PAIRS_TABLE = {
     (90, 64): DecodeLaunch(
-        8, keys=32, warps=1, stages=2, ranked_blocks=64, rank_warps=2,
+        8, keys=32, warps=1, stages=2, ranked_blocks=64, rank_warps=2, merged=1024,
         short=ShortLaunch(4, keys=64, warps=8, stages=2),
     ),
 }  # fmt: skip

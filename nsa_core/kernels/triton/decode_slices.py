@@ -148,8 +148,9 @@ def chosen_step(
     first_row = (pair // G).to(tl.int64) * rows
     row = tl.where(is_chosen, block, 0) * BLOCK + offset
     seen = is_chosen & (row <= position)
-    k = load_rows(K, row, seen, first_row, g, G, D)
+    # Values first: once keys have come, they wait for a barrier, and a load behind that for them.
     v = load_rows(V, row, seen, first_row, g, G, E)
+    k = load_rows(K, row, seen, first_row, g, G, D)
     scores = tl.where(seen[None, :], matmul(q, tl.trans(k)), -INFINITY)
     peak, total, out = softmax_step(scores, v, qk_scale, peak, total, out, seen, False)
     return peak, total, out, seen.to(tl.int32)

@@ -53,6 +53,7 @@ class Machine:
         registers: Of a thread.
         stack_bytes: Of a thread; registers that were spilled.
         ptx: What ptxas was given.
+        cubin: What it made of it.
         serialised: Its messages C75xx: products that wait for one another.
     """
 
@@ -60,7 +61,13 @@ class Machine:
     registers: int
     stack_bytes: int
     ptx: str
+    cubin: bytes
     serialised: tuple[str, ...]
+
+    def opcodes(self) -> list[str]:
+        """The instructions of the card in their order, as "LDG.E.128"."""
+        listing = _cuobjdump("--dump-sass", self.cubin)
+        return re.findall(r"/\*[0-9a-f]{4,}\*/ +(?:@!?U?P\w+ )?([A-Z][\w.]+)", listing)
 
 
 @contextmanager
@@ -129,6 +136,7 @@ def compile_launch(one: Recorded, arch: int) -> Machine:
         registers,
         stack,
         compiled.asm["ptx"],
+        compiled.asm["cubin"],
         find_serialised(said.getvalue()),
     )
 
@@ -146,13 +154,17 @@ def find_serialised(log: str) -> tuple[str, ...]:
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
+    usage = _cuobjdump("--dump-resource-usage", cubin)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found is not None, usage
+    return int(found[1]), int(found[2])
+
+
+def _cuobjdump(option: str, cubin: bytes) -> str:
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage = subprocess.run(
-            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        return subprocess.run(
+            [tool, option, file.name], capture_output=True, text=True, check=True
         ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    assert found is not None, usage
-    return int(found[1]), int(found[2])

@@ -25,7 +25,8 @@ SHAPES = {"A": (12, 2, 64), "B": (64, 4, 128)}
 TOKENS, LONGEST, BLOCK = 256, 65536, 64
 CORES = 132  # of a Hopper card: into how many slices decode cuts the keys
 BATCHES = (1, 16)  # sequences of decode: few and many for the launch table
-SHORT_CACHES = (1024, 8192)  # tokens: as many selection blocks as a token may choose, and the most
+# Tokens: as many selection blocks as a token may choose, no power of two of them, and the most.
+SHORT_CACHES = (1024, 5000, 8192)
 
 
 def record_all(shape: str, arch: int) -> list[Recorded]:
@@ -91,11 +92,11 @@ def record_decode(shape: str, arch: int, batch: int, tokens: int = LONGEST) -> l
         one = torch.zeros(1, dtype=torch.bfloat16).expand(batch, rows, groups, width)
         return one, one
 
-    pairs = CachedPairs(pair(tokens // 16 - 1), pair(tokens), pair(512))
+    geometry = BlockGeometry(32, 16, 64, 16, 512)
+    pairs = CachedPairs(pair(geometry.num_cached(tokens)), pair(tokens), pair(512))
     q = torch.zeros(batch, heads, width, dtype=torch.bfloat16)
     gate, position = torch.zeros(batch, heads, 3), torch.zeros(batch, dtype=torch.int64)
     with recording(arch) as launches, mock.patch.object(decode_host, "num_cores", lambda _: CORES):
-        geometry = BlockGeometry(32, 16, 64, 16, 512)
         decode_host.TritonDecode().attend(q, pairs, gate, position, geometry)
     return launches
 

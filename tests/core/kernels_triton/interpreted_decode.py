@@ -41,8 +41,7 @@ class Inputs:
 
         self.q = randn(batch, heads, widths[0])
         self.gate = torch.rand(batch, heads, 3, generator=generator)
-        blocks = geometry.next_compressed(capacity - 1) + 1
-        self.pairs = CachedPairs(pair(blocks), pair(capacity), pair(ring))
+        self.pairs = CachedPairs(pair(geometry.num_cached(capacity)), pair(capacity), pair(ring))
         for b, position in enumerate(positions):
             for x in self.pairs.compressed:
                 x[b, geometry.num_compressed(position + 1) :] = POISON
@@ -136,6 +135,7 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
         "heads-16": lambda: compare(Inputs([177], 32, 2, (16, 16))),
         "one-block": lambda: compare(Inputs([199, 47, 16], 4, 2, (16, 16), ring=40, geometry=wide)),
         "fine": lambda: compare(Inputs([190, 128, 4], 4, 2, (16, 16), ring=5, geometry=fine)),
+        "power-of-two": lambda: compare(Inputs([255, 191, 7], 12, 2, (16, 16), capacity=256)),
         "few-tokens": lambda: compare(Inputs([4, 0], 4, 2, (16, 16), capacity=5)),
         "float16": lambda: compare(Inputs([199, 90], 12, 2, (16, 16)), torch.float16),
         "ties": lambda: tied(Inputs(BORDERS, 6, 1, (16, 16))),

@@ -1,5 +1,6 @@
 """The decode kernels: under the interpreter beside plain PyTorch, and compiled for every card."""
 
+import re
 from dataclasses import replace
 from unittest import mock
 
@@ -29,7 +30,7 @@ from tests.core.kernels_triton.gate_launches import BATCHES, JOBS, SHORT_CACHES,
 INTERPRETED = "interpreted_decode"
 INPUTS = (
     "heads-6", "heads-5", "heads-1", "heads-16", "one-block", "quarters", "fine",
-    "few-tokens", "float16", "ties", "ties-of-many", "alone",
+    "power-of-two", "few-tokens", "float16", "ties", "ties-of-many", "alone",
 )  # fmt: skip
 CASES = tuple(form + case for case in INPUTS for form in ("", "short-"))
 # float32 against float64: rounding alone gives 2e-7 on these sizes; float16 rounds the output
@@ -63,7 +64,7 @@ def inputs(batch, heads, groups, width, *, capacity=65_536, dtype=torch.bfloat16
             for size in (width, value_width or width)
         )
 
-    pairs = CachedPairs(pair(capacity // 16 - 1), pair(capacity), pair(512))
+    pairs = CachedPairs(pair(GEOMETRY.num_cached(capacity)), pair(capacity), pair(512))
     q = torch.zeros(batch, heads, width, dtype=dtype)
     gate = torch.zeros(batch, heads, 3)
     return q, pairs, gate, torch.zeros(batch, dtype=torch.int64), GEOMETRY
@@ -122,17 +123,37 @@ def test_nothing_that_an_earlier_launch_wrote_is_read_before_the_wait() -> None:
 
 
 @pytest.mark.slow
-def test_the_short_form_reads_the_keys_that_it_ranks_by_together() -> None:
-    """A barrier between two loads would make the second wait for the first one's memory."""
-    launches = record_decode("A", 90, 1, 8192)
-    first, merge = [compile_launch(one, 90).ptx for one in launches]
-    threads = 32 * dict(launches[0].options)["num_warps"]
-    begin = first.split("bar.sync")[0]
-    assert begin.count("ld.global.v4.b32") >= 512 * 64 * 2 // 16 // threads
-    assert first.count("griddepcontrol.launch_dependents") == 1
-    assert "griddepcontrol.wait" not in first
-    assert merge.split("griddepcontrol.wait")[0].count("ld.global") <= 3
-    assert "st.global" in merge.split("griddepcontrol.wait")[1]
+@pytest.mark.parametrize("tokens", SHORT_CACHES)
+def test_no_load_of_the_short_form_waits_for_another(tokens: int) -> None:
+    """A store into shared memory between two loads makes the second wait for the first one."""
+    launch, merge = record_decode("A", 90, 1, tokens)
+    machine, constants = compile_launch(launch, 90), dict(launch.constants)
+    bytes_at_once = 16 * 32 * dict(launch.options)["num_warps"]
+    ranked = constants["BLOCKS"] * 64 // 16 * 64 * 2 // bytes_at_once
+    chosen = 2 * 64 * 64 * 2 // bytes_at_once  # keys and values of a block
+    order = [code for code in machine.opcodes() if code.startswith(("LDG", "STS"))]
+    runs = [
+        [code for code in run.split() if code.startswith("LDG")]
+        for run in re.split(r"(?:STS\S* ?)+", " ".join(order))
+    ]
+    # Before the keys that are ranked only the position is read, behind them the queries, twice.
+    assert runs[0][1 : 1 + ranked] == ["LDG.E.128"] * ranked
+    assert len(runs[0]) == 1 + ranked + 2
+    assert runs[1:].count(["LDG.E.128"] * chosen) == 1, runs
+    assert machine.ptx.count("griddepcontrol.launch_dependents") == 1
+    assert "griddepcontrol.wait" not in machine.ptx
+    before, after = compile_launch(merge, 90).ptx.split("griddepcontrol.wait")
+    assert before.count("ld.global") <= 3
+    assert "st.global" in after
+
+
+@pytest.mark.slow
+def test_the_short_form_compares_each_pair_of_blocks_on_one_thread() -> None:
+    """In the layout of the product four threads would make every comparison (docs/decode.md)."""
+    launch, _ = record_decode("A", 90, 1, 8192)
+    threads = 32 * dict(launch.options)["num_warps"]
+    compared = compile_launch(launch, 90).ptx.count("setp.gt.s64")
+    assert 0 < compared <= 128 * 128 // threads
 
 
 def test_the_merge_reads_gates_that_nothing_copied_behind_the_first_launch() -> None:
@@ -171,10 +192,11 @@ SHORT = ShortLaunch(4, keys=64, warps=8, stages=2)
         ({}, 128, 2, torch.bfloat16, True),
         ({}, 1, 1, torch.float16, True),
         ({}, 128, 4, torch.bfloat16, True),
-        ({}, 128, 5, torch.bfloat16, False),  # 2,560 compressed keys are read again
-        ({}, 64, 8, torch.bfloat16, True),
-        ({}, 64, 9, torch.bfloat16, False),
-        ({}, 16, 10, torch.bfloat16, False),
+        ({}, 128, 5, torch.bfloat16, False),  # 81,920 comparisons
+        ({}, 65, 5, torch.bfloat16, False),  # the same: a tile of 128
+        ({}, 64, 16, torch.bfloat16, True),
+        ({}, 16, 16, torch.bfloat16, True),
+        ({}, 16, 17, torch.bfloat16, False),
         ({}, 129, 2, torch.bfloat16, False),
         ({}, 128, 2, torch.float32, False),
         ({"compress_stride": 8}, 128, 2, torch.bfloat16, False),  # 1,024 compressed keys
@@ -195,7 +217,7 @@ def test_a_cache_is_short_that_a_program_ranks_at_once(
 
 @pytest.mark.parametrize(
     ("batch", "arch", "capacity", "count"),
-    [(2, 90, 8192, 2), (3, 90, 8192, 4), (4, 90, 4096, 2), (5, 90, 2048, 4), (1, 90, 8193, 4),
+    [(2, 90, 8192, 2), (3, 90, 8192, 4), (8, 90, 4096, 2), (9, 90, 2048, 4), (1, 90, 8193, 4),
      (1, 89, 8192, 4)],
 )  # fmt: skip
 def test_few_short_caches_take_two_launches_on_hopper(batch, arch, capacity, count) -> None:

@@ -118,12 +118,12 @@ def test_the_buffers_never_move_and_hold_only_what_is_needed() -> None:
     cache = DecodeCache.allocate(model.config, batch=1, capacity=100, chunk=1, dtype=torch.float64)
     layer = cache.layers[0]
     rows = [layer.selected.k, layer.window.k, layer.compressed.k, layer.tail.k]
-    assert [buffer.shape[1] for buffer in rows] == [100, 5, 49, 4]
+    assert [buffer.shape[1] for buffer in rows] == [100, 5, 50, 4]
     addresses = [buffer.data_ptr() for buffer in rows]
     for token in tokens(1, 40).split(1, dim=1):
         extend(model, cache, token)
     assert addresses == [buffer.data_ptr() for buffer in rows]
-    assert cache.num_bytes == 2 * 8 * sum(rows * 2 * (6 + 5) for rows in (100, 5, 49, 4))
+    assert cache.num_bytes == 2 * 8 * sum(rows * 2 * (6 + 5) for rows in (100, 5, 50, 4))
 
 
 @pytest.mark.parametrize(("held", "new"), [(0, 9), (6, 5)])
