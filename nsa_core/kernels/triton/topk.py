@@ -98,12 +98,15 @@ def store_few_best(
     is_given = (block <= current) & (~is_free(block, current) | (current < CHOSEN))
     chosen = tl.zeros([BT, BLOCKS], tl.int32) + is_given.to(tl.int32)[None, :]
     if current >= CHOSEN:
+        # No score is negative, so its bits order like an integer, and a warp has one instruction
+        # for the largest integer of all lanes. Those of -1 are negative.
+        bits = left.to(tl.int32, bitcast=True)
         for _ in range(CHOSEN - 3):
-            best = tl.max(left, 1)
-            first = tl.min(tl.where(left == best[:, None], block[None, :], NONE), 1)
-            is_next = (block[None, :] == first[:, None]) & (best >= 0.0)[:, None]
+            best = tl.max(bits, 1)
+            first = tl.min(tl.where(bits == best[:, None], block[None, :], NONE), 1)
+            is_next = (block[None, :] == first[:, None]) & (best >= 0)[:, None]
             chosen = tl.where(is_next, 1, chosen)
-            left = tl.where(is_next, -1.0, left)
+            bits = tl.where(is_next, -1, bits)
     target = IDS + (token.to(tl.int64) * G + g)[:, None] * CHOSEN
     ids = tl.zeros([BT, BLOCKS], tl.int32) + block[None, :]
     tl.store(target + tl.cumsum(chosen, 1) - 1, ids, mask=inside[:, None] & (chosen > 0))
