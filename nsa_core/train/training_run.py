@@ -125,7 +125,12 @@ def whole_model(session: TrainingSession) -> LanguageModel:
     return model.to(session.device)
 
 
+#: What torch says where the host has no memory left, also for the driver to pin: it has no type.
+_NO_HOST_MEMORY = ("DefaultCPUAllocator: ", "CUDA error: out of memory")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a card or the host has no memory left; of the host, torch has no type for it."""
-    is_host = isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
-    return is_host or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    """Whether a card or the host has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(w in str(error) for w in _NO_HOST_MEMORY)
