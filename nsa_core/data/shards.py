@@ -16,9 +16,10 @@ from pydantic import ValidationError
 from nsa_core.config.base import FrozenModel
 from nsa_core.data.documents import RejectCount
 from nsa_core.data.file_hashes import FileHashes
+from nsa_core.data.ids import Ids
 from nsa_core.data.reporting import DataError
 from nsa_core.data.sources.source import SourcePosition, SourceRecord
-from nsa_core.data.tokenizer import Ids, TokenizerRecord
+from nsa_core.data.tokenizer import TokenizerRecord
 from nsa_core.rundir.atomic import write_bytes, write_text
 from nsa_core.rundir.bounded_json import JsonError, read_bounded
 from nsa_core.rundir.data_account import Count, DataAccount
