@@ -247,7 +247,8 @@ class _ShardFile:
     """The tokens of one shard, read from an open file.
 
     A memory map would be simpler, but where the disk fails or the file was cut, it ends the process
-    by SIGBUS without a word.
+    by SIGBUS without a word. `np.load` opens the file once more and at once closes it: it alone
+    checks the version, the type and the length that a header claims.
     """
 
     def __init__(self, folder: Path, shard: ShardRecord) -> None:
