@@ -74,14 +74,17 @@ def close(session: TrainingSession) -> None:
 
 
 def acknowledge(context: AttemptContext, request: StopRequest) -> AttemptEnd:
-    """Report that the stop was seen and what is saved; the end itself follows at once."""
+    """Report that the stop was seen and what is saved; the end itself follows at once.
+
+    What is saved rank 0 alone can say: others need not wait for its write, or have another disk.
+    """
     telemetry = context.telemetry
     step = context.beats.step
-    found = list_checkpoints(context.run)
+    found = list_checkpoints(context.run) if context.group.is_first else []
     saved = found[0].step if found else None
-    where = f"at step {step}, " + (
-        "no checkpoint" if saved is None else f"checkpoint of step {saved}"
-    )
+    where = f"at step {step}"
+    if context.group.is_first:
+        where += ", no checkpoint" if saved is None else f", checkpoint of step {saved}"
     context.beats.enter("shutdown")
     if request.halt is None:
         telemetry.event("signal", f"{request.reason}, stopped {where}", step=step)
