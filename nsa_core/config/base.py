@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import re
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -132,8 +133,24 @@ class TolerantModel(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
 
 
+#: Numbers that everybody reads alike, by kind. YAML 1.1 knows more: `010` is 8, and `1:30` is 90.
+_DECIMAL = {"int": re.compile(r"[-+]?(0|[1-9][0-9]*)"), "float": re.compile(r"[^_:]+")}
+
+
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key that is in one mapping twice."""
+    """SafeLoader that refuses a key that is in one mapping twice, and a number in strange form."""
+
+    def construct_decimal(self, node: yaml.ScalarNode) -> float:
+        """A number of either kind; ConstructorError if it is not in plain decimal digits."""
+        kind = node.tag.rpartition(":")[2]
+        read = self.construct_yaml_int(node) if kind == "int" else self.construct_yaml_float(node)
+        if not _DECIMAL[kind].fullmatch(node.value):
+            problem = (
+                f"{_brief(node.value)} is {_brief(read)} in YAML: write a number in decimal digits "
+                "alone, and text in quotes"
+            )
+            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
+        return read
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - PyYAML's signature
         seen: set[Hashable] = set()
@@ -145,6 +162,23 @@ class _StrictLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(problem=problem)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+for _kind in _DECIMAL:
+    _StrictLoader.add_constructor(f"tag:yaml.org,2002:{_kind}", _StrictLoader.construct_decimal)
+
+
+def is_read_whole(text: str) -> bool:
+    """Whether YAML that was parsed takes every character of one value, and no line for a space.
+
+    ` #` begins a comment, and a line break in a value without quotes becomes a space.
+    """
+    node = yaml.compose(text, Loader=_StrictLoader)
+    if node is None:
+        return not text.strip()
+    end = node.end_mark.index
+    is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
+    return not text[end:].strip() and not (is_plain and "\n" in text[:end].strip())
 
 
 def parse_yaml(text: str, where: str) -> Any:

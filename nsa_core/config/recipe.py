@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from nsa_core.config.base import (
     ConfigError,
     FrozenModel,
     first_error,
+    is_read_whole,
     load_mapping,
     names_in,
     parse_yaml,
@@ -117,14 +119,21 @@ def parse_set(flag: str, name: str = "--set") -> tuple[str, Any]:
     """Parse one `--set key=value`, or another flag of this form; the value is YAML.
 
     Raises:
-        ConfigError: If there is no `=`, or the key is unknown.
+        ConfigError: If there is no `=`, the key is unknown, or YAML would read another value than
+            stands there.
     """
     key, equals, text = flag.partition("=")
     if not equals:
         message = f"{name} {flag!r} must look like schedule.steps=500"
         raise ConfigError(message)
-    _check_key(key.strip(), name)
-    return key.strip(), parse_yaml(text, f"{name} {key.strip()}")
+    key = key.strip()
+    _check_key(key, name)
+    value = parse_yaml(text, f"{name} {key}")
+    if not is_read_whole(text):
+        whole = shlex.quote(f"{key}={json.dumps(text.strip(), ensure_ascii=False)}")
+        message = f"{name} {key}: YAML reads {value!r} here; if all of it is meant, write {name} "
+        raise ConfigError(message + whole)
+    return key, value
 
 
 def resolve(

@@ -17,6 +17,7 @@ from nsa_core.data.documents import (
     require_text,
     require_within_limits,
 )
+from nsa_core.data.ids import Ids
 from nsa_core.data.reporting import DataError, OnProgress, StageProgress
 from nsa_core.data.shards import (
     ACCOUNT_NAME,
@@ -36,7 +37,7 @@ from nsa_core.data.shards import (
 from nsa_core.data.sources.make import make_source
 from nsa_core.data.sources.source import HashOf, SourcePosition
 from nsa_core.data.staged_before import describe_files
-from nsa_core.data.tokenizer import Ids, describe_tokenizer, load_tokenizer, make_tokenizer
+from nsa_core.data.tokenizer import describe_tokenizer, load_tokenizer, make_tokenizer
 from nsa_core.rundir.atomic import fsync_dir, write_text
 from nsa_core.rundir.checkpoint import hash_file
 from nsa_core.rundir.data_account import DataAccount

@@ -13,8 +13,8 @@ import numpy as np
 import tiktoken
 from numpy.typing import NDArray
 
+from nsa_core.data.ids import Ids
 from nsa_core.data.reporting import DataError
-from nsa_core.data.tokenizer import Ids
 from nsa_core.rundir.atomic import write_bytes
 
 SAVED_NAME = "gpt2.tiktoken"

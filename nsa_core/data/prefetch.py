@@ -59,8 +59,8 @@ class Prefetcher(Generic[Item]):
 
         Raises:
             LoaderStalled: If it is not built before the deadline, or the thread has died.
-            DataError: If building it failed.
-            MemoryError: If there was no room for it.
+            DataError: If the data could not be read, or cannot be used.
+            Exception: Whatever else building it raised, as if it were built here.
         """
         self._ask(max(1, self._depth) - len(self._ready))
         item = self._ready.popleft() if self._ready else self._receive(poll)
@@ -82,11 +82,11 @@ class Prefetcher(Generic[Item]):
     def _receive(self, poll: Callable[[], None]) -> Item:
         found = self._wait(poll)
         self._num_received += 1
-        if isinstance(found, DataError | MemoryError):
-            raise found
-        if isinstance(found, Exception):
+        if isinstance(found, OSError | ValueError) and not isinstance(found, DataError):
             message = f"reading the staged data failed: {found}"
             raise DataError(message, "look at the disk, then resume") from found
+        if isinstance(found, Exception):
+            raise found
         return found
 
     def _wait(self, poll: Callable[[], None]) -> Item | Exception:
@@ -112,5 +112,5 @@ class Prefetcher(Generic[Item]):
                 return
             try:
                 self._built.put(self._build(number))
-            except (OSError, ValueError, MemoryError) as error:
+            except Exception as error:  # noqa: BLE001 - the caller raises it, in its own thread
                 self._built.put(error)

@@ -16,9 +16,10 @@ from pydantic import ValidationError
 from nsa_core.config.base import FrozenModel
 from nsa_core.data.documents import RejectCount
 from nsa_core.data.file_hashes import FileHashes
+from nsa_core.data.ids import Ids
 from nsa_core.data.reporting import DataError
 from nsa_core.data.sources.source import SourcePosition, SourceRecord
-from nsa_core.data.tokenizer import Ids, TokenizerRecord
+from nsa_core.data.tokenizer import TokenizerRecord
 from nsa_core.rundir.atomic import write_bytes, write_text
 from nsa_core.rundir.bounded_json import JsonError, read_bounded
 from nsa_core.rundir.data_account import Count, DataAccount
@@ -246,7 +247,8 @@ class _ShardFile:
     """The tokens of one shard, read from an open file.
 
     A memory map would be simpler, but where the disk fails or the file was cut, it ends the process
-    by SIGBUS without a word.
+    by SIGBUS without a word. `np.load` opens the file once more and at once closes it: it alone
+    checks the version, the type and the length that a header claims.
     """
 
     def __init__(self, folder: Path, shard: ShardRecord) -> None:

@@ -13,12 +13,13 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from nsa_core.config.base import FrozenModel
 from nsa_core.config.training import DataConfig
+from nsa_core.data.gpt2_tokenizer import load_gpt2
+from nsa_core.data.ids import Ids
 from nsa_core.data.reporting import DataError
 from nsa_core.rundir.atomic import write_text
 from nsa_core.rundir.bounded_json import JsonError, read_bounded
 from nsa_core.rundir.checkpoint import hash_file
 
-Ids = NDArray[np.uint32]
 SAVED_NAME = "tokenizer.json"
 #: Text beyond this adds little to the merges and takes memory and time.
 MAX_TRAINING_BYTES = 64 * 2**20
@@ -213,10 +214,7 @@ def make_tokenizer(config: DataConfig, texts: Iterable[str]) -> Tokenizer:
         return ByteTokenizer()
     path = Path(config.tokenizer_path) if config.tokenizer_path else None
     if config.tokenizer == "gpt2":
-        from nsa_core.data.gpt2_tokenizer import load_gpt2
-
         return load_gpt2(path)
-
     return load_bpe(path) if path else train_bpe(texts, config.bpe_vocab_size)
 
 
@@ -229,10 +227,7 @@ def load_tokenizer(name: str, folder: Path) -> Tokenizer:
     if name == "byte":
         return ByteTokenizer()
     if name == "gpt2":
-        from nsa_core.data.gpt2_tokenizer import load_gpt2
-
         return load_gpt2(folder)
-
     return load_bpe(folder / SAVED_NAME)
 
 

@@ -64,6 +64,12 @@ def state_of(identity: ProcessIdentity) -> str:
     return fields[0] if fields else ""
 
 
+def parent_of(pid: int) -> int | None:
+    """Pid of the process that started it, or adopted it; None if there is no such process."""
+    fields = _stat_fields(pid)
+    return int(fields[1]) if fields else None
+
+
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler for this signal; without one USR1 would end it."""
     try:

@@ -17,7 +17,7 @@ from nsa_core.rundir.exit import HANG_RULES, ExitRecord, TrainerExit, read_exit,
 from nsa_core.rundir.halt import read_halt
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
-from nsa_core.rundir.process import identify, is_alive
+from nsa_core.rundir.process import ProcessIdentity, identify, is_alive, parent_of
 from nsa_core.rundir.ranks import (
     RankEnd,
     RankProcess,
@@ -29,6 +29,7 @@ from nsa_core.train.disk import RunLog, hold_reserve, release_reserve
 from nsa_core.train.failure import (
     AttemptEnd,
     DiskFullError,
+    RankLostError,
     RunIsTakenError,
     TrainerConfigurationError,
     TrainerError,
@@ -39,6 +40,9 @@ from nsa_core.train.telemetry import AttemptContext, Telemetry, TrainerFigures, 
 
 #: Errors of the compiler of torch: it cannot compile this model on this machine.
 COMPILER_MODULES = ("torch._inductor", "torch._dynamo")
+#: Longest wait of a rank for the first one of its pod, which takes the run before it loads torch.
+LEADER_S = 60.0
+_POLL_S = 0.05
 
 
 def run_attempt(folder: Path) -> int:
@@ -71,7 +75,7 @@ def take_run(run: RunDir, place: RankEnvironment | None = None) -> RunManifest:
     if place is None or place.is_leader:
         _lock(run)
     else:
-        _refuse_twin(run, manifest, place)
+        _follow_leader(run, manifest, place)
     ended = read_exit(run)
     if ended is not None and ended.attempt == manifest.attempt:
         message = f"attempt {ended.attempt} has ended with code {ended.code}: {ended.reason}"
@@ -90,14 +94,31 @@ def _lock(run: RunDir) -> None:
         raise RunIsTakenError(message, hint=f"See `nsa-ops status {run.run_id}`") from error
 
 
-def _refuse_twin(run: RunDir, manifest: RunManifest, place: RankEnvironment) -> None:
-    """Leave the records of a rank alone that runs already; the lock is held by the first one."""
-    found = read_rank_process(run, place.rank, manifest.attempt)
-    if found is not None and is_alive(found.process):
-        message = (
-            f"another trainer runs in {run.root}: rank {place.rank} is pid {found.process.pid}"
-        )
-        raise RunIsTakenError(message, hint=f"See `nsa-ops status {run.run_id}`")
+def _follow_leader(run: RunDir, manifest: RunManifest, place: RankEnvironment) -> None:
+    """Wait until the first rank of this pod holds the lock; refuse if that of another trainer does.
+
+    torchrun is the parent of all ranks of its trainer. Until then nothing is written: of two
+    trainers that start at once, a rank of the refused one may be faster than those of the other.
+    """
+    leader, end = place.local_ranks.start, time.monotonic() + LEADER_S
+    while True:
+        found = {rank: _living(run, rank, manifest.attempt) for rank in (leader, place.rank)}
+        for rank, process in found.items():
+            if process is not None and parent_of(process.pid) != os.getppid():
+                message = f"another trainer runs in {run.root}: rank {rank} is pid {process.pid}"
+                raise RunIsTakenError(message, hint=f"See `nsa-ops status {run.run_id}`")
+        if found[leader] is not None:
+            return
+        if time.monotonic() > end:
+            message = f"rank {leader} did not take the run within {LEADER_S:g} s"
+            raise RankLostError(message, hint="Look at that rank: it is gone, or hangs")
+        time.sleep(_POLL_S)
+
+
+def _living(run: RunDir, rank: int, attempt: int) -> ProcessIdentity | None:
+    """The process of a rank that runs now."""
+    found = read_rank_process(run, rank, attempt)
+    return found.process if found is not None and is_alive(found.process) else None
 
 
 def _line(error: TrainerError) -> str:

@@ -260,7 +260,7 @@ def name_latest(run: RunDir, final: Path) -> None:
 
 
 def remove_leftovers(run: RunDir) -> list[tuple[str, str]]:
-    """Remove what a kill left half written: the name of each, and why it stays (or nothing)."""
+    """Remove what was left half written: the name of each, and why it stays (or nothing)."""
     names = (f"{TEMPORARY_PREFIX}*", f".{run.latest.name}.*", f".{run.known_good.name}.*")
     leftovers = sorted(path for name in names for path in run.checkpoints.glob(name))
     return [(path.name, _remove_leftover(path)) for path in leftovers]

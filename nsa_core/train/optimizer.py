@@ -14,7 +14,8 @@ def learning_rate_scale(step: int, schedule: ScheduleConfig) -> float:
     """Learning rate of an optimizer step as a share of the peak.
 
     Warm-up reaches 1 at the step `warmup_steps - 1`; the last step of the run, `steps - 1`, has
-    exactly `min_ratio`, unless it belongs to the warm-up or is the only one (`constant` excepted).
+    exactly `min_ratio`, unless it belongs to the warm-up (`constant` excepted). A run of one step
+    has the peak: its first step is its last one, and at a `min_ratio` of 0 it would learn nothing.
 
     Args:
         step: Optimizer steps done before this one; never micro-steps.

@@ -260,7 +260,7 @@ def find_point(context: AttemptContext) -> ResumePoint | None:
     """
     for name, problem in content.remove_leftovers(context.run):
         kind = "unreadable" if problem else "leftover_removed"
-        context.telemetry.event(kind, f"{name} was left half written by a kill{problem}")
+        context.telemetry.event(kind, f"{name} was left half written{problem}")
 
     def reject(folder: Path, why: str) -> None:
         context.telemetry.event(

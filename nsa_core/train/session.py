@@ -34,6 +34,7 @@ from nsa_core.train.random_state import RandomState, gather_random, read_random_
 from nsa_core.train.resume import find_point, note_beginning, restore
 from nsa_core.train.resume_point import ResumePoint, read_place, share_point
 from nsa_core.train.run_data import open_data, require_same_data
+from nsa_core.train.same_run import require_same_run
 from nsa_core.train.step import StepRunner
 from nsa_core.train.stop import StopWatch
 from nsa_core.train.telemetry import AttemptContext, Telemetry
@@ -173,13 +174,15 @@ def prepare(context: AttemptContext, stop: StopWatch, clock: GoodputClock) -> Tr
     """Everything that has to be done before the first step.
 
     Raises:
-        TrainerConfigurationError: If this machine cannot run the configuration.
+        TrainerConfigurationError: If this machine cannot run the configuration, or the ranks do not
+            have the same.
         CheckpointError: If there are checkpoints and none can be loaded.
         DataError: If the data cannot be used.
         StopAskedError: If a stop is asked for; nothing has been trained then.
     """
     config = context.manifest.config
     group = context.group
+    require_same_run(group, context.manifest)
     device = choose_device(config, group.place)
     set_up_torch(config, device, group.place.rank)
     point = share_point(group, find_point(context) if group.is_first else None)

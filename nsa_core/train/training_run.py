@@ -74,14 +74,17 @@ def close(session: TrainingSession) -> None:
 
 
 def acknowledge(context: AttemptContext, request: StopRequest) -> AttemptEnd:
-    """Report that the stop was seen and what is saved; the end itself follows at once."""
+    """Report that the stop was seen and what is saved; the end itself follows at once.
+
+    What is saved rank 0 alone can say: others need not wait for its write, or have another disk.
+    """
     telemetry = context.telemetry
     step = context.beats.step
-    found = list_checkpoints(context.run)
+    found = list_checkpoints(context.run) if context.group.is_first else []
     saved = found[0].step if found else None
-    where = f"at step {step}, " + (
-        "no checkpoint" if saved is None else f"checkpoint of step {saved}"
-    )
+    where = f"at step {step}"
+    if context.group.is_first:
+        where += ", no checkpoint" if saved is None else f", checkpoint of step {saved}"
     context.beats.enter("shutdown")
     if request.halt is None:
         telemetry.event("signal", f"{request.reason}, stopped {where}", step=step)
@@ -125,7 +128,12 @@ def whole_model(session: TrainingSession) -> LanguageModel:
     return model.to(session.device)
 
 
+#: What torch says where the host has no memory left, also for the driver to pin: it has no type.
+_NO_HOST_MEMORY = ("DefaultCPUAllocator: ", "CUDA error: out of memory")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a card or the host has no memory left; of the host, torch has no type for it."""
-    is_host = isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
-    return is_host or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    """Whether a card or the host has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(w in str(error) for w in _NO_HOST_MEMORY)

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,15 @@ def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
 def test_the_layers_hold(repository: Path) -> None:
     done = lint_imports(repository)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("package", ["nsa_core", "nsa_ops"])
+def test_no_module_imports_itself_through_others(package: str) -> None:
+    """Not within a function either, where such an import works by luck of the order."""
+    grimp = pytest.importorskip("grimp", reason="import-linter is not installed here")
+    graph = grimp.build_graph(package, exclude_type_checking_imports=True, cache_dir=None)
+    imported = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    TopologicalSorter(imported).prepare()  # raises CycleError, which names the circle
 
 
 def test_every_contract_breaks_when_it_is_violated(tmp_path: Path, repository: Path) -> None:

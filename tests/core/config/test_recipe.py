@@ -1,3 +1,5 @@
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from nsa_core.config.backend_policy import (
 )
 from nsa_core.config.base import ConfigError
 from nsa_core.config.profile import list_profiles, load_profile
-from nsa_core.config.recipe import list_recipes, resolve
+from nsa_core.config.recipe import leaves, list_recipes, resolve
 from nsa_core.config.run import RunConfig
 
 
@@ -63,7 +65,7 @@ def test_every_recipe_resolves_on_every_profile(recipe, profile) -> None:
         ("model.rope.base=.inf", "model.rope.base: Input should be a finite number"),
         ("=3", "unknown key ''"),
         ("schedule.steps=" + "9" * 5000, "schedule.steps: a value or a key cannot be read"),
-        ("schedule.steps=0x" + "f" * 5000, "it must be at most 9,007,199,254,740,992 (got 0xfff"),
+        ("schedule.steps=0x" + "f" * 5000, "… (5,004 characters) is 0xffff"),
         ("schedule.steps='99999999999999999999'", "schedule.steps: it must be at most"),
         ("seed=99999999999999999999", "seed: it must be at most"),
         ("optimizer.weight_decay=1" + "0" * 400, "optimizer.weight_decay: "),
@@ -294,6 +296,52 @@ def test_a_duplicate_yaml_key_is_refused_with_its_line(tmp_path: Path) -> None:
     recipe.write_text("seed: 1\nbatch: {seq_len: 64}\nseed: 2\n")
     with pytest.raises(ConfigError, match=r"'seed' is there twice \(line 3\)"):
         resolve(str(recipe))
+
+
+#: What YAML 1.1 takes for a number, and which.
+STRANGE_NUMBERS = {
+    "010": "8", "-010": "-8", "00": "0", "1_000": "1000", "1_": "1", "1:30": "90",
+    "12:30:00": "45000", "0x10": "16", "0b11": "3", "1_0.5": "10.5", "1:30.5": "90.5",
+    "!!int '0x10'": "16", "!!float 1_0": "10.0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "read"), STRANGE_NUMBERS.items())
+def test_a_number_is_written_in_decimal_digits_or_refused(
+    tmp_path: Path, written: str, read: str
+) -> None:
+    shown = written.rpartition(" ")[2].strip("'")
+    says = re.escape(f"'{shown}' is {read} in YAML: write a number in decimal digits alone")
+    for key in ("schedule.steps", "optimizer.learning_rate", "data.subset"):
+        with pytest.raises(ConfigError, match=rf"^--set {key}: {says}[^\n]*$"):
+            resolve("tiny-cpu", sets=[f"{key}={written}"])
+    recipe, profile = tmp_path / "own.yaml", tmp_path / "card.yaml"
+    recipe.write_text(f"seed: 1\nschedule: {{steps: {written}}}\n")
+    with pytest.raises(ConfigError, match=rf"^recipe own\.yaml: {says}[^\n]* \(line 2\)$"):
+        resolve(str(recipe))
+    profile.write_text(f"name: card\nbatch_tiers: {{{written}: {{}}}}\n")
+    with pytest.raises(ConfigError, match=rf"^profile card\.yaml: {says}[^\n]* \(line 2\)$"):
+        load_profile(str(profile))
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("7", 7), ("+7", 7), ("'010'", 10), ("09", 9), ("7.0", 7), ("2.5e-1", 0.25), (".5", 0.5),
+     ("1e-4", 1e-4), ("1.e+1", 10.0), ("0", 0), ("0.0", 0)],
+)  # fmt: skip
+def test_a_number_in_decimal_digits_is_that_number(written: str, read: float) -> None:
+    key = "schedule.steps" if read >= 1 and read == int(read) else "schedule.min_ratio"
+    assert leaves(resolve("tiny-cpu", sets=[f"{key}={written}"]).config)[key] == read
+
+
+@pytest.mark.parametrize("written", ["part #1", "two\nlines", "7 #00", "#1"])
+def test_a_value_of_set_that_yaml_would_cut_or_fold_is_refused(written: str) -> None:
+    """` #` begins a comment, which nobody writes into a flag."""
+    with pytest.raises(ConfigError, match=r"^--set data\.subset: YAML reads [^\n]+$") as caught:
+        resolve("tiny-cpu", sets=[f"data.subset={written}"])
+    (flag,) = shlex.split(str(caught.value).partition("write --set ")[2])
+    assert resolve("tiny-cpu", sets=[flag]).config.data.subset == written
+    assert resolve("tiny-cpu", sets=["data.subset= part#1 "]).config.data.subset == "part#1"
 
 
 @pytest.mark.parametrize("content", ["- 1\n", "a: [", "seed: 1\n  b: 2\n", "\x00", ""])

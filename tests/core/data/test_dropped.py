@@ -96,6 +96,18 @@ def test_what_an_older_version_staged_is_judged_by_its_manifest(
     assert again.account.num_lost == 1
 
 
+def test_a_run_that_continues_is_not_judged_again_though_its_data_has_moved(
+    mixed: Path, tmp_path: Path
+) -> None:
+    """Its tokens are the same; to lower a limit now would only keep it from its end."""
+    loose = {"max_dropped": 1, "max_dropped_files": 1}
+    sha256 = stage(local(mixed, **loose), tmp_path, 0).manifest_sha256
+    moved = shutil.copytree(mixed, tmp_path / "moved")
+    assert stage(local(moved), tmp_path, 0, expected=sha256).manifest_sha256 == sha256
+    with pytest.raises(DataError, match="1 whole file"):
+        stage(local(moved), tmp_path, 0)
+
+
 def test_empty_lines_and_empty_text_files_lose_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "text"
     folder.mkdir()

@@ -368,11 +368,23 @@ def test_the_order_is_the_one_that_checkpoints_were_made_with() -> None:
     assert found == list(KNOWN.values())
 
 
-def test_a_batch_without_memory_is_no_fault_of_the_data() -> None:
-    def build(number: int) -> bytearray:
-        return bytearray(2**60)
+NO_HOST_MEMORY = RuntimeError("DefaultCPUAllocator: can't allocate memory: error code 12")
+NOT_PINNED = torch.AcceleratorError("CUDA error: out of memory\nSearch for ...")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), NO_HOST_MEMORY, NOT_PINNED, TypeError("a bug")],
+    ids=["Python", "torch", "pinned", "bug"],
+)
+def test_an_error_of_the_thread_that_is_no_fault_of_the_data_comes_out_as_it_is(error) -> None:
+    """The edge of the trainer judges it, as if the loop had raised it."""
+
+    def build(number: int) -> Never:
+        raise error
 
     made = Prefetcher(build, 1, 10.0)
-    with pytest.raises(MemoryError):
+    with pytest.raises(type(error)) as caught:
         made.next()
+    assert caught.value is error
     assert made.close()

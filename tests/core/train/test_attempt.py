@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import threading
 import time
 from types import SimpleNamespace
 
@@ -19,7 +21,7 @@ from nsa_core.rundir.ranks import RankProcess, read_rank_end, write_rank_process
 from nsa_core.train import attempt, checkpoint_files
 from nsa_core.train.attempt import TrainerAttempt
 from nsa_core.train.disk import hold_reserve
-from nsa_core.train.failure import AttemptEnd, DiskFullError, RunIsTakenError
+from nsa_core.train.failure import AttemptEnd, DiskFullError, RankLostError, RunIsTakenError
 from nsa_core.train.group import RankGroup
 from nsa_core.train.joined_group import JoinedGroup
 
@@ -134,17 +136,52 @@ def test_an_agreed_end_counts_once_every_rank_has_come_to_it(run, manifest, come
     assert "finished 6 steps" in ended.reason
 
 
-def test_a_second_start_leaves_the_records_of_running_ranks_alone(run, manifest):
-    place = RankEnvironment(rank=1, local_rank=1, world_size=2, local_size=2)
+SECOND = RankEnvironment(rank=1, local_rank=1, world_size=2, local_size=2)
+
+
+def record_rank(run, rank, pid, attempt=1):
+    """Record a process as a rank; one of this trainer has the same parent as this process."""
     record = RankProcess(
-        run_id="r1", attempt=1, rank=1, local_rank=1, num_ranks=2,
-        process=identify(os.getpid()), started_unix_s=time.time(),
+        run_id="r1", attempt=attempt, rank=rank, local_rank=rank, num_ranks=2,
+        process=identify(pid), started_unix_s=time.time(),
     )  # fmt: skip
     write_rank_process(run, record)
-    with pytest.raises(RunIsTakenError, match="rank 1 is pid"):
-        attempt.take_run(run, place)
-    write_rank_process(run, record.model_copy(update={"attempt": 2}))
-    assert attempt.take_run(run, place) == manifest
+
+
+@pytest.fixture
+def other_trainer():
+    """Pid of a process that has another parent than this one."""
+    with subprocess.Popen(["sleep", "300"]) as child:
+        yield child.pid
+        child.kill()
+
+
+def test_a_rank_follows_the_first_one_of_its_own_trainer(run, manifest):
+    record_rank(run, 0, os.getpid())
+    record_rank(run, 1, os.getpid(), attempt=2)
+    assert attempt.take_run(run, SECOND) == manifest
+
+
+def test_a_rank_waits_for_the_first_one_and_gives_up(run, manifest, monkeypatch):
+    late = threading.Timer(0.2, record_rank, (run, 0, os.getpid()))
+    late.start()
+    assert attempt.take_run(run, SECOND) == manifest
+    late.join()
+    run.rank_process(0).unlink()
+    monkeypatch.setattr(attempt, "LEADER_S", 0.1)
+    with pytest.raises(RankLostError, match=r"rank 0 did not take the run within 0\.1 s"):
+        attempt.take_run(run, SECOND)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_of_a_second_trainer_leaves_without_a_trace(run, manifest, other_trainer, rank):
+    """Seen before: it took the place of a rank that was late, and both trainers ended."""
+    record_rank(run, 0, os.getpid())
+    record_rank(run, rank, other_trainer)
+    before = {path.name: path.read_bytes() for path in run.root.iterdir()}
+    with pytest.raises(RunIsTakenError, match=f"rank {rank} is pid {other_trainer}"):
+        attempt.take_run(run, SECOND)
+    assert {path.name: path.read_bytes() for path in run.root.iterdir()} == before
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -179,10 +216,19 @@ def test_an_agreed_end_stands_though_the_links_cannot_be_closed(monkeypatch):
     assert group.leave(0, lambda: True)
 
 
+def ask_to_pin():
+    """As torch 2.11 says it on an H200 whose host has no memory left to pin."""
+    message = (
+        "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in "
+        "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"
+    )
+    raise torch.AcceleratorError(message)
+
+
 @pytest.mark.parametrize(
     "ask",
-    [lambda: torch.empty(2**50, dtype=torch.uint8), lambda: bytearray(2**60)],
-    ids=["torch", "Python"],
+    [lambda: torch.empty(2**50, dtype=torch.uint8), lambda: bytearray(2**60), ask_to_pin],
+    ids=["torch", "Python", "pinned"],
 )
 def test_a_host_without_memory_is_out_of_memory_and_no_bug(run, manifest, monkeypatch, ask):
     made = TrainerAttempt(run, manifest)

@@ -1,4 +1,5 @@
 import json
+import os
 import random
 
 import numpy as np
@@ -18,6 +19,7 @@ from nsa_core.train import checkpoint_files as content
 from nsa_core.train.failure import CheckpointError
 from nsa_core.train.random_state import read_random_state, restore_random_state
 from nsa_core.train.resume import find_resume_point, set_aside_later
+from nsa_core.train.run_files import write_final_model
 from tests.core.train.models import CPU, make_model, same, weights
 
 ORIGIN = content.CheckpointOrigin("r1", 1, "c0ffee", "tokens")
@@ -43,6 +45,20 @@ def test_a_written_checkpoint_is_whole_and_named_by_latest(run):
     assert [c.step for c in list_checkpoints(run)] == [10, 5]
     assert all(not inspect_checkpoint(c.path).damage for c in list_checkpoints(run))
     assert run.latest.read_text() == "step_000010\n"
+
+
+def test_files_are_readable_by_others_whatever_the_umask(run):
+    """A backup logs in as somebody else, and safetensors makes files for their owner alone."""
+    before = os.umask(0o077)
+    try:
+        write(run, 5)
+        write_final_model(run, make_model())
+    finally:
+        os.umask(before)
+    files = [*run.checkpoint(5).iterdir(), run.latest, run.final_model]
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == {
+        path.name: "0o644" for path in files
+    }
 
 
 def test_nothing_in_a_checkpoint_is_a_pickle(run):

@@ -116,11 +116,11 @@ def test_a_loss_scale_is_in_the_snapshot(text, tmp_path):
 def test_a_skipped_step_is_still_counted_after_a_stop(whole, cut):
     """Three in a hundred end a run, whatever stops lie between them."""
     state = whole.checkpoint(2) / "state.json"
-    changed = json.loads(state.read_text()) | {"unusable_steps": [1]}
+    changed = json.loads(state.read_text()) | {"unusable_steps": [1, 2]}
     write_checkpoint_file(cut, 2, "state.json", json.dumps(changed))
     with opened(cut) as session:
-        assert session.position.unusable_steps == (1,)
-        assert session.keeper.last_anomaly_step == 1
+        assert session.position.unusable_steps == (1, 2)
+        assert session.keeper.last_anomaly_step == 2
 
 
 def write_checkpoint_file(run, step, name, content):

@@ -88,6 +88,8 @@ def test_a_decay_that_would_begin_in_the_warm_up_begins_after_it():
         ({"kind": "wsd", "steps": 3, "warmup_steps": 2}, [0.5, 1.0, 0.1]),
         ({"kind": "cosine", "steps": 1}, [1.0]),
         ({"kind": "wsd", "steps": 1}, [1.0]),
+        ({"kind": "cosine", "steps": 1, "warmup_steps": 1, "min_ratio": 0.0}, [1.0]),
+        ({"kind": "wsd", "steps": 1, "min_ratio": 0.0}, [1.0]),
     ],
 )
 def test_the_last_step_has_the_final_rate_where_no_other_is_left_to_decay(fields, expected):

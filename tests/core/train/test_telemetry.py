@@ -11,7 +11,7 @@ from nsa_core.rundir.events import read_events
 from nsa_core.rundir.heartbeat import BeatFigures, Heartbeat
 from nsa_core.train.disk import RESERVE_BYTES, LossyWrites, RunLog, hold_reserve, release_reserve
 from nsa_core.train.tables import TensorBoardLog
-from nsa_core.train.telemetry import TrainerFigures
+from nsa_core.train.telemetry import Telemetry, TrainerFigures
 from tests.core.train.sessions import new_run, opened, write_texts
 
 
@@ -71,6 +71,21 @@ def test_a_validation_of_a_step_is_remembered_across_attempts(telemetry, run):
     telemetry.validation(8, Perplexity(loss=2.0, num_tokens=100, num_bytes=90))
     telemetry.continue_from(8)
     assert telemetry.validated_steps == {8}
+
+
+@pytest.mark.parametrize(("attempt", "kept_in"), [(4, 3), (2, 1), (1, 1)])
+def test_rows_that_are_done_again_are_kept_beside_the_attempt_before(
+    run, manifest, attempt, kept_in
+):
+    """That is where a proof of a resume looks for them; the first attempt has none before it."""
+    again = Telemetry(run, manifest.model_copy(update={"attempt": attempt}))
+    for step in (1, 2):
+        again.progress(step, figures())
+    again.continue_from(1)
+    again.close()
+    (row,) = (run.attempt(kept_in) / "replayed_training.csv").read_text().splitlines()[1:]
+    assert row.startswith("2,64,2.5,")
+    assert read_events(run)[-1].message.startswith("1 rows of training.csv after step 1")
 
 
 def test_tensorboard_points_can_be_read_by_tensorboard(tmp_path):

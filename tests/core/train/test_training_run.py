@@ -5,12 +5,17 @@ from types import SimpleNamespace
 import pytest
 
 from nsa_core.data.reporting import DataError
+from nsa_core.env import RankEnvironment
 from nsa_core.rundir.manifest import read_manifest
-from nsa_core.train import learner, loop
+from nsa_core.train import checkpoint_files, learner, loop
 from nsa_core.train.group import RankGroup
 from nsa_core.train.optimizer import learning_rate_scale
+from nsa_core.train.stop import SignalWatch, StopRequest
+from nsa_core.train.telemetry import AttemptContext, Telemetry
+from nsa_core.train.training_run import acknowledge
 from tests.core.train.sessions import run_here
-from tests.integration.trainer_runs import make_run, rows
+from tests.core.train.test_checkpoint import ORIGIN, snapshot
+from tests.integration.trainer_runs import events, make_run, rows
 
 STEPS = 6
 SCHEDULE = {"steps": STEPS, "warmup_steps": 2, "min_ratio": 0.1}
@@ -93,3 +98,21 @@ def test_a_rank_that_alone_lost_its_data_begins_no_save_that_others_do_not_join(
     with pytest.raises(DataError):
         loop.train(session)
     assert len(saved) == saves
+
+
+@pytest.mark.parametrize(
+    ("rank", "says"), [(0, "stopped at step 4, checkpoint of step 3"), (1, "stopped at step 4")]
+)
+def test_only_the_rank_that_waits_for_the_save_says_what_is_saved(run, manifest, rank, says):
+    """Seen before: rank 1 was gone before rank 0 had written step 4, and recorded step 3."""
+    checkpoint_files.write_checkpoint(run, snapshot(3), ORIGIN)
+    place = RankEnvironment(rank=rank, local_rank=0, world_size=2, local_size=1)
+    telemetry = Telemetry(run, manifest, place)
+    telemetry.beats.advance(step=4)
+    context = AttemptContext(
+        run, manifest, RankGroup(place), telemetry, SignalWatch(lambda why: None)
+    )
+    ended = acknowledge(context, StopRequest("received SIGTERM"))
+    telemetry.close()
+    assert ended.reason == f"received SIGTERM, {says}"
+    assert events(run, "signal")[0].message == ended.reason
