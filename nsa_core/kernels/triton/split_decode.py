@@ -71,6 +71,13 @@ def _log_normaliser(PEAK, TOTAL, first_slot, num_slots, HG: tl.constexpr, HEADS:
 
 
 @triton.jit
+def _scores_at(first, row, visible, held):
+    """Scores [HEADS, blocks] of one compressed key for each block, -inf of one not to be seen."""
+    seen = held & ((row >= 0) & (row < visible))[None, :]
+    return tl.load(first + row[None, :], mask=seen, other=-INFINITY)
+
+
+@triton.jit
 def _block_scores(
     SCORE, PEAK, TOTAL, pair, block, position, rows, num_slots, span_slots,
     SPAN: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, HG: tl.constexpr,
@@ -79,15 +86,16 @@ def _block_scores(
     """Importance of these selection blocks; equal blocks add equal terms in one order."""
     REACH: tl.constexpr = SPAN // STRIDE
     STEP: tl.constexpr = BLOCK // STRIDE
-    offset_h = _log_normaliser(PEAK, TOTAL, pair * num_slots, span_slots, HG, HEADS, SPAN_SLOTS)
     visible = num_visible(position, COMPRESSED, SPAN, STRIDE)
     head = tl.arange(0, HEADS)
-    score_at = SCORE + (pair.to(tl.int64) * HG + head)[:, None] * rows
-    by_head = tl.zeros([HEADS, block.shape[0]], tl.float32)
-    for offset in tl.static_range(1 - REACH, STEP):
-        row = block * STEP + offset
-        held = (head < HG)[:, None] & ((row >= 0) & (row < visible))[None, :]
-        score = tl.load(score_at + row[None, :], mask=held, other=-INFINITY)
+    first = SCORE + (pair.to(tl.int64) * HG + head)[:, None] * rows
+    held = (head < HG)[:, None]
+    # One load goes ahead of the normalisers' sums; the others find their lines where it left them.
+    score = _scores_at(first, block * STEP + 1 - REACH, visible, held)
+    offset_h = _log_normaliser(PEAK, TOTAL, pair * num_slots, span_slots, HG, HEADS, SPAN_SLOTS)
+    by_head = tl.exp2(score - offset_h[:, None])  # the first key reaches one stride into the block
+    for offset in tl.static_range(2 - REACH, STEP):
+        score = _scores_at(first, block * STEP + offset, visible, held)
         strides = min(offset + REACH, STEP) - max(offset, 0)
         by_head += strides * tl.exp2(score - offset_h[:, None])
     return tl.sum(by_head, 0)
