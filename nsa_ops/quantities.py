@@ -99,6 +99,14 @@ def format_number(value: float) -> str:
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
+def shorten_middle(text: str, width: int) -> str:
+    """Text of at most so many characters: its beginning and its end, with `…` between them."""
+    if len(text) <= width:
+        return text
+    num_last = (width - 1) // 2
+    return f"{text[: width - 1 - num_last]}…{text[len(text) - num_last :]}"
+
+
 def sentence_case(text: str, *names: str) -> str:
     """Text with a capital letter in front; a program, login or setting there keeps its case.
 

@@ -13,7 +13,7 @@ from nsa_ops.cli.arguments import (
     complete_run,
 )
 from nsa_ops.cli.command import command
-from nsa_ops.cli.console import envelope, facts, line, table
+from nsa_ops.cli.console import draw_table, envelope, facts, line
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
 from nsa_ops.quantities import count_of, format_bytes, format_time
@@ -312,7 +312,7 @@ def draw_backups(console: "Console", entries: "list[BackupEntry]") -> None:
         for entry in entries
     ]
     headings = ["RUN", "POD", "CHECKPOINTS", "SIZE", "PULLED", "VERIFIED"]
-    console.print(table(headings, rows))
+    draw_table(console, headings, rows)
     for entry in entries:
         line(console, f"{entry.run_id} is in {entry.folder}")
 

@@ -10,7 +10,7 @@ import typer
 
 from nsa_ops.cli.arguments import PodArgument, ProfileOption, RecipeOption, SetOption, choice_of
 from nsa_ops.cli.command import command
-from nsa_ops.cli.console import facts, line, table
+from nsa_ops.cli.console import draw_table, facts, line
 from nsa_ops.cli.session import Session
 from nsa_ops.quantities import format_bytes
 
@@ -222,7 +222,7 @@ def draw_benched(console: "Console", found: "Benched") -> None:
     headings = [_HEADINGS.get(key, key.replace("_", " ").upper()) for key in columns]
     rows = [{"name": row.get("attention"), **row} for row in result.rows]  # once they had no name
     cells = [[_bench_cell(key, row.get(key)) for key in columns] for row in rows]
-    console.print(table(headings, cells))
+    draw_table(console, headings, cells)
     line(console, f"from {found.source}; {_spread_note(result.rows)}")
 
 
@@ -278,7 +278,7 @@ def draw_transport(console: "Console", found: "TransportBench") -> None:
         for one in found.rounds
     ]  # fmt: skip
     headings = ["COMMAND MS", "BARE SSH MS", "RATIO", f"PULL {size} S", "SSH CAT S", "SHARE"]
-    console.print(table(headings, cells))
+    draw_table(console, headings, cells)
     line(
         console,
         f"{found.pod} at {found.where}: a command takes {found.command_ratio:.2f} times as long as "

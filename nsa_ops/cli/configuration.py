@@ -13,7 +13,7 @@ from nsa_ops.cli.arguments import (
     complete_profile,
 )
 from nsa_ops.cli.command import command
-from nsa_ops.cli.console import facts, line, table
+from nsa_ops.cli.console import draw_table, facts, line
 from nsa_ops.cli.session import Session
 from nsa_ops.quantities import format_bytes, format_duration
 
@@ -159,19 +159,19 @@ def draw_checked(console: "Console", checked: "Checked") -> None:
 
 def draw_values(console: "Console", values: "list[Value]") -> None:
     """Values by key."""
-    console.print(table(["KEY", "VALUE"], [(value.key, value.value) for value in values]))
+    draw_table(console, ["KEY", "VALUE"], [(value.key, value.value) for value in values])
 
 
 def draw_values_with_origin(console: "Console", values: "list[Value]") -> None:
     """Values by key with who set them, and why where that is known."""
     rows = [(value.key, value.value, value.origin, value.reason) for value in values]
-    console.print(table(["KEY", "VALUE", "ORIGIN", "WHY"], rows))
+    draw_table(console, ["KEY", "VALUE", "ORIGIN", "WHY"], rows)
 
 
 def draw_reasons(console: "Console", values: "list[Value]") -> None:
     """Values that a profile decides, with the reason."""
     rows = [(value.key, value.value, value.reason or "-") for value in values]
-    console.print(table(["KEY", "VALUE", "WHY"], rows))
+    draw_table(console, ["KEY", "VALUE", "WHY"], rows)
 
 
 def draw_trusted(console: "Console", files: "list[TrustedFile]") -> None:
@@ -180,7 +180,7 @@ def draw_trusted(console: "Console", files: "list[TrustedFile]") -> None:
         line(console, "no project file is trusted")
         return
     rows = [(one.path, one.sha256[:12], one.state) for one in files]
-    console.print(table(["FILE", "SHA256", "STATE"], rows))
+    draw_table(console, ["FILE", "SHA256", "STATE"], rows)
 
 
 def draw_profiles(console: "Console", profiles: "list[HardwareProfile]") -> None:
@@ -189,7 +189,7 @@ def draw_profiles(console: "Console", profiles: "list[HardwareProfile]") -> None
         (profile.name, _capability(profile), profile.precisions, profile.description)
         for profile in profiles
     ]
-    console.print(table(["PROFILE", "CAPABILITY", "PRECISIONS", "DESCRIPTION"], rows))
+    draw_table(console, ["PROFILE", "CAPABILITY", "PRECISIONS", "DESCRIPTION"], rows)
 
 
 def _capability(profile: "HardwareProfile") -> str:
