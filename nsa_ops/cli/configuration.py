@@ -142,11 +142,11 @@ def estimate(
     profile: ProfileOption = None,
     sets: SetOption = None,
 ) -> None:
-    """Estimate parameters, memory, FLOPs and disk space of a run before launching it."""
-    from nsa_ops.estimate import estimate_choice
+    """Estimate what a run needs before launching it; exit code 3 if no card of the profile fits."""
+    from nsa_ops.estimate import estimate_choice, refusal_of
 
-    choice = choice_of(recipe, profile, sets)
-    session.show(estimate_choice(session.settings, choice), draw_estimate)
+    found = estimate_choice(session.settings, choice_of(recipe, profile, sets))
+    session.show(found, draw_estimate, failure=refusal_of(found))
 
 
 def draw_checked(console: "Console", checked: "Checked") -> None:
@@ -217,6 +217,18 @@ def _shared(num_ranks: int) -> str:
     return f", shared by {num_ranks} ranks" if num_ranks > 1 else ""
 
 
+def _fit_words(estimate: "Estimate") -> str | None:
+    """Whether it fits the cards of the profile; None where nobody knows their memory."""
+    if not estimate.fits:
+        return None
+    smallest = estimate.fits[0]
+    if smallest.is_fitting:
+        return f"yes: {smallest.sentence}"
+    larger = next((one for one in estimate.fits if one.is_fitting), None)
+    more = f"; it fits one of {larger.memory_mib:,.0f} MiB" if larger is not None else ""
+    return f"no: {smallest.sentence}{more}"
+
+
 def draw_estimate(console: "Console", estimate: "Estimate") -> None:
     """What a run needs."""
     memory = estimate.memory
@@ -232,6 +244,7 @@ def draw_estimate(console: "Console", estimate: "Estimate") -> None:
         ("  activations", f"{memory.activations:,.0f} MiB"),
         ("  logits", f"{memory.logits:,.0f} MiB"),
         *([("  gathered", f"{memory.gathered:,.0f} MiB")] if memory.gathered else []),
+        ("fits", _fit_words(estimate)),
         ("a checkpoint", format_bytes(estimate.checkpoint_bytes)),
         ("disk", f"{format_bytes(estimate.disk_bytes)} for all kept ones, plus the data shards"),
         ("data", estimate.staging.sentence()),
