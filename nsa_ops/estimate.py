@@ -264,7 +264,7 @@ def choose_sharding(config: RunConfig, memory_gib: float | None) -> tuple[Shardi
     whole, limit = estimate_step(config, "ddp").total / MIB_PER_GIB, MEMORY_SHARE * memory_gib
     need = f"a step of ddp needs about {whole:.1f} GiB on each card"
     if whole <= limit:
-        return "ddp", f"{need}, within {MEMORY_SHARE:.0%} of {memory_gib:.1f} GiB"
+        return "ddp", f"{need}, within {100 * MEMORY_SHARE:.0f} % of {memory_gib:.1f} GiB"
     obstacle = find_sharding_obstacle(config)
     if obstacle is not None:
         return "ddp", f"{need} of {memory_gib:.1f} GiB, and fsdp is impossible: {obstacle}"

@@ -57,7 +57,7 @@ class Column:
         head: Its heading.
         width: Characters, right-aligned; 0 for text at the end of a line.
         value: Field of a row, or what makes the value of one.
-        form: Format of the value.
+        form: Format of the value; one that ends in `%` shows a share as `18.0 %`.
     """
 
     head: str
@@ -68,7 +68,11 @@ class Column:
     def cell(self, row: Any) -> str:
         """The value of a row; `n/a` for None."""
         value = getattr(row, self.value) if isinstance(self.value, str) else self.value(row)
-        return "n/a" if value is None else format(value, self.form)
+        if value is None:
+            return "n/a"
+        if self.form.endswith("%"):
+            return f"{100 * value:{self.form[:-1]}f} %"
+        return format(value, self.form)
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ TABLE = Table(
         Column("/best", 6, "ratio_to_fastest", ".2f"),
         Column("floor us", 8, _in_us("floor_ms"), ".1f"),
         Column("MiB", 6, "floor_mib", ".1f"),
-        Column("spread", 6, "spread", ".1%"),
+        Column("spread", 7, "spread", ".1%"),
     )
 )
 

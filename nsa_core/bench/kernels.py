@@ -212,7 +212,7 @@ TABLE = Table(
         Column("ratio", 6, "ratio_to_cudnn", ".2f"),
         Column("floor fb", 8, "floor_fwd_bwd_ms", ".2f"),
         Column("GiB", 5, "peak_gib", ".2f"),
-        Column("spread", 6, "spread", ".1%"),
+        Column("spread", 7, "spread", ".1%"),
         Column("cmp / slc / win fwd+bwd", 0, _branches),
     )
 )

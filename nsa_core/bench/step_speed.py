@@ -227,9 +227,9 @@ TABLE = Table(
         Column("tokens/s", 9, "tokens_per_s", ",.0f"),
         Column("step ms", 8, "step_ms", ".1f"),
         Column("TFLOP/s", 8, "tflops", ".1f"),
-        Column("MFU", 6, "mfu", ".1%"),
+        Column("MFU", 7, "mfu", ".1%"),
         Column("GiB", 6, "peak_gib", ".1f"),
-        Column("spread", 6, "spread", ".1%"),
+        Column("spread", 7, "spread", ".1%"),
         Column("first step s", 12, "first_step_s", ".1f"),
         Column("loss first -> last", 0, lambda r: f"{r.first_loss:.3f} -> {r.last_loss:.3f}"),
     )

@@ -334,7 +334,7 @@ TABLE = Table(
         Column("path", 14, "path"),
         Column("T", 6, "T"),
         Column("tokens/s", 9, "tokens_per_s", ",.0f"),
-        Column("spread", 6, "spread", ".1%"),
+        Column("spread", 7, "spread", ".1%"),
         Column("GiB", 6, "peak_gib", ".2f"),
         Column("loss first", 10, "first_loss", ".4f"),
         Column("final", 8, "final_loss", ".4f"),

@@ -239,7 +239,7 @@ def _bench_cell(key: str, value: object) -> str:
     if ("loss" in key and "gap" not in key) or key == "bits_per_byte":
         return f"{value:.4f}"
     if key in {"spread", "mfu", "goodput"}:
-        return f"{value:.1%}"
+        return f"{100 * value:.1f} %"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
@@ -247,7 +247,7 @@ def _spread_note(rows: Sequence[Mapping[str, Any]]) -> str:
     spreads = [row["spread"] for row in rows if isinstance(row.get("spread"), float)]
     if not spreads:
         return "a difference means something only if it is larger than the spread"
-    return f"differences below the spread (up to {max(spreads):.1%}) mean nothing"
+    return f"differences below the spread (up to {100 * max(spreads):.1f} %) mean nothing"
 
 
 @command(bench_group, "transport")
@@ -273,7 +273,7 @@ def draw_transport(console: "Console", found: "TransportBench") -> None:
     cells = [
         [
             f"{one.command_ms:.1f}", f"{one.bare_command_ms:.1f}", f"{one.command_ratio:.2f}",
-            f"{one.pull_s:.2f}", f"{one.bare_pull_s:.2f}", f"{one.pull_share:.0%}",
+            f"{one.pull_s:.2f}", f"{one.bare_pull_s:.2f}", f"{100 * one.pull_share:.0f} %",
         ]
         for one in found.rounds
     ]  # fmt: skip
@@ -282,6 +282,6 @@ def draw_transport(console: "Console", found: "TransportBench") -> None:
     line(
         console,
         f"{found.pod} at {found.where}: a command takes {found.command_ratio:.2f} times as long as "
-        f"with plain ssh, a pull runs at {found.pull_share:.0%} of the speed of `ssh cat`; load "
-        f"average of this machine: {found.busy_per_cpu:.1f} per processor",
+        f"with plain ssh, a pull runs at {100 * found.pull_share:.0f} % of the speed of `ssh cat`; "
+        f"load average of this machine: {found.busy_per_cpu:.1f} per processor",
     )

@@ -120,7 +120,7 @@ def _validation(subject: Subject) -> Finding:
     fraction = subject.config.data.validation_fraction
     if subject.config.evaluation.eval_every == 0:
         return True, "eval_every is 0: nothing is measured on text that was not trained on"
-    return False, f"{fraction:.1%} of the documents, chosen by hash, are never trained on"
+    return False, f"{100 * fraction:.1f} % of the documents, chosen by hash, are never trained on"
 
 
 def _disk(subject: Subject) -> Finding:

@@ -162,7 +162,7 @@ def test_status_says_what_was_dropped_of_the_data_and_nothing_where_nothing_was(
         console = Console(file=io.StringIO(), width=200)
         draw_status(console, RunStatusLine(RUN, report(data=account)))
         text = console.file.getvalue()  # type: ignore[attr-defined]
-        assert ("25.00% dropped (malformed JSON: 1)" in text) == is_shown
+        assert ("25.00 % dropped (malformed JSON: 1)" in text) == is_shown
 
 
 def test_a_record_is_one_line_without_what_is_not_known() -> None:
