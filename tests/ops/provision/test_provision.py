@@ -255,6 +255,35 @@ def test_what_the_installer_says_is_what_the_operator_reads(machine: Machine) ->
     assert "check the network" in failed.value.hint
 
 
+@pytest.mark.parametrize(
+    ("last", "why", "hint"),
+    [
+        (
+            "  cause: tcp connect error\n  cause: Connection refused (os error 111)",
+            "the packages could not be installed: Connection refused (os error 111)",
+            "check the network",
+        ),
+        (
+            "  cause: `/x/torch.so`: No space left on device (os error 28)\nnote: pip tries now",
+            "could not be installed: `/x/torch.so`: No space left on device (os error 28)",
+            "Free space there, then repeat `nsa-ops provision`",
+        ),
+        ("", "the packages could not be installed: ", "check the network"),
+    ],
+)
+def test_the_reason_of_the_installer_reaches_the_operator(
+    machine: Machine, last: str, why: str, hint: str
+) -> None:
+    (machine.folder / "said").write_text(f"error: Failed\n{last}\n" if last else "")
+    fails = f'cat "{machine.folder}/said" >&2; exit 1'
+    machine.put("uv", f'#!/bin/sh\n[ "$1" = venv ] && exec mkdir -p "$6/bin"\n{fails}\n')
+    with pytest.raises(LocalResourceError) as failed:
+        machine.provision()
+    assert why in failed.value.message
+    assert "above" not in failed.value.message
+    assert failed.value.hint.startswith(hint)
+
+
 def test_a_wheel_of_flash_attention_that_cannot_be_imported_is_taken_out(machine: Machine) -> None:
     given = wheel(machine.folder)
     with pytest.raises(VerificationError, match="undefined symbol"):
