@@ -74,6 +74,15 @@ def format_count(value: float) -> str:
     return format_number(value)
 
 
+#: `str.isdigit` also takes a raised 2, which `int` refuses, and no float holds 400 digits.
+_COUNT = re.compile(r"[0-9]{1,18}")
+
+
+def parse_count(text: str) -> int | None:
+    """A whole number of at most 18 ASCII digits, as machines print one; None for anything else."""
+    return int(text) if _COUNT.fullmatch(text) else None
+
+
 def count_of(number: int, noun: str, plural: str = "") -> str:
     """`1 step`, `2 steps`, `12,000 entries`: a number and its noun in the form that fits it.
 

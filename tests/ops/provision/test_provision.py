@@ -312,6 +312,16 @@ def test_a_disk_that_is_too_small_is_refused_with_what_is_needed(machine: Machin
         machine.provision()
 
 
+@pytest.mark.parametrize("free", ["²", "9" * 400, "9" * 5000, "-5", "nan"])
+def test_a_machine_that_tells_nonsense_of_its_disk_is_one_of_which_it_is_unknown(
+    machine: Machine, free: str
+) -> None:
+    (machine.bin / "awk").unlink()
+    machine.put("awk", f"#!/bin/sh\necho {free}\n")
+    facts = read_bare(machine.link, str(machine.root), code_id="x", commit="y")
+    assert (facts.disk_free_bytes, facts.shm_free_bytes, facts.memory_free_bytes) == (None,) * 3
+
+
 def test_apt_is_run_as_root_or_by_a_sudo_without_a_password(machine: Machine) -> None:
     """`id` says that this is root; then that it is not, and sudo is there."""
     installed = " ".join(f'"{machine.bin}/{name}"' for name in ("tmux", "rsync", "git"))
