@@ -21,7 +21,7 @@ from nsa_core.bench.command import (
     Table,
     add_count,
     add_repeatable,
-    check_at_least,
+    check_sizes,
 )
 from nsa_core.bench.measure import forward_backward, peak_gib, time_runs
 from nsa_core.config.counts import mean_visible_keys
@@ -89,7 +89,7 @@ class KernelRequest:
 
     def __post_init__(self) -> None:
         """Refuse what would time something else (ValueError)."""
-        check_at_least(
+        check_sizes(
             1, {"--length": self.lengths, "--tokens": (self.tokens,), "--runs": (self.runs,)}
         )
         for length in self.lengths:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from nsa_core.bench.command import Bench, Column, Table, add_count, add_repeatable, check_at_least
+from nsa_core.bench.command import Bench, Column, Table, add_count, add_repeatable, check_sizes
 from nsa_core.bench.measure import allocated_gib, reset_peak
 from nsa_core.config.base import ConfigError
 from nsa_core.config.counts import count_flops
@@ -57,7 +57,7 @@ class ModelRequest:
 
     def __post_init__(self) -> None:
         """Refuse what would time something else (ValueError)."""
-        check_at_least(
+        check_sizes(
             1,
             {
                 "--length": self.lengths,

@@ -59,7 +59,7 @@ _FLAGS: Mapping[str, Any] = {
         "KEY=VALUE",
         "Compare runs with this setting and without, not NSA and dense; may be repeated",
     ),
-    "root": _flag(str, "root", "DIR", "Folder on the pod for the text and the runs"),
+    "root": _flag(str, "root", "DIR", "Folder below the pod's root for text and runs"),
     "tokens": _flag(int, "tokens", "N", "Tokens in one call or one step"),
     "dtype": _flag(str, "dtype", "bfloat16|float16", "Data type of the inputs"),
     "ranks": _flag(int, "ranks", "N", "Number of ranks compared with one; default: all cards"),
@@ -194,8 +194,10 @@ def _measure(session: Session, name: str, pod: str | None, values: dict[str, Any
     from nsa_ops.bench.run import BENCH_S, BenchRequest, run_bench, run_validation
 
     if name != "validate":
+        root = (values.pop("root", None) or "compare") if name == "compare" else ""
         runs = max(2, 1 + len(values.get("vary") or ()))  # two take no longer than other benches
-        request = BenchRequest(name, tuple(_words(values)), timeout_s=BENCH_S * runs / 2)
+        words, limit_s = tuple(_words(values)), BENCH_S * runs / 2
+        request = BenchRequest(name, words, root, timeout_s=limit_s)
         return run_bench(session.operator, pod, request)
     choice = choice_of(*(values.pop(flag) for flag in _CONFIGURATION))
     return run_validation(session.operator, pod, choice, _words(values))

@@ -121,7 +121,7 @@ def test_a_hostile_file_of_a_rank_costs_itself_and_is_named(run: RunDir, make, s
 
 
 def test_memory_that_no_machine_has_is_unknown(run: RunDir) -> None:
-    follow(run, 1, gpu_mem_peak=10**400, host_rss_mib=-1)
+    follow(run, 1, gpu_mem_peak=10**99, host_rss_mib=-1)
     one = read_record(run).ranks.ranks[1]
     assert (one.num_records, one.gpu_mem_peak, one.host_rss_mib) == (20, None, None)
 
