@@ -1,8 +1,9 @@
 """Estimate: what a run needs before anything is launched; pure arithmetic on the configuration."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from nsa_core.config.compare import differing_values
 from nsa_core.config.counts import (
     FlopCounts,
     MemoryEstimate,
@@ -14,8 +15,9 @@ from nsa_core.config.counts import (
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.ranks import OfferedCards
 from nsa_core.config.run import RunConfig, find_sharding_obstacle
-from nsa_core.config.step_memory import MEMORY_SHARE, MIB_PER_GIB, estimate_step
+from nsa_core.config.step_memory import MEMORY_SHARE, MIB_PER_GIB, estimate_step, fit_batch
 from nsa_ops.configure import RunChoice, load_hardware, resolve_choice
+from nsa_ops.errors import RefusedError
 from nsa_ops.quantities import format_bytes, format_count, format_duration
 from nsa_ops.settings import Settings
 
@@ -39,6 +41,8 @@ _WHOLE_TOKENS = 1.3e12
 _STDLIB_BYTES = 30e6
 _LONG_S = 60.0
 _SYNTHETIC_TOKENS = 1e6
+#: `runtime.activation_checkpointing` by the memory that it saves, and the time that it costs.
+_CHECKPOINTING = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,78 @@ def _source_tokens(config: RunConfig, source_bytes: float | None) -> float | Non
 
 
 @dataclass(frozen=True)
+class CardFit:
+    """Whether a step fits a card.
+
+    Attributes:
+        need_mib: What a step needs, roughly.
+        limit_mib: What it may need of the card's memory.
+        memory_mib: Memory of the card.
+        advice: What to change where it does not fit; empty where it does.
+    """
+
+    need_mib: float
+    limit_mib: float
+    memory_mib: float
+    advice: str
+
+    @property
+    def is_fitting(self) -> bool:
+        """Whether it does."""
+        return self.need_mib <= self.limit_mib
+
+    @property
+    def sentence(self) -> str:
+        """Need and limit."""
+        return (
+            f"a step needs about {self.need_mib:,.0f} MiB, and {self.limit_mib:,.0f} of the "
+            f"card's {self.memory_mib:,.0f} MiB may be used"
+        )
+
+
+def judge_fit(config: RunConfig, memory_mib: float) -> CardFit:
+    """Whether a step fits a card of this memory, and with which change it would; pure."""
+    need_mib = _step_mib(config, memory_mib)
+    limit_mib = MEMORY_SHARE * memory_mib
+    advice = "" if need_mib <= limit_mib else _advise_fit(config, memory_mib)
+    return CardFit(need_mib, limit_mib, memory_mib, advice)
+
+
+def _step_mib(config: RunConfig, memory_mib: float) -> float:
+    return estimate_step(config, choose_sharding(config, memory_mib / MIB_PER_GIB)[0]).total
+
+
+def _advise_fit(config: RunConfig, memory_mib: float) -> str:
+    """Settings that make the same step fit, the faster ones first; else what to take instead."""
+    kinds = _CHECKPOINTING[_CHECKPOINTING.index(config.runtime.activation_checkpointing) :]
+    for kind in kinds:
+        kept = _with_checkpointing(config, kind)
+        smaller = fit_batch(kept, memory_mib / MIB_PER_GIB)
+        if (need_mib := _step_mib(smaller, memory_mib)) <= MEMORY_SHARE * memory_mib:
+            return f"Set {_settings(config, smaller)}: a step needs about {need_mib:,.0f} MiB then"
+    rows = config.batch.micro_batch * config.batch.accumulation
+    least = _with_checkpointing(config, kinds[-1]).model_copy(
+        update={"batch": config.batch.model_copy(update={"micro_batch": 1, "accumulation": rows})}
+    )
+    changed, need_mib = _settings(config, least), _step_mib(least, memory_mib)
+    even = f"; a step needs about {need_mib:,.0f} MiB even with {changed}" if changed else ""
+    return (
+        "Take a card with more memory, more cards with `runtime.sharding=fsdp`, or a smaller "
+        f"model{even}"
+    )
+
+
+def _with_checkpointing(config: RunConfig, kind: str) -> RunConfig:
+    runtime = config.runtime.model_copy(update={"activation_checkpointing": kind})
+    return config.model_copy(update={"runtime": runtime})
+
+
+def _settings(before: RunConfig, now: RunConfig) -> str:
+    """The values that differ, as `--set` takes them."""
+    return ", ".join(f"`{one.key}={one.now}`" for one in differing_values(before, now))
+
+
+@dataclass(frozen=True)
 class Estimate:
     """What a run needs.
 
@@ -118,6 +194,8 @@ class Estimate:
         sharding: How they keep the state, and why.
         flops: Per token, forward; NSA's own work.
         memory: MiB on one card by part.
+        fits: Whether a step fits each card of the profile, resolved for that one, the smallest
+            first; empty without a card, or where nobody knows its memory.
         staging: What staging its data takes, as far as the configuration can tell.
         disk_bytes: All checkpoints that are kept, one in flight, the final model, and the shards.
         best_tokens_per_s: Upper bound of all cards from the profile's peak; None without one.
@@ -136,6 +214,7 @@ class Estimate:
     disk_bytes: int
     best_tokens_per_s: float | None
     shortest_hours: float | None
+    fits: tuple[CardFit, ...] = ()
 
 
 def estimate_run(config: RunConfig, profile: HardwareProfile | None) -> Estimate:
@@ -185,7 +264,7 @@ def choose_sharding(config: RunConfig, memory_gib: float | None) -> tuple[Shardi
     whole, limit = estimate_step(config, "ddp").total / MIB_PER_GIB, MEMORY_SHARE * memory_gib
     need = f"a step of ddp needs about {whole:.1f} GiB on each card"
     if whole <= limit:
-        return "ddp", f"{need}, within {MEMORY_SHARE:.0%} of {memory_gib:.1f} GiB"
+        return "ddp", f"{need}, within {100 * MEMORY_SHARE:.0f} % of {memory_gib:.1f} GiB"
     obstacle = find_sharding_obstacle(config)
     if obstacle is not None:
         return "ddp", f"{need} of {memory_gib:.1f} GiB, and fsdp is impossible: {obstacle}"
@@ -210,12 +289,34 @@ def settle_sharding(config: RunConfig, memory_gib: float | None) -> tuple[RunCon
 
 def estimate_choice(settings: Settings, choice: RunChoice) -> Estimate:
     """What a choice of recipe, profile and values needs; `auto` cards are all that it allows."""
-    found = resolve_choice(settings, choice)
+    profile, config = _resolve_for_card(settings, choice, None)
+    sizes = sorted(profile.memory_gib) if profile is not None else []
+    fits = [
+        judge_fit(_resolve_for_card(settings, choice, size)[1], MIB_PER_GIB * size)
+        for size in sizes
+    ]
+    return replace(estimate_run(config, profile), fits=tuple(fits))
+
+
+def _resolve_for_card(
+    settings: Settings, choice: RunChoice, memory_gib: float | None
+) -> tuple[HardwareProfile | None, RunConfig]:
+    """The profile of a choice, None without one, and its configuration for a card."""
+    found = resolve_choice(settings, choice, memory_gib=memory_gib)
     profile = load_hardware(found.profile) if found.profile != "none" else None
     if profile is not None and profile.max_gpus and found.config.runtime.num_gpus == "auto":
         offered = OfferedCards(profile.max_gpus, f"a pod with {profile.max_gpus} cards")
-        found = resolve_choice(settings, choice, offered=offered)
-    return estimate_run(found.config, profile)
+        found = resolve_choice(settings, choice, memory_gib=memory_gib, offered=offered)
+    return profile, found.config
+
+
+def refusal_of(estimate: Estimate) -> RefusedError | None:
+    """What a step that fits no card of its profile means; None if it fits one, or nobody knows."""
+    if not estimate.fits or any(one.is_fitting for one in estimate.fits):
+        return None
+    largest = estimate.fits[-1]
+    message = f"This run fits no card of its profile: {largest.sentence}"
+    return RefusedError(message, hint=largest.advice)
 
 
 def _checkpoint_bytes(config: RunConfig, parameters: ParameterCounts) -> int:

@@ -74,6 +74,15 @@ def format_count(value: float) -> str:
     return format_number(value)
 
 
+#: `str.isdigit` also takes a raised 2, which `int` refuses, and no float holds 400 digits.
+_COUNT = re.compile(r"[0-9]{1,18}")
+
+
+def parse_count(text: str) -> int | None:
+    """A whole number of at most 18 ASCII digits, as machines print one; None for anything else."""
+    return int(text) if _COUNT.fullmatch(text) else None
+
+
 def count_of(number: int, noun: str, plural: str = "") -> str:
     """`1 step`, `2 steps`, `12,000 entries`: a number and its noun in the form that fits it.
 
@@ -97,6 +106,14 @@ def format_number(value: float) -> str:
         return text.rstrip("0").rstrip(".") if "." in text else text
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def shorten_middle(text: str, width: int) -> str:
+    """Text of at most so many characters: its beginning and its end, with `…` between them."""
+    if len(text) <= width:
+        return text
+    num_last = (width - 1) // 2
+    return f"{text[: width - 1 - num_last]}…{text[len(text) - num_last :]}"
 
 
 def sentence_case(text: str, *names: str) -> str:

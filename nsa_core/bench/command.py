@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nsa_core.config.model import MAX_POSITIONS
 from nsa_core.rundir.bench_result import Machine
 
 
@@ -15,19 +16,22 @@ def accept(rows: Sequence[Any]) -> str | None:
     return None
 
 
-def check_at_least(least: int, flags: Mapping[str, Sequence[int]]) -> None:
-    """Refuse sizes that would measure nothing; pure.
+def check_sizes(least: int, flags: Mapping[str, Sequence[int]]) -> None:
+    """Refuse sizes that would measure nothing, and rows of more tokens than the model takes; pure.
 
     Args:
-        least: Limit of all of them.
+        least: Lower limit of all of them.
         flags: Values by the name of their flag.
 
     Raises:
-        ValueError: If one is smaller; the message names its flag.
+        ValueError: If one is beyond a limit; the message names its flag.
     """
     for flag, values in flags.items():
         if min(values) < least:
             message = f"{flag} must be at least {least}, got {min(values)}"
+            raise ValueError(message)
+        if flag == "--length" and max(values) > MAX_POSITIONS:
+            message = f"{flag} must be at most {MAX_POSITIONS:,}, got {max(values):,}"
             raise ValueError(message)
 
 
@@ -57,7 +61,7 @@ class Column:
         head: Its heading.
         width: Characters, right-aligned; 0 for text at the end of a line.
         value: Field of a row, or what makes the value of one.
-        form: Format of the value.
+        form: Format of the value; one that ends in `%` shows a share as `18.0 %`.
     """
 
     head: str
@@ -68,7 +72,11 @@ class Column:
     def cell(self, row: Any) -> str:
         """The value of a row; `n/a` for None."""
         value = getattr(row, self.value) if isinstance(self.value, str) else self.value(row)
-        return "n/a" if value is None else format(value, self.form)
+        if value is None:
+            return "n/a"
+        if self.form.endswith("%"):
+            return f"{100 * value:{self.form[:-1]}f} %"
+        return format(value, self.form)
 
 
 @dataclass(frozen=True)

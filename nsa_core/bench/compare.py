@@ -282,7 +282,7 @@ TABLE = Table(
         Column("tokens", 11, "tokens", ","),
         Column("parameters", 11, "num_parameters", ","),
         Column("tokens/s", 9, "tokens_per_s", ",.0f"),
-        Column("MFU", 6, "mfu", ".1%"),
+        Column("MFU", 7, "mfu", ".1%"),
         Column("peak MiB", 8, "peak_mib"),
         Column("wall s", 7, "wall_s", ".1f"),
         Column("goodput", 7, "goodput", ".1%"),

@@ -21,7 +21,7 @@ from nsa_core.bench.command import (
     Table,
     add_count,
     add_repeatable,
-    check_at_least,
+    check_sizes,
 )
 from nsa_core.bench.kernels import DTYPES
 from nsa_core.bench.measure import Timing, time_runs
@@ -73,9 +73,7 @@ class DecodeRequest:
 
     def __post_init__(self) -> None:
         """Refuse what would time nothing (ValueError)."""
-        check_at_least(
-            1, {"--length": self.lengths, "--batch": self.batches, "--runs": (self.runs,)}
-        )
+        check_sizes(1, {"--length": self.lengths, "--batch": self.batches, "--runs": (self.runs,)})
 
 
 def floor_bytes(shape: Shape, length: int, batch: int, element_size: int) -> int:
@@ -198,7 +196,7 @@ TABLE = Table(
         Column("/best", 6, "ratio_to_fastest", ".2f"),
         Column("floor us", 8, _in_us("floor_ms"), ".1f"),
         Column("MiB", 6, "floor_mib", ".1f"),
-        Column("spread", 6, "spread", ".1%"),
+        Column("spread", 7, "spread", ".1%"),
     )
 )
 

@@ -21,7 +21,7 @@ from nsa_core.bench.command import (
     Table,
     add_count,
     add_repeatable,
-    check_at_least,
+    check_sizes,
 )
 from nsa_core.bench.measure import forward_backward, peak_gib, time_runs
 from nsa_core.config.counts import mean_visible_keys
@@ -89,7 +89,7 @@ class KernelRequest:
 
     def __post_init__(self) -> None:
         """Refuse what would time something else (ValueError)."""
-        check_at_least(
+        check_sizes(
             1, {"--length": self.lengths, "--tokens": (self.tokens,), "--runs": (self.runs,)}
         )
         for length in self.lengths:
@@ -212,7 +212,7 @@ TABLE = Table(
         Column("ratio", 6, "ratio_to_cudnn", ".2f"),
         Column("floor fb", 8, "floor_fwd_bwd_ms", ".2f"),
         Column("GiB", 5, "peak_gib", ".2f"),
-        Column("spread", 6, "spread", ".1%"),
+        Column("spread", 7, "spread", ".1%"),
         Column("cmp / slc / win fwd+bwd", 0, _branches),
     )
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nsa_core.bench.command import Bench, Column, Table, add_count, add_repeatable, check_at_least
+from nsa_core.bench.command import Bench, Column, Table, add_count, add_repeatable, check_sizes
 from nsa_core.bench.scale_processes import read_times, run_ranks
 from nsa_core.bench.scale_rank import OUT_OF_MEMORY, RankRequest, RankTimes, rank_file
 from nsa_core.config.base import ConfigError
@@ -57,11 +57,11 @@ class ScaleRequest:
 
     def __post_init__(self) -> None:
         """Refuse what would time something else (ValueError)."""
-        check_at_least(2, {"--ranks": (self.ranks,)})
+        check_sizes(2, {"--ranks": (self.ranks,)})
         if self.ranks > MAX_RANKS:
             message = f"--ranks must be at most {MAX_RANKS}, got {self.ranks}"
             raise ValueError(message)
-        check_at_least(
+        check_sizes(
             1,
             {
                 "--length": self.lengths,
@@ -250,8 +250,8 @@ TABLE = Table(
         Column("tokens/s", 10, "tokens_per_s", ",.0f"),
         Column("efficiency", 10, "efficiency", ".3f"),
         Column("step ms", 8, "step_ms", ".1f"),
-        Column("MFU", 6, "mfu", ".1%"),
-        Column("spread", 6, "spread", ".1%"),
+        Column("MFU", 7, "mfu", ".1%"),
+        Column("spread", 7, "spread", ".1%"),
         Column("GiB", 6, "peak_gib", ".1f"),
         Column("estimate", 8, "estimated_gib", ".1f"),
         Column("first step s", 12, "first_step_s", ".1f"),

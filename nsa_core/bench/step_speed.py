@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from nsa_core.bench.command import Bench, Column, Table, add_count, add_repeatable, check_at_least
+from nsa_core.bench.command import Bench, Column, Table, add_count, add_repeatable, check_sizes
 from nsa_core.bench.measure import allocated_gib, reset_peak
 from nsa_core.config.base import ConfigError
 from nsa_core.config.counts import count_flops
@@ -57,7 +57,7 @@ class ModelRequest:
 
     def __post_init__(self) -> None:
         """Refuse what would time something else (ValueError)."""
-        check_at_least(
+        check_sizes(
             1,
             {
                 "--length": self.lengths,
@@ -227,9 +227,9 @@ TABLE = Table(
         Column("tokens/s", 9, "tokens_per_s", ",.0f"),
         Column("step ms", 8, "step_ms", ".1f"),
         Column("TFLOP/s", 8, "tflops", ".1f"),
-        Column("MFU", 6, "mfu", ".1%"),
+        Column("MFU", 7, "mfu", ".1%"),
         Column("GiB", 6, "peak_gib", ".1f"),
-        Column("spread", 6, "spread", ".1%"),
+        Column("spread", 7, "spread", ".1%"),
         Column("first step s", 12, "first_step_s", ".1f"),
         Column("loss first -> last", 0, lambda r: f"{r.first_loss:.3f} -> {r.last_loss:.3f}"),
     )

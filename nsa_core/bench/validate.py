@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from nsa_core.bench.command import Bench, Column, Table, add_count, add_repeatable, check_at_least
+from nsa_core.bench.command import Bench, Column, Table, add_count, add_repeatable, check_sizes
 from nsa_core.bench.measure import allocated_gib, reset_peak
 from nsa_core.checks.__main__ import read_config
 from nsa_core.config.run import RunConfig
@@ -148,8 +148,8 @@ class ValidationRequest:
         if self.config.model.attention != "nsa":
             message = f"recipe {self.config.recipe} has dense attention: it selects nothing"
             raise ValueError(message)
-        check_at_least(1, {"--steps": (self.steps,)})
-        check_at_least(2, {"--length": self.lengths})
+        check_sizes(1, {"--steps": (self.steps,)})
+        check_sizes(2, {"--length": self.lengths})
 
 
 def cell_config(request: ValidationRequest, length: int) -> RunConfig:
@@ -334,7 +334,7 @@ TABLE = Table(
         Column("path", 14, "path"),
         Column("T", 6, "T"),
         Column("tokens/s", 9, "tokens_per_s", ",.0f"),
-        Column("spread", 6, "spread", ".1%"),
+        Column("spread", 7, "spread", ".1%"),
         Column("GiB", 6, "peak_gib", ".2f"),
         Column("loss first", 10, "first_loss", ".4f"),
         Column("final", 8, "final_loss", ".4f"),

@@ -15,6 +15,9 @@ PAPER_SYMBOLS = {
     "n": "num_selected",
     "w": "window",
 }
+#: Tokens of a row, and positions of a document: float32 holds every whole number up to here, and
+#: two positions beyond it may have one angle.
+MAX_POSITIONS = 2**24
 #: The first block, the one before a token's own and its own are always selected.
 NUM_FORCED = 3
 #: Beyond these a float32 logit over it may not be finite, or no branch differs from another.

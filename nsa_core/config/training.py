@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from nsa_core.config.base import ConfigSection
+from nsa_core.config.model import MAX_POSITIONS
 
 Precision = Literal["bf16", "fp16", "fp32"]
 BackendName = Literal["auto", "sdpa", "triton", "flash"]
@@ -71,7 +72,7 @@ class DataConfig(ConfigSection):
 class BatchConfig(ConfigSection):
     """Tokens of one optimizer step on all ranks together: micro_batch x accumulation x seq_len."""
 
-    seq_len: int = Field(2048, ge=2)
+    seq_len: int = Field(2048, ge=2, le=MAX_POSITIONS)
     micro_batch: int = Field(8, ge=1)  # rows that a rank computes at once
     #: Micro-batches of a step; the ranks share them, so it is a multiple of their number.
     accumulation: int = Field(1, ge=1)

@@ -124,14 +124,14 @@ def as_text(table: "NeedleTable") -> str:
     lines = [f"{'depth':>8}" + "".join(f"{length:>18}" for length in table.lengths)]
     for depth in table.depths:
         cells = (table.cell(length, depth) for length in table.lengths)
-        lines.append(f"{depth:>8.0%}" + "".join(_cell_text(cell) for cell in cells))
+        lines.append(f"{100 * depth:>6.0f} %" + "".join(_cell_text(cell) for cell in cells))
     lines.append("right answers, and nats per token the needle saves; * beyond all layers' windows")
     return "\n".join(lines)
 
 
 def _cell_text(cell: "NeedleCell") -> str:
     star = "*" if cell.is_beyond_window else " "
-    return f"{cell.accuracy:>9.0%}{cell.saved_nats:>+7.2f} {star}"
+    return f"{100 * cell.accuracy:>7.0f} %{cell.saved_nats:>+7.2f} {star}"
 
 
 def picture(table: "NeedleTable", *, is_cut: bool) -> str:
@@ -145,11 +145,14 @@ def picture(table: "NeedleTable", *, is_cut: bool) -> str:
             title=f"Needle: right answers{cut} (* beyond all layers' windows)",
             row_title="depth",
             column_title="tokens",
-            rows=[f"{depth:.0%}" for depth in table.depths],
+            rows=[f"{100 * depth:.0f} %" for depth in table.depths],
             columns=[f"{length:,}" for length in table.lengths],
             shares=[[cell.accuracy for cell in row] for row in grid],
             labels=[
-                [f"{cell.accuracy:.0%}{' *' if cell.is_beyond_window else ''}" for cell in row]
+                [
+                    f"{100 * cell.accuracy:.0f} %{' *' if cell.is_beyond_window else ''}"
+                    for cell in row
+                ]
                 for row in grid
             ],
         )

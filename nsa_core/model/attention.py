@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nsa_core.config.model import ModelConfig
+from nsa_core.config.model import MAX_POSITIONS, ModelConfig
 from nsa_core.kernels.backend import BranchBackends
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.inputs import require_count
@@ -19,7 +19,7 @@ from nsa_core.kernels.mixing import gated_sum
 from nsa_core.kernels.packing import CompressedSlots, Packing, compressed_slots
 from nsa_core.model.compression import cut_strides, make_compression
 from nsa_core.model.layers import BranchGate
-from nsa_core.model.rotary import MAX_POSITIONS, Rotary, rotate
+from nsa_core.model.rotary import Rotary, rotate
 from nsa_core.model.statistics import measure
 
 #: Rows of a product in half precision begin at whole 16 bytes.

@@ -10,10 +10,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from nsa_core.config.model import ModelConfig
+from nsa_core.config.model import MAX_POSITIONS, ModelConfig
 from nsa_core.kernels.geometry import BlockGeometry
 from nsa_core.kernels.inputs import require_count
-from nsa_core.model.rotary import MAX_POSITIONS
 
 
 @dataclass(frozen=True)

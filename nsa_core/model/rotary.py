@@ -10,8 +10,6 @@ from torch import Tensor
 
 from nsa_core.config.model import RopeConfig
 
-#: float32 holds every whole number up to here: two positions beyond it may have one angle.
-MAX_POSITIONS = 2**24
 #: Wavelengths that turn more often than this in the trained context are kept (arXiv 2309.00071).
 YARN_FAST_TURNS = 32.0
 #: Wavelengths that turn less often than this are divided by the scale, like linear scaling.

@@ -115,16 +115,17 @@ def judge(rows: Sequence[Any]) -> str | None:
         if row.without_selection is None:
             continue
         if row.accuracy < LEAST_ACCURACY:
-            return f"{name}: {row.accuracy:.1%} of the answers are right, and {_LEAST} are needed"
+            right = f"{100 * row.accuracy:.1f} % of the answers are right"
+            return f"{name}: {right}, and {_LEAST} are needed"
         if row.without_selection > MOST_WITHOUT_SELECTION:
             return (
-                f"{name}: {row.without_selection:.1%} are right without the selected branch, and "
-                f"{MOST_WITHOUT_SELECTION:.0%} is the limit"
+                f"{name}: {100 * row.without_selection:.1f} % are right without the selected "
+                f"branch, and {100 * MOST_WITHOUT_SELECTION:.0f} % is the limit"
             )
     return None
 
 
-_LEAST = f"{LEAST_ACCURACY:.0%}"
+_LEAST = f"{100 * LEAST_ACCURACY:.0f} %"
 TABLE = Table(
     (
         Column("model", 5, "attention"),
@@ -150,7 +151,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 def _tell_progress(progress: Progress) -> None:
     tell(
         f"lesson {progress.stage + 1}, {progress.seq_len:,} tokens, step {progress.step}: "
-        f"loss {progress.loss:.3f}, {progress.accuracy:.1%} right, {progress.seconds:.0f} s"
+        f"loss {progress.loss:.3f}, {100 * progress.accuracy:.1f} % right, {progress.seconds:.0f} s"
     )
 
 

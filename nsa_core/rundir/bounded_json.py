@@ -20,8 +20,12 @@ from pydantic import BaseModel
 ModelT = TypeVar("ModelT", bound=BaseModel)
 # A string without its end reaches to the end of the content, so that each byte is seen once.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
-#: Random states have integers of 39 digits.
+#: Random states have integers of 39 digits; no float holds more than 309.
 _MAX_DIGITS = 100
+_LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (_MAX_DIGITS + 1))
+_STRING_OR_LONG_NUMBER = re.compile(
+    rb'"(?:[^"\\]|\\.)*+"?|' + _LONG_NUMBER.pattern + rb"[0-9]*+", re.DOTALL
+)
 
 
 class JsonError(ValueError):
@@ -64,6 +68,17 @@ def check_limits(content: bytes, limits: JsonLimits = DOCUMENT) -> None:
     if opened > limits.max_depth and _depth(content) > limits.max_depth:
         message = f"it is nested deeper than the limit of {limits.max_depth}"
         raise JsonError(message)
+    if _LONG_NUMBER.search(content):
+        _check_numbers(content)
+
+
+def _check_numbers(content: bytes) -> None:
+    """Raise JsonError if a number outside of all strings is too long."""
+    for token in _STRING_OR_LONG_NUMBER.finditer(content):
+        num_digits = token.end() - token.start()
+        if content[token.start()] != ord('"'):
+            message = f"a number has {num_digits} digits, and the limit is {_MAX_DIGITS}"
+            raise JsonError(message)
 
 
 def _depth(content: bytes) -> int:
@@ -103,7 +118,6 @@ def parse_json(
     try:
         return json.loads(
             content.decode("utf-8"),
-            parse_int=_parse_int,
             parse_float=parse_float,
             parse_constant=parse_float,
             object_pairs_hook=_refuse_duplicates,
@@ -113,13 +127,6 @@ def parse_json(
     except (ValueError, RecursionError) as error:
         message = f"it is not JSON: {error}"
         raise JsonError(message) from error
-
-
-def _parse_int(text: str) -> int:
-    if len(text) > _MAX_DIGITS:
-        message = f"a number has {len(text)} digits, and the limit is {_MAX_DIGITS}"
-        raise JsonError(message)
-    return int(text)
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class FileAccount(TolerantModel):
 
     def sentence(self) -> str:
         """The file, how much of it was lost, and why."""
-        whole = "wholly dropped" if self.is_whole else f"{_share(self):.2%} dropped"
+        whole = "wholly dropped" if self.is_whole else f"{100 * _share(self):.2f} % dropped"
         keys = f"; its records have {_quoted(self.keys)}" if self.keys else ""
         return f"{self.file} {whole} ({_reasons(self.reasons)}{keys})"
 
@@ -105,7 +105,7 @@ class DataAccount(TolerantModel):
         """What was dropped, repaired and not read, by reason; then the worst files."""
         parts = [f"{self.num_documents:,} documents"]
         if self.rejected:
-            lost = f"{self.lost_share:.2%} dropped" if self.num_lost else "nothing lost"
+            lost = f"{100 * self.lost_share:.2f} % dropped" if self.num_lost else "nothing lost"
             parts.append(f"{lost} ({_counts(self.rejected)})")
         if self.repaired:
             parts.append(f"repaired: {_counts(self.repaired)}")
@@ -134,8 +134,8 @@ def find_excess(account: DataAccount, max_dropped: float, max_dropped_files: int
         )
     if account.lost_share > max_dropped:
         return (
-            f"{account.lost_share:.2%} of the documents would be dropped, data.max_dropped allows "
-            f"{max_dropped:.2%}: {account.sentence()}"
+            f"{100 * account.lost_share:.2f} % of the documents would be dropped, data.max_dropped "
+            f"allows {100 * max_dropped:.2f} %: {account.sentence()}"
         )
     return None
 

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from nsa_core.rundir.checkpoint import list_checkpoints
 from nsa_core.rundir.layout import check_run_id
 from nsa_ops.backup.folder import BackupFolder, read_backup_record
+from nsa_ops.backup.kept_aside import bytes_of, list_kept_aside
 from nsa_ops.context import Operator, PodLink
 from nsa_ops.errors import ConfigurationError, NotFoundError
 from nsa_ops.local_files import expand_home
@@ -123,6 +124,7 @@ class BackupEntry:
         pod: Pod it came from; empty if no pull was finished.
         steps: Steps of its checkpoints, newest first.
         total_bytes: Size of those checkpoints.
+        aside_bytes: Size of what pulls have kept aside.
         pulled_unix_s: When the last pull ended; None if none did.
         verified_unix_s: When the newest checkpoint's hashes last agreed; None without a receipt.
     """
@@ -132,6 +134,7 @@ class BackupEntry:
     pod: str
     steps: list[int]
     total_bytes: int
+    aside_bytes: int
     pulled_unix_s: float | None
     verified_unix_s: float | None
 
@@ -152,6 +155,7 @@ def _entry(operator: Operator, folder: BackupFolder) -> BackupEntry:
         pod=record.pod if record else "",
         steps=[one.step for one in checkpoints],
         total_bytes=sum(one.manifest.total_bytes for one in checkpoints),
+        aside_bytes=bytes_of(list_kept_aside(folder)),
         pulled_unix_s=record.pulled_unix_s if record else None,
         verified_unix_s=verified.get(str(checkpoints[0].path)) if checkpoints else None,
     )

@@ -1,8 +1,7 @@
 """Remove old checkpoints of a backup or of a pod; the last verified one is always kept."""
 
-import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from nsa_core.rundir.checkpoint import list_checkpoints, plan_removal
@@ -10,6 +9,13 @@ from nsa_core.rundir.events import read_beginnings
 from nsa_core.rundir.layout import RunDir
 from nsa_ops.backup.disk import ask
 from nsa_ops.backup.folder import BackupFolder
+from nsa_ops.backup.kept_aside import (
+    KeptAside,
+    bytes_of,
+    clear_removed,
+    list_kept_aside,
+    remove_from,
+)
 from nsa_ops.backup.receipts import newest_held, still_ahead
 from nsa_ops.backup.survey import RemoteCheckpoint, Survey, read_survey
 from nsa_ops.backup.verification import is_whole_at
@@ -65,7 +71,9 @@ class Pruned:
     Attributes:
         where: The backup, or the run directory on its pod.
         unproven_steps: Checkpoints of a pod that are kept only because no verified copy is here.
-        freed_bytes: Size of the removed checkpoints.
+        freed_bytes: Size of all that was removed.
+        removed_aside: What pulls had kept aside in a backup.
+        kept_aside: The same where nobody asked for its removal.
     """
 
     run_id: str
@@ -74,6 +82,8 @@ class Pruned:
     kept_steps: list[int]
     unproven_steps: list[int]
     freed_bytes: int
+    removed_aside: list[KeptAside] = field(default_factory=list)
+    kept_aside: list[KeptAside] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -108,9 +118,21 @@ def removable_here(
 
 
 def plan_prune_here(
-    operator: Operator, folder: BackupFolder, run_id: str, policy: RetentionPolicy
+    operator: Operator,
+    folder: BackupFolder,
+    run_id: str,
+    policy: RetentionPolicy | None,
+    *,
+    aside: bool = False,
 ) -> PrunePlan:
     """What would be removed from the backup on this machine.
+
+    Args:
+        operator: Who asks.
+        folder: The backup.
+        run_id: Its run.
+        policy: Which checkpoints are kept; None keeps all.
+        aside: Remove what pulls have kept aside: it is evidence, and goes for no other reason.
 
     Raises:
         NotFoundError: If the folder holds neither a checkpoint nor a backup record.
@@ -120,16 +142,29 @@ def plan_prune_here(
         message = f"`{folder.root}` holds no backup: no {folder.record.name} and no checkpoint"
         raise NotFoundError(message, hint="See `nsa-ops backup ls`")
     receipts = operator.store.receipts(run_id)
-    going = removable_here(folder, list(found), policy, receipts)
+    going = removable_here(folder, list(found), policy, receipts) if policy is not None else []
+    kept = list_kept_aside(folder)
     freed = sum(found[step].manifest.total_bytes for step in going)
-    pruned = Pruned(run_id, str(folder.root), going, sorted(found.keys() - going), [], freed)
+    pruned = Pruned(
+        run_id=run_id,
+        where=str(folder.root),
+        removed_steps=going,
+        kept_steps=sorted(found.keys() - going),
+        unproven_steps=[],
+        freed_bytes=freed + (bytes_of(kept) if aside else 0),
+        removed_aside=kept if aside else [],
+        kept_aside=[] if aside else kept,
+    )
     return PrunePlan(pruned, {}, _describe(pruned, policy))
 
 
-def _describe(pruned: Pruned, policy: RetentionPolicy) -> Plan:
+def _describe(pruned: Pruned, policy: RetentionPolicy | None) -> Plan:
     steps = [Step("remove", f"checkpoint of step {step}") for step in pruned.removed_steps]
+    steps += [Step("remove", f"{one.words}, kept aside") for one in pruned.removed_aside]
     notes = [f"step {step} stays: it has no verified copy here" for step in pruned.unproven_steps]
-    title = f"{policy.words} in `{pruned.where}`, which frees {format_bytes(pruned.freed_bytes)}"
+    notes += [f"{one.words} is kept aside; `--aside` removes it" for one in pruned.kept_aside]
+    what = policy.words if policy is not None else "remove what is kept aside"
+    title = f"{what} in `{pruned.where}`, which frees {format_bytes(pruned.freed_bytes)}"
     return plan_of(sentence_case(title), steps, notes)
 
 
@@ -140,15 +175,18 @@ def prune_here(operator: Operator, folder: BackupFolder, planned: PrunePlan) -> 
         StateConflictError: If another command writes this backup.
     """
     pruned = planned.pruned
-    steps = pruned.removed_steps
-    intent = operator.store.intent("backup prune", pruned.run_id, folder=pruned.where, steps=steps)
+    steps, aside = pruned.removed_steps, [one.name for one in pruned.removed_aside]
+    intent = operator.store.intent(
+        "backup prune", pruned.run_id, folder=pruned.where, steps=steps, aside=aside
+    )
     with intent, folder.locked():
+        clear_removed(folder)
         for step in steps:
             path = folder.run.checkpoint(step)
-            doomed = path.with_name(f".removing_{path.name}")
-            path.rename(doomed)
-            shutil.rmtree(doomed)
+            remove_from(folder, path.name)
             operator.store.remove_receipt(pruned.run_id, step, str(path))
+        for name in aside:
+            remove_from(folder, name)
     return pruned
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsa_core.config.base import one_line
@@ -20,6 +20,7 @@ from nsa_core.rundir.lineage import Lineage, find_divergence, find_not_own, line
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_core.rundir.names import show_name
 from nsa_ops.backup.folder import BackupFolder, BackupRecord, ReadRecord, read_record
+from nsa_ops.backup.kept_aside import KeptAside, list_kept_aside
 from nsa_ops.backup.safetensors import TensorFileError, read_tensor_entries
 from nsa_ops.backup.survey import RemoteCheckpoint
 from nsa_ops.errors import NotFoundError, VerificationError
@@ -39,6 +40,7 @@ class Verification:
         num_files: Files that were hashed.
         num_tensors: Tensors that were found in their place; 0 if files were not opened.
         differences: Every file that is not as recorded.
+        kept_aside: What pulls have kept aside; it is not hashed.
     """
 
     folder: Path
@@ -46,6 +48,7 @@ class Verification:
     num_files: int
     num_tensors: int
     differences: list[Flaw]
+    kept_aside: list[KeptAside] = field(default_factory=list)
 
 
 def verify_backup(
@@ -87,7 +90,8 @@ def verify_backup(
             num_tensors += opened
             steps += [] if found else [state.step]
         flaws += found
-    return Verification(root, steps, num_files, num_tensors, flaws)
+    aside = list_kept_aside(folder)
+    return Verification(root, steps, num_files, num_tensors, flaws, aside)
 
 
 def check_verified(verification: Verification) -> None:

@@ -42,12 +42,14 @@ class BenchRequest:
     Attributes:
         bench: `kernels`, `model`, `decode`, `scale` or `validate`.
         words: Its own flags.
+        root: Folder for what it stages and trains, below the pod's root; empty if it makes none.
         stdin: What it reads.
         timeout_s: Deadline unless the operator gave one.
     """
 
     bench: str
     words: tuple[str, ...] = ()
+    root: str = ""
     stdin: bytes = b""
     timeout_s: float = BENCH_S
 
@@ -96,7 +98,8 @@ def run_bench(operator: Operator, pod_name: str | None, request: BenchRequest) -
     ship(snapshot, link.transport, pod.python, link.code(snapshot.code_id))
     deadline_s = operator.deadline_s(request.timeout_s)
     operator.tell(f"bench {request.bench} on pod {pod.name}, at most {deadline_s:g} s")
-    words = ("--json", "-", "--commit", commit_of(snapshot), *request.words)
+    root = ("--root", str(link.root / request.root)) if request.root else ()
+    words = ("--json", "-", "--commit", commit_of(snapshot), *root, *request.words)
     argv = link.module(snapshot.code_id, "nsa_core.bench", request.bench, *words)
     done = link.transport.run(argv, stdin=request.stdin, timeout_s=deadline_s)
     return _read_answer(link, request.bench, done)
@@ -117,7 +120,8 @@ def run_validation(
     resolved = resolve_choice(operator.settings, choice, pod_profile=pod.profile)
     request = BenchRequest(
         "validate",
-        ("--config", "-", "--root", pod.root, *words),
+        ("--config", "-", *words),
+        root=".",
         stdin=resolved.config.model_dump_json().encode(),
         timeout_s=VALIDATE_S,
     )

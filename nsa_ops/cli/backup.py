@@ -13,7 +13,7 @@ from nsa_ops.cli.arguments import (
     complete_run,
 )
 from nsa_ops.cli.command import command
-from nsa_ops.cli.console import envelope, facts, line, table
+from nsa_ops.cli.console import draw_table, envelope, facts, line
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
 from nsa_ops.quantities import count_of, format_bytes, format_time
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from nsa_ops.backup.backups import BackupEntry
     from nsa_ops.backup.folder import BackupFolder
+    from nsa_ops.backup.kept_aside import KeptAside
     from nsa_ops.backup.push import Pushed
     from nsa_ops.backup.restore import Drilled, Restored
     from nsa_ops.backup.retention import Pruned
@@ -220,6 +221,12 @@ def prune(
             "--on-pod", help="Remove from the pod; only checkpoints with a verified copy here"
         ),
     ] = False,
+    aside: Annotated[
+        bool,
+        typer.Option(
+            "--aside", help="Also remove what pulls kept aside: abandoned, conflicting, damaged"
+        ),
+    ] = False,
 ) -> None:
     """Remove old checkpoints of a backup or of its pod; always keeps the last verified one."""
     from nsa_ops.backup.backups import find_backup
@@ -234,20 +241,23 @@ def prune(
     from nsa_ops.runs.choose import choose_record, link_of
 
     policy = choose_policy(keep, keep_every)
-    if policy is None:
+    if policy is None and (on_pod or not aside):
         message = "`backup prune` needs to know how many checkpoints to keep"
         raise ConfigurationError(message, hint="Add `--keep K`, such as `--keep 3`")
+    if on_pod and aside:
+        message = "`--aside` is about a backup on this machine, and `--on-pod` about its pod"
+        raise ConfigurationError(message, hint="Leave one of the two out")
     operator = session.operator
     folder = find_backup(operator, run)
     record = read_backup_record(folder)
     run_id = record.run_id if record else folder.root.name
-    if on_pod:
+    if on_pod and policy is not None:
         link = link_of(operator, choose_record(operator, run_id))
         planned = plan_prune_there(operator, link, run_id, folder, policy)
         session.agree(planned.plan, is_reversible=False)
         session.show(prune_there(operator, link, planned), draw_pruned)
         return
-    planned = plan_prune_here(operator, folder, run_id, policy)
+    planned = plan_prune_here(operator, folder, run_id, policy, aside=aside)
     session.agree(planned.plan, is_reversible=False)
     session.show(prune_here(operator, folder, planned), draw_pruned)
 
@@ -293,6 +303,7 @@ def draw_verified(console: "Console", found: "Verification") -> None:
     files = count_of(found.num_files, "file")
     line(console, f"every sha256 of {files} agrees{opened}: {found.folder}")
     line(console, f"whole checkpoints: {_steps(found.steps)}")
+    _draw_aside(console, found.kept_aside)
 
 
 def draw_backups(console: "Console", entries: "list[BackupEntry]") -> None:
@@ -306,13 +317,14 @@ def draw_backups(console: "Console", entries: "list[BackupEntry]") -> None:
             entry.pod or "-",
             _steps(entry.steps),
             format_bytes(entry.total_bytes),
+            format_bytes(entry.aside_bytes) if entry.aside_bytes else "-",
             "never finished" if entry.pulled_unix_s is None else format_time(entry.pulled_unix_s),
             "never" if entry.verified_unix_s is None else format_time(entry.verified_unix_s),
         )
         for entry in entries
     ]
-    headings = ["RUN", "POD", "CHECKPOINTS", "SIZE", "PULLED", "VERIFIED"]
-    console.print(table(headings, rows))
+    headings = ["RUN", "POD", "CHECKPOINTS", "SIZE", "ASIDE", "PULLED", "VERIFIED"]
+    draw_table(console, headings, rows)
     for entry in entries:
         line(console, f"{entry.run_id} is in {entry.folder}")
 
@@ -347,11 +359,21 @@ def draw_pruned(console: "Console", pruned: "Pruned") -> None:
             ("in", pruned.where),
             ("checkpoints removed", _steps(pruned.removed_steps)),
             ("checkpoints kept", _steps(pruned.kept_steps)),
+            ("kept aside, removed", ", ".join(one.name for one in pruned.removed_aside)),
             ("freed", format_bytes(pruned.freed_bytes)),
         ],
     )
     if pruned.unproven_steps:
         line(console, f"no verified copy here, so it stays: {_steps(pruned.unproven_steps)}")
+    _draw_aside(console, pruned.kept_aside)
+
+
+def _draw_aside(console: "Console", kept: "list[KeptAside]") -> None:
+    """What pulls have kept aside, each with its size, and how it goes."""
+    for one in kept:
+        line(console, f"kept aside: {one.words}")
+    if kept:
+        line(console, "`nsa-ops backup prune --aside` removes what is kept aside")
 
 
 def _steps(steps: list[int]) -> str:

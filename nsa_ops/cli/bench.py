@@ -10,7 +10,7 @@ import typer
 
 from nsa_ops.cli.arguments import PodArgument, ProfileOption, RecipeOption, SetOption, choice_of
 from nsa_ops.cli.command import command
-from nsa_ops.cli.console import facts, line, table
+from nsa_ops.cli.console import draw_table, facts, line
 from nsa_ops.cli.session import Session
 from nsa_ops.quantities import format_bytes
 
@@ -59,7 +59,7 @@ _FLAGS: Mapping[str, Any] = {
         "KEY=VALUE",
         "Compare runs with this setting and without, not NSA and dense; may be repeated",
     ),
-    "root": _flag(str, "root", "DIR", "Folder on the pod for the text and the runs"),
+    "root": _flag(str, "root", "DIR", "Folder below the pod's root for text and runs"),
     "tokens": _flag(int, "tokens", "N", "Tokens in one call or one step"),
     "dtype": _flag(str, "dtype", "bfloat16|float16", "Data type of the inputs"),
     "ranks": _flag(int, "ranks", "N", "Number of ranks compared with one; default: all cards"),
@@ -194,8 +194,10 @@ def _measure(session: Session, name: str, pod: str | None, values: dict[str, Any
     from nsa_ops.bench.run import BENCH_S, BenchRequest, run_bench, run_validation
 
     if name != "validate":
+        root = (values.pop("root", None) or "compare") if name == "compare" else ""
         runs = max(2, 1 + len(values.get("vary") or ()))  # two take no longer than other benches
-        request = BenchRequest(name, tuple(_words(values)), timeout_s=BENCH_S * runs / 2)
+        words, limit_s = tuple(_words(values)), BENCH_S * runs / 2
+        request = BenchRequest(name, words, root, timeout_s=limit_s)
         return run_bench(session.operator, pod, request)
     choice = choice_of(*(values.pop(flag) for flag in _CONFIGURATION))
     return run_validation(session.operator, pod, choice, _words(values))
@@ -222,7 +224,7 @@ def draw_benched(console: "Console", found: "Benched") -> None:
     headings = [_HEADINGS.get(key, key.replace("_", " ").upper()) for key in columns]
     rows = [{"name": row.get("attention"), **row} for row in result.rows]  # once they had no name
     cells = [[_bench_cell(key, row.get(key)) for key in columns] for row in rows]
-    console.print(table(headings, cells))
+    draw_table(console, headings, cells)
     line(console, f"from {found.source}; {_spread_note(result.rows)}")
 
 
@@ -239,7 +241,7 @@ def _bench_cell(key: str, value: object) -> str:
     if ("loss" in key and "gap" not in key) or key == "bits_per_byte":
         return f"{value:.4f}"
     if key in {"spread", "mfu", "goodput"}:
-        return f"{value:.1%}"
+        return f"{100 * value:.1f} %"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
@@ -247,7 +249,7 @@ def _spread_note(rows: Sequence[Mapping[str, Any]]) -> str:
     spreads = [row["spread"] for row in rows if isinstance(row.get("spread"), float)]
     if not spreads:
         return "a difference means something only if it is larger than the spread"
-    return f"differences below the spread (up to {max(spreads):.1%}) mean nothing"
+    return f"differences below the spread (up to {100 * max(spreads):.1f} %) mean nothing"
 
 
 @command(bench_group, "transport")
@@ -273,15 +275,15 @@ def draw_transport(console: "Console", found: "TransportBench") -> None:
     cells = [
         [
             f"{one.command_ms:.1f}", f"{one.bare_command_ms:.1f}", f"{one.command_ratio:.2f}",
-            f"{one.pull_s:.2f}", f"{one.bare_pull_s:.2f}", f"{one.pull_share:.0%}",
+            f"{one.pull_s:.2f}", f"{one.bare_pull_s:.2f}", f"{100 * one.pull_share:.0f} %",
         ]
         for one in found.rounds
     ]  # fmt: skip
     headings = ["COMMAND MS", "BARE SSH MS", "RATIO", f"PULL {size} S", "SSH CAT S", "SHARE"]
-    console.print(table(headings, cells))
+    draw_table(console, headings, cells)
     line(
         console,
         f"{found.pod} at {found.where}: a command takes {found.command_ratio:.2f} times as long as "
-        f"with plain ssh, a pull runs at {found.pull_share:.0%} of the speed of `ssh cat`; load "
-        f"average of this machine: {found.busy_per_cpu:.1f} per processor",
+        f"with plain ssh, a pull runs at {100 * found.pull_share:.0f} % of the speed of `ssh cat`; "
+        f"load average of this machine: {found.busy_per_cpu:.1f} per processor",
     )

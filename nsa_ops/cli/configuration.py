@@ -13,7 +13,7 @@ from nsa_ops.cli.arguments import (
     complete_profile,
 )
 from nsa_ops.cli.command import command
-from nsa_ops.cli.console import facts, line, table
+from nsa_ops.cli.console import draw_table, facts, line
 from nsa_ops.cli.session import Session
 from nsa_ops.quantities import format_bytes, format_duration
 
@@ -142,11 +142,11 @@ def estimate(
     profile: ProfileOption = None,
     sets: SetOption = None,
 ) -> None:
-    """Estimate parameters, memory, FLOPs and disk space of a run before launching it."""
-    from nsa_ops.estimate import estimate_choice
+    """Estimate what a run needs before launching it; exit code 3 if no card of the profile fits."""
+    from nsa_ops.estimate import estimate_choice, refusal_of
 
-    choice = choice_of(recipe, profile, sets)
-    session.show(estimate_choice(session.settings, choice), draw_estimate)
+    found = estimate_choice(session.settings, choice_of(recipe, profile, sets))
+    session.show(found, draw_estimate, failure=refusal_of(found))
 
 
 def draw_checked(console: "Console", checked: "Checked") -> None:
@@ -159,19 +159,19 @@ def draw_checked(console: "Console", checked: "Checked") -> None:
 
 def draw_values(console: "Console", values: "list[Value]") -> None:
     """Values by key."""
-    console.print(table(["KEY", "VALUE"], [(value.key, value.value) for value in values]))
+    draw_table(console, ["KEY", "VALUE"], [(value.key, value.value) for value in values])
 
 
 def draw_values_with_origin(console: "Console", values: "list[Value]") -> None:
     """Values by key with who set them, and why where that is known."""
     rows = [(value.key, value.value, value.origin, value.reason) for value in values]
-    console.print(table(["KEY", "VALUE", "ORIGIN", "WHY"], rows))
+    draw_table(console, ["KEY", "VALUE", "ORIGIN", "WHY"], rows)
 
 
 def draw_reasons(console: "Console", values: "list[Value]") -> None:
     """Values that a profile decides, with the reason."""
     rows = [(value.key, value.value, value.reason or "-") for value in values]
-    console.print(table(["KEY", "VALUE", "WHY"], rows))
+    draw_table(console, ["KEY", "VALUE", "WHY"], rows)
 
 
 def draw_trusted(console: "Console", files: "list[TrustedFile]") -> None:
@@ -180,7 +180,7 @@ def draw_trusted(console: "Console", files: "list[TrustedFile]") -> None:
         line(console, "no project file is trusted")
         return
     rows = [(one.path, one.sha256[:12], one.state) for one in files]
-    console.print(table(["FILE", "SHA256", "STATE"], rows))
+    draw_table(console, ["FILE", "SHA256", "STATE"], rows)
 
 
 def draw_profiles(console: "Console", profiles: "list[HardwareProfile]") -> None:
@@ -189,7 +189,7 @@ def draw_profiles(console: "Console", profiles: "list[HardwareProfile]") -> None
         (profile.name, _capability(profile), profile.precisions, profile.description)
         for profile in profiles
     ]
-    console.print(table(["PROFILE", "CAPABILITY", "PRECISIONS", "DESCRIPTION"], rows))
+    draw_table(console, ["PROFILE", "CAPABILITY", "PRECISIONS", "DESCRIPTION"], rows)
 
 
 def _capability(profile: "HardwareProfile") -> str:
@@ -217,6 +217,18 @@ def _shared(num_ranks: int) -> str:
     return f", shared by {num_ranks} ranks" if num_ranks > 1 else ""
 
 
+def _fit_words(estimate: "Estimate") -> str | None:
+    """Whether it fits the cards of the profile; None where nobody knows their memory."""
+    if not estimate.fits:
+        return None
+    smallest = estimate.fits[0]
+    if smallest.is_fitting:
+        return f"yes: {smallest.sentence}"
+    larger = next((one for one in estimate.fits if one.is_fitting), None)
+    more = f"; it fits one of {larger.memory_mib:,.0f} MiB" if larger is not None else ""
+    return f"no: {smallest.sentence}{more}"
+
+
 def draw_estimate(console: "Console", estimate: "Estimate") -> None:
     """What a run needs."""
     memory = estimate.memory
@@ -232,6 +244,7 @@ def draw_estimate(console: "Console", estimate: "Estimate") -> None:
         ("  activations", f"{memory.activations:,.0f} MiB"),
         ("  logits", f"{memory.logits:,.0f} MiB"),
         *([("  gathered", f"{memory.gathered:,.0f} MiB")] if memory.gathered else []),
+        ("fits", _fit_words(estimate)),
         ("a checkpoint", format_bytes(estimate.checkpoint_bytes)),
         ("disk", f"{format_bytes(estimate.disk_bytes)} for all kept ones, plus the data shards"),
         ("data", estimate.staging.sentence()),

@@ -72,7 +72,7 @@ def jsonable(value: object) -> Any:
 
 
 def make_console(color: str, *, is_color_forbidden: bool) -> "Console":
-    """A console on stdout: colour as asked; wide and plain off a terminal."""
+    """A console on stdout: colour as asked; off a terminal plain, and no line is folded."""
     from rich.console import Console
 
     probe = Console()
@@ -82,6 +82,7 @@ def make_console(color: str, *, is_color_forbidden: bool) -> "Console":
         emoji=False,  # `:x:` in a text from a pod is not a picture
         color_system="auto" if wanted else None,  # without one rich writes no bold either
         force_terminal=True if color == "always" else None,
+        soft_wrap=not probe.is_terminal and color != "always",  # which asks for a picture
         width=None if probe.is_terminal else _PIPE_WIDTH,
     )
 
@@ -96,6 +97,20 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> "Table":
     for row in rows:
         drawn.add_row(*map(cell, row))
     return drawn
+
+
+def draw_table(
+    console: "Console", headings: Sequence[str], rows: Sequence[Sequence[object]]
+) -> None:
+    """A table that fits a terminal; elsewhere one line a row, which `grep` finds whole."""
+    if not console.soft_wrap:
+        console.print(table(headings, rows))
+        return
+    texts = [list(headings), *([printable_brief(cell_text(one)) for one in row] for row in rows)]
+    *widths, _ = (max(map(len, column)) for column in zip(*texts, strict=True))
+    for row in texts:
+        padded = map(str.ljust, row, [*widths, 0])
+        line(console, "  ".join(padded).rstrip())
 
 
 def cell(value: object) -> str:
@@ -151,18 +166,25 @@ def draw_plan(console: "Console", plan: "Plan") -> None:
 
 def draw_checks(console: "Console", checks: "Sequence[CheckResult]") -> None:
     """Checks in one table, then what to do about each that did not pass."""
-    drawn = table(["", "CHECK", "FOUND", "LIMIT"], [])
-    drawn.columns[1].no_wrap = True
-    for check in checks:
-        # The measured value comes before the message, unless the message contains it.
-        is_said = not check.measured or check.measured in check.message
-        found = check.message if is_said else f"{check.measured}: {check.message}"
-        mark = f"[{_COLORS[check.status]}]{_MARKS[check.status]}[/]"
-        drawn.add_row(mark, cell(check.name), cell(found), cell(check.limit))
-    console.print(drawn)
+    headings = ["", "CHECK", "FOUND", "LIMIT"]
+    rows = [(_MARKS[one.status], one.name, _found_by(one), one.limit) for one in checks]
+    if console.soft_wrap:
+        draw_table(console, headings, rows)
+    else:
+        drawn = table(headings, [])
+        drawn.columns[1].no_wrap = True
+        for check, (mark, *texts) in zip(checks, rows, strict=True):
+            drawn.add_row(f"[{_COLORS[check.status]}]{mark}[/]", *map(cell, texts))
+        console.print(drawn)
     for check in checks:
         if check.hint and check.status in {"warn", "fail", "unknown"}:
             line(console, f"{check.name}: {check.hint}")
+
+
+def _found_by(check: "CheckResult") -> str:
+    """The measured value, then the message, unless it contains the value."""
+    is_said = not check.measured or check.measured in check.message
+    return check.message if is_said else f"{check.measured}: {check.message}"
 
 
 def can_show(signs: str, encoding: str) -> bool:

@@ -9,7 +9,7 @@ import typer
 
 from nsa_ops.cli.arguments import OnPodOption, PodOption, RunArgument, complete_run
 from nsa_ops.cli.command import command
-from nsa_ops.cli.console import cell_text, envelope, facts, line, table
+from nsa_ops.cli.console import cell_text, draw_table, envelope, facts, line
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
 from nsa_ops.quantities import count_of, format_bytes, format_time
@@ -245,7 +245,7 @@ def draw_runs(console: "Console", runs: "list[RunStatusLine]") -> None:
         why = report.why if report else run.problem
         pods = ", ".join(one.pod for one in run.record.members)
         rows.append((run.record.run_id, pods, run.state, step, why))
-    console.print(table(["RUN", "POD", "STATE", "STEP", "WHY"], rows))
+    draw_table(console, ["RUN", "POD", "STATE", "STEP", "WHY"], rows)
 
 
 def draw_run(console: "Console", run: "RunStatusLine") -> None:
@@ -279,7 +279,7 @@ def draw_run(console: "Console", run: "RunStatusLine") -> None:
         for fact in report.checkpoints
     ]
     if rows:
-        console.print(table(["CHECKPOINT", "STEP", "WHOLE", "SIZE"], rows))
+        draw_table(console, ["CHECKPOINT", "STEP", "WHOLE", "SIZE"], rows)
 
 
 def draw_adopted(console: "Console", adopted: "Adopted") -> None:
@@ -321,7 +321,7 @@ def draw_events(console: "Console", events: "list[Event]") -> None:
         (format_time(event.ts), event.attempt, f"{event.kind} by {event.by}: {event.message}")
         for event in events
     ]
-    console.print(table(["WHEN", "ATTEMPT", "EVENT"], rows))
+    draw_table(console, ["WHEN", "ATTEMPT", "EVENT"], rows)
 
 
 def draw_stacks(console: "Console", stacks: "Stacks") -> None:

@@ -7,7 +7,7 @@ import typer
 
 from nsa_ops.cli.arguments import PodArgument, ProfileOption, complete_pod
 from nsa_ops.cli.command import command
-from nsa_ops.cli.console import facts, line, table
+from nsa_ops.cli.console import draw_table, facts, line
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
 from nsa_ops.quantities import format_time
@@ -202,7 +202,7 @@ def draw_pods(console: "Console", pods: "list[PodRecord]") -> None:
         line(console, "no pods; add this machine with `nsa-ops pod add here local`")
         return
     rows = [(pod.name, pod.kind, pod.address or "-", pod.profile or "-", pod.root) for pod in pods]
-    console.print(table(["POD", "KIND", "ADDRESS", "PROFILE", "ROOT"], rows))
+    draw_table(console, ["POD", "KIND", "ADDRESS", "PROFILE", "ROOT"], rows)
 
 
 def draw_pod_details(console: "Console", details: "PodDetails") -> None:
@@ -225,4 +225,4 @@ def draw_run_records(console: "Console", runs: "list[RunRecord]") -> None:
         (run.run_id, run.pod, run.recipe, run.profile, format_time(run.launched_unix_s))
         for run in runs
     ]
-    console.print(table(["RUN", "POD", "RECIPE", "PROFILE", "LAUNCHED"], rows))
+    draw_table(console, ["RUN", "POD", "RECIPE", "PROFILE", "LAUNCHED"], rows)

@@ -7,16 +7,17 @@ import typer
 
 from nsa_ops.cli.arguments import complete_pod
 from nsa_ops.cli.command import command
-from nsa_ops.cli.console import draw_checks, facts, line, table
+from nsa_ops.cli.console import draw_checks, draw_table, facts, line
 from nsa_ops.cli.session import Session
 from nsa_ops.errors import ConfigurationError
-from nsa_ops.quantities import count_of, format_time
+from nsa_ops.printable import printable_brief
+from nsa_ops.quantities import count_of, format_duration, format_time, shorten_middle
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from nsa_ops.demo import Demo
-    from nsa_ops.laptop.audit_log import AuditView
+    from nsa_ops.laptop.audit_log import AuditEntry, AuditView
     from nsa_ops.laptop.laptop_checks import Examined
     from nsa_ops.runs.reconcile import Settled
 
@@ -66,18 +67,33 @@ def draw_audit(console: "Console", view: "AuditView") -> None:
     if not view.num_lines and not view.missing:
         line(console, f"no command was run on a pod yet: {view.path}")
         return
-    rows = [
-        (one.line, format_time(one.at), one.pod, one.call, one.command, one.outcome, one.seconds)
-        for one in view.entries
-    ]
-    if rows:
-        headings = ["LINE", "WHEN", "POD", "CALL", "WHAT", "OUTCOME", "SECONDS"]
-        console.print(table(headings, rows))
+    if console.soft_wrap:
+        headings = ["LINE", "WHEN", "POD", "CALL", "SECONDS", "OUTCOME: WHAT"]
+        rows = [
+            (one.line, format_time(one.at), one.pod, one.call, one.seconds, one.outcome_first)
+            for one in view.entries
+        ]
+        draw_table(console, headings, rows)
+    else:
+        _draw_entries(console, view.entries)
     if view.num_cut_off:
         line(console, f"interrupted, end unknown: {view.num_cut_off}; see `--failed --last 0`")
     whole = "whole" if view.is_whole else "broken" if view.broken_line else "incomplete"
     entries = count_of(view.num_entries, "entry", "entries")
-    line(console, f"{len(rows)} of {entries}; the chain of hashes is {whole}")
+    line(console, f"{len(view.entries)} of {entries}; the chain of hashes is {whole}")
+
+
+def _draw_entries(console: "Console", entries: "list[AuditEntry]") -> None:
+    """Two lines an entry: how it went, and what was done, from which the middle may be left out."""
+    width = max((len(str(one.line)) for one in entries), default=0)
+    for one in entries:
+        when, took = format_time(one.at), format_duration(one.seconds)
+        line(
+            console,
+            f"{one.line:>{width}}  {when}  {one.pod}  {one.call} of {took}: {one.outcome}",
+        )
+        what = shorten_middle(printable_brief(one.command), console.width - width - 2)
+        line(console, f"{'':{width}}  {what}")
 
 
 @command(commands, "reconcile", changes=True)
@@ -101,7 +117,7 @@ def draw_settled(console: "Console", settled: "list[Settled]") -> None:
         (one.number, one.act, one.subject, format_time(one.began_unix_s), one.way, one.found)
         for one in settled
     ]
-    console.print(table(["INTENT", "ACT", "SUBJECT", "BEGUN", "NOW", "FOUND"], rows))
+    draw_table(console, ["INTENT", "ACT", "SUBJECT", "BEGUN", "NOW", "FOUND"], rows)
 
 
 @command(commands, "doctor", is_without_settings=True)
@@ -154,7 +170,7 @@ def draw_demo(console: "Console", demo: "Demo") -> None:
     from shlex import quote
 
     rows = [(part.name, f"{part.seconds:.1f} s", part.found) for part in demo.parts]
-    console.print(table(("part", "time", "found"), rows))
+    draw_table(console, ("part", "time", "found"), rows)
     line(console, "")
     before, after = demo.bits_per_byte or (float("nan"), float("nan"))
     replayed = count_of(demo.replay.num_compared if demo.replay else 0, "step")

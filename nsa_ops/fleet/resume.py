@@ -36,7 +36,7 @@ from nsa_ops.pods.known import choose_pod
 from nsa_ops.preflight.proof import note_another_probed, refuse_marked
 from nsa_ops.remote.snapshot import Snapshot
 from nsa_ops.runs.attempt import AttemptStart, ship_to, start_attempt
-from nsa_ops.runs.checkpoints import refuse_other_model, refuse_trained
+from nsa_ops.runs.checkpoints import refuse_full_disk, refuse_other_model, refuse_trained
 from nsa_ops.runs.choose import RESUMABLE, choose_record
 from nsa_ops.runs.lease import Takeover, holding, require_unmoved, unsettled_notes
 from nsa_ops.runs.resume import (
@@ -166,6 +166,7 @@ def plan_fleet_resume(operator: Operator, request: FleetResumeRequest) -> FleetR
     if source.checkpoint:
         _refuse_other_model(source, links[0], first.config)
         refuse_trained(source.step, first.config, may_only_end=not source.has_finished)
+    refuse_full_disk(members[0].run, source.free_bytes, first.config, first.overrides)
     notes = unsettled_notes(operator.store, record.run_id)
     notes += [note for one in left for note in one.notes]
     proven = operator.store.newest_report(first.pod_id, first.code_id, first.profile)

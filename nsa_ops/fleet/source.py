@@ -49,6 +49,7 @@ class Source:
     Attributes:
         old: Manifest of the attempt that ended, or of the one that was begun and never started.
         trained: Manifest of the attempt that ended; None where `old` is it.
+        free_bytes: Free on pod 0 where its checkpoints go; None if unknown, or if it is left.
         step: Step of the checkpoint; 0 without one.
         checkpoint: Its folder; empty without one.
         damaged: Newer checkpoints that are passed over, each in one line.
@@ -73,6 +74,7 @@ class Source:
     restore: RestorePlan | None = None
     aside: tuple[RunHandle, ...] = ()
     trained: RunManifest | None = None
+    free_bytes: int | None = None
 
 
 def find_on_pod(record: RunRecord, link: PodLink, wanted: FleetResumeRequest) -> Source:
@@ -100,6 +102,7 @@ def find_on_pod(record: RunRecord, link: PodLink, wanted: FleetResumeRequest) ->
         module=module,
         has_finished=found.report.state == "finished",
         is_unstarted=found.report.state == "planned" and not (wanted.path or wanted.afresh),
+        free_bytes=found.report.disk_free_bytes,
     )
 
 

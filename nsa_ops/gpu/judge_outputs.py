@@ -16,7 +16,7 @@ from nsa_ops.gpu.kernel_log import judge_kernel_log
 from nsa_ops.gpu.out_of_memory import judge_out_of_memory
 from nsa_ops.gpu.tool_output import System, ToolOutput, parse_output
 from nsa_ops.gpu.topology import judge_nvlinks, judge_peers, judge_topology
-from nsa_ops.quantities import count_of
+from nsa_ops.quantities import count_of, parse_count
 
 #: First driver of CUDA 12, the oldest that current torch builds run on.
 OLDEST_DRIVER = 525
@@ -203,13 +203,18 @@ def _hidden_buses(outputs: Sequence[ToolOutput], cards: Sequence[GPU]) -> Iterat
             yield from set(output.pci_cards) - shown
 
 
+def driver_branch(version: str) -> int | None:
+    """The first number of a driver's version, such as 580; None for what is none; pure."""
+    return parse_count(version.partition(".")[0])
+
+
 def _driver(cards: Sequence[GPU]) -> list[CheckResult]:
     version = next((card.driver_version for card in cards if card.driver_version), "")
-    major = version.partition(".")[0]
-    if not major.isdigit():
+    branch = driver_branch(version)
+    if branch is None:
         return []
     cuda = next((card.cuda_version for card in cards if card.cuda_version), "")
-    is_good = int(major) >= OLDEST_DRIVER
+    is_good = branch >= OLDEST_DRIVER
     message = f"driver {version}{f', up to CUDA {cuda}' if cuda else ''}"
     if not is_good:
         message += f": older than {OLDEST_DRIVER}, the first for CUDA 12 and current torch"

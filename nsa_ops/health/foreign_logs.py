@@ -14,6 +14,7 @@ from math import isfinite
 from typing import Any
 
 from nsa_core.rundir.bounded_json import JsonError, parse_json
+from nsa_ops.health.foreign_endings import ending_of
 from nsa_ops.health.foreign_lines import (
     LineFigures,
     clean,
@@ -42,34 +43,7 @@ _COLLECTIVE = re.compile(r"collective operation timeout.*ran for (\d+) mil")
 _NUMBERS = re.compile(r"\d+")
 _STEP = re.compile(r"[0-9]{1,18}")
 _WORDS = re.compile(r"[^\W\d]+(?:[-_./][^\W\d]+)*")
-_OUT_OF_MEMORY = re.compile(
-    r"\bout of memory\b|\bOOM when allocating|OutOfMemory|\boom[-_ ]kill|std::bad_alloc|"
-    r"^MemoryError\b|(?:can't|cannot) allocate memory|_ALLOC_FAILED\b|MemoryAllocation\b",
-    re.IGNORECASE,
-)
-#: Words that name who stopped it, and words that also follow a crash.
-_STOPPED = re.compile(
-    r"due to (?:time limit|preemption)|\bKeyboardInterrupt\b|\bwalltime \S+ exceeded|"
-    r"\bjob killed (?:after reaching|by)|\binterruption notice\b|\b(?:pod|job|instance) evicted\b|"
-    r"\bscancel\b",
-    re.IGNORECASE,
-)
-_MAYBE_STOPPED = re.compile(
-    r"\bcancelled at\b|\bjob step aborted\b|\b(?:received|got) (?:signal:? 15|SIGTERM)|"
-    r"^Terminated$|"
-    r"\bpreempted\b",
-    re.IGNORECASE,
-)
 _RESUMED = re.compile(r"\bresum(?:ing|ed)\b|loading checkpoint from", re.IGNORECASE)
-_ERROR = re.compile(
-    r"^(?:\[[^\]]*\]:?\s*)*(?:Traceback \(most recent call last\)|(?:\w+\.)*\w+Error\b|"
-    r"Segmentation fault|Killed$|Bus error)|error during training|CUDA out of memory|"
-    r"ChildFailedError|\bexit(?:ed with exit)? (?:code|status):? [1-9]|"
-    r"collective operation timeout|"
-    r"NCCL operations have failed|nccl(?:Remote|Internal|System)Error|watchdog got stuck|"
-    r"terminate called after throwing|loss is probably exploding",
-    re.IGNORECASE | re.MULTILINE,
-)
 #: Columns of training.csv, and of tables like it, by the figure that they hold.
 _COLUMNS = {
     "step": "step", "iter": "step", "iteration": "step", "loss": "loss", "train_loss": "loss",
@@ -168,18 +142,16 @@ def _take_figures(reader: LogReader, lines: list[str]) -> None:
 
 def _take_end(reader: LogReader, line: str) -> bool:
     """Whether a line says how the run ended; what names its cause goes before what follows it."""
-    if _OUT_OF_MEMORY.search(line):
+    ending = ending_of(line)
+    if ending == "out_of_memory":
         if reader.ending != "out_of_memory":
             reader.end("out_of_memory", line)
-    elif _STOPPED.search(line):
+    elif ending == "stopped":
         if reader.ending != "out_of_memory":
             reader.end("stopped", line)
-    elif _MAYBE_STOPPED.search(line) or _ERROR.search(line):
-        if not reader.ending:
-            reader.end("stopped" if _MAYBE_STOPPED.search(line) else "crashed", line)
-    else:
-        return False
-    return True
+    elif ending and not reader.ending:
+        reader.end("stopped" if ending == "maybe_stopped" else "crashed", line)
+    return bool(ending)
 
 
 def _parse_series(text: str) -> ForeignLog | None:

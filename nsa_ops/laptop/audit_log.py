@@ -52,6 +52,11 @@ class AuditEntry:
         return self.what[found.end() :] if found else self.what
 
     @property
+    def outcome_first(self) -> str:
+        """How it ended and what was done, in one sentence."""
+        return f"{self.outcome}: {self.command}"
+
+    @property
     def has_failed(self) -> bool:
         """It raised, was cut off, or ended with another code than 0."""
         return self.outcome.startswith(("error", _CUT_OFF)) or (

@@ -7,6 +7,7 @@ from typing import Literal
 
 from nsa_ops.errors import VerificationError
 from nsa_ops.machine.host import VERSION, HostFacts
+from nsa_ops.quantities import parse_count
 from nsa_ops.remote.transport import Transport
 
 #: Every tool that is asked has a deadline of its own within this one.
@@ -170,10 +171,12 @@ def parse_bare(stdout: str) -> BareFacts:
         disk_path=first("disk"),
         disk_writable=first("disk", 1) == "1",
         unix_s=float(first("clock").removesuffix(".N")),  # a `date` without nanoseconds prints N
-        disk_free_bytes=_count(first("disk_free")),
-        shm_free_bytes=_count(first("shm_free")),
-        memory_free_bytes=_count(first("memory_free")),
-        open_files_limit=-1 if first("open_files") == "unlimited" else _count(first("open_files")),
+        disk_free_bytes=parse_count(first("disk_free")),
+        shm_free_bytes=parse_count(first("shm_free")),
+        memory_free_bytes=parse_count(first("memory_free")),
+        open_files_limit=-1
+        if first("open_files") == "unlimited"
+        else parse_count(first("open_files")),
         is_synchronised=_SYNCHRONISED.get(first("synchronised").strip().lower()),
         card=first("card"),
         driver=first("driver"),
@@ -200,10 +203,6 @@ def _pythons(said: dict[str, list[list[str]]]) -> tuple[BasePython, ...]:
         if re.match(VERSION, version):
             found.setdefault(path, BasePython(path, version, venv == "1", headers == "1"))
     return tuple(found.values())
-
-
-def _count(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
 
 
 def read_bare(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from nsa_core.config.ranks import OfferedCards
 from nsa_ops.gpu.card import GPU
 from nsa_ops.gpu.fitness import describe_use
-from nsa_ops.quantities import count_of
+from nsa_ops.quantities import count_of, parse_count
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ def cards_of(gpus: Sequence[GPU], visible_devices: str | None) -> PodCards:
 
 
 def _named(cards: Sequence[GPU], word: str) -> GPU | None:
-    if word.isdecimal():
-        return next((card for card in cards if card.index == int(word)), None)
+    number = parse_count(word)
+    if number is not None:
+        return next((card for card in cards if card.index == number), None)
     if not word.startswith("GPU-"):
         return None
     named = [card for card in cards if card.uuid.startswith(word)]

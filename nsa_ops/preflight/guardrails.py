@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_core.config.run import RunConfig
-from nsa_core.config.step_memory import MEMORY_SHARE
 from nsa_core.rundir.redaction import redact
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.errors import ConfigurationError, RefusedError
-from nsa_ops.estimate import Estimate
+from nsa_ops.estimate import Estimate, judge_fit
 from nsa_ops.machine.offer import PodCards
 from nsa_ops.preflight.several_cards import (
     Finding,
@@ -66,7 +65,7 @@ class Guardrail:
 
     name: str
     look: Callable[[Subject], Finding]
-    fix: str
+    fix: str | Callable[[Subject], str]
     any_length: bool = False
     several_cards: bool = False
     is_final: bool = False
@@ -121,7 +120,7 @@ def _validation(subject: Subject) -> Finding:
     fraction = subject.config.data.validation_fraction
     if subject.config.evaluation.eval_every == 0:
         return True, "eval_every is 0: nothing is measured on text that was not trained on"
-    return False, f"{fraction:.1%} of the documents, chosen by hash, are never trained on"
+    return False, f"{100 * fraction:.1f} % of the documents, chosen by hash, are never trained on"
 
 
 def _disk(subject: Subject) -> Finding:
@@ -139,9 +138,13 @@ def _memory(subject: Subject) -> Finding:
         return False, "no card is used"
     need, have = subject.estimate.memory.total, subject.card_memory_mib
     if have is None:
-        return None, f"a step needs about {need:.0f} MiB, the card's memory is unknown"
-    limit = MEMORY_SHARE * have
-    return need > limit, f"a step needs about {need:.0f} of {have:.0f} MiB"
+        return None, f"a step needs about {need:,.0f} MiB, the card's memory is unknown"
+    fit = judge_fit(subject.config, have)
+    return not fit.is_fitting, fit.sentence
+
+
+def _memory_fix(subject: Subject) -> str:
+    return judge_fit(subject.config, subject.card_memory_mib or 0.0).advice
 
 
 GUARDRAILS: Mapping[str, Guardrail] = {
@@ -160,7 +163,7 @@ GUARDRAILS: Mapping[str, Guardrail] = {
             "Free space, lower `checkpoint.keep_last`, or set `data.max_tokens`",
             any_length=True,
         ),
-        Guardrail("memory", _memory, "Lower `batch.micro_batch`", any_length=True),
+        Guardrail("memory", _memory, _memory_fix, any_length=True),
         Guardrail(
             "cards",
             lambda subject: judge_number(subject.config, subject.cards),
@@ -211,7 +214,8 @@ def _check(rail: Guardrail, subject: Subject, *, is_long: bool) -> CheckResult:
         return CheckResult(name=name, status="unknown", message=message)
     if not against:
         return CheckResult(name=name, status="pass", message=message)
-    hint = rail.fix if rail.is_final else f"{rail.fix}, or `--override {rail.name}=REASON`"
+    fix = rail.fix if isinstance(rail.fix, str) else rail.fix(subject)
+    hint = fix if rail.is_final else f"{fix}, or `--override {rail.name}=REASON`"
     return CheckResult(name=name, status="fail", message=message, hint=hint)
 
 

@@ -129,7 +129,7 @@ def _allocation(name: str, card: CardSpeed) -> CheckResult:
         "pass" if share >= MIN_ALLOCATED_SHARE else "fail",
         "taken in one piece, written and read",
         measured=f"{card.allocated_mib:.0f} of {card.free_mib:.0f} MiB",
-        limit=f">= {MIN_ALLOCATED_SHARE:.0%} of what is free",
+        limit=f">= {100 * MIN_ALLOCATED_SHARE:.0f} % of what is free",
         command=COMMAND,
         hint=_SLOW_CARD,
     )
@@ -155,7 +155,7 @@ def judge_rate(
     least = min_fraction * expected
     status: Status = "pass" if rate >= least else "warn" if rate >= FAIL_SHARE * least else "fail"
     return checked(
-        name, status, f"{what}, {rate / expected:.0%} of the {expected:g} expected",
+        name, status, f"{what}, {100 * rate / expected:.0f} % of the {expected:g} expected",
         measured=measured, limit=f">= {least:.0f} {unit}", command=COMMAND, hint=hint,
     )  # fmt: skip
 
@@ -228,7 +228,7 @@ def _gradient_sum(found: MachineSpeed, gradients: GradientSum | None) -> Iterato
     if gradients.step_s is not None:
         share = seconds / gradients.step_s
         status = "pass" if share <= MAX_SUM_SHARE else "warn"
-        limit = f"<= {MAX_SUM_SHARE:.0%} of a step of {gradients.step_s:.3f} s"
+        limit = f"<= {100 * MAX_SUM_SHARE:.0f} % of a step of {gradients.step_s:.3f} s"
     yield checked(name, status, message, measured=measured, limit=limit, command=COMMAND, hint=hint)
 
 

@@ -1,5 +1,6 @@
 """Do one step of a provisioning on the pod; what it did is seen by the facts that follow."""
 
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +19,10 @@ from nsa_ops.remote.transport import QUICK_S, Completed
 
 #: apt-get waits for another one; a CUDA build of torch is 3 GB.
 INSTALL_S, ENVIRONMENT_S, COPY_S = 900.0, 3600.0, 1800.0
+#: How tools/setup.sh points at the words of the installer before its own, which nobody sees here.
+_ABOVE = "; the reason is above"
+_CAUSE = re.compile(r"^\s*(?:cause|caused by|error): ", re.IGNORECASE)
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 @dataclass(frozen=True)
@@ -71,11 +76,23 @@ def _run(site: Site, step: Step, timeout_s: float, stdin: bytes = b"") -> Comple
 def _failed(site: Site, step: Step, done: Completed) -> LocalResourceError:
     """The command's own `error:` and `hint:` lines where it has them, else its last words."""
     said = done.stderr.decode(errors="replace").splitlines()
-    errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+    errors = [line for line in said if line.startswith("error: ")]
     hints = [line.removeprefix("hint: ") for line in said if line.startswith("hint: ")]
-    why = errors[-1] if errors else done.last_error_line or f"exit code {done.exit_code}"
-    message = f"Step `{step.name}` failed on pod `{site.want.pod}`: {why}"
-    hint = hints[-1] if hints else "Fix it, then repeat `nsa-ops provision`: it continues there"
+    why = errors[-1].removeprefix("error: ") if errors else done.last_error_line
+    full = next((line for line in reversed(said) if _DISK_FULL.search(line)), "")
+    if why.endswith(_ABOVE):
+        before = said[: len(said) - said[::-1].index(errors[-1]) - 1]
+        cause = full or next(
+            (line for line in reversed(before) if line.strip()), "nothing was said"
+        )
+        why = f"{why.removesuffix(_ABOVE)}: {_CAUSE.sub('', cause)}"
+    message = f"Step `{step.name}` failed on pod `{site.want.pod}`: "
+    message += why or f"exit code {done.exit_code}"
+    hint = "Fix it, then repeat `nsa-ops provision`: it continues there"
+    if full:
+        hint = "Free space there, then repeat `nsa-ops provision`: it continues there"
+    elif hints:
+        hint = hints[-1]
     return LocalResourceError(message, hint=hint)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nsa_core.config.profile import HardwareProfile
 from nsa_ops.errors import RefusedError
-from nsa_ops.gpu.judge_outputs import OLDEST_DRIVER
+from nsa_ops.gpu.judge_outputs import OLDEST_DRIVER, driver_branch
 from nsa_ops.machine.bare import BareFacts, BasePython
 from nsa_ops.machine.judge_host import MIN_PYTHON
 
@@ -66,21 +66,21 @@ def choose_build(profile: HardwareProfile, facts: BareFacts, pod: str) -> TorchB
     """The build that the profile wants and the driver runs."""
     if not profile.needs_card:
         return TorchBuild(CPU_BUILD, profile.torch_requirement, f"profile {profile.name}: no card")
-    driver = facts.driver.partition(".")[0]
-    if not driver.isdigit():
+    driver = driver_branch(facts.driver)
+    if driver is None:
         message = f"Profile `{profile.name}` needs a card, and nvidia-smi on pod `{pod}` shows none"
         hint = "See `nvidia-smi` there; a machine without a card is provisioned with `cpu`"
         raise RefusedError(message, hint=hint)
-    if int(driver) < OLDEST_DRIVER:
+    if driver < OLDEST_DRIVER:
         message = (
             f"Pod `{pod}` has driver {facts.driver}, and current torch builds need "
             f"{OLDEST_DRIVER} or later"
         )
         raise RefusedError(message, hint="Take an image or host with a newer driver")
-    newest = CUDA_13_BUILD if int(driver) >= CUDA_13_DRIVER else CUDA_12_BUILD
+    newest = CUDA_13_BUILD if driver >= CUDA_13_DRIVER else CUDA_12_BUILD
     name = newest if profile.torch_backend == "auto" else profile.torch_backend
     why = f"profile {profile.name} says {profile.torch_backend}, driver {facts.driver}"
-    if name.startswith("cu13") and int(driver) < CUDA_13_DRIVER:
+    if name.startswith("cu13") and driver < CUDA_13_DRIVER:
         message = f"Profile `{profile.name}` wants torch for {name}, and driver {facts.driver} of "
         message += f"pod `{pod}` is older than {CUDA_13_DRIVER}"
         raise RefusedError(message, hint="Take an image or host with a newer driver")

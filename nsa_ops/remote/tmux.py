@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nsa_ops.quantities import parse_count
+
 #: Stands between the fields of a line. It must be printable: outside a UTF-8 locale, as on a pod
 #: that is reached by ssh, tmux prints `_` for a tab.
 _BETWEEN = "|"
@@ -93,9 +95,11 @@ def parse_windows(stdout: str) -> list[Window]:
     windows = []
     for line in stdout.splitlines():
         fields = line.split(_BETWEEN, 4)
-        if len(fields) == len(_LIST_FORMAT.split(_BETWEEN)) and fields[2].isdigit():
-            is_dead = fields[3] == "1"
-            windows.append(Window(fields[0], fields[1], int(fields[2]), is_dead, fields[4]))
+        if len(fields) != len(_LIST_FORMAT.split(_BETWEEN)):
+            continue
+        pid, is_dead = parse_count(fields[2]), fields[3] == "1"
+        if pid is not None:
+            windows.append(Window(fields[0], fields[1], pid, is_dead, fields[4]))
     return windows
 
 

@@ -171,7 +171,7 @@ def rank_cells(history: RankHistory) -> list[tuple[str, ...]]:
             _shown(rank.gpu_mem_peak, lambda mib: f"{mib:,.0f} MiB"),
             _shown(rank.host_rss_mib, lambda mib: f"{mib:,.0f} MiB"),
             _shown(rank.temp_c, lambda celsius: f"{celsius:.0f} degrees C"),
-            _shown(rank.throttled_share, lambda share: f"{share:.0%} of the records"),
+            _shown(rank.throttled_share, lambda share: f"{100 * share:.0f} % of the records"),
         )
         for rank in history.ranks
     ]

@@ -22,7 +22,7 @@ from nsa_core.rundir.heartbeat import Heartbeat
 from nsa_core.rundir.layout import RunDir
 from nsa_core.rundir.manifest import ManifestError, RunManifest, read_manifest
 from nsa_ops.pod.rank_figures import has_counts
-from nsa_ops.quantities import format_bytes
+from nsa_ops.quantities import format_bytes, parse_count
 from nsa_ops.report.rank_history import RankHistory, read_rank_history
 
 #: A line a step of 200 bytes, for more steps than a run has.
@@ -256,7 +256,7 @@ def _note(content: ContentT, path: Path, missing: list[str]) -> ContentT:
 def _read_attempts(run: RunDir, missing: list[str]) -> list[RecordedAttempt]:
     kept = run.attempt(1).parent
     names = [folder.name for folder in kept.iterdir()] if kept.is_dir() else []
-    numbers = sorted(int(name) for name in names if name.isdigit())
+    numbers = sorted(number for name in names if (number := parse_count(name)) is not None)
     earlier = [_read_attempt(RunDir(run.attempt(one)), one, missing) for one in numbers]
     return [*earlier, _read_attempt(run, numbers[-1] + 1 if numbers else 1, missing)]
 

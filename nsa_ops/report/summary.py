@@ -135,7 +135,7 @@ def _expected(record: RecordedRun, speeds: Sequence[float]) -> str:
     if not expected:
         return ""
     share = statistics.median(speeds) / expected
-    return f"; {share:.0%} of the {format_count(expected)} that the profile expects"
+    return f"; {100 * share:.0f} % of the {format_count(expected)} that the profile expects"
 
 
 def _memory(record: RecordedRun) -> Iterator[Fact]:

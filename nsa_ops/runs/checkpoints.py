@@ -1,5 +1,6 @@
 """Checkpoints on a pod: a named one must exist and be whole before anything begins from it."""
 
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from nsa_core.config.base import one_line
@@ -10,8 +11,15 @@ from nsa_core.rundir.checkpoint import CONFIG_FILE, NO_FOLDER, CheckpointState
 from nsa_core.rundir.lineage import find_foreign
 from nsa_core.rundir.manifest import Parent, RunManifest
 from nsa_ops.agents import verify
+from nsa_ops.backup.disk import RESERVE_BYTES, describe_need
 from nsa_ops.context import PodLink, RunHandle
-from nsa_ops.errors import ConfigurationError, NotFoundError, VerificationError
+from nsa_ops.errors import (
+    ConfigurationError,
+    LocalResourceError,
+    NotFoundError,
+    VerificationError,
+)
+from nsa_ops.estimate import estimate_run
 from nsa_ops.local_files import read_named
 from nsa_ops.remote.snapshot import has_code
 from nsa_ops.remote.transport import QUICK_S
@@ -102,6 +110,29 @@ def refuse_trained(step: int, config: RunConfig, *, may_only_end: bool = False) 
     if step > steps or (step == steps and not may_only_end):
         message = f"Nothing is left to train at step {step:,}: `schedule.steps` is {steps:,}"
         raise ConfigurationError(message, hint=MORE_STEPS)
+
+
+def refuse_full_disk(
+    run: RunHandle, free_bytes: int | None, config: RunConfig, overrides: Mapping[str, str]
+) -> None:
+    """Refuse an attempt that could not save a single checkpoint, before it is begun.
+
+    Args:
+        run: On the pod whose disk takes the checkpoints.
+        free_bytes: Free where the run directory is; None if unknown, which refuses nothing.
+        config: Configuration of the attempt.
+        overrides: Of the run: `disk` was overridden by one who knows that disk better.
+
+    Raises:
+        LocalResourceError: With what is free and what is needed.
+    """
+    need = estimate_run(config, None).checkpoint_bytes
+    if free_bytes is None or "disk" in overrides or free_bytes >= need + RESERVE_BYTES:
+        return
+    place = f"pod `{run.pod}` with `{run.run_dir}`"
+    message = describe_need(place, "a checkpoint of this run", need, free_bytes)
+    hint = f"Free space there, such as `nsa-ops backup prune --on-pod --keep 1 {run.run_id}`"
+    raise LocalResourceError(message, hint=hint)
 
 
 def with_parent(link: PodLink, manifest: RunManifest) -> RunManifest:

@@ -28,6 +28,7 @@ from nsa_ops.runs.attempt import AttemptStart, FirstBeat, start_attempt
 from nsa_ops.runs.checkpoints import (
     MORE_STEPS,
     refuse_foreign,
+    refuse_full_disk,
     refuse_other_model,
     refuse_trained,
     require_checkpoint,
@@ -141,7 +142,7 @@ def plan_resume(
 
     Raises:
         StateConflictError: If it runs, or finished.
-        LocalResourceError: If the pod lacks what a run is started with.
+        LocalResourceError: If the pod lacks what a run is started with, or room for a checkpoint.
         NotFoundError: If there is no checkpoint to continue from.
         VerificationError: If the named checkpoint is damaged, or of another run.
         ConfigurationError: If the values cannot go together, or with the weights, or if no step is
@@ -166,6 +167,7 @@ def plan_resume(
         may_only_end = found.report.state != "finished"
         refuse_trained(checkpoint.step, config, may_only_end=may_only_end)
     _require_one_pod(config, found.record)
+    refuse_full_disk(found.run, found.report.disk_free_bytes, config, manifest.overrides)
     start_at = checkpoint.path if path and checkpoint else AUTO
     new = {"resume": AFRESH if afresh else start_at, "pod_id": pod.pod_id}
     return ResumePlan(

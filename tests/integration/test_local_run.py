@@ -4,9 +4,11 @@ trainer that counts steps."""
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -317,12 +319,12 @@ def _trainer_pid(pod: LocalPod, run_id: str) -> int:
     return record.trainer.pid
 
 
-@pytest.fixture
-def full_pod(tmp_path: Path) -> Iterator[LocalPod]:
-    """A pod whose disk has 256 KiB."""
-    local = LocalPod(tmp_path, has_code=False)
+@contextmanager
+def pod_on_a_disk(folder: Path, size: str, *, has_code: bool) -> Iterator[LocalPod]:
+    """A pod with a disk of its own."""
+    local = LocalPod(folder, has_code=has_code)
     local.root.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(local.root)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(local.root)]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     if refused.returncode:
         pytest.skip(f"this machine refuses a tmpfs mount: {refused.stderr.strip()}")
@@ -330,6 +332,29 @@ def full_pod(tmp_path: Path) -> Iterator[LocalPod]:
     yield local
     local.stop()
     subprocess.run(["umount", "--lazy", str(local.root)], check=True)
+
+
+@pytest.fixture
+def full_pod(tmp_path: Path) -> Iterator[LocalPod]:
+    """A pod whose disk has 256 KiB."""
+    with pod_on_a_disk(tmp_path, "256k", has_code=False) as local:
+        yield local
+
+
+def test_a_resume_on_a_full_disk_is_refused_before_an_attempt_is_begun(tmp_path: Path) -> None:
+    with pod_on_a_disk(tmp_path, "300m", has_code=True) as pod:
+        assert pod.launch("r1", LONG).exit_code == 0
+        pod.must("halt")
+        free = shutil.disk_usage(pod.root).free
+        (pod.root / "full").write_bytes(bytes(free - 2**20))
+        said = pod("resume")
+        assert said.exit_code == 11, said
+        assert "and a checkpoint of this run needs 5.46 MiB and 64 MiB to spare" in said.err
+        assert "`nsa-ops backup prune --on-pod --keep 1 r1`" in said.err
+        assert read_manifest(pod.run_dir("r1")).attempt == 1
+        assert not pod.run_dir("r1").attempt(1).exists()
+        (pod.root / "full").unlink()
+        assert pod.must("resume", "--json").data["attempt"] == 2
 
 
 def test_a_full_disk_is_refused_and_with_an_override_leaves_nothing_half_done(

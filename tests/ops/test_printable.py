@@ -109,6 +109,7 @@ def test_nothing_else_in_the_command_line_writes_to_a_stream(repository: Path) -
             elif isinstance(node, ast.Call) and _WRITES.search(ast.unparse(node.func) + "("):
                 found.add((path.name, ast.unparse(node)))
     tables = {one for one in found if one[1].startswith("console.print(table(")}
+    assert {one[0] for one in tables} == {"console.py"}
     assert found - tables == WRITERS
 
 

@@ -16,6 +16,7 @@ from nsa_ops.quantities import (
     format_duration,
     format_number,
     format_seconds,
+    parse_count,
     sentence_case,
 )
 
@@ -136,3 +137,12 @@ def test_the_search_for_counts_finds_them(tmp_path: Path) -> None:
 def test_seconds_of_a_step_keep_three_digits() -> None:
     shown = [format_seconds(value) for value in (0.0831, 0.83, 0.9996, 1.213, 12.34, 5000)]
     assert shown == ["83.1 ms", "830 ms", "1 s", "1.21 s", "12.3 s", "1 h 23 min"]
+
+
+@pytest.mark.parametrize("text", ["", "-1", " 5", "1_0", "1.0", "²", "٣", "9" * 19, "9" * 5000])
+def test_what_is_no_count_of_a_machine_is_unknown(text: str) -> None:
+    assert parse_count(text) is None
+
+
+def test_a_count_is_read_with_leading_zeros() -> None:
+    assert [parse_count(text) for text in ("0", "007", "9" * 18)] == [0, 7, 10**18 - 1]

@@ -1,14 +1,25 @@
 import io
 import json
 import math
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from nsa_core.rundir.data_account import Count, DataAccount
 from nsa_core.rundir.events import Event
+from nsa_core.rundir.report import CheckResult
 from nsa_ops.backup.receipts import at_most_lost
-from nsa_ops.cli.console import cell_text, envelope, jsonable, make_console, plan_lines, table
+from nsa_ops.cli.console import (
+    cell_text,
+    draw_checks,
+    draw_table,
+    envelope,
+    jsonable,
+    make_console,
+    plan_lines,
+    table,
+)
 from nsa_ops.cli.inspection import draw_events
 from nsa_ops.cli.render_run import (
     draw_status,
@@ -19,6 +30,8 @@ from nsa_ops.cli.render_run import (
     sparkline,
 )
 from nsa_ops.cli.session import Options, Session
+from nsa_ops.cli.this_laptop import draw_audit
+from nsa_ops.laptop.audit_log import AuditEntry, AuditView
 from nsa_ops.plan import Step, plan_of
 from nsa_ops.pod.messages import CheckpointFact, PhaseUse, RunFigures
 from nsa_ops.pod.rules.verdict import Finding, conclude
@@ -50,6 +63,56 @@ def test_an_event_has_its_time_and_its_words_in_80_columns() -> None:
         "WHEN                     ATTEMPT  EVENT",
         "2026-11-30 04:50:45 UTC  10       save_failed by trainer: checkpoint of step 600",
         "                                  could not be written",
+    ]
+
+
+def test_a_table_is_one_line_a_row_where_no_terminal_shows_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console, long = make_console("never", is_color_forbidden=False), "word " * 99
+    draw_table(console, ["POD", "WHY"], [("a", long), ("pod-b", "[x]\n")])
+    checks = [CheckResult(name="disk", status="fail", message=long, limit=">= 2", hint="Free it")]
+    draw_checks(console, checks)
+    assert capsys.readouterr().out.splitlines() == [
+        "POD    WHY", f"a      {long.rstrip()}", "pod-b  [x]\\n",
+        f"      CHECK  {'FOUND':<{len(long)}}  LIMIT", f"FAIL  disk   {long}  >= 2",
+        "disk: Free it",
+    ]  # fmt: skip
+
+
+AUDITED = [
+    AuditEntry(98, 1796014245.5, "a100-1", "run", "env A=b sh -c 'cd -- x; " + "y" * 90 + "'",
+               "exit 0", 0.3),
+    AuditEntry(100, 1796014245.5, "a100-1", "get", "/f", "error: `/f` does not exist", 0.01),
+]  # fmt: skip
+
+
+def draw_audited(console: Console) -> None:
+    draw_audit(console, AuditView(Path("log"), 100, 50, 0, None, "", AUDITED))
+
+
+def test_an_entry_of_the_audit_log_takes_two_lines_of_80_columns() -> None:
+    stream = io.StringIO()
+    draw_audited(Console(file=stream, width=80))
+    assert stream.getvalue().splitlines() == [
+        " 98  2026-11-30 04:50:45 UTC  a100-1  run of 0.3 s: exit 0",
+        "     sh -c 'cd -- x; " + "y" * 21 + "…" + "y" * 36 + "'",
+        "100  2026-11-30 04:50:45 UTC  a100-1  get of 10 ms: error: `/f` does not exist",
+        "     /f",
+        "2 of 50 entries; the chain of hashes is whole",
+    ]
+
+
+def test_an_entry_of_the_audit_log_is_one_whole_line_in_a_pipe(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    draw_audited(make_console("never", is_color_forbidden=False))
+    when = "2026-11-30 04:50:45 UTC  a100-1"
+    assert capsys.readouterr().out.splitlines() == [
+        "LINE  WHEN                     POD     CALL  SECONDS  OUTCOME: WHAT",
+        f"98    {when}  run   0.3      exit 0: sh -c 'cd -- x; {'y' * 90}'",
+        f"100   {when}  get   0.01     error: `/f` does not exist: /f",
+        "2 of 50 entries; the chain of hashes is whole",
     ]
 
 
@@ -99,7 +162,7 @@ def test_status_says_what_was_dropped_of_the_data_and_nothing_where_nothing_was(
         console = Console(file=io.StringIO(), width=200)
         draw_status(console, RunStatusLine(RUN, report(data=account)))
         text = console.file.getvalue()  # type: ignore[attr-defined]
-        assert ("25.00% dropped (malformed JSON: 1)" in text) == is_shown
+        assert ("25.00 % dropped (malformed JSON: 1)" in text) == is_shown
 
 
 def test_a_record_is_one_line_without_what_is_not_known() -> None:

@@ -40,7 +40,7 @@ def throughput_low(evidence: HealthEvidence, limits: WatchdogLimits) -> Finding 
             return Finding(
                 rule="throughput_low",
                 level="warn",
-                sentence=f"The throughput is {share:.0%} of the run's own median{before} "
+                sentence=f"The throughput is {100 * share:.0f} % of the run's own median{before} "
                 f"({usual:.4g} {evidence.facts.speed_unit}), for {slow_s / 60:.0f} min; "
                 f"{_cause(evidence)}",
                 facts={"share": share, "slow_s": slow_s, "median": usual},
@@ -60,7 +60,7 @@ def _below_expected(
     return Finding(
         rule="throughput_low",
         level="warn",
-        sentence=f"The run's own median of {usual:.4g} tokens/s is {share:.0%} of the "
+        sentence=f"The run's own median of {usual:.4g} tokens/s is {100 * share:.0f} % of the "
         f"{expected:.4g} that its profile expects of this recipe; {_cause(evidence)}",
         facts={"share": share, "median": usual, "expected": expected},
         subject="profile",
@@ -81,7 +81,8 @@ def _cause(evidence: HealthEvidence) -> str:
     late = max(ranks, key=_data_share, default=None)
     if late is not None and _data_share(late) > _DATA_SHARE:
         who, share = _of(evidence, [late]), _data_share(late)
-        return f"waiting for data{who} is {share:.0%} of a step: look at the loader and its disk"
+        waiting = f"waiting for data{who} is {100 * share:.0f} % of a step"
+        return f"{waiting}: look at the loader and its disk"
     throttled = [rank for rank in ranks if rank.held_back_by]
     if throttled:
         reasons = ", ".join(dict.fromkeys(rank.held_back_by for rank in throttled))
@@ -207,8 +208,8 @@ def card_memory_high(evidence: HealthEvidence, limits: WatchdogLimits) -> Findin
         rule="card_memory_high",
         level="warn",
         sentence=f"{card} had {worst.gpu_mem_peak:,} of {worst.gpu_mem_total:,} MiB in tensors at "
-        f"its peak ({share:.1%}, limit {limits.card_memory_fraction:.0%}): a step that needs more "
-        f"runs out of memory{also}",
+        f"its peak ({100 * share:.1f} %, limit {100 * limits.card_memory_fraction:.0f} %): "
+        f"a step that needs more runs out of memory{also}",
         facts={"share": share, "ranks": [rank.rank for _, rank in full]},
         subject=",".join(str(rank.rank) for _, rank in full) if evidence.ranks else "",
     )
@@ -236,8 +237,8 @@ def host_memory_high(evidence: HealthEvidence, limits: WatchdogLimits) -> Findin
     return Finding(
         rule="host_memory_high",
         level="warn",
-        sentence=f"{used:.0%} of the pod's memory is in use (limit "
-        f"{limits.host_memory_fraction:.0%}): the kernel may kill the trainer",
+        sentence=f"{100 * used:.0f} % of the pod's memory is in use (limit "
+        f"{100 * limits.host_memory_fraction:.0f} %): the kernel may kill the trainer",
         facts={"used_fraction": used},
     )
 

@@ -106,4 +106,5 @@ class ReportedFindings:
 def _summarize(finding: Finding, known: _Rule, at_s: float) -> str:
     share = known.num_found / max(1, known.num_looks)
     minutes = (at_s - known.reported_at_s) / 60
-    return f"{finding.sentence} (found by {share:.0%} of the looks of the last {minutes:.0f} min)"
+    looks = f"{100 * share:.0f} % of the looks of the last {minutes:.0f} min"
+    return f"{finding.sentence} (found by {looks})"

@@ -19,6 +19,7 @@ from nsa_ops.errors import (
     PodUnreachableError,
 )
 from nsa_ops.local_files import expand_home
+from nsa_ops.quantities import parse_count
 from nsa_ops.remote.ssh.explain import explain_ssh
 from nsa_ops.remote.ssh.target import Address, SshSettings
 
@@ -78,13 +79,14 @@ def parse_resolved(text: str) -> Resolved:
         keyword, _, value = line.partition(" ")
         values.setdefault(keyword, []).append(value)
     single = {name: found[0] for name, found in values.items()}
-    if "hostname" not in single or not single.get("port", "").isdigit():
+    port = parse_count(single.get("port", ""))
+    if "hostname" not in single or port is None:
         message = f"`ssh -G` gave no host name and port: {text[:200]!r}"
         raise ConfigurationError(message, hint="See `ssh -V`")
     jump, command = single.get("proxyjump", _NONE), single.get("proxycommand", _NONE)
     return Resolved(
         host=single["hostname"],
-        port=int(single["port"]),
+        port=port,
         user=single.get("user", ""),
         identity_files=tuple(values.get("identityfile", ())),
         proxy_jump="" if jump == _NONE else jump,

@@ -51,5 +51,18 @@ def test_a_row_stands_under_its_heads() -> None:
     )  # fmt: skip
     line = decode.TABLE.line(row)
     assert len(line) == len(decode.TABLE.header)
-    cells = ["A", "65536", "16", "34.0", "200.0", "210.0", "0.17", "0.17", "15.4", "44.0", "0.3%"]
+    cells = [
+        "A",
+        "65536",
+        "16",
+        "34.0",
+        "200.0",
+        "210.0",
+        "0.17",
+        "0.17",
+        "15.4",
+        "44.0",
+        "0.3",
+        "%",
+    ]
     assert line.split() == cells

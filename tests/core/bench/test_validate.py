@@ -170,6 +170,7 @@ def test_a_dense_model_has_nothing_to_validate() -> None:
         (("--steps", "0"), "--steps must be at least 1, got 0"),
         (("--steps", "-2"), "--steps must be at least 1, got -2"),
         (("--length", "512", "--length", "1"), "--length must be at least 2, got 1"),
+        (("--length", "100000000"), "--length must be at most 16,777,216, got 100,000,000"),
     ],
 )
 def test_sizes_that_train_nothing_are_one_line_that_names_the_one_flag(

@@ -107,7 +107,7 @@ def test_a_local_data_set_is_read_on_for_what_a_staging_would_refuse(
     assert (found.num_documents, found.is_everything) == (64, True)
     assert found.account is not None
     assert found.account.num_lost == 100
-    assert found.excess.startswith("5.26% of the documents would be dropped")
+    assert found.excess.startswith("5.26 % of the documents would be dropped")
     monkeypatch.setattr(host_speed, "LOOK_S", 0.0)
     found = read_first_batch(config)
     assert (found.is_everything, found.excess) == (False, "")

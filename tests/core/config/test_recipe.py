@@ -103,6 +103,11 @@ def test_a_length_that_no_row_has_is_refused_on_a_profile_with_batches(length: s
         resolve("m7c-125m", "a100", [f"batch.seq_len={length}"])
 
 
+def test_a_row_of_more_tokens_than_there_are_positions_is_refused_with_the_limit() -> None:
+    with pytest.raises(ConfigError, match=r"seq_len: .* less than or equal to 16777216"):
+        resolve("m7c-125m", sets=["batch.seq_len=16777217"])
+
+
 BROKEN_PROFILES: list[tuple[dict[str, Any], str]] = [
     ({"batch_tiers": [{"micro_batch": {2048: True}}]}, "micro_batch: yes and no in it must be"),
     ({"batch_tiers": [{"micro_batch": {True: 8}}]}, "micro_batch: yes and no in it must be"),

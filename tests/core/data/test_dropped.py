@@ -42,7 +42,7 @@ def test_most_lines_bad_is_refused_with_share_reason_and_first_place(tmp_path: P
     path.write_text((good(1) + '{"text": 7}\n' * 9) * 20)
     with pytest.raises(DataError) as refused:
         stage(local(path), tmp_path, 0)
-    assert "90.00% of the documents would be dropped, data.max_dropped allows 1.00%" in str(
+    assert "90.00 % of the documents would be dropped, data.max_dropped allows 1.00 %" in str(
         refused.value
     )
     assert "`text` is not a text: 180, first bad.jsonl:2" in refused.value.message
@@ -65,9 +65,9 @@ def test_a_lost_file_is_refused_by_name_and_both_limits_can_be_raised(
     account = stage(local(mixed, max_dropped_files=1, max_dropped=0.07), tmp_path, 0).account
     assert (account.num_documents, account.num_lost) == (29, 2)
     assert account.sentence() == (
-        "29 documents; 6.45% dropped (UTF-16, not UTF-8: 1, first c.jsonl; malformed JSON: 1, "
+        "29 documents; 6.45 % dropped (UTF-16, not UTF-8: 1, first c.jsonl; malformed JSON: 1, "
         "first b.jsonl:10); c.jsonl wholly dropped (UTF-16, not UTF-8: 1); "
-        "b.jsonl 10.00% dropped (malformed JSON: 1)"
+        "b.jsonl 10.00 % dropped (malformed JSON: 1)"
     )
     with pytest.raises(DataError, match="1 whole file"):  # the next run has limits of its own
         stage(local(mixed), tmp_path, 0)
@@ -79,7 +79,7 @@ def test_a_long_staging_is_refused_before_its_end(tmp_path: Path) -> None:
     config = local(path, document_batch=50)
     plan, read = plan_staging(config, 0), []
     job = BuildJob(config, 0, plan, tmp_path / "staged", read.append, shard_tokens=1000)
-    with pytest.raises(DataError, match=r"9\.99% of the documents"):
+    with pytest.raises(DataError, match=r"9\.99 % of the documents"):
         build_folder(job)
     assert max(report.num_documents for report in read) < 1500
 

@@ -199,7 +199,7 @@ def test_the_command_prints_cells_and_draws_a_picture(
     ]
     assert found["weights"].endswith("step_000005/model.safetensors")
     texts = [node.text for node in ElementTree.fromstring(picture.read_text()).iter() if node.text]
-    assert {"96", "128", "0%", "25%", "50%", "75%", "100%"} <= set(texts)
+    assert {"96", "128", "0 %", "25 %", "50 %", "75 %", "100 %"} <= set(texts)
     assert main([*words, "--cut"]) == 0
     table = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["depth", "96", "128"]
@@ -219,7 +219,7 @@ def distinct() -> NeedleTable:
 
 
 def wanted_label(row, column) -> str:
-    return f"{10 * row + column}%{' *' if row < column else ''}"
+    return f"{10 * row + column} %{' *' if row < column else ''}"
 
 
 def test_each_cell_of_the_picture_is_in_the_row_and_column_of_its_labels(
@@ -230,7 +230,7 @@ def test_each_cell_of_the_picture_is_in_the_row_and_column_of_its_labels(
     at = {(float(n.get("x")), float(n.get("y"))): n.text for n in nodes if n.tag.endswith("text")}
     depth_y = {text: y for (x, y), text in at.items() if x == LEFT - 10 and text != "depth"}
     length_x = {text: x for (x, y), text in at.items() if y == TOP - 8 and text != "depth"}
-    assert list(depth_y) == ["0%", "25%", "50%", "75%", "100%"]
+    assert list(depth_y) == ["0 %", "25 %", "50 %", "75 %", "100 %"]
     assert list(length_x) == ["100", "2,000"]
     for row, y in enumerate(depth_y.values()):
         for column, x in enumerate(length_x.values()):
@@ -244,11 +244,11 @@ def test_each_cell_of_the_table_is_in_the_row_and_column_of_its_labels(
     heads, *rows, _ = as_text(distinct).splitlines()
     assert heads.split() == ["depth", "100", "2000"]
     for row, (depth, line) in enumerate(zip(DEPTHS, rows, strict=True)):
-        first, *cells = re.findall(r"\d+%(?:\s+[+]\d\.\d\d)?(?: \*)?", line)
-        assert first == f"{depth:.0%}"
+        first, *cells = re.findall(r"\d+ %(?:\s+[+]\d\.\d\d)?(?: \*)?", line)
+        assert first == f"{100 * depth:.0f} %"
         for column, cell in enumerate(cells):
             star = " *" if row < column else ""
-            assert cell.split() == f"{10 * row + column}% +{row}.00{star}".split()
+            assert cell.split() == f"{10 * row + column} % +{row}.00{star}".split()
         assert len(cells) == 2
 
 
@@ -299,12 +299,12 @@ def test_sizes_that_mean_nothing_are_one_line_before_the_weights_are_loaded(
 
 def test_the_title_of_a_narrow_heat_map_is_not_cut_off() -> None:
     title = "Needle: right answers, selected branch cut (* beyond all layers' windows)"
-    svg = draw(HeatMap(title, "r", "c", ["a"], ["x"], [[0.0]], [["0%"]]))
+    svg = draw(HeatMap(title, "r", "c", ["a"], ["x"], [[0.0]], [["0 %"]]))
     assert int(ElementTree.fromstring(svg).get("width")) >= 8 * len(title)
 
 
 def test_dark_squares_mean_more_and_say_their_number() -> None:
-    svg = draw(HeatMap("t & u", "r", "c", ["a"], ["x", "y"], [[0.0, 1.0]], [["0%", "100%"]]))
+    svg = draw(HeatMap("t & u", "r", "c", ["a"], ["x", "y"], [[0.0, 1.0]], [["0 %", "100 %"]]))
     squares = [
         node.get("fill")
         for node in ElementTree.fromstring(svg).iter()

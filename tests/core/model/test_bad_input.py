@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from nsa_core.config.model import GateConfig, ModelConfig
+from nsa_core.config.model import MAX_POSITIONS, GateConfig, ModelConfig
 from nsa_core.config.run import RunConfig
 from nsa_core.evaluate.sampling import stream
 from nsa_core.kernels.packing import Packing
@@ -15,7 +15,6 @@ from nsa_core.model.cache import DecodeCache
 from nsa_core.model.decode import extend, prefill
 from nsa_core.model.decode_step import DecodeLoop
 from nsa_core.model.loss import loss_sum
-from nsa_core.model.rotary import MAX_POSITIONS
 from tests.core.model.cases import small_config, small_model, tokens
 
 

@@ -24,8 +24,8 @@ def test_a_model_that_meets_both_bars_passes_and_the_control_has_none() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"accuracy": 0.949}, "nsa, seed 3, 150 tokens: 94.9% of the answers are right"),
-        ({"without_selection": 0.51}, "51.0% are right without the selected branch"),
+        ({"accuracy": 0.949}, "nsa, seed 3, 150 tokens: 94.9 % of the answers are right"),
+        ({"without_selection": 0.51}, "51.0 % are right without the selected branch"),
     ],
 )
 def test_a_missed_bar_is_named_with_its_value(change: dict[str, float], says: str) -> None:
@@ -33,8 +33,8 @@ def test_a_missed_bar_is_named_with_its_value(change: dict[str, float], says: st
 
 
 def test_a_line_is_aligned_with_its_header_and_the_control_has_nothing_to_cut() -> None:
-    assert "97.0%" in TABLE.line(NSA)
-    assert TABLE.line(DENSE).split()[:6] == ["dense", "3", "150", "40.0%", "n/a", "n/a"]
+    assert "97.0 %" in TABLE.line(NSA)
+    assert TABLE.line(DENSE).split()[:6] == ["dense", "3", "150", "40.0", "%", "n/a"]
     assert len(TABLE.line(NSA)) - len("sdpa") == TABLE.header.index("backend")
 
 

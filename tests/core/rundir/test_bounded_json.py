@@ -49,6 +49,21 @@ def test_content_over_a_limit_is_refused_with_a_reason(content: bytes, reason: s
         parse_json(content)
 
 
+@pytest.mark.parametrize(
+    "content", [b'{"step": ' + b"9" * 400 + b"}", b'{"step": 1, "\\"": -' + b"9" * 101 + b"}"]
+)
+def test_a_number_that_no_float_holds_is_in_no_record_either(content: bytes) -> None:
+    """pydantic takes thousands of digits, and a division of such a number is an OverflowError."""
+    with pytest.raises(JsonError, match="digits, and the limit is 100"):
+        parse_model(Record, content)
+
+
+def test_digits_in_a_string_are_no_number() -> None:
+    text = '\\"' + "9" * 400
+    assert parse_json(f'["{text}", 1]'.encode()) == ['"' + "9" * 400, 1]
+    assert parse_model(Record, f'{{"{text}": 1, "step": {"9" * 100}}}'.encode()).step > 1
+
+
 def test_ordinary_content_is_read() -> None:
     content = b'{"a": [1, -2.5, true, null, "\\u00e9"], "b": {}}'
     assert parse_json(content) == {"a": [1, -2.5, True, None, "é"], "b": {}}

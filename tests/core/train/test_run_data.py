@@ -69,7 +69,7 @@ def test_what_was_dropped_is_an_event_once_and_a_file_of_the_run(tmp_path):
     opened(run)
     (event,) = data_events(run)
     assert event.kind == "data_dropped"
-    assert "0.83% dropped (malformed JSON: 1, first text.jsonl:121)" in event.message
+    assert "0.83 % dropped (malformed JSON: 1, first text.jsonl:121)" in event.message
     assert read_account(run.data_account).num_lost == event.facts["num_lost"] == 1
     opened(run)
     assert len(data_events(run)) == 1

@@ -91,6 +91,81 @@ def test_pruning_a_backup_removes_folders_and_receipts(case: Case) -> None:
     assert pruned.freed_bytes > 0
 
 
+ASIDE = (
+    "abandoned_step_000020", "abandoned_step_000020_1", "conflict_step_000040_0123456789ab",
+    "damaged_conflict_step_000040_0123456789ab", "damaged_step_000060",
+)  # fmt: skip
+
+
+def keep_aside(case: Case) -> None:
+    for name in ASIDE:
+        shutil.copytree(case.backup.run.checkpoint(20), case.backup.run.checkpoints / name)
+
+
+def test_what_is_kept_aside_is_named_with_its_size_and_stays_unless_it_is_asked(
+    case: Case,
+) -> None:
+    pull(case)
+    keep_aside(case)
+    planned = plan_prune_here(case.operator, case.backup, RUN_ID, RetentionPolicy(1))
+    assert [one.name for one in planned.pruned.kept_aside] == list(ASIDE)
+    size = sum(path.stat().st_size for path in case.backup.run.checkpoint(20).iterdir())
+    assert {one.size_bytes for one in planned.pruned.kept_aside} == {size}
+    assert len(planned.plan.notes) == len(ASIDE)
+    prune_here(case.operator, case.backup, planned)
+    assert all((case.backup.run.checkpoints / name).is_dir() for name in ASIDE)
+
+
+def test_what_is_kept_aside_goes_alone_when_it_is_asked(case: Case) -> None:
+    pull(case)
+    keep_aside(case)
+    outside = case.backup.root.parent / "precious"
+    outside.mkdir()
+    (outside / "file").write_text("mine")
+    link = case.backup.run.checkpoints / "damaged_step_000080"
+    link.symlink_to(outside, target_is_directory=True)
+    for name in ("damaged_step_20", "conflict_step_000040_xyz", "my_damaged_step_000020"):
+        (case.backup.run.checkpoints / name).mkdir()
+    planned = plan_prune_here(case.operator, case.backup, RUN_ID, None, aside=True)
+    pruned = prune_here(case.operator, case.backup, planned)
+    assert [one.name for one in pruned.removed_aside] == [*ASIDE, link.name]
+    assert (pruned.removed_steps, steps_of(case)) == ([], [80, 60, 40, 20])
+    assert pruned.freed_bytes == sum(one.size_bytes for one in pruned.removed_aside)
+    left = sorted(path.name for path in case.backup.run.checkpoints.iterdir())
+    assert left[:3] == ["conflict_step_000040_xyz", "damaged_step_20", "latest"]
+    assert left[3] == "my_damaged_step_000020"
+    assert (outside / "file").read_text() == "mine"
+
+
+def test_what_a_prune_that_was_cut_has_renamed_goes_with_the_next_one(case: Case) -> None:
+    pull(case)
+    for step in (20, 40):
+        folder = case.backup.run.checkpoint(step)
+        shutil.copytree(folder, folder.with_name(f".removing_{folder.name}"))
+    planned = plan_prune_here(case.operator, case.backup, RUN_ID, RetentionPolicy(3))
+    prune_here(case.operator, case.backup, planned)
+    assert not list(case.backup.run.checkpoints.glob(".removing_*"))
+    assert steps_of(case) == [80, 60, 40]
+
+
+def test_prune_ls_and_verify_show_what_is_kept_aside(case: Case, cli: CommandLine) -> None:
+    case.operator.store.save_run(RunRecord(RUN_ID, "here", "tiny-cpu", "cpu", "code", "c", 1.0))
+    cli("backup", "pull", RUN_ID, "--dest", str(case.backup.root.parent))
+    (case.backup.run.checkpoints / ASIDE[0]).mkdir()
+    (case.backup.run.checkpoints / ASIDE[0] / "model").write_bytes(bytes(3 * 2**20))
+    kept = f"kept aside: {ASIDE[0]} (3 MiB)\n`nsa-ops backup prune --aside` removes what is"
+    assert kept in cli("backup", "verify", RUN_ID).out
+    assert kept in cli("backup", "prune", RUN_ID, "--keep", "1", "-y").out
+    assert "  3 MiB  " in cli("backup", "ls").out
+    assert cli("backup", "prune", RUN_ID, "--aside", "--on-pod", "--keep", "1").exit_code == 2
+    unasked = cli("backup", "prune", RUN_ID, "--aside", "--no-input")
+    assert (unasked.exit_code, "cannot be undone" in unasked.err) == (2, True)
+    done = cli("backup", "prune", RUN_ID, "--aside", "-y")
+    assert f"kept aside, removed  {ASIDE[0]}" in done.out
+    assert "freed                3 MiB" in done.out
+    assert "kept aside" not in cli("backup", "verify", RUN_ID).out
+
+
 def test_a_pod_loses_only_what_has_a_whole_copy_here(case: Case) -> None:
     pull(case)
     flip_bit(case.backup.run.checkpoint(40) / "model.safetensors")

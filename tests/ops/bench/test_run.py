@@ -3,10 +3,12 @@
 import pytest
 
 from nsa_core.config.run import RunConfig
-from nsa_ops.bench.run import BenchRequest, run_bench, run_validation
+from nsa_core.rundir.bench_result import parse_bench_result
+from nsa_ops.bench.run import Benched, BenchRequest, run_bench, run_validation
 from nsa_ops.configure import RunChoice
 from nsa_ops.errors import ConfigurationError, LocalResourceError, OpsError, VerificationError
 from tests.ops.bench.results import LONG_ROW, ROW, document
+from tests.ops.cli_case import CommandLine
 from tests.ops.fakes import completed
 from tests.ops.operators import Desk
 
@@ -64,12 +66,31 @@ def test_a_result_that_proves_something_wrong_comes_back_with_what_is_wrong(desk
     assert (found.error.message, found.error.exit_code) == ("triton differs", 9)
 
 
+def test_what_a_comparison_writes_lies_below_the_root_of_the_pod(
+    desk: Desk, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[BenchRequest] = []
+
+    def measure(_operator: object, _pod: object, request: BenchRequest) -> Benched:
+        asked.append(request)
+        return Benched("pod here", parse_bench_result(document([], bench="compare"), "it"))
+
+    monkeypatch.setattr("nsa_ops.bench.run.run_bench", measure)
+    for words in ((), ("--root", "mine"), ("--root", "/big/disk")):
+        assert cli("bench", "compare", *words).exit_code == 0
+    assert [one.root for one in asked] == ["compare", "mine", "/big/disk"]
+    bench_on(desk, stdout=document([], bench="compare"))
+    for request, root in zip(asked, ("/pod/compare", "/pod/mine", "/big/disk"), strict=True):
+        run_bench(desk.operator, None, request)
+        assert f" --root {root}" in " ".join(desk.transport.asked[-1])
+
+
 def test_the_matrix_gets_the_resolved_configuration_and_the_pods_own_folder(desk: Desk) -> None:
     bench_on(desk, stdout=document([], bench="validate"))
     choice = RunChoice("tiny-cpu", "", ("batch.micro_batch=3",))
     run_validation(desk.operator, None, choice, ["--steps", "3"])
     words = " ".join(desk.transport.asked[-1])
-    assert words.endswith("--config - --root /pod --steps 3")
+    assert words.endswith("--root /pod --config - --steps 3")
     config = RunConfig.model_validate_json(desk.transport.inputs[-1])
     assert (config.recipe, config.batch.micro_batch, config.runtime.device) == (
         "tiny-cpu",

@@ -11,6 +11,7 @@ from nsa_core.rundir.manifest import Node, RunManifest, new_attempt_id
 from nsa_ops.errors import (
     ConfigurationError,
     DeadlineError,
+    LocalResourceError,
     NotFoundError,
     PodUnreachableError,
     StateConflictError,
@@ -105,6 +106,19 @@ def test_all_pods_continue_from_the_checkpoint_of_pod_0(
     known = desk.store.find_run("r1")
     assert known is not None
     assert (known.attempt, known.attempt_id) == (2, pods[0].manifest.attempt_id)
+
+
+def test_a_full_disk_of_pod_0_refuses_the_attempt_and_that_of_another_pod_does_not(
+    desk: Desk, pods: list[ScriptedPod]
+) -> None:
+    pods[1].script = lambda _look: halted(disk_free_bytes=0)
+    assert plan(desk, pods).attempt == 2
+    pods[0].script = lambda _look: halted(disk_free_bytes=2**20)
+    with pytest.raises(LocalResourceError, match=r"pod `a`.* has 1 MiB free.* needs 5\.46 MiB"):
+        plan(desk, pods)
+    manifest = pods[0].manifest
+    pods[0].write(manifest.model_copy(update={"overrides": {"preflight": "x", "disk": "quota"}}))
+    assert plan(desk, pods).attempt == 2
 
 
 def test_what_is_left_continues_without_a_lost_pod(desk: Desk, pods: list[ScriptedPod]) -> None:

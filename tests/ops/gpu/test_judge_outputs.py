@@ -1,5 +1,6 @@
 """What a preflight concludes from evidence: on real files, and rule by rule on single facts."""
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -241,6 +242,13 @@ def test_a_number_that_no_card_has_is_not_counted_up_to() -> None:
     began_s = time.process_time()
     assert not [one for one in judge_texts([text]) if one.name == "gpu.missing"]
     assert time.process_time() - began_s < 0.5  # counting up to it takes seconds and gigabytes
+
+
+@pytest.mark.parametrize("version", ["²", "9" * 5000, "[N/A]"])
+def test_a_driver_whose_version_is_no_number_is_not_judged(version: str) -> None:
+    text = re.sub(r"(Driver Version +: )\S+", rf"\g<1>{version}", samples.QUERY)
+    assert version in text
+    assert not [one for one in judge_texts([text]) if one.name == "driver.version"]
 
 
 def test_a_record_that_was_asked_of_one_card_misses_none() -> None:

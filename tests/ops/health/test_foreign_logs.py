@@ -256,6 +256,59 @@ def test_how_a_run_ended_is_read_from_the_last_lines_of_its_log(last: str, endin
     assert parse_log(f"step 1 loss 3.0\n{last}\nstep 2 loss 2.9").ending == ""
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "[rank3]: torch.OutOfMemoryError: HIP out of memory. Tried to allocate 20.00 MiB.",
+        "RuntimeError: CUDA error: out of memory",
+        "RuntimeError: MPS backend out of memory (MPS allocated: 17 GB, other: 1 GB, max: 18 GB).",
+        "node7: NCCL WARN Cuda failure 2 'out of memory'",
+        "failed to allocate 2.0G from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+        "[CUDA ERROR] at file train_gpt2.cu:1203:\nout of memory",
+        "cudaErrorMemoryAllocation",
+        "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 38654705664 bytes.",
+        "Out of memory while trying to allocate 7 bytes.",
+        "[84.1] Out of memory: Killed process 4711 (python) total-vm:99kB",
+        "Memory cgroup out of memory: Killed process 4711 (python)",
+        "python invoked oom-killer: gfp_mask=0xcc0, order=0, oom_score_adj=0",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0.",
+        "Some of the step tasks have been killed by the cgroup out-of-memory handler.",
+        '{"reason": "OOMKilled", "exitCode": 137}',
+        "OSError: [Errno 12] Cannot allocate memory",
+        "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 9.3 GiB for an array",
+        "error: out of memory: a batch of 12 MiB finds no room",
+        "2026-11-30 12:00:00 UTC  1  ended by trainer: exit code 13: out of memory: a tensor",
+    ],
+)
+def test_each_form_in_which_machines_say_that_memory_ran_out_is_one(last: str) -> None:
+    assert parse_log(f"step 1 loss 3.0\n{last}").ending == "out_of_memory"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        'INFO sample text: "we ran out of memory of him"',
+        "We ran out of memory of him, and the castle could not allocate memory to his name.",
+        "note to self: last week we were out of memory with 8 rows, so 4 now",
+        "a run that is out of memory ends with 13",
+        'sample: "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"',
+        '{"step": 7, "text": "Traceback (most recent call last): KeyboardInterrupt"}',
+        "generated: 'exit code: 1, said the door'",
+        "The lands had been preempted, and the feast was cancelled at noon.",
+        '{"oom": 0, "out_of_memory": false}',
+        "the page on the oom killer of Linux",
+    ],
+)
+def test_prose_is_no_end_of_a_run(last: str) -> None:
+    assert parse_log(f"step 1 loss 3.0\n{last}").ending == ""
+
+
+@pytest.mark.parametrize("last", ["Job 7 was preempted", "Instance was preempted.", "PREEMPTED"])
+def test_a_job_that_was_preempted_is_one_that_was_stopped(last: str) -> None:
+    assert parse_log(f"step 1 loss 3.0\n{last}").ending == "stopped"
+
+
 def test_our_own_training_table_is_read_with_its_empty_cells() -> None:
     table = (
         "step,tokens,loss,lr,grad_norm,tokens_per_s,mfu,step_s,data_s,skipped,attempt\n"

@@ -73,4 +73,4 @@ def test_a_slow_log_is_told_in_its_own_unit(tmp_path: Path) -> None:
     speeds = [100.0] * 20 + [20.0] * 9
     log.write_text("".join(f"iter {n} loss 3 {one} samples/s\n" for n, one in enumerate(speeds)))
     said = judge_log(log).replay.alarms[0].finding.sentence
-    assert "20% of the run's own median (100 a second, in the log's own unit)" in said
+    assert "20 % of the run's own median (100 a second, in the log's own unit)" in said

@@ -21,6 +21,8 @@ FOUR = parse_output(smi_xml(0, 0, 0, 0), "nvidia-smi -q -x").cards
         ("0,9,1", [0]),  # CUDA stops at what it does not know
         ("0,0,1", [0]),
         ("-1", []),
+        ("²,1", []),
+        ("9" * 5000, []),
         ("", []),
         ("MIG-1", []),
         ("GPU-", []),  # fits four cards, so it names none

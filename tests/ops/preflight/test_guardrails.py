@@ -107,6 +107,10 @@ def test_a_small_disk_is_refused_in_units_that_can_be_read() -> None:
 def test_a_step_that_fills_the_card_is_refused_in_any_run() -> None:
     small = replace(subject("schedule.steps=10"), card_memory_mib=4096)
     assert failing(small) == ["memory"]
+    (refused,) = [one for one in check_guardrails(small) if one.status == "fail"]
+    assert "and 3,482 of the card's 4,096 MiB may be used" in refused.message
+    assert refused.hint.startswith("Set `batch.micro_batch=")
+    assert refused.hint.endswith(" then, or `--override memory=REASON`")
 
 
 def test_what_is_unknown_does_not_pass() -> None:

@@ -150,7 +150,7 @@ def test_a_part_that_failed_says_why(part: str, name: str, status: str) -> None:
         (DataAccount(num_documents=9, passed_over={"hidden": Count(count=1)}), "", "pass"),
         (DataAccount(num_documents=999, num_lost=1, rejected={"bad": Count(count=1)}), "", "warn"),
         (DataAccount(num_documents=9, repaired={"mended": Count(count=1)}), "", "warn"),
-        (DataAccount(num_lost=9, rejected={"bad": Count(count=9)}), "90% are dropped", "fail"),
+        (DataAccount(num_lost=9, rejected={"bad": Count(count=9)}), "90 % are dropped", "fail"),
     ],
 )
 def test_dropped_documents_are_reported_and_too_many_are_red(

@@ -146,7 +146,7 @@ def test_the_sum_over_the_cards_of_a_run_is_held_against_its_step(
     assert (check.status if check else None) == status
     if status == "warn":
         assert check
-        assert (check.measured, check.limit) == ("0.048 s", "<= 25% of a step of 0.100 s")
+        assert (check.measured, check.limit) == ("0.048 s", "<= 25 % of a step of 0.100 s")
 
 
 def test_a_run_on_one_card_sums_nothing() -> None:

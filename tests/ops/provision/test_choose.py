@@ -34,7 +34,13 @@ def test_the_build_is_what_the_profile_wants_and_the_driver_runs(
 
 @pytest.mark.parametrize(
     ("driver", "said"),
-    [("", "shows none"), ("470.82.01", "need 525 or later"), ("[N/A]", "shows none")],
+    [
+        ("", "shows none"),
+        ("470.82.01", "need 525 or later"),
+        ("[N/A]", "shows none"),
+        ("²", "shows none"),
+        ("9" * 5000, "shows none"),
+    ],
 )
 def test_a_driver_that_runs_no_current_build_is_refused(driver: str, said: str) -> None:
     with pytest.raises(RefusedError, match=said):

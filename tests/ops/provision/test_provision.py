@@ -255,6 +255,35 @@ def test_what_the_installer_says_is_what_the_operator_reads(machine: Machine) ->
     assert "check the network" in failed.value.hint
 
 
+@pytest.mark.parametrize(
+    ("last", "why", "hint"),
+    [
+        (
+            "  cause: tcp connect error\n  cause: Connection refused (os error 111)",
+            "the packages could not be installed: Connection refused (os error 111)",
+            "check the network",
+        ),
+        (
+            "  cause: `/x/torch.so`: No space left on device (os error 28)\nnote: pip tries now",
+            "could not be installed: `/x/torch.so`: No space left on device (os error 28)",
+            "Free space there, then repeat `nsa-ops provision`",
+        ),
+        ("", "the packages could not be installed: ", "check the network"),
+    ],
+)
+def test_the_reason_of_the_installer_reaches_the_operator(
+    machine: Machine, last: str, why: str, hint: str
+) -> None:
+    (machine.folder / "said").write_text(f"error: Failed\n{last}\n" if last else "")
+    fails = f'cat "{machine.folder}/said" >&2; exit 1'
+    machine.put("uv", f'#!/bin/sh\n[ "$1" = venv ] && exec mkdir -p "$6/bin"\n{fails}\n')
+    with pytest.raises(LocalResourceError) as failed:
+        machine.provision()
+    assert why in failed.value.message
+    assert "above" not in failed.value.message
+    assert failed.value.hint.startswith(hint)
+
+
 def test_a_wheel_of_flash_attention_that_cannot_be_imported_is_taken_out(machine: Machine) -> None:
     given = wheel(machine.folder)
     with pytest.raises(VerificationError, match="undefined symbol"):
@@ -281,6 +310,16 @@ def test_a_disk_that_is_too_small_is_refused_with_what_is_needed(machine: Machin
     machine.put("df", "#!/bin/sh\necho head\necho / 100 50 2048 50% /\n")
     with pytest.raises(RefusedError, match=r"host.disk.: 2 MiB free .* \(needs >= 4 GiB\)"):
         machine.provision()
+
+
+@pytest.mark.parametrize("free", ["²", "9" * 400, "9" * 5000, "-5", "nan"])
+def test_a_machine_that_tells_nonsense_of_its_disk_is_one_of_which_it_is_unknown(
+    machine: Machine, free: str
+) -> None:
+    (machine.bin / "awk").unlink()
+    machine.put("awk", f"#!/bin/sh\necho {free}\n")
+    facts = read_bare(machine.link, str(machine.root), code_id="x", commit="y")
+    assert (facts.disk_free_bytes, facts.shm_free_bytes, facts.memory_free_bytes) == (None,) * 3
 
 
 def test_apt_is_run_as_root_or_by_a_sudo_without_a_password(machine: Machine) -> None:

@@ -24,6 +24,7 @@ def test_a_session_name_has_no_dots_and_belongs_to_one_run() -> None:
 
 def test_windows_are_parsed_and_noise_is_passed_over() -> None:
     stdout = "nsa-a|train|12|0|/runs/a\nnoise\nnsa-a|watchdog|13|1|/runs/a|b\n"
+    stdout += f"nsa-a|train|²|0|/runs/a\nnsa-a|train|{'9' * 5000}|0|/runs/a\n"
     assert parse_windows(stdout) == [
         Window("nsa-a", "train", 12, is_dead=False, folder="/runs/a"),
         Window("nsa-a", "watchdog", 13, is_dead=True, folder="/runs/a|b"),

@@ -127,6 +127,8 @@ def test_a_loss_of_nan_is_drawn_as_a_cross(tmp_path: Path) -> None:
 
 def test_an_older_report_is_replaced_and_anything_else_is_not(tmp_path: Path) -> None:
     run = two_attempts(tmp_path / "runs")
+    for name in ("²", "9" * 200):  # of a hostile pod, kept by a pull
+        (run.root / "attempts" / name).mkdir()
     for _ in range(2):
         _write(run, tmp_path / "out.html")
     (tmp_path / "notes.html").write_text("my own notes")

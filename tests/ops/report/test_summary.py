@@ -149,7 +149,7 @@ def test_the_report_has_what_was_dropped_of_the_data(tmp_path: Path) -> None:
     account = DataAccount(num_documents=3, num_lost=1, rejected={"malformed JSON": Count(count=1)})
     builder.run.data_account.write_text(account.model_dump_json())
     facts = {fact.name: fact for fact in describe_run(read_record(builder.run))}
-    assert facts["data"].remark == "3 documents; 25.00% dropped (malformed JSON: 1)"
+    assert facts["data"].remark == "3 documents; 25.00 % dropped (malformed JSON: 1)"
     builder.run.data_account.write_text("[")
     assert any("account.json cannot be read" in line for line in read_record(builder.run).missing)
 
@@ -167,7 +167,7 @@ def test_the_speed_is_beside_what_the_profile_expects(tmp_path: Path) -> None:
     config = manifest.config.model_copy(update={"watchdog": limits})
     write_manifest(builder.run, manifest.model_copy(update={"config": config}))
     found = {fact.name: fact for fact in headline(read_record(builder.run))}
-    assert "; 50% of the" in found["tokens per second"].remark
+    assert "; 50 % of the" in found["tokens per second"].remark
     assert "that the profile expects" in found["tokens per second"].remark
 
 

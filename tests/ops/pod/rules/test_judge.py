@@ -254,7 +254,7 @@ def test_a_run_that_is_slower_than_its_profile_expects_is_reported() -> None:
 
     assert found(told(810.0)) == {}
     assert found(told(790.0)) == {"throughput_low": "warn"}
-    assert "79% of the 1000 that its profile expects" in told(790.0).sentence
+    assert "79 % of the 1000 that its profile expects" in told(790.0).sentence
     assert found(told(790.0, count=10)) == {}
     assert found(judged(beats(30, tokens_per_s=1.0, data_s=0.01))) == {}
 
@@ -273,7 +273,7 @@ def test_the_rate_of_earlier_attempts_is_what_a_resumed_run_is_held_against(plac
     tracker.feed(after)
     verdict = judge(tracker.evidence(after[-1].ts, ALIVE, MachineEvidence()), LIMITS)
     assert found(verdict) == {"throughput_low": "warn"}
-    assert "40% of the run's own median from before (1000 tokens/s)" in verdict.sentence
+    assert "40 % of the run's own median from before (1000 tokens/s)" in verdict.sentence
     assert tracker.best_rate == 1000.0
 
 

@@ -343,8 +343,8 @@ def test_a_card_near_its_limit_is_warned_of_on_any_rank() -> None:
     verdict = ranks.judged(5.0)
     assert found(verdict) == {"card_memory_high": "warn"}
     assert verdict.sentence == (
-        "The card of rank 3 had 80,500 of 81,559 MiB in tensors at its peak (98.7%, limit 98%): a "
-        "step that needs more runs out of memory"
+        "The card of rank 3 had 80,500 of 81,559 MiB in tensors at its peak (98.7 %, limit 98 %): "
+        "a step that needs more runs out of memory"
     )
     assert found(ranks.judged(5.0, limits=WatchdogLimits(card_memory_fraction=0.99))) == {}
     ranks.again(1, **full)
@@ -368,7 +368,7 @@ def test_late_batches_of_any_rank_are_reported_with_the_rank() -> None:
 @pytest.mark.parametrize(
     ("fields", "cause"),
     [
-        ({"data_s": 0.8}, "waiting for data of rank 2 is 80% of a step: look at the loader"),
+        ({"data_s": 0.8}, "waiting for data of rank 2 is 80 % of a step: look at the loader"),
         (
             {"data_s": 0.0, "throttle": "0x0000000000000020"},
             "the clocks of rank 2 are throttled (sw_thermal_slowdown): look at power",

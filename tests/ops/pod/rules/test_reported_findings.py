@@ -20,7 +20,7 @@ def test_what_is_found_all_day_long_is_a_handful_of_lines_with_sums() -> None:
     ]
     assert [at_s // 60 for at_s, _ in told] == [0, 10, 30, 70, 150, 310, 630, 990, 1350]
     assert told[0][1] == "The loss is high"
-    assert told[1][1] == "The loss is high (found by 25% of the looks of the last 10 min)"
+    assert told[1][1] == "The loss is high (found by 25 % of the looks of the last 10 min)"
 
 
 @pytest.mark.parametrize("changes", [{"level": "halt"}, {"stage": 1}, {"subject": "gpu1"}])

@@ -1,0 +1,70 @@
+"""How a line of another trainer's log says that the run ended: in which machines say it, not prose.
+
+People, data and samples of a model have words such as `out of memory` too, so each of them counts
+only in the forms in which torch, other frameworks, drivers, kernels and schedulers write it.
+"""
+
+import re
+from typing import Literal
+
+#: `stopped` may be followed by a crash that it caused, and a crash by `maybe_stopped`.
+LineEnding = Literal["", "crashed", "out_of_memory", "stopped", "maybe_stopped"]
+
+_OUT_OF_MEMORY = re.compile(
+    # torch, Java and CUDA: names that nobody uses in a sentence
+    r"(?-i:OutOfMemory)|(?-i:OUT_OF_MEMORY)\b|std::bad_alloc|(?-i:_ALLOC_FAILED)\b|"
+    r"ErrorMemoryAllocation\b|"
+    r"^(?:\[[^\]]{0,80}\]:?\s{0,9})?(?:\w{1,80}\.){0,9}\w{0,80}(?-i:MemoryError)\b|"
+    # torch: `CUDA out of memory`, `error: out of memory`, `failure 2 'out of memory'`; our own
+    r"\b(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory\b|"
+    r"\b(?:error|failure|fatal|failed|code)\b[:\d' ]{1,12}out of memory\b|"
+    r"^\W{0,9}out of memory\W{0,9}$|"
+    # TensorFlow and JAX
+    r"\bresource[_ ]exhausted: (?:out of memory|OOM)\b|\bOOM when allocating|"
+    r"\bout of memory (?:while |when )?(?:trying to )?allocat(?:e|ing)\b|"
+    # Linux, Slurm and Kubernetes
+    r"\bout of memory\b[^:]{0,40}: kill(?:ed)? process\b|\boom[-_]kill(?:er|ed)?\b|"
+    r"(?-i:OOMKill)|\bcgroup out-of-memory handler\b|"
+    r"[:\]] (?:can't|cannot) allocate memory\b",
+    re.IGNORECASE,
+)
+#: Words that name who stopped it, and words that also follow a crash.
+_STOPPED = re.compile(
+    r"due to (?:time limit|preemption)|\bKeyboardInterrupt\b|\bwalltime \S+ exceeded|"
+    r"\bjob killed (?:after reaching|by)|\binterruption notice\b|\b(?:pod|job|instance) evicted\b|"
+    r"\bscancel\b",
+    re.IGNORECASE,
+)
+_MAYBE_STOPPED = re.compile(
+    r"\bcancelled at \d{4}-|\bjob step aborted\b|\b(?:received|got) (?:signal:? 15|SIGTERM)|"
+    r"^Terminated$|^\W{0,9}preempted\b|"
+    r"\b(?:job|task|step|node|pod|vm|instance|machine|worker|allocation|process|run) "
+    r"(?:\S{1,40} )?(?:was |has been |is being |is |got )?preempted\b",
+    re.IGNORECASE,
+)
+_ERROR = re.compile(
+    r"^(?:\[[^\]]*\]:?\s*)*(?:Traceback \(most recent call last\)|(?:\w+\.)*\w+Error\b|"
+    r"Segmentation fault|Killed$|Bus error)|error during training|"
+    r"ChildFailedError|\bexit(?:ed with exit)? (?:code|status):? [1-9]|"
+    r"collective operation timeout|"
+    r"NCCL operations have failed|nccl(?:Remote|Internal|System)Error|watchdog got stuck|"
+    r"terminate called after throwing|loss is probably exploding",
+    re.IGNORECASE | re.MULTILINE,
+)
+#: What a log quotes is a text of the data or of the model, whatever it says.
+_QUOTED = re.compile(
+    r"\b(?:samples?|generated|generation|prompt|completion|text)\b[^:=]{0,20}[:=]\s{0,9}['\"].*",
+    re.IGNORECASE,
+)
+
+
+def ending_of(line: str) -> LineEnding:
+    """How a line says that the run ended; empty for one that does not; pure."""
+    said = _QUOTED.sub("", line)
+    if _OUT_OF_MEMORY.search(said):
+        return "out_of_memory"
+    if _STOPPED.search(said):
+        return "stopped"
+    if _MAYBE_STOPPED.search(said):
+        return "maybe_stopped"
+    return "crashed" if _ERROR.search(said) else ""
