@@ -77,11 +77,9 @@ def claim(run: RunDir) -> tuple[int, RunManifest]:
 
 
 def _describe_holder(run: RunDir) -> str:
-    record = read_processes(run)
-    who = "a runner or trainer"
-    if record is not None and record.trainer is not None:
-        who = f"trainer pid {record.trainer.pid} (attempt {record.attempt})"
-    return f"{who} of run {run.run_id} is alive; halt it first: nsa-ops halt {run.run_id}"
+    group = group_of(run, read_processes(run))
+    who = "a runner or trainer" if group is None else group.survivors
+    return f"run {run.run_id} is alive: {who}; halt it first: nsa-ops halt {run.run_id}"
 
 
 def _refuse_if_used(run: RunDir, manifest: RunManifest) -> None:

@@ -56,6 +56,13 @@ class TrainerGroup:
         """Whether anything of it runs: a rank may outlive torchrun."""
         return is_alive(self.leader) or (self.has_ranks and bool(self.living()))
 
+    @property
+    def survivors(self) -> str:
+        """The leader, or the ranks that have outlived it, each with its pid; and the attempt."""
+        ranks = {} if is_alive(self.leader) else self.living()
+        who = ", ".join(f"rank {rank} pid {one.pid}" for rank, one in ranks.items())
+        return f"{who or f'trainer pid {self.leader.pid}'} (attempt {self.attempt})"
+
     def signal(self, number: signal.Signals, *, only_first: bool = False) -> dict[int, int]:
         """Signal the processes that train; the pids that it reached, by rank.
 
