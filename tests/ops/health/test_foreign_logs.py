@@ -278,6 +278,13 @@ def test_how_a_run_ended_is_read_from_the_last_lines_of_its_log(last: str, endin
         "OSError: [Errno 12] Cannot allocate memory",
         "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 9.3 GiB for an array",
         "error: out of memory: a batch of 12 MiB finds no room",
+        "RuntimeError: out of memory",
+        "RuntimeError: cuda runtime error (2) : out of memory at THCStorage.cu:58",
+        "thrust::system::system_error: out of memory",
+        "[enforce fail at CPUAllocator.cpp:64] . DefaultCPUAllocator: not enough memory",
+        "GPU 0 ran out of memory",
+        "deepspeed: rank 3 out of memory",
+        "slurmstepd: error: Exceeded job memory limit",
         "2026-11-30 12:00:00 UTC  1  ended by trainer: exit code 13: out of memory: a tensor",
     ],
 )
@@ -298,6 +305,8 @@ def test_each_form_in_which_machines_say_that_memory_ran_out_is_one(last: str) -
         "The lands had been preempted, and the feast was cancelled at noon.",
         '{"oom": 0, "out_of_memory": false}',
         "the page on the oom killer of Linux",
+        "hint: if you get CUDA out of memory, take fewer rows",
+        "checkpointing avoids that the GPU runs out of memory",
     ],
 )
 def test_prose_is_no_end_of_a_run(last: str) -> None:
