@@ -162,6 +162,16 @@ def test_a_rank_follows_the_first_one_of_its_own_trainer(run, manifest):
     assert attempt.take_run(run, SECOND) == manifest
 
 
+def test_a_rank_of_the_second_pod_follows_the_first_one_of_that_pod(run, manifest, monkeypatch):
+    monkeypatch.setattr(attempt, "LEADER_S", 0.1)
+    place = RankEnvironment(rank=3, local_rank=1, world_size=4, local_size=2)
+    record_rank(run, 0, os.getpid())
+    with pytest.raises(RankLostError, match="rank 2 did not take the run"):
+        attempt.take_run(run, place)
+    record_rank(run, 2, os.getpid())
+    assert attempt.take_run(run, place) == manifest
+
+
 def test_a_rank_waits_for_the_first_one_and_gives_up(run, manifest, monkeypatch):
     late = threading.Timer(0.2, record_rank, (run, 0, os.getpid()))
     late.start()
