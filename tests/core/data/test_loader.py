@@ -388,3 +388,16 @@ def test_an_error_of_the_thread_that_is_no_fault_of_the_data_comes_out_as_it_is(
         made.next()
     assert caught.value is error
     assert made.close()
+
+
+def test_a_data_error_of_the_thread_keeps_its_words_and_its_hint() -> None:
+    error = DataError("staged shard 3 was cut", "delete it and stage again")
+
+    def build(number: int) -> Never:
+        raise error
+
+    made = Prefetcher(build, 1, 10.0)
+    with pytest.raises(DataError) as caught:
+        made.next()
+    assert caught.value is error
+    assert made.close()
