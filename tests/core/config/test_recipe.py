@@ -349,6 +349,15 @@ def test_a_value_of_set_that_yaml_would_cut_or_fold_is_refused(written: str) -> 
     assert resolve("tiny-cpu", sets=["data.subset= part#1 "]).config.data.subset == "part#1"
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("\n part \n", "part"), ("'two\n  words'", "two words"), ("|\n  two\n  lines", "two\nlines"),
+     ("'a #1'", "a #1")],
+)  # fmt: skip
+def test_a_value_of_set_whose_lines_are_meant_is_taken(written: str, read: str) -> None:
+    assert resolve("tiny-cpu", sets=[f"data.subset={written}"]).config.data.subset == read
+
+
 @pytest.mark.parametrize("content", ["- 1\n", "a: [", "seed: 1\n  b: 2\n", "\x00", ""])
 def test_a_broken_recipe_is_one_line(tmp_path: Path, content: str) -> None:
     recipe = tmp_path / "broken.yaml"
