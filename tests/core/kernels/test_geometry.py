@@ -48,6 +48,15 @@ def test_a_token_sees_the_blocks_that_end_at_or_before_it(l, d, sel):
         assert geometry.num_compressed(position + 1) == len(visible)
 
 
+@pytest.mark.parametrize(("l", "d", "sel"), SMALL)
+def test_a_cache_has_a_row_for_every_block_and_the_next_one(l, d, sel):
+    geometry = BlockGeometry(l, d, sel, 3, 1)
+    for num_tokens in range(1, 41):
+        rows = geometry.num_cached(num_tokens)
+        assert rows == -(-num_tokens // sel) * (sel // d)
+        assert rows > max(geometry.next_compressed(t) for t in range(num_tokens))
+
+
 @pytest.mark.parametrize("position", range(0, 70, 3))
 def test_forced_blocks_are_unique_started_and_within_the_count(position):
     geometry = BlockGeometry(4, 2, 8, 3, 1)

@@ -224,6 +224,23 @@ def test_few_short_caches_take_two_launches_on_hopper(batch, arch, capacity, cou
     assert len(record(arch, *inputs(batch, 12, 2, 64, capacity=capacity))) == count
 
 
+@pytest.mark.parametrize(
+    ("capacity", "rows", "is_full"),
+    [(8192, 512, True), (8192, 511, False), (8192, 513, False), (8191, None, True),
+     (8000, None, False), (2048, None, True), (1985, None, True), (1984, None, False),
+     (64, None, False)],
+)  # fmt: skip
+def test_keys_are_ranked_without_a_mask_only_where_the_buffer_has_them(
+    capacity: int, rows: int | None, *, is_full: bool
+) -> None:
+    """None: as many rows as the cache reserves, those of whole selection blocks."""
+    q, pairs, *others = inputs(1, 12, 2, 64, capacity=capacity)
+    if rows is not None:
+        k, v = (x[:, :1].expand(-1, rows, -1, -1) for x in pairs.compressed)
+        pairs = replace(pairs, compressed=(k, v))
+    assert dict(record(90, q, pairs, *others)[0].constants)["IS_FULL"] is is_full
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_other_types_and_widths_compile(dtype: torch.dtype) -> None:
