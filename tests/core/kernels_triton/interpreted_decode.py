@@ -126,9 +126,11 @@ def all_cases() -> dict[str, Callable[[], Errors]]:
     """Groups of 1 to 16 heads, d_k unlike d_v, every border of a position, other block sizes."""
     wide = BlockGeometry(16, 16, 16, 3, 40)
     fine = BlockGeometry(4, 2, 32, 4, 5)
-    quarters = BlockGeometry(16, 4, 16, 4, 24)
+    quarters = BlockGeometry(16, 4, 16, 6, 24)
     return {
-        "quarters": lambda: compare(Inputs([190, 70, 15], 4, 2, (16, 16), geometry=quarters)),
+        "quarters": lambda: compare(
+            Inputs([190, 178, 160, 143, 15], 4, 2, (16, 16), geometry=quarters)
+        ),
         "heads-6": lambda: compare(Inputs(BORDERS, 12, 2, (16, 16))),
         "heads-5": lambda: compare(Inputs([530, 90], 5, 1, (16, 32), capacity=540)),
         "heads-1": lambda: compare(Inputs([150, 3], 3, 3, (32, 16))),
