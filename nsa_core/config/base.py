@@ -178,7 +178,7 @@ def is_read_whole(text: str) -> bool:
         return not text.strip()
     end = node.end_mark.index
     is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
-    return not text[end:].strip() and not (is_plain and "\n" in text[:end].strip())
+    return not text[end:].strip() and not (is_plain and len(text[:end].strip().splitlines()) > 1)
 
 
 def parse_yaml(text: str, where: str) -> Any:

@@ -130,7 +130,8 @@ def parse_set(flag: str, name: str = "--set") -> tuple[str, Any]:
     _check_key(key, name)
     value = parse_yaml(text, f"{name} {key}")
     if not is_read_whole(text):
-        whole = shlex.quote(f"{key}={json.dumps(text.strip(), ensure_ascii=False)}")
+        quoted = json.dumps(text.strip(), ensure_ascii=False).replace("\x85", "\\x85")
+        whole = shlex.quote(f"{key}={quoted}")
         message = f"{name} {key}: YAML reads {value!r} here; if all of it is meant, write {name} "
         raise ConfigError(message + whole)
     return key, value

@@ -104,7 +104,8 @@ def _follow_leader(run: RunDir, manifest: RunManifest, place: RankEnvironment) -
     while True:
         found = {rank: _living(run, rank, manifest.attempt) for rank in (leader, place.rank)}
         for rank, process in found.items():
-            if process is not None and parent_of(process.pid) != os.getppid():
+            # One that has just ended has no parent any more, and is in nobody's way.
+            if process is not None and parent_of(process.pid) not in {None, os.getppid()}:
                 message = f"another trainer runs in {run.root}: rank {rank} is pid {process.pid}"
                 raise RunIsTakenError(message, hint=f"See `nsa-ops status {run.run_id}`")
         if found[leader] is not None:

@@ -339,7 +339,9 @@ def test_a_number_in_decimal_digits_is_that_number(written: str, read: float) ->
     assert leaves(resolve("tiny-cpu", sets=[f"{key}={written}"]).config)[key] == read
 
 
-@pytest.mark.parametrize("written", ["part #1", "two\nlines", "7 #00", "#1"])
+@pytest.mark.parametrize(
+    "written", ["part #1", "two\nlines", "two\rlines", "two\x85lines", "7 #00", "#1"]
+)
 def test_a_value_of_set_that_yaml_would_cut_or_fold_is_refused(written: str) -> None:
     """` #` begins a comment, which nobody writes into a flag."""
     with pytest.raises(ConfigError, match=r"^--set data\.subset: YAML reads [^\n]+$") as caught:
