@@ -167,6 +167,8 @@ def _advise_fit(config: RunConfig, memory_mib: float) -> str:
     )
     changed, need_mib = _settings(config, least), _step_mib(least, memory_mib)
     even = f"; a step needs about {need_mib:,.0f} MiB even with {changed}" if changed else ""
+    if find_sharding_obstacle(config) is not None:
+        return f"Take a card with more memory or a smaller model{even}"
     return (
         "Take a card with more memory, more cards with `runtime.sharding=fsdp`, or a smaller "
         f"model{even}"

@@ -16,6 +16,7 @@ _NAME = re.compile(
     r"(?:damaged_)?conflict_step_[0-9]{6,18}_[0-9a-f]{12}(?:_[0-9]{1,6})?"
 )
 _REMOVING = ".removing_"
+_STEP = re.compile(r"step_[0-9]{6,18}")
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,10 @@ def remove_from(folder: BackupFolder, name: str) -> None:
 def clear_removed(folder: BackupFolder) -> None:
     """Delete what a prune that was cut has renamed."""
     checkpoints = folder.run.checkpoints
-    for path in [] if checkpoints.is_symlink() else checkpoints.glob(f"{_REMOVING}step_*"):
-        _delete(path)
+    for path in [] if checkpoints.is_symlink() else checkpoints.glob(f"{_REMOVING}*"):
+        name = path.name.removeprefix(_REMOVING)
+        if _STEP.fullmatch(name) or _NAME.fullmatch(name):
+            _delete(path)
 
 
 def _delete(path: Path) -> None:

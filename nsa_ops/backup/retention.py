@@ -1,5 +1,6 @@
 """Remove old checkpoints of a backup or of a pod; the last verified one is always kept."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -20,7 +21,7 @@ from nsa_ops.backup.receipts import newest_held, still_ahead
 from nsa_ops.backup.survey import RemoteCheckpoint, Survey, read_survey
 from nsa_ops.backup.verification import is_whole_at
 from nsa_ops.context import Operator, PodLink
-from nsa_ops.errors import ConfigurationError, NotFoundError
+from nsa_ops.errors import ConfigurationError, NotFoundError, StateConflictError
 from nsa_ops.plan import Plan, Step, plan_of
 from nsa_ops.quantities import format_bytes, sentence_case
 from nsa_ops.store import Receipt
@@ -172,7 +173,8 @@ def prune_here(operator: Operator, folder: BackupFolder, planned: PrunePlan) -> 
     """Remove old checkpoints of a backup, with their receipts.
 
     Raises:
-        StateConflictError: If another command writes this backup.
+        StateConflictError: If another command writes this backup, or has removed some of it since
+            the plan was made; nothing is removed then.
     """
     pruned = planned.pruned
     steps, aside = pruned.removed_steps, [one.name for one in pruned.removed_aside]
@@ -180,6 +182,7 @@ def prune_here(operator: Operator, folder: BackupFolder, planned: PrunePlan) -> 
         "backup prune", pruned.run_id, folder=pruned.where, steps=steps, aside=aside
     )
     with intent, folder.locked():
+        _require_held(folder, [*(folder.run.checkpoint(step).name for step in steps), *aside])
         clear_removed(folder)
         for step in steps:
             path = folder.run.checkpoint(step)
@@ -188,6 +191,15 @@ def prune_here(operator: Operator, folder: BackupFolder, planned: PrunePlan) -> 
         for name in aside:
             remove_from(folder, name)
     return pruned
+
+
+def _require_held(folder: BackupFolder, names: Sequence[str]) -> None:
+    """A plan may wait for its answer while another command prunes."""
+    gone = [name for name in names if not os.path.lexists(folder.run.checkpoints / name)]
+    if gone:
+        message = f"The backup `{folder.root}` no longer holds {', '.join(gone)}: another command "
+        message += "removed it after this plan was made"
+        raise StateConflictError(message, hint="Nothing was removed; repeat it for a new plan")
 
 
 def plan_prune_there(

@@ -159,19 +159,20 @@ def draw_checked(console: "Console", checked: "Checked") -> None:
 
 def draw_values(console: "Console", values: "list[Value]") -> None:
     """Values by key."""
-    draw_table(console, ["KEY", "VALUE"], [(value.key, value.value) for value in values])
+    rows = [(value.key, value.value) for value in values]
+    draw_table(console, ["KEY", "VALUE"], rows, never_folded=0)
 
 
 def draw_values_with_origin(console: "Console", values: "list[Value]") -> None:
     """Values by key with who set them, and why where that is known."""
     rows = [(value.key, value.value, value.origin, value.reason) for value in values]
-    draw_table(console, ["KEY", "VALUE", "ORIGIN", "WHY"], rows)
+    draw_table(console, ["KEY", "VALUE", "ORIGIN", "WHY"], rows, never_folded=0)
 
 
 def draw_reasons(console: "Console", values: "list[Value]") -> None:
     """Values that a profile decides, with the reason."""
     rows = [(value.key, value.value, value.reason or "-") for value in values]
-    draw_table(console, ["KEY", "VALUE", "WHY"], rows)
+    draw_table(console, ["KEY", "VALUE", "WHY"], rows, never_folded=0)
 
 
 def draw_trusted(console: "Console", files: "list[TrustedFile]") -> None:

@@ -87,24 +87,30 @@ def make_console(color: str, *, is_color_forbidden: bool) -> "Console":
     )
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> "Table":
-    """A plain table: no frame, two spaces between columns."""
+def table(
+    headings: Sequence[str], rows: Sequence[Sequence[object]], *, never_folded: int | None = None
+) -> "Table":
+    """A plain table: no frame, two spaces between columns; one column may stay whole."""
     from rich.table import Table
 
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in headings:
-        drawn.add_column(heading, overflow="fold")
+    for number, heading in enumerate(headings):
+        drawn.add_column(heading, overflow="fold", no_wrap=number == never_folded)
     for row in rows:
         drawn.add_row(*map(cell, row))
     return drawn
 
 
 def draw_table(
-    console: "Console", headings: Sequence[str], rows: Sequence[Sequence[object]]
+    console: "Console",
+    headings: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    never_folded: int | None = None,
 ) -> None:
     """A table that fits a terminal; elsewhere one line a row, which `grep` finds whole."""
     if not console.soft_wrap:
-        console.print(table(headings, rows))
+        console.print(table(headings, rows, never_folded=never_folded))
         return
     texts = [list(headings), *([printable_brief(cell_text(one)) for one in row] for row in rows)]
     *widths, _ = (max(map(len, column)) for column in zip(*texts, strict=True))
@@ -171,8 +177,7 @@ def draw_checks(console: "Console", checks: "Sequence[CheckResult]") -> None:
     if console.soft_wrap:
         draw_table(console, headings, rows)
     else:
-        drawn = table(headings, [])
-        drawn.columns[1].no_wrap = True
+        drawn = table(headings, [], never_folded=1)
         for check, (mark, *texts) in zip(checks, rows, strict=True):
             drawn.add_row(f"[{_COLORS[check.status]}]{mark}[/]", *map(cell, texts))
         console.print(drawn)

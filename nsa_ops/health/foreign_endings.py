@@ -25,12 +25,15 @@ _OUT_OF_MEMORY = re.compile(
     r"^\W{0,9}out of memory\W{0,9}$|\bDefaultCPUAllocator: (?:can't|not enough)|"
     # a machine, a program or a part of one
     rf"{_PART} (?:ran |went |is |was |has run )?out of memory\b|"
+    r"\btasks? \d[\d,-]{0,80}: out of memory\b|"
     # TensorFlow and JAX
     r"\bresource[_ ]exhausted: (?:out of memory|OOM)\b|\bOOM when allocating|"
     r"\bout of memory (?:while |when )?(?:trying to )?allocat(?:e|ing)\b|"
-    # Linux, Slurm and Kubernetes
+    r"\bran out of memory in memory space\b|"
+    # Linux, Slurm, Kubernetes and Ray
     r"\bout of memory\b[^:]{0,40}: kill(?:ed)? process\b|\boom[-_]kill(?:er|ed)?\b|"
     r"(?-i:OOMKill)|\bexceeded (?:job|step) memory limit\b|\bcgroup out-of-memory handler\b|"
+    r"\b(?:job|step) \d\S{0,40} exceeded memory limit\b|\bdue to memory pressure \(OOM\)|"
     r"[:\]] (?:can't|cannot) allocate memory\b",
     re.IGNORECASE,
 )
@@ -43,6 +46,7 @@ _STOPPED = re.compile(
 )
 _MAYBE_STOPPED = re.compile(
     r"\bcancelled at \d{4}-|\bjob step aborted\b|\b(?:received|got) (?:signal:? 15|SIGTERM)|"
+    r"\breceived \S{1,20} death signal\b|"
     r"^Terminated$|^\W{0,9}preempted\b|"
     r"\b(?:job|task|step|node|pod|vm|tpu|instance|machine|worker|allocation|process|run) "
     r"(?:\S{1,40} )?(?:was |has been |is being |is |got )?preempted\b",

@@ -131,7 +131,9 @@ def refuse_full_disk(
         return
     place = f"pod `{run.pod}` with `{run.run_dir}`"
     message = describe_need(place, "a checkpoint of this run", need, free_bytes)
-    hint = f"Free space there, such as `nsa-ops backup prune --on-pod --keep 1 {run.run_id}`"
+    pull = f"nsa-ops backup pull --checkpoint all {run.run_id}"
+    prune = f"nsa-ops backup prune --on-pod --keep 1 {run.run_id}"
+    hint = f"Free space there, such as with `{pull}`, then `{prune}`"
     raise LocalResourceError(message, hint=hint)
 
 

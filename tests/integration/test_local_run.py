@@ -350,7 +350,8 @@ def test_a_resume_on_a_full_disk_is_refused_before_an_attempt_is_begun(tmp_path:
         said = pod("resume")
         assert said.exit_code == 11, said
         assert "and a checkpoint of this run needs 5.46 MiB and 64 MiB to spare" in said.err
-        assert "`nsa-ops backup prune --on-pod --keep 1 r1`" in said.err
+        pull, prune = "backup pull --checkpoint all r1", "backup prune --on-pod --keep 1 r1"
+        assert f"such as with `nsa-ops {pull}`, then `nsa-ops {prune}`" in said.err
         assert read_manifest(pod.run_dir("r1")).attempt == 1
         assert not pod.run_dir("r1").attempt(1).exists()
         (pod.root / "full").unlink()

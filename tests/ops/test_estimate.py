@@ -5,6 +5,7 @@ import json
 import pytest
 
 from nsa_core.config.recipe import resolve
+from nsa_core.config.run import find_sharding_obstacle
 from nsa_ops.estimate import judge_fit
 from tests.ops.cli_case import CommandLine
 
@@ -84,3 +85,18 @@ def test_a_step_that_nothing_makes_fit_names_the_least_that_it_needs() -> None:
     config = resolve("m7c-1b", "a100", ("runtime.num_gpus=1",)).config
     found = judge_fit(config, 1_000.0)
     assert "a step needs about 22,924 MiB even with `batch.micro_batch=1`, " in found.advice
+
+
+@pytest.mark.parametrize(
+    ("profile", "sets"), [("t4", ()), ("a100", ("optimizer.kind=muon",)), ("a100", ())]
+)
+def test_the_advice_names_fsdp_only_where_the_run_can_take_it(
+    profile: str, sets: tuple[str, ...]
+) -> None:
+    config = resolve("m7c-1b", profile, ("runtime.num_gpus=1", *sets)).config
+    is_possible = find_sharding_obstacle(config) is None
+    assert is_possible == (profile == "a100" and not sets)
+    advice = judge_fit(config, 1_000.0).advice
+    assert ("fsdp" in advice) == is_possible
+    if not is_possible:
+        assert advice.startswith("Take a card with more memory or a smaller model; a step needs")

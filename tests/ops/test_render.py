@@ -10,6 +10,7 @@ from nsa_core.rundir.data_account import Count, DataAccount
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.report import CheckResult
 from nsa_ops.backup.receipts import at_most_lost
+from nsa_ops.cli.configuration import draw_reasons, draw_values, draw_values_with_origin
 from nsa_ops.cli.console import (
     cell_text,
     draw_checks,
@@ -31,6 +32,7 @@ from nsa_ops.cli.render_run import (
 )
 from nsa_ops.cli.session import Options, Session
 from nsa_ops.cli.this_laptop import draw_audit
+from nsa_ops.configure import Value
 from nsa_ops.laptop.audit_log import AuditEntry, AuditView
 from nsa_ops.plan import Step, plan_of
 from nsa_ops.pod.messages import CheckpointFact, PhaseUse, RunFigures
@@ -78,6 +80,17 @@ def test_a_table_is_one_line_a_row_where_no_terminal_shows_it(
         f"      CHECK  {'FOUND':<{len(long)}}  LIMIT", f"FAIL  disk   {long}  >= 2",
         "disk: Free it",
     ]  # fmt: skip
+
+
+def test_a_key_is_whole_on_80_columns_beside_long_values_and_reasons() -> None:
+    key, long = "runtime.activation_checkpointing", "word " * 20
+    values = [Value(key, long, "recipe m7c-125m-64k", long), Value("seed", 1, "default", "")]
+    for draw in (draw_values, draw_values_with_origin, draw_reasons):
+        stream = io.StringIO()
+        draw(Console(file=stream, width=80), values)
+        lines = stream.getvalue().splitlines()
+        assert lines[1].startswith(f"{key}  word"), lines
+        assert max(map(len, lines)) <= 80
 
 
 AUDITED = [

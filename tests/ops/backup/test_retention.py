@@ -14,7 +14,7 @@ from nsa_ops.backup.retention import (
     prune_here,
     prune_there,
 )
-from nsa_ops.errors import PartialError
+from nsa_ops.errors import PartialError, StateConflictError
 from nsa_ops.store import RunRecord
 from tests.ops.backup.case import RUN_ID, Case, flip_bit
 from tests.ops.cli_case import CommandLine
@@ -139,13 +139,30 @@ def test_what_is_kept_aside_goes_alone_when_it_is_asked(case: Case) -> None:
 
 def test_what_a_prune_that_was_cut_has_renamed_goes_with_the_next_one(case: Case) -> None:
     pull(case)
-    for step in (20, 40):
-        folder = case.backup.run.checkpoint(step)
-        shutil.copytree(folder, folder.with_name(f".removing_{folder.name}"))
+    folder = case.backup.run.checkpoint(20)
+    for name in ("step_000020", "step_000040", *ASIDE):
+        shutil.copytree(folder, folder.with_name(f".removing_{name}"))
+    (folder.parent / ".removing_mine").mkdir()
     planned = plan_prune_here(case.operator, case.backup, RUN_ID, RetentionPolicy(3))
     prune_here(case.operator, case.backup, planned)
-    assert not list(case.backup.run.checkpoints.glob(".removing_*"))
+    left = [path.name for path in case.backup.run.checkpoints.glob(".removing_*")]
+    assert left == [".removing_mine"]
     assert steps_of(case) == [80, 60, 40]
+
+
+def test_a_prune_that_another_one_overtook_removes_nothing_and_says_so(case: Case) -> None:
+    pull(case)
+    keep_aside(case)
+    keep_two, keep_three = (
+        plan_prune_here(case.operator, case.backup, RUN_ID, RetentionPolicy(number), aside=True)
+        for number in (2, 3)
+    )
+    prune_here(case.operator, case.backup, keep_three)
+    (case.backup.run.checkpoints / ASIDE[0]).mkdir()
+    with pytest.raises(StateConflictError, match=r"no longer holds step_000020, abandoned_.*_1,"):
+        prune_here(case.operator, case.backup, keep_two)
+    assert steps_of(case) == [80, 60, 40]
+    assert (case.backup.run.checkpoints / ASIDE[0]).is_dir()
 
 
 def test_prune_ls_and_verify_show_what_is_kept_aside(case: Case, cli: CommandLine) -> None:
