@@ -311,22 +311,22 @@ def draw_backups(console: "Console", entries: "list[BackupEntry]") -> None:
     if not entries:
         line(console, "no backups; pull one with `nsa-ops backup pull RUN`")
         return
+    headings = ["RUN", "POD", "STEPS", "SIZE", "PULLED", "VERIFIED"]
     rows = [
         (
             entry.run_id,
             entry.pod or "-",
             _steps(entry.steps),
             format_bytes(entry.total_bytes),
-            format_bytes(entry.aside_bytes) if entry.aside_bytes else "-",
             "never finished" if entry.pulled_unix_s is None else format_time(entry.pulled_unix_s),
             "never" if entry.verified_unix_s is None else format_time(entry.verified_unix_s),
         )
         for entry in entries
     ]
-    headings = ["RUN", "POD", "CHECKPOINTS", "SIZE", "ASIDE", "PULLED", "VERIFIED"]
-    draw_table(console, headings, rows)
+    draw_table(console, headings, rows, never_folded=0)
     for entry in entries:
-        line(console, f"{entry.run_id} is in {entry.folder}")
+        aside = f"; {format_bytes(entry.aside_bytes)} is kept aside" if entry.aside_bytes else ""
+        line(console, f"{entry.run_id} is in {entry.folder}{aside}")
 
 
 def draw_restored(console: "Console", restored: "Restored") -> None:

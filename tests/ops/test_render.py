@@ -1,6 +1,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from rich.console import Console
 from nsa_core.rundir.data_account import Count, DataAccount
 from nsa_core.rundir.events import Event
 from nsa_core.rundir.report import CheckResult
+from nsa_ops.backup.backups import BackupEntry
 from nsa_ops.backup.receipts import at_most_lost
+from nsa_ops.cli.backup import draw_backups
 from nsa_ops.cli.configuration import draw_reasons, draw_values, draw_values_with_origin
 from nsa_ops.cli.console import (
     cell_text,
@@ -90,6 +93,21 @@ def test_a_key_is_whole_on_80_columns_beside_long_values_and_reasons() -> None:
         draw(Console(file=stream, width=80), values)
         lines = stream.getvalue().splitlines()
         assert lines[1].startswith(f"{key}  word"), lines
+        assert max(map(len, lines)) <= 80
+
+
+def test_a_backup_is_found_by_its_whole_run_on_80_columns() -> None:
+    run_id = "20261130-1445-tiny-cpu-caf5"
+    entry = BackupEntry(
+        run_id, Path("b"), "this-machine", [160, 150, 100], 5 << 20, 0, 1796014245.5, 1796014245.5
+    )
+    for aside, said in ((0, ""), (2 << 20, "; 2 MiB is kept aside")):
+        stream = io.StringIO()
+        draw_backups(Console(file=stream, width=80), [replace(entry, aside_bytes=aside)])
+        lines = stream.getvalue().splitlines()
+        assert lines[0].split() == ["RUN", "POD", "STEPS", "SIZE", "PULLED", "VERIFIED"]
+        assert lines[1].startswith(f"{run_id}  this")
+        assert lines[-1] == f"{run_id} is in b{said}"
         assert max(map(len, lines)) <= 80
 
 

@@ -173,7 +173,7 @@ def test_prune_ls_and_verify_show_what_is_kept_aside(case: Case, cli: CommandLin
     kept = f"kept aside: {ASIDE[0]} (3 MiB)\n`nsa-ops backup prune --aside` removes what is"
     assert kept in cli("backup", "verify", RUN_ID).out
     assert kept in cli("backup", "prune", RUN_ID, "--keep", "1", "-y").out
-    assert "  3 MiB  " in cli("backup", "ls").out
+    assert "; 3 MiB is kept aside\n" in cli("backup", "ls").out
     assert cli("backup", "prune", RUN_ID, "--aside", "--on-pod", "--keep", "1").exit_code == 2
     unasked = cli("backup", "prune", RUN_ID, "--aside", "--no-input")
     assert (unasked.exit_code, "cannot be undone" in unasked.err) == (2, True)
