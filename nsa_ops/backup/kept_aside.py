@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsa_core.rundir.layout import CHECKPOINT_NAME
 from nsa_ops.backup.folder import BackupFolder
 from nsa_ops.quantities import format_bytes
 
 #: The names that `BackupFolder.aside`, `BackupFolder.conflicting` and a pull give them.
 _NAME = re.compile(
-    r"(?:damaged_|abandoned_)step_[0-9]{6,18}(?:_[0-9]{1,6})?|"
-    r"(?:damaged_)?conflict_step_[0-9]{6,18}_[0-9a-f]{12}(?:_[0-9]{1,6})?"
+    rf"(?:damaged_|abandoned_){CHECKPOINT_NAME.pattern}(?:_[0-9]{{1,6}})?|"
+    rf"(?:damaged_)?conflict_{CHECKPOINT_NAME.pattern}_[0-9a-f]{{12}}(?:_[0-9]{{1,6}})?"
 )
 _REMOVING = ".removing_"
-_STEP = re.compile(r"step_[0-9]{6,18}")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def clear_removed(folder: BackupFolder) -> None:
     checkpoints = folder.run.checkpoints
     for path in [] if checkpoints.is_symlink() else checkpoints.glob(f"{_REMOVING}*"):
         name = path.name.removeprefix(_REMOVING)
-        if _STEP.fullmatch(name) or _NAME.fullmatch(name):
+        if CHECKPOINT_NAME.fullmatch(name) or _NAME.fullmatch(name):
             _delete(path)
 
 
