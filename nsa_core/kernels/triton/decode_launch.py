@@ -38,7 +38,7 @@ class ShortLaunch:
         max_bytes: Of an element of the keys.
         max_blocks: Selection blocks of the buffer, each compared with each.
         max_rows: Compressed keys of the buffer, which a program holds at once.
-        max_compared: Comparisons of blocks that one program of each sequence and group makes.
+        max_compared: Comparisons of blocks by one program of each sequence and group, in all.
     """
 
     programs_per_core: int
